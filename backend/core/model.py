@@ -1,0 +1,28 @@
+"""What is known of a loaded model, in plain values."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """Facts about a loaded model that need no model to be told.
+
+    Attributes:
+        name: The host's name for it: the identity that requests carry.
+        path: Directory it was loaded from.
+        context_length: Prompt and reply together, in tokens; `None` when the model sets no limit.
+        vocab_size: Width of the logits: token ids are below it.
+        weights_bytes: Size of the weights in memory.
+        batches: Whether several requests may decode together.
+    """
+
+    name: str
+    path: str
+    model_type: str
+    context_length: int | None
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    weights_bytes: int
+    supports_tools: bool
+    supports_thinking: bool
+    batches: bool = True

@@ -1,0 +1,96 @@
+"""What a caller asks for: as text (`GenerationCall`) and as tokens (`GenerationRequest`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request draws its tokens. Every default switches its part off.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_p: Keep the smallest set of tokens whose probability reaches it; 1 keeps all.
+        min_p: Keep tokens at least this likely relative to the most likely one.
+        xtc_probability: Chance per token of removing the likeliest candidates.
+        xtc_threshold: Probability from which a token counts as such a candidate.
+        repetition_penalty: Divides positive and multiplies negative logits of seen tokens.
+        presence_penalty: Subtracted once from the logit of a seen token.
+        frequency_penalty: Subtracted per occurrence from the logit of a seen token.
+        penalty_window: Latest tokens, prompt included, that count as seen; 0 is all.
+        logit_bias: Added to the logits of token ids.
+        seed: With the position it determines every draw.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the draw is the most likely token, whatever the seed."""
+        return self.temperature <= 0.0 or self.top_k == 1
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether a penalty or a bias changes the distribution before the draw."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return bool(self.logit_bias) or penalties != (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationCall:
+    """One call as its sender meant it: parsed and checked, not yet rendered.
+
+    Attributes:
+        prompt: Raw text; ignored when there are messages.
+        messages: A conversation for the chat template.
+        template_options: What the template is given beside messages and tools
+            (`enable_thinking`, `reasoning_effort`, ...); a missing key stays undefined there.
+        max_tokens: Limit of generated tokens; `None` is up to the context.
+        top_logprobs: Alternatives per token; `None` is no logprobs at all.
+        debug: Whether the log may hold the text of this request.
+    """
+
+    request_id: str
+    prompt: str = ""
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    template_options: Mapping[str, JsonValue] = field(default_factory=dict)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What the engine runs: token ids and numbers, all in range for the loaded model.
+
+    Attributes:
+        max_tokens: At least 1; prompt and limit together fit the context.
+        stop_token_ids: Ids that end generation; empty when the caller ignores them.
+        top_logprobs: Alternatives per token; `None` is no logprobs at all.
+    """
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    top_logprobs: int | None = None

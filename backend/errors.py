@@ -1,0 +1,85 @@
+"""Every error that a caller may see.
+
+BackendError
+├── InvalidRequestError        a field is absent, malformed or out of range
+│   └── ContextLengthError     the prompt does not fit the context
+├── ModelNotLoadedError        nothing is loaded
+├── OverloadedError            too many requests are waiting
+├── UnsupportedError           the loaded model cannot do it
+├── ShuttingDownError          the process is on its way out
+├── RequestCancelledError      ended by Free, by another load, or by the caller
+├── GenerationFailedError      the engine could not compute this request
+└── LoadError                  the model could not be loaded
+    ├── ModelNotFoundError     no such path, no such hub id
+    ├── UnsupportedModelError  not a model that MLX can run
+    ├── OutOfMemoryError       it does not fit
+    ├── DownloadError          the hub could not be reached
+    └── LoadCancelledError     the caller left while it was loading
+"""
+
+
+class BackendError(Exception):
+    """A failure with a message for the caller."""
+
+
+class InvalidRequestError(BackendError):
+    """A field of a request is absent, malformed or out of range."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt leaves no room in the context; the message holds both numbers."""
+
+
+class ModelNotLoadedError(BackendError):
+    """No model is loaded. The host matches on the text."""
+
+    def __init__(self) -> None:
+        super().__init__("model not loaded")
+
+
+class OverloadedError(BackendError):
+    """The queue of waiting requests is full."""
+
+
+class UnsupportedError(BackendError):
+    """The loaded model, or this backend, cannot do what was asked."""
+
+
+class ShuttingDownError(BackendError):
+    """The process takes no new work."""
+
+
+class RequestCancelledError(BackendError):
+    """The request was ended from outside: by Free, by another load or by its caller."""
+
+
+class GenerationFailedError(BackendError):
+    """The engine failed while computing this request; the others go on."""
+
+
+class LoadError(BackendError):
+    """The model could not be loaded."""
+
+
+class ModelNotFoundError(LoadError):
+    """There is nothing at the path or under the hub id."""
+
+
+class UnsupportedModelError(LoadError):
+    """What is there is not a model that MLX can run."""
+
+
+class OutOfMemoryError(LoadError):
+    """The model does not fit into memory."""
+
+
+class DownloadError(LoadError):
+    """The hub could not be reached, or refused."""
+
+
+class LoadCancelledError(LoadError):
+    """The caller left, or another load took over."""

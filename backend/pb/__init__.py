@@ -1,0 +1,1 @@
+"""Stubs generated from `backend.proto` by the build hook; only this file is committed."""
