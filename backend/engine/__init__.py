@@ -1,0 +1,1 @@
+"""One thread that owns MLX, and the way to talk to it."""

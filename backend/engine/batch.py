@@ -1,0 +1,159 @@
+"""The decode loop: all active rows in one forward pass per step, one step ahead of the host.
+
+A step dispatches the forward pass that eats the tokens in flight, and only then reads those
+tokens. Caches of one row are mlx-lm's plain ones; from two rows on they are its batch caches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from backend.core.step import TokenStep
+from backend.engine.logprobs import LogprobsInFlight, logprobs_in_flight
+from backend.engine.network import Caches, Network
+from backend.engine.row import Row
+from backend.sampling.processors import History, LogitsAdjuster
+from backend.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """A token that landed, and the row it belongs to."""
+
+    row: Row
+    step: TokenStep
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """Tokens [B] that are being computed, and the rows that they were drawn for."""
+
+    rows: tuple[Row, ...]
+    tokens: mx.array
+    logprobs: LogprobsInFlight | None
+
+
+class Batch:
+    """The rows being decoded; belongs to the engine thread."""
+
+    def __init__(self, network: Network, vocab_size: int) -> None:
+        self._network = network
+        self._vocab_size = vocab_size
+        self._rows: list[Row] = []
+        self._joining: list[Row] = []
+        self._cache: Caches = []
+        self._flight: _Flight | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a step would have nothing to do."""
+        return self._flight is None and not self._joining
+
+    def add(self, row: Row) -> None:
+        """Let a prefilled row join at the next step; the batch takes over its cache."""
+        self._joining.append(row)
+
+    def step(self) -> list[RowStep]:
+        """Dispatch the next forward pass, then return the tokens of the one before."""
+        landing, self._flight = self._flight, None
+        self._flight = self._dispatch(landing)
+        return [] if landing is None else self._land(landing)
+
+    def clear(self) -> None:
+        """Let go of all rows and of everything in flight."""
+        self._rows, self._joining, self._cache, self._flight = [], [], [], None
+
+    def cache_bytes(self) -> int:
+        """Return what the batch's KV caches occupy."""
+        return sum(cache.nbytes for cache in self._cache)
+
+    def _dispatch(self, landing: _Flight | None) -> _Flight | None:
+        inputs = self._regroup(landing)
+        if inputs is None:
+            return None
+        logits = self._network(inputs[:, None], cache=self._cache)[:, -1].astype(mx.float32)
+        adjusted = self._adjuster.adjust(logits, inputs)
+        tokens = self._sampler.draw(adjusted, [row.drawn for row in self._rows])
+        wanted = [row.request.top_logprobs for row in self._rows]
+        logprobs = logprobs_in_flight(logits, tokens, wanted)
+        for row in self._rows:
+            row.fed += 1
+            row.drawn += 1
+        counts = () if self._adjuster.counts is None else (self._adjuster.counts,)
+        mx.async_eval(tokens, *counts, *(logprobs.arrays if logprobs else ()))
+        return _Flight(tuple(self._rows), tokens, logprobs)
+
+    def _land(self, flight: _Flight) -> list[RowStep]:
+        token_ids: list[int] = flight.tokens.tolist()
+        logprobs = flight.logprobs.read() if flight.logprobs else {}
+        steps = []
+        for i, (row, token_id) in enumerate(zip(flight.rows, token_ids, strict=True)):
+            if row.has_left:
+                continue
+            reason = row.take(token_id)
+            row.has_left = reason is not None
+            steps.append(RowStep(row, TokenStep(token_id, reason, logprobs.get(i))))
+        return steps
+
+    def _regroup(self, landing: _Flight | None) -> mx.array | None:
+        """Let rows leave and join; return the input tokens [B] of the next pass, if any."""
+        staying = [i for i, row in enumerate(self._rows) if row.wants_more]
+        joining = [row for row in self._joining if row.wants_more]
+        self._joining = []
+        parts = []
+        if staying and landing is not None:
+            everyone = len(staying) == len(self._rows)
+            parts.append(landing.tokens if everyone else landing.tokens[mx.array(staying)])
+        if joining:
+            parts.append(mx.array([row.token_ids[-1] for row in joining], mx.uint32))
+        if joining or len(staying) < len(self._rows):
+            self._cache = self._regrouped_cache(staying, joining)
+            self._rows = [self._rows[i] for i in staying] + joining
+            self._prepare_sampling()
+        return mx.concatenate(parts) if parts else None
+
+    def _regrouped_cache(self, staying: Sequence[int], joining: Sequence[Row]) -> Caches:
+        arrivals = [_taken_cache(row) for row in joining]
+        if not staying:
+            return _merged(arrivals)
+        cache = self._cache
+        if len(staying) < len(self._rows):
+            cache = _kept(cache, staying, becomes_single=len(staying) == 1 and not arrivals)
+        if not arrivals:
+            return cache
+        if len(self._rows) == 1:
+            return _merged([cache, *arrivals])
+        for layer, others in zip(cache, zip(*arrivals, strict=True), strict=True):
+            layer.extend(others[0].merge(list(others)))
+        return cache
+
+    def _prepare_sampling(self) -> None:
+        params = [row.request.sampling for row in self._rows]
+        self._sampler = Sampler(params, self._vocab_size)
+        self._adjuster = LogitsAdjuster(
+            [History(row.request.sampling, row.token_ids, row.fed) for row in self._rows],
+            self._vocab_size,
+        )
+
+
+def _taken_cache(row: Row) -> Caches:
+    if row.cache is None:
+        raise ValueError(f"row {row.request_id} joins the batch without a KV cache")
+    cache, row.cache = row.cache, None
+    return cache
+
+
+def _merged(caches: Sequence[Caches]) -> Caches:
+    """Make one batch cache per layer; a lone row keeps its own."""
+    if len(caches) <= 1:
+        return caches[0] if caches else []
+    return [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
+
+
+def _kept(cache: Caches, staying: Sequence[int], *, becomes_single: bool) -> Caches:
+    if becomes_single:
+        return [layer.extract(staying[0]) for layer in cache]
+    for layer in cache:
+        layer.filter(list(staying))
+    return cache

@@ -1,0 +1,69 @@
+"""Logits to log-probabilities, for the rows that asked; only plain floats leave this module."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from backend.core.step import StepLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsInFlight:
+    """Log-probabilities that are being computed.
+
+    Attributes:
+        rows: Index in the batch, and number of alternatives, of each row that asked.
+        chosen: [R, 1] of the drawn token.
+        top_ids: [R, K] likeliest ids in no order; K is the largest number asked for.
+        top: [R, K] theirs.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    chosen: mx.array
+    top_ids: mx.array
+    top: mx.array
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """What has to be evaluated."""
+        return self.chosen, self.top_ids, self.top
+
+    def read(self) -> dict[int, StepLogprobs]:
+        """Wait for the values and return them by index in the batch, likeliest first."""
+        values = zip(
+            self.rows, self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist(), strict=True
+        )
+        return {
+            row: StepLogprobs(
+                logprob=chosen,
+                top=tuple(sorted(zip(ids, top, strict=True), key=_by_logprob)[:count]),
+            )
+            for (row, count), (chosen,), ids, top in values
+        }
+
+
+def logprobs_in_flight(
+    logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]
+) -> LogprobsInFlight | None:
+    """Begin to compute log-probabilities of the model's own distribution.
+
+    Args:
+        logits: [B, V] float32, before penalties, masks and temperature.
+        tokens: [B] drawn ids.
+        wanted: Alternatives per row; `None` is a row that did not ask.
+    """
+    rows = tuple((i, count) for i, count in enumerate(wanted) if count is not None)
+    if not rows:
+        return None
+    index = mx.array([i for i, _ in rows])
+    logprobs = logits[index]
+    logprobs = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logprobs, tokens[index][:, None], axis=-1)
+    count = min(max(max(n for _, n in rows), 1), logits.shape[-1])
+    ids = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[:, :count]
+    return LogprobsInFlight(rows, chosen, ids, mx.take_along_axis(logprobs, ids, axis=-1))
+
+
+def _by_logprob(entry: tuple[int, float]) -> float:
+    return -entry[1]

@@ -1,0 +1,39 @@
+"""How large a prefill chunk may be so that nobody waits long for it."""
+
+from dataclasses import dataclass, field
+
+_GRANULE = 16
+_FIRST_CHUNK = 128
+_SMOOTHING = 0.5
+
+
+@dataclass(slots=True)
+class ChunkPacer:
+    """Learns what a prefill token costs and sizes chunks to fit a pause.
+
+    Attributes:
+        cap: Largest chunk while other requests decode.
+        cap_alone: Largest chunk while none does.
+        pause_s: How long a chunk should take at most.
+    """
+
+    cap: int
+    cap_alone: int
+    pause_s: float
+    _tokens_per_s: float | None = field(default=None, init=False)
+
+    def chunk(self, *, is_alone: bool) -> int:
+        """Return how many tokens the next chunk may have, at least one granule."""
+        cap = self.cap_alone if is_alone else self.cap
+        if self._tokens_per_s is None:
+            return min(_FIRST_CHUNK, cap)
+        fitting = int(self._tokens_per_s * self.pause_s) // _GRANULE * _GRANULE
+        return min(max(fitting, _GRANULE), cap)
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Learn from a chunk; tails too short to tell anything are ignored."""
+        if tokens < _GRANULE or seconds <= 0.0:
+            return
+        rate = tokens / seconds
+        known = self._tokens_per_s
+        self._tokens_per_s = rate if known is None else known + _SMOOTHING * (rate - known)

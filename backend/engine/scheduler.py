@@ -1,0 +1,108 @@
+"""Who is admitted, who prefills next, who may decode: pure policy, without MLX.
+
+A row is waiting (no slot yet), prefilling (a slot, its prompt on the way into the KV cache) or
+active (a slot, decoding). Rows whose prefill is done stay prefilling until the batch has room.
+"""
+
+from collections import deque
+
+from backend.engine.row import Row
+
+MAX_TIMES_PASSED_OVER = 8
+
+
+class Scheduler:
+    """Books of all rows; belongs to the engine thread."""
+
+    def __init__(self, *, max_slots: int, max_active: int) -> None:
+        """Start empty.
+
+        Args:
+            max_slots: Rows prefilling and active together.
+            max_active: Rows that may decode together; 1 for a model that cannot be batched.
+        """
+        self._max_slots = max_slots
+        self.max_active = max_active
+        self.waiting: deque[Row] = deque()
+        self.prefilling: list[Row] = []
+        self.active: list[Row] = []
+        self._passed_over: dict[Row, int] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing at all to do."""
+        return not (self.waiting or self.prefilling or self.active)
+
+    @property
+    def slots_taken(self) -> int:
+        """Rows that hold a slot."""
+        return len(self.prefilling) + len(self.active)
+
+    def rows(self) -> list[Row]:
+        """Return every row, in no particular order."""
+        return [*self.waiting, *self.prefilling, *self.active]
+
+    def enqueue(self, row: Row) -> None:
+        """Let a row wait for a slot."""
+        self.waiting.append(row)
+
+    def admit(self) -> list[Row]:
+        """Give free slots to waiting rows, first come first served, and return those rows."""
+        count = min(len(self.waiting), self.slot_limit - self.slots_taken)
+        admitted = [self.waiting.popleft() for _ in range(count)]
+        self.prefilling.extend(admitted)
+        return admitted
+
+    @property
+    def slot_limit(self) -> int:
+        """Slots in use at once: one, where rows cannot decode together."""
+        return 1 if self.max_active == 1 else self._max_slots
+
+    def next_prefill(self) -> Row | None:
+        """Return the row whose chunk runs next: least left first, unless one was passed over long.
+
+        A row that was passed over `MAX_TIMES_PASSED_OVER` times in a row goes first, so no
+        stream of short prompts starves a long one.
+        """
+        candidates = [row for row in self.prefilling if row.prefill_left > 0]
+        if not candidates:
+            return None
+        overdue = [r for r in candidates if self._passed_over.get(r, 0) >= MAX_TIMES_PASSED_OVER]
+        chosen = overdue[0] if overdue else min(candidates, key=lambda row: row.prefill_left)
+        for row in candidates:
+            self._passed_over[row] = self._passed_over.get(row, 0) + 1
+        self._passed_over[chosen] = 0
+        return chosen
+
+    def activate(self) -> list[Row]:
+        """Move rows whose prefill is done to the active ones, as far as there is room."""
+        room = self.max_active - len(self.active)
+        joining = [row for row in self.prefilling if row.prefill_left == 0][:room]
+        for row in joining:
+            self.prefilling.remove(row)
+            self._passed_over.pop(row, None)
+        self.active.extend(joining)
+        return joining
+
+    def deactivate(self) -> list[Row]:
+        """Send every active row back to prefilling, after its KV cache was lost."""
+        rows, self.active = self.active, []
+        self.prefilling.extend(rows)
+        return rows
+
+    def release(self, row: Row) -> None:
+        """Take a row out, wherever it is; its slot is free."""
+        for place in (self.waiting, self.prefilling, self.active):
+            if row in place:
+                place.remove(row)
+        self._passed_over.pop(row, None)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books balance."""
+        rows = self.rows()
+        if len(set(rows)) != len(rows):
+            raise AssertionError("a row stands in two places")
+        if self.slots_taken > self._max_slots or len(self.active) > self.max_active:
+            raise AssertionError("more rows than slots")
+        if not set(self._passed_over) <= set(self.prefilling):
+            raise AssertionError("ages of rows that do not prefill")

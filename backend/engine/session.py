@@ -1,0 +1,209 @@
+"""One loaded model at work: its rows, its batch, and what happens in one turn of the engine."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from backend.config import TuningOptions
+from backend.core.request import GenerationRequest
+from backend.core.step import EngineEvent, PrefillDone
+from backend.core.status import EngineState, EngineStatus
+from backend.engine.batch import Batch
+from backend.engine.pacing import ChunkPacer
+from backend.engine.prefill import prefill_chunk
+from backend.engine.row import Row
+from backend.engine.scheduler import Scheduler
+from backend.engine.stream import Publication
+from backend.errors import BackendError, GenerationFailedError, RequestCancelledError
+from backend.model.loaded import LoadedModel
+
+TURNS_PER_CLEAR = 32
+MAX_UNEXPLAINED_FAILURES = 2
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """Everything that lives as long as a loaded model; belongs to the engine thread.
+
+    A turn may raise whatever a model raises: the caller hands it to `recover`, then goes on.
+    """
+
+    def __init__(self, model: LoadedModel, tuning: TuningOptions) -> None:
+        self.model = model
+        self._scheduler = Scheduler(
+            max_slots=tuning.max_slots,
+            max_active=tuning.max_slots if model.card.batches else 1,
+        )
+        self._batch = Batch(model.network, model.card.vocab_size)
+        self._pacer = ChunkPacer(
+            cap=tuning.prefill_chunk,
+            cap_alone=tuning.prefill_chunk_alone,
+            pause_s=tuning.prefill_pause_ms / 1000.0,
+        )
+        self._rows: dict[str, Row] = {}
+        self._in_hand: Sequence[Row] = ()
+        self._suspects: list[Row] = []
+        self._unexplained_failures = 0
+        self._outbox: list[Publication] = []
+        self._turns = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a turn would have nothing to do."""
+        return self._scheduler.is_idle and self._batch.is_empty
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request."""
+        row = Row(request)
+        self._rows[request.request_id] = row
+        self._scheduler.enqueue(row)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request and free its slot; no effect when it has ended or was never known."""
+        if row := self._rows.get(request_id):
+            self._drop(row)
+
+    def fail_all(self, error: BackendError) -> None:
+        """End every request with an error."""
+        for row in list(self._rows.values()):
+            self._fail(row, error)
+        self._batch.clear()
+
+    def take_publications(self) -> list[Publication]:
+        """Return what happened since the last call, in order."""
+        publications, self._outbox = self._outbox, []
+        return publications
+
+    def turn(self) -> None:
+        """Admit, then run at most one prefill chunk and one decode step."""
+        now = time.monotonic()
+        for row in self._scheduler.admit():
+            row.admitted_at = now
+        if self._suspects:
+            self._try_alone(self._suspects.pop())
+        else:
+            self._prefill()
+            self._join()
+            self._decode()
+        self._turns += 1
+        if self._turns % TURNS_PER_CLEAR == 0:
+            mx.clear_cache()
+
+    def recover(self, error: Exception) -> None:
+        """Fail the row that the last turn failed on; of several, find out which one it was.
+
+        Rows that failed together lose their KV caches, are tried alone in the next turns, and
+        go on where they were if that works.
+        """
+        rows, self._in_hand = self._in_hand, ()
+        if len(rows) == 1:
+            self._unexplained_failures = 0
+            log.error("request %s failed", rows[0].request_id, exc_info=error)
+            problem = GenerationFailedError(f"the model failed on this request: {error}")
+            self._fail(rows[0], problem)
+        else:
+            self._suspect(rows, error)
+
+    def status(self) -> EngineStatus:
+        """Return a snapshot."""
+        kv_bytes = self._batch.cache_bytes() + sum(row.cache_bytes() for row in self._rows.values())
+        return EngineStatus(
+            state=EngineState.READY if self.is_idle else EngineState.BUSY,
+            memory_bytes={
+                "weights": self.model.card.weights_bytes,
+                "kv_active": kv_bytes,
+                "mlx_active": mx.get_active_memory(),
+                "mlx_cache": mx.get_cache_memory(),
+                "mlx_peak": mx.get_peak_memory(),
+            },
+            slots_taken=self._scheduler.slots_taken,
+            waiting=len(self._scheduler.waiting),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books balance."""
+        self._scheduler.check()
+        if set(self._scheduler.rows()) != set(self._rows.values()):
+            raise AssertionError("the scheduler and the session know different rows")
+
+    def _prefill(self) -> None:
+        row = self._scheduler.next_prefill()
+        if row is None:
+            return
+        self._in_hand = (row,)
+        budget = self._pacer.chunk(is_alone=not self._scheduler.active)
+        started = time.monotonic()
+        count = prefill_chunk(self.model.network, row, budget)
+        self._pacer.record(count, time.monotonic() - started)
+        self._prompt_tokens += count
+
+    def _join(self) -> None:
+        for row in self._scheduler.activate():
+            self._batch.add(row)
+            if row.drawn == 0:
+                self._publish(row, _prefill_done(row))
+
+    def _decode(self) -> None:
+        if self._batch.is_empty:
+            return
+        self._in_hand = tuple(self._scheduler.active)
+        for landed in self._batch.step():
+            self._publish(landed.row, landed.step)
+            self._generated_tokens += 1
+            if landed.step.finish_reason is not None:
+                self._forget(landed.row)
+
+    def _suspect(self, rows: Sequence[Row], error: Exception) -> None:
+        log.warning("a step of %d requests failed, trying each alone", len(rows), exc_info=error)
+        self._unexplained_failures += 1
+        if self._unexplained_failures > MAX_UNEXPLAINED_FAILURES:
+            log.warning("batches of this model keep failing: one request at a time from now on")
+            self._scheduler.max_active = 1
+        self._batch.clear()
+        self._suspects = self._scheduler.deactivate()
+        for row in self._suspects:
+            row.rewind()
+
+    def _try_alone(self, row: Row) -> None:
+        """Run a twin of the row from its first token to its next; raises if the row is to blame."""
+        if row.has_left:
+            return
+        self._in_hand = (row,)
+        twin = row.twin()
+        while twin.prefill_left:
+            prefill_chunk(self.model.network, twin, self._pacer.chunk(is_alone=True))
+        trial = Batch(self.model.network, self.model.card.vocab_size)
+        trial.add(twin)
+        while not trial.step():
+            pass
+
+    def _fail(self, row: Row, error: BackendError) -> None:
+        self._outbox.append(Publication(row.request_id, error))
+        self._drop(row)
+
+    def _drop(self, row: Row) -> None:
+        row.has_left = True
+        row.cache = None
+        self._forget(row)
+
+    def _forget(self, row: Row) -> None:
+        self._rows.pop(row.request_id, None)
+        self._scheduler.release(row)
+
+    def _publish(self, row: Row, event: EngineEvent) -> None:
+        self._outbox.append(Publication(row.request_id, event))
+
+
+def _prefill_done(row: Row) -> PrefillDone:
+    return PrefillDone(
+        cached_tokens=0,
+        waiting_ms=(row.admitted_at - row.submitted_at) * 1000.0,
+        prefill_ms=(time.monotonic() - row.admitted_at) * 1000.0,
+    )

@@ -1,0 +1,190 @@
+"""The engine thread: commands in, turns of the session, events out.
+
+Everything of MLX is made, read and freed here. What leaves are plain values.
+"""
+
+import gc
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
+from typing import Any, assert_never
+
+import mlx.core as mx
+
+from backend.core.request import GenerationRequest
+from backend.core.status import EngineStatus
+from backend.engine.command import Cancel, Command, Free, Load, Stop, Submit
+from backend.engine.selfcheck import batching_fault
+from backend.engine.session import Session
+from backend.engine.stream import Publication
+from backend.errors import (
+    BackendError,
+    LoadCancelledError,
+    LoadError,
+    ModelNotLoadedError,
+    RequestCancelledError,
+    ShuttingDownError,
+)
+from backend.model.loaded import LoadedModel
+from backend.model.loader import load
+
+STATUS_INTERVAL_S = 0.25
+
+log = logging.getLogger(__name__)
+
+
+class EngineWorker:
+    """The loop of the engine thread.
+
+    Attributes:
+        status: The latest snapshot; replaced as a whole, so any thread may read it.
+    """
+
+    def __init__(
+        self,
+        commands: "queue.SimpleQueue[Command]",
+        publish: Callable[[Sequence[Publication]], None],
+    ) -> None:
+        """Prepare the loop.
+
+        Args:
+            commands: What to do, from any thread.
+            publish: Takes a turn's events; called on the engine thread, must not block.
+        """
+        self._commands = commands
+        self._publish = publish
+        self._session: Session | None = None
+        self._loading: Future[LoadedModel] | None = None
+        self._is_stopping = False
+        self._status_due_at = 0.0
+        self.status = EngineStatus()
+
+    def run(self) -> None:
+        """Work until told to stop; the last act closes this thread's MLX streams."""
+        try:
+            while not self._is_stopping:
+                self._turn()
+        finally:
+            self._unload(ShuttingDownError("the backend is shutting down"))
+            # Without it the process aborts at exit (mlx 0.32).
+            mx.clear_streams()
+
+    def _turn(self) -> None:
+        try:
+            self._obey()
+            if self._session is not None:
+                self._session.turn()
+        except Exception as error:  # noqa: BLE001 (the top of the thread: models raise anything)
+            self._recover(error)
+        self._emit()
+        self._refresh_status()
+
+    def _recover(self, error: Exception) -> None:
+        if self._loading is not None:
+            reply, self._loading = self._loading, None
+            self._unload(RequestCancelledError("loading the model failed"))
+            _answer(reply, error if isinstance(error, BackendError) else _load_error(error))
+        elif self._session is not None:
+            self._session.recover(error)
+        else:
+            log.error("the engine failed without a model", exc_info=error)
+
+    def _obey(self) -> None:
+        """Carry out the commands that are there; wait for one when there is nothing else to do."""
+        is_idle = self._session is None or self._session.is_idle
+        while not self._is_stopping:
+            try:
+                command = self._commands.get(block=is_idle)
+            except queue.Empty:
+                return
+            self._carry_out(command)
+            is_idle = False
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Load():
+                self._load(command)
+            case Submit(request):
+                self._submit(request)
+            case Cancel(request_id):
+                if self._session is not None:
+                    self._session.cancel(request_id)
+            case Free(reply):
+                self._unload(RequestCancelledError("the model was freed"))
+                _answer(reply, None)
+            case Stop():
+                self._is_stopping = True
+            case _:
+                assert_never(command)
+        self._status_due_at = 0.0
+
+    def _load(self, command: Load) -> None:
+        self._unload(RequestCancelledError("another model is being loaded"))
+        self._loading = command.reply
+        tuning = command.options.tuning
+        if tuning.wired_limit_mb > 0:
+            mx.set_wired_limit(tuning.wired_limit_mb * 2**20)
+        model = load(command.options, command.directory, cancelled=command.reply.cancelled)
+        if tuning.batching:
+            model = _with_batching_checked(model)
+        else:
+            model = replace(model, card=replace(model.card, batches=False))
+        self._session = Session(model, tuning)
+        self._loading = None
+        if not _answer(command.reply, model):
+            self._unload(LoadCancelledError("the caller of LoadModel left"))
+
+    def _submit(self, request: GenerationRequest) -> None:
+        if self._session is None:
+            self._publish([Publication(request.request_id, ModelNotLoadedError())])
+        else:
+            self._session.submit(request)
+
+    def _unload(self, reason: BackendError) -> None:
+        if self._session is not None:
+            self._session.fail_all(reason)
+            self._emit()
+        self._session = None
+        gc.collect()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+
+    def _emit(self) -> None:
+        publications = self._session.take_publications() if self._session else []
+        if publications:
+            self._publish(publications)
+
+    def _refresh_status(self) -> None:
+        now = time.monotonic()
+        if now < self._status_due_at:
+            return
+        self._status_due_at = now + STATUS_INTERVAL_S
+        self.status = self._session.status() if self._session else EngineStatus()
+
+
+def _with_batching_checked(model: LoadedModel) -> LoadedModel:
+    fault = batching_fault(model.network, model.card.vocab_size)
+    if fault is None:
+        return model
+    log.warning("this model runs one request at a time: %s", fault)
+    return replace(model, card=replace(model.card, batches=False))
+
+
+def _load_error(error: Exception) -> LoadError:
+    log.error("loading failed", exc_info=error)
+    return LoadError(f"loading the model failed: {error}")
+
+
+def _answer(reply: "Future[Any]", value: object) -> bool:
+    """Answer a reply unless its caller has left; an error is raised at the caller's end."""
+    try:
+        if isinstance(value, BackendError):
+            reply.set_exception(value)
+        else:
+            reply.set_result(value)
+    except InvalidStateError:
+        return False
+    return True
