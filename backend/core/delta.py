@@ -48,8 +48,8 @@ class Usage:
     Attributes:
         cached_tokens: How much of the prompt the prompt cache served.
         completion_tokens: Generated tokens, without the one that ended the reply by `stop`.
-        prefill_ms: From admission to the first token.
-        decode_ms: From the first token until now.
+        prefill_ms: From admission until decoding began.
+        decode_ms: From there until now.
     """
 
     prompt_tokens: int = 0

@@ -76,8 +76,8 @@ class Engine:
     async def load(self, options: ModelOptions) -> ModelCard:
         """Load a model in place of the one before; cancelling this cancels the load.
 
-        Loads run one after another. Asking for what is loaded already changes nothing. After a
-        failure nothing is loaded.
+        Loads run one after another. Asking for what is loaded already changes nothing. A model
+        that cannot be found leaves the one before; any other failure leaves none.
 
         Raises:
             LoadError: The model could not be loaded, and why.

@@ -8,15 +8,15 @@ import mlx.core as mx
 
 from backend.config import TuningOptions
 from backend.core.request import GenerationRequest
-from backend.core.step import EngineEvent, PrefillDone
 from backend.core.status import EngineState, EngineStatus
+from backend.core.step import EngineEvent, PrefillDone
 from backend.engine.batch import Batch
 from backend.engine.pacing import ChunkPacer
 from backend.engine.prefill import prefill_chunk
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
 from backend.engine.stream import Publication
-from backend.errors import BackendError, GenerationFailedError, RequestCancelledError
+from backend.errors import BackendError, GenerationFailedError
 from backend.model.loaded import LoadedModel
 
 TURNS_PER_CLEAR = 32

@@ -1,0 +1,248 @@
+"""The one pipeline: a `GenerationCall` becomes increments. A unary reply is their fold."""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, assert_never
+
+from backend.config import ModelOptions, TuningOptions
+from backend.core.delta import Finish, FinishReason, Increment, Usage
+from backend.core.prompt import Prompt, ToolMode
+from backend.core.request import GenerationCall, GenerationRequest
+from backend.core.step import EngineEvent, PrefillDone, TokenStep
+from backend.errors import ContextLengthError, InvalidRequestError, ModelNotLoadedError
+from backend.model.loaded import LoadedModel
+from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from backend.output.format import PLAIN, FormatEvidence, OutputFormat, detect
+from backend.output.reply import ReplyCursor, ReplySpec
+
+PROMPT_TAIL_CHARS = 256
+
+log = logging.getLogger(__name__)
+
+
+class TextEngine(Protocol):
+    """What the pipeline needs of an engine."""
+
+    @property
+    def model(self) -> LoadedModel | None:
+        """The loaded model, or `None`."""
+
+    @property
+    def options(self) -> ModelOptions | None:
+        """What it was loaded with, or `None`."""
+
+    def submit(self, request: GenerationRequest) -> AsyncIterator[Sequence[EngineEvent]]:
+        """Queue a request; what was published since the last look comes together."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; harmless when it has ended or was never known."""
+
+
+async def generate(call: GenerationCall, engine: TextEngine) -> AsyncIterator[Increment]:
+    """Yield a reply in increments, the last of which has its finish.
+
+    To cancel is to leave: close the iterator and the engine drops the request.
+
+    Raises:
+        InvalidRequestError: A field does not fit the loaded model.
+        BackendError: No model, no room, or the engine failed on this request.
+    """
+    model = _loaded(engine)
+    prompt = await asyncio.to_thread(render, call, model)
+    request = _request(call, prompt, model)
+    cursor = _reply_cursor(call, prompt, model, output_format(engine))
+    journal = _Journal(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))
+    try:
+        async for events in engine.submit(request):
+            for event in events:
+                journal.note(event)
+            steps = [event for event in events if isinstance(event, TokenStep)]
+            deltas, finish = cursor.feed(steps)
+            journal.count(cursor.completion_tokens, finish)
+            yield Increment(deltas, journal.usage, finish)
+            if finish is not None:
+                return
+    finally:
+        engine.cancel(call.request_id)
+        journal.log()
+
+
+async def tokenize(call: GenerationCall, engine: TextEngine) -> Sequence[int]:
+    """Return the token ids of a rendered conversation, or of raw text without special tokens."""
+    model = _loaded(engine)
+    if call.messages:
+        return (await asyncio.to_thread(render, call, model)).token_ids
+    return await asyncio.to_thread(model.tokenizer.encode, call.prompt, adds_special=False)
+
+
+async def detokenize(token_ids: Sequence[int], engine: TextEngine) -> str:
+    """Return the text of token ids.
+
+    Raises:
+        InvalidRequestError: An id is outside the vocabulary.
+    """
+    model = _loaded(engine)
+    _check_ids("tokens", token_ids, model)
+    return await asyncio.to_thread(model.tokenizer.decode, token_ids)
+
+
+def render(call: GenerationCall, model: LoadedModel) -> Prompt:
+    """Turn messages, or raw text, into the tokens that the model reads.
+
+    Raises:
+        InvalidRequestError: The template cannot render this, or nothing is left to read.
+        ContextLengthError: The prompt leaves no room for a reply.
+    """
+    if call.messages:
+        field_name = "Messages"
+        tools = () if call.tool_choice.mode is ToolMode.NONE else call.tools
+        text = model.template.render(call.messages, tools, call.template_options)
+    else:
+        field_name, text = "Prompt", call.prompt
+    _check_size(field_name, text, model)
+    if call.messages:
+        token_ids = model.tokenizer.encode(text, adds_special=False)
+    else:
+        token_ids = model.tokenizer.encode_prompt(text)
+    if not token_ids:
+        raise InvalidRequestError(field_name, "is empty")
+    if (limit := model.card.context_length) is not None and len(token_ids) >= limit:
+        raise ContextLengthError(
+            field_name, f"{len(token_ids)} tokens do not fit the context of {limit} tokens"
+        )
+    return Prompt(tuple(token_ids), text[-PROMPT_TAIL_CHARS:] if call.messages else "")
+
+
+def output_format(engine: TextEngine) -> OutputFormat:
+    """Find out how the loaded model writes thoughts and tool calls."""
+    model = _loaded(engine)
+    tuning = engine.options.tuning if engine.options else TuningOptions()
+    return detect(
+        FormatEvidence(
+            vocabulary=model.tokenizer.vocabulary,
+            chat_template=model.template.text,
+            tool_parser=tuning.tool_parser,
+            reasoning_parser=tuning.reasoning_parser,
+        )
+    )
+
+
+@dataclass(slots=True)
+class _Journal:
+    """What one request has come to: its usage, and the one log line at its end."""
+
+    request_id: str
+    usage: Usage
+    _started_at: float = field(default_factory=time.monotonic)
+    _decoding_since: float | None = None
+    _first_token_ms: float | None = None
+    _reason: FinishReason = FinishReason.CANCELLED
+
+    def note(self, event: EngineEvent) -> None:
+        """Take over the times of an event."""
+        now = time.monotonic()
+        match event:
+            case PrefillDone():
+                self._decoding_since = now
+                self.usage = replace(
+                    self.usage, cached_tokens=event.cached_tokens, prefill_ms=event.prefill_ms
+                )
+            case TokenStep():
+                if self._first_token_ms is None:
+                    self._first_token_ms = (now - self._started_at) * 1000.0
+            case _:
+                assert_never(event)
+
+    def count(self, completion_tokens: int, finish: Finish | None) -> None:
+        """Bring the cumulative counts up to date."""
+        now = time.monotonic()
+        decode_ms = (now - self._decoding_since) * 1000.0 if self._decoding_since else 0.0
+        self.usage = replace(self.usage, completion_tokens=completion_tokens, decode_ms=decode_ms)
+        if finish is not None:
+            self._reason = finish.reason
+
+    def log(self) -> None:
+        """Write the request's line."""
+        usage = self.usage
+        seconds = usage.decode_ms / 1000.0
+        log.info(
+            "request id=%s prompt_tokens=%d cached_tokens=%d generated_tokens=%d "
+            "first_token_ms=%.0f tokens_per_s=%.1f finish=%s",
+            self.request_id,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            self._first_token_ms or 0.0,
+            usage.completion_tokens / seconds if seconds else 0.0,
+            self._reason.value,
+        )
+
+
+def _loaded(engine: TextEngine) -> LoadedModel:
+    if engine.model is None:
+        raise ModelNotLoadedError
+    return engine.model
+
+
+def _request(call: GenerationCall, prompt: Prompt, model: LoadedModel) -> GenerationRequest:
+    _check_ids("LogitBias", list(call.sampling.logit_bias), model)
+    room = (model.card.context_length or sys.maxsize) - len(prompt.token_ids)
+    return GenerationRequest(
+        request_id=call.request_id,
+        prompt=prompt,
+        sampling=call.sampling,
+        max_tokens=min(call.max_tokens or room, room),
+        stop_token_ids=frozenset() if call.ignore_eos else model.card.eos_token_ids,
+        top_logprobs=call.top_logprobs,
+    )
+
+
+def _reply_cursor(
+    call: GenerationCall, prompt: Prompt, model: LoadedModel, wire: OutputFormat
+) -> ReplyCursor:
+    """Route a conversation's reply by the model's format; a raw completion is all content."""
+    spec = ReplySpec(
+        format=wire if call.messages else PLAIN,
+        tool_names=_callable_names(call),
+        stop_strings=call.stop_strings,
+        prompt_tail=prompt.tail,
+        wants_logprobs=call.top_logprobs is not None,
+    )
+    pieces = model.tokenizer.visible_pieces(spec.format.markers)
+    detokenizer: Detokenizer
+    if pieces is None:
+        detokenizer = WindowDetokenizer(model.tokenizer.decode)
+    else:
+        trims = model.tokenizer.trims_leading_space and bool(call.messages)
+        detokenizer = ByteDetokenizer(pieces, trims_leading_space=trims)
+    return ReplyCursor(spec, detokenizer, model.tokenizer.token_bytes)
+
+
+def _callable_names(call: GenerationCall) -> frozenset[str]:
+    if call.tool_choice.mode is ToolMode.NONE:
+        return frozenset()
+    return frozenset(tool.name for tool in call.tools)
+
+
+def _check_ids(field_name: str, token_ids: Sequence[int], model: LoadedModel) -> None:
+    limit = model.card.vocab_size
+    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < limit]:
+        raise InvalidRequestError(
+            field_name, f"token id {wrong[0]} is outside the vocabulary of {limit} tokens"
+        )
+
+
+def _check_size(field_name: str, text: str, model: LoadedModel) -> None:
+    """Refuse a text that cannot fit before it is tokenised: that could take seconds."""
+    limit = model.card.context_length
+    if limit is None:
+        return
+    least = len(text) // max(model.tokenizer.longest_piece_bytes, 1)
+    if least >= limit:
+        raise ContextLengthError(
+            field_name, f"at least {least} tokens do not fit the context of {limit} tokens"
+        )
