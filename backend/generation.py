@@ -16,7 +16,7 @@ from backend.core.step import EngineEvent, PrefillDone, TokenStep
 from backend.errors import ContextLengthError, InvalidRequestError, ModelNotLoadedError
 from backend.model.loaded import LoadedModel
 from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from backend.output.format import PLAIN, FormatEvidence, OutputFormat, detect
+from backend.output.format import FormatEvidence, OutputFormat, detect
 from backend.output.reply import ReplyCursor, ReplySpec
 
 PROMPT_TAIL_CHARS = 256
@@ -114,7 +114,7 @@ def render(call: GenerationCall, model: LoadedModel) -> Prompt:
         raise ContextLengthError(
             field_name, f"{len(token_ids)} tokens do not fit the context of {limit} tokens"
         )
-    return Prompt(tuple(token_ids), text[-PROMPT_TAIL_CHARS:] if call.messages else "")
+    return Prompt(tuple(token_ids), text[-PROMPT_TAIL_CHARS:])
 
 
 def output_format(engine: TextEngine) -> OutputFormat:
@@ -204,9 +204,8 @@ def _request(call: GenerationCall, prompt: Prompt, model: LoadedModel) -> Genera
 def _reply_cursor(
     call: GenerationCall, prompt: Prompt, model: LoadedModel, wire: OutputFormat
 ) -> ReplyCursor:
-    """Route a conversation's reply by the model's format; a raw completion is all content."""
     spec = ReplySpec(
-        format=wire if call.messages else PLAIN,
+        format=wire,
         tool_names=_callable_names(call),
         stop_strings=call.stop_strings,
         prompt_tail=prompt.tail,
