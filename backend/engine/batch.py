@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 
 from backend.core.step import TokenStep
 from backend.engine.logprobs import LogprobsInFlight, logprobs_in_flight
@@ -114,7 +115,7 @@ class Batch:
         return mx.concatenate(parts) if parts else None
 
     def _regrouped_cache(self, staying: Sequence[int], joining: Sequence[Row]) -> Caches:
-        arrivals = [_taken_cache(row) for row in joining]
+        arrivals = [self._taken_cache(row) for row in joining]
         if not staying:
             return _merged(arrivals)
         cache = self._cache
@@ -128,6 +129,11 @@ class Batch:
             layer.extend(others[0].merge(list(others)))
         return cache
 
+    def _taken_cache(self, row: Row) -> Caches:
+        """Take over a row's caches; a prompt of one token comes without."""
+        cache, row.cache = row.cache, None
+        return make_prompt_cache(self._network) if cache is None else cache
+
     def _prepare_sampling(self) -> None:
         params = [row.request.sampling for row in self._rows]
         self._sampler = Sampler(params, self._vocab_size)
@@ -135,13 +141,6 @@ class Batch:
             [History(row.request.sampling, row.token_ids, row.fed) for row in self._rows],
             self._vocab_size,
         )
-
-
-def _taken_cache(row: Row) -> Caches:
-    if row.cache is None:
-        raise ValueError(f"row {row.request_id} joins the batch without a KV cache")
-    cache, row.cache = row.cache, None
-    return cache
 
 
 def _merged(caches: Sequence[Caches]) -> Caches:

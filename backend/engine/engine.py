@@ -27,6 +27,7 @@ from backend.errors import (
 )
 from backend.model.hub import locate
 from backend.model.loaded import LoadedModel
+from backend.model.upstream import import_mlx_lm
 
 if TYPE_CHECKING:
     from backend.engine.worker import EngineWorker
@@ -177,6 +178,7 @@ class Engine:
 
     def _run_worker(self) -> None:
         try:
+            import_mlx_lm()
             from backend.engine.worker import EngineWorker
         except ImportError as error:
             self._refuse_commands(LoadError(f"MLX cannot be imported: {error}"))

@@ -13,6 +13,7 @@ from backend.engine.network import Caches, Network
 
 _PROMPT_LENGTHS = (4, 11)
 _STEPS = 3
+_MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _TOLERANCE = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.3}
 
 
@@ -27,23 +28,38 @@ def batching_fault(network: Network, vocab_size: int) -> str | None:
     prefilled = [_prefilled(network, p[:n]) for p, n in zip(prompts, _PROMPT_LENGTHS, strict=True)]
     for cache in {type(c) for c in prefilled[0] if not hasattr(c, "merge")}:
         return f"{cache.__name__} cannot be merged"
-    # Merging copies, so the single caches stay as they were.
-    together = [layers[0].merge(list(layers)) for layers in zip(*prefilled, strict=True)]
     tails = [p[n:] for p, n in zip(prompts, _PROMPT_LENGTHS, strict=True)]
-    for step in zip(*tails, strict=True):
-        difference = _difference(network, step, prefilled, together)
-        if difference:
-            return difference
-    return None
+    tokens = list(zip(*tails, strict=True))
+    try:
+        together = _decoded_together(network, prefilled, tokens)
+    except _MODEL_ERRORS as error:
+        return f"a batch raises {type(error).__name__}: {error}"
+    return _difference(_decoded_alone(network, prefilled, tokens), together)
 
 
-def _difference(
-    network: Network, tokens: Sequence[int], alone: Sequence[Caches], together: Caches
-) -> str | None:
-    batched = network(mx.array(tokens)[:, None], cache=together)[:, -1]
-    single = mx.concatenate(
-        [network(mx.array([[t]]), cache=c)[:, -1] for t, c in zip(tokens, alone, strict=True)]
-    )
+def _decoded_together(
+    network: Network, prefilled: Sequence[Caches], tokens: Sequence[tuple[int, ...]]
+) -> mx.array:
+    """Return the logits [B, S, V] of one batch; merging copies, so `prefilled` stays as it is."""
+    caches = [layers[0].merge(list(layers)) for layers in zip(*prefilled, strict=True)]
+    steps = [network(mx.array(step)[:, None], cache=caches)[:, -1] for step in tokens]
+    logits = mx.stack(steps, axis=1)
+    mx.eval(logits)
+    return logits
+
+
+def _decoded_alone(
+    network: Network, prefilled: Sequence[Caches], tokens: Sequence[tuple[int, ...]]
+) -> mx.array:
+    """Return the logits [B, S, V] of each row by itself."""
+    rows = [
+        mx.concatenate([network(mx.array([[t]]), cache=caches)[:, -1] for t in row])
+        for caches, row in zip(prefilled, zip(*tokens, strict=True), strict=True)
+    ]
+    return mx.stack(rows)
+
+
+def _difference(single: mx.array, batched: mx.array) -> str | None:
     tolerance = _TOLERANCE.get(single.dtype, max(_TOLERANCE.values()))
     gap = mx.max(mx.abs(_logprobs(batched) - _logprobs(single))).item()
     return None if gap <= tolerance else f"log-probabilities differ by {gap:.2g} in a batch"

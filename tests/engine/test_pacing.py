@@ -1,0 +1,36 @@
+from backend.engine.pacing import ChunkPacer
+
+
+def make_pacer(**overrides: float) -> ChunkPacer:
+    return ChunkPacer(**{"cap": 512, "cap_alone": 2048, "pause_s": 0.25, **overrides})
+
+
+def test_the_first_chunk_is_small_because_nothing_is_known():
+    assert make_pacer().chunk(is_alone=True) == 128
+
+
+def test_chunks_grow_to_the_cap_on_a_fast_model():
+    pacer = make_pacer()
+    pacer.record(128, 0.001)
+    assert pacer.chunk(is_alone=False) == 512
+    assert pacer.chunk(is_alone=True) == 2048
+
+
+def test_chunks_shrink_to_fit_the_pause_on_a_slow_model():
+    pacer = make_pacer()
+    for _ in range(10):
+        pacer.record(128, 1.0)
+    assert pacer.chunk(is_alone=False) == 32
+    assert pacer.chunk(is_alone=True) == 32
+
+
+def test_a_chunk_is_never_empty():
+    pacer = make_pacer()
+    pacer.record(16, 100.0)
+    assert pacer.chunk(is_alone=False) == 16
+
+
+def test_short_tails_teach_nothing():
+    pacer = make_pacer()
+    pacer.record(3, 10.0)
+    assert pacer.chunk(is_alone=False) == 128

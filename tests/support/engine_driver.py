@@ -1,0 +1,91 @@
+"""Sessions on tiny networks, driven turn by turn without a thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.config import TuningOptions
+from backend.core.delta import FinishReason
+from backend.core.model import ModelCard
+from backend.core.prompt import Prompt
+from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.step import StepLogprobs, TokenStep
+from backend.errors import BackendError
+
+VOCAB = 512
+
+
+@dataclass
+class Outcome:
+    """What became of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[StepLogprobs | None] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: BackendError | None = None
+
+
+class Driver:
+    """A session and what it has published so far."""
+
+    def __init__(self, network: Any, *, batches: bool = True, **tuning: Any) -> None:
+        from backend.engine.session import Session
+        from backend.model.loaded import LoadedModel
+
+        card = ModelCard(
+            name="tiny",
+            path="",
+            model_type="tiny",
+            context_length=4096,
+            vocab_size=VOCAB,
+            eos_token_ids=frozenset(),
+            weights_bytes=0,
+            supports_tools=False,
+            supports_thinking=False,
+            batches=batches,
+        )
+        model = LoadedModel(network, tokenizer=None, template=None, card=card)
+        self.session = Session(model, TuningOptions(**{"prefill_chunk_alone": 64, **tuning}))
+        self.outcomes: dict[str, Outcome] = {}
+
+    def turn(self) -> None:
+        try:
+            self.session.turn()
+        except Exception as error:  # noqa: BLE001 (as the worker does)
+            self.session.recover(error)
+        self.session.check()
+        for publication in self.session.take_publications():
+            outcome = self.outcomes.setdefault(publication.request_id, Outcome())
+            match publication.event:
+                case TokenStep(token_id, reason, logprobs):
+                    assert outcome.finish is None, "a step after the finish"
+                    outcome.token_ids.append(token_id)
+                    outcome.logprobs.append(logprobs)
+                    outcome.finish = reason
+                case BackendError() as error:
+                    outcome.error = error
+
+    def run(self, *requests: GenerationRequest) -> list[Outcome]:
+        for request in requests:
+            self.session.submit(request)
+        while not self.session.is_idle:
+            self.turn()
+        return [self.outcomes[request.request_id] for request in requests]
+
+
+def make_request(
+    name: str, token_ids: Sequence[int], *, max_tokens: int = 12, **options: Any
+) -> GenerationRequest:
+    sampling = options.pop("sampling", SamplingParams())
+    return GenerationRequest(
+        request_id=name,
+        prompt=Prompt(tuple(token_ids)),
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(options.pop("stop", ())),
+        **options,
+    )
+
+
+def prompt_of(length: int, salt: int = 0) -> list[int]:
+    return [(37 * i + 11 * salt + i * i) % VOCAB for i in range(length)]
