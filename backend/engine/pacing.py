@@ -1,5 +1,6 @@
-"""How large a prefill chunk may be so that nobody waits long for it."""
+"""What things cost: chunk sizes that let nobody wait long, and the rate of decoding."""
 
+import time
 from dataclasses import dataclass, field
 
 _GRANULE = 16
@@ -37,3 +38,18 @@ class ChunkPacer:
         rate = tokens / seconds
         known = self._tokens_per_s
         self._tokens_per_s = rate if known is None else known + _SMOOTHING * (rate - known)
+
+
+@dataclass(slots=True)
+class RateMeter:
+    """Turns a growing count into a rate between two looks."""
+
+    _count: int = field(default=0, init=False)
+    _at: float = field(default_factory=time.monotonic, init=False)
+
+    def since_last(self, count: int) -> float:
+        """Return the growth per second since the last call."""
+        now = time.monotonic()
+        growth, seconds = count - self._count, now - self._at
+        self._count, self._at = count, now
+        return growth / seconds if seconds > 0.0 else 0.0

@@ -11,7 +11,7 @@ from backend.core.request import GenerationRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import EngineEvent, PrefillDone
 from backend.engine.batch import Batch
-from backend.engine.pacing import ChunkPacer
+from backend.engine.pacing import ChunkPacer, RateMeter
 from backend.engine.prefill import prefill_chunk
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
@@ -51,6 +51,7 @@ class Session:
         self._turns = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+        self._rate = RateMeter()
 
     @property
     def is_idle(self) -> bool:
@@ -125,6 +126,7 @@ class Session:
             waiting=len(self._scheduler.waiting),
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            tokens_per_s=0.0 if self.is_idle else self._rate.since_last(self._generated_tokens),
         )
 
     def check(self) -> None:

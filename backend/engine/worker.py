@@ -119,7 +119,6 @@ class EngineWorker:
                 self._is_stopping = True
             case _:
                 assert_never(command)
-        self._status_due_at = 0.0
 
     def _load(self, command: Load) -> None:
         self._unload(RequestCancelledError("another model is being loaded"))
@@ -134,6 +133,7 @@ class EngineWorker:
             model = replace(model, card=replace(model.card, batches=False))
         self._session = Session(model, tuning)
         self._loading = None
+        self.status = self._session.status()
         if not _answer(command.reply, model):
             self._unload(LoadCancelledError("the caller of LoadModel left"))
 
@@ -159,7 +159,8 @@ class EngineWorker:
 
     def _refresh_status(self) -> None:
         now = time.monotonic()
-        if now < self._status_due_at:
+        is_idle = self._session is None or self._session.is_idle
+        if now < self._status_due_at and not is_idle:
             return
         self._status_due_at = now + STATUS_INTERVAL_S
         self.status = self._session.status() if self._session else EngineStatus()

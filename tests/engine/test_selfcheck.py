@@ -29,7 +29,7 @@ def test_caches_without_merge_are_told():
         def make_cache(self):
             return [Unmergeable()]
 
-        def __call__(self, inputs, cache):
+        def __call__(self, inputs, cache):  # noqa: ARG002
             return mx.zeros((*inputs.shape, VOCAB))
 
     assert "Unmergeable cannot be merged" in batching_fault(Network(), VOCAB)

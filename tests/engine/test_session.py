@@ -168,7 +168,7 @@ def test_cancelling_what_has_ended_or_never_was_is_harmless(networks):  # lesson
 class PoisonedNetwork:
     """Raises whenever a batch of more than one token position holds the poison."""
 
-    POISON = 511
+    POISON = VOCAB - 1
 
     def __init__(self, network):
         self._network = network

@@ -11,8 +11,9 @@ from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import StepLogprobs, TokenStep
 from backend.errors import BackendError
+from scripts.demo_model.tokenizer import VOCAB_SIZE
 
-VOCAB = 512
+VOCAB = VOCAB_SIZE
 
 
 @dataclass

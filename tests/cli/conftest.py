@@ -1,0 +1,183 @@
+"""A scripted backend on a real socket, in a thread of its own: the client keeps the main one."""
+# ruff: noqa: N802 - the methods have the names of the RPCs
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from io import StringIO
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from backend.cli.app import main
+from backend.cli.client import BackendClient
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+
+TIMEOUT_S = 10.0
+
+
+class Act(Enum):
+    """What a script does beside sending replies."""
+
+    PRESS_CTRL_C = "Ctrl-C at the client, then silence"
+    HANG = "silence"
+
+
+@dataclass(frozen=True)
+class Refuse:
+    code: grpc.StatusCode
+    details: str
+
+
+Script = Sequence[pb.Reply | Refuse | Act]
+
+
+@dataclass
+class ScriptedBackend(backend_pb2_grpc.BackendServicer):
+    """Plays a script per PredictStream and remembers what it was asked."""
+
+    scripts: list[Script] = field(default_factory=list)
+    requests: list[pb.PredictOptions] = field(default_factory=list)
+    loads: list[pb.ModelOptions] = field(default_factory=list)
+    load_result: pb.Result = field(default_factory=lambda: pb.Result(success=True))
+    state: int = pb.StatusResponse.READY
+    token: str = ""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    address: str = ""
+
+    async def Health(self, _request: Any, context: Any) -> pb.Reply:
+        if self.token and ("authorization", f"Bearer {self.token}") not in list(
+            context.invocation_metadata()
+        ):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        return pb.Reply(message=b"OK")
+
+    async def Status(self, _request: Any, _context: Any) -> pb.StatusResponse:
+        return pb.StatusResponse(state=self.state)
+
+    async def LoadModel(self, request: pb.ModelOptions, _context: Any) -> pb.Result:
+        self.loads.append(request)
+        return self.load_result
+
+    async def PredictStream(self, request: pb.PredictOptions, context: Any) -> None:
+        self.requests.append(request)
+        try:
+            for step in self.scripts.pop(0):
+                await self._play(step, context)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def _play(self, step: pb.Reply | Refuse | Act, context: Any) -> None:
+        match step:
+            case Refuse(code, details):
+                await context.abort(code, details)
+            case Act():
+                if step is Act.PRESS_CTRL_C:
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                await asyncio.Event().wait()
+            case _:
+                await context.write(step)
+
+
+def thought(text: str) -> pb.Reply:
+    return pb.Reply(chat_deltas=[pb.ChatDelta(reasoning_content=text)])
+
+
+def content(text: str, tokens: int = 1) -> pb.Reply:
+    return pb.Reply(
+        message=text.encode(),
+        chat_deltas=[pb.ChatDelta(content=text)],
+        tokens=tokens,
+        prompt_tokens=30,
+        timing_token_generation=500.0,
+    )
+
+
+def call_piece(index: int = 0, **parts: str) -> pb.Reply:
+    return pb.Reply(chat_deltas=[pb.ChatDelta(tool_calls=[pb.ToolCallDelta(index=index, **parts)])])
+
+
+def weather_call(city: str, index: int = 0) -> list[pb.Reply]:
+    return [
+        call_piece(index, id=f"call_{index}", name="get_weather"),
+        call_piece(index, arguments='{"city": '),
+        call_piece(index, arguments=f'"{city}"}}'),
+    ]
+
+
+@dataclass
+class Scripts:
+    """Builders of replies and steps, as tests cannot import a conftest."""
+
+    thought = staticmethod(thought)
+    content = staticmethod(content)
+    call_piece = staticmethod(call_piece)
+    weather_call = staticmethod(weather_call)
+    refuse = Refuse
+    press_ctrl_c = Act.PRESS_CTRL_C
+    hang = Act.HANG
+
+
+@pytest.fixture
+def script() -> Scripts:
+    return Scripts()
+
+
+async def _serve(backend: ScriptedBackend, ready: Future[str], stop: asyncio.Event) -> None:
+    server = grpc.aio.server()
+    backend_pb2_grpc.add_BackendServicer_to_server(backend, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    ready.set_result(f"127.0.0.1:{port}")
+    await stop.wait()
+    await server.stop(grace=0)
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedBackend]:
+    backend = ScriptedBackend()
+    ready: Future[str] = Future()
+    stop = asyncio.Event()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(_serve(backend, ready, stop)), name="scripted"
+    )
+    thread.start()
+    backend.address = ready.result(TIMEOUT_S)
+    yield backend
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(TIMEOUT_S)
+    loop.close()
+
+
+@pytest.fixture
+def client(scripted: ScriptedBackend) -> Iterator[BackendClient]:
+    with BackendClient(scripted.address) as client:
+        yield client
+
+
+@pytest.fixture
+def console() -> Console:
+    """A console without a terminal; its file has what was printed."""
+    return Console(file=StringIO(), width=60)
+
+
+@pytest.fixture
+def run_chat(scripted: ScriptedBackend):
+    """Run `chat` on typed lines, in the main thread."""
+
+    def run(*lines: str, options: Sequence[str] = ()) -> Result:
+        arguments = ["chat", "--addr", scripted.address, *options]
+        return CliRunner().invoke(main, arguments, input="".join(f"{line}\n" for line in lines))
+
+    return run

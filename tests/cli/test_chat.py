@@ -1,0 +1,131 @@
+import json
+
+import grpc
+import pytest
+
+from backend.demo import WEATHER_TOOL
+from backend.pb import backend_pb2 as pb
+
+TIMEOUT_S = 10.0
+
+
+def roles(request):
+    return [message.role for message in request.Messages]
+
+
+def test_a_reply_is_printed_with_its_statistics(run_chat, scripted, script):
+    scripted.scripts = [[script.thought("hm"), script.content("Hi!", tokens=2)]]
+    result = run_chat("hello")
+    assert result.exit_code == 0
+    assert "hm\nHi!\n2 tokens · 4.0 tokens/s · 30 prompt tokens\n" in result.output
+
+
+def test_the_next_question_carries_the_conversation(run_chat, scripted, script):
+    scripted.scripts = [[script.content("Hi!")], [script.content("Bye!")]]
+    run_chat("hello", "", "bye", options=["--system", "Be kind."])
+    assert roles(scripted.requests[1]) == ["system", "user", "assistant", "user"]
+    assert [message.content for message in scripted.requests[1].Messages][2:] == ["Hi!", "bye"]
+
+
+def test_clear_forgets_all_but_the_system_message(run_chat, scripted, script):
+    scripted.scripts = [[script.content("Hi!")], [script.content("Hi!")]]
+    run_chat("hello", "/clear", "hello", options=["--system", "Be kind."])
+    assert roles(scripted.requests[1]) == ["system", "user"]
+
+
+def test_exit_leaves(run_chat, scripted):
+    assert run_chat("/exit", "hello").exit_code == 0
+    assert scripted.requests == []
+
+
+def test_an_error_is_one_line_and_the_chat_goes_on(run_chat, scripted, script):
+    refusal = script.refuse(grpc.StatusCode.INVALID_ARGUMENT, "Messages: too long")
+    scripted.scripts = [[refusal], [script.content("Hi!")]]
+    result = run_chat("hello", "again")
+    assert "INVALID_ARGUMENT: Messages: too long\n" in result.output
+    assert "Traceback" not in result.output
+    assert roles(scripted.requests[1]) == ["user"]
+
+
+# lesson 102
+def test_ctrl_c_cancels_the_reply_and_returns_to_the_prompt(run_chat, scripted, script):
+    scripted.scripts = [[script.content("He"), script.press_ctrl_c], [script.content("Hi!")]]
+    result = run_chat("hello", "again")
+    assert scripted.cancelled.wait(TIMEOUT_S)
+    assert result.exit_code == 0
+    assert "cancelled" in result.output
+    assert "Hi!" in result.output
+    assert roles(scripted.requests[1]) == ["user"]
+
+
+def test_ctrl_c_at_the_prompt_leaves(run_chat, scripted, monkeypatch):
+    def press_ctrl_c(_prompt=""):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", press_ctrl_c)
+    assert run_chat("hello").exit_code == 0
+    assert scripted.requests == []
+
+
+@pytest.mark.parametrize(
+    ("options", "metadata"),
+    [
+        ([], {}),
+        (["--think"], {"enable_thinking": "true"}),
+        (["--no-think"], {"enable_thinking": "false"}),
+    ],
+)
+def test_thinking_is_on_off_or_left_to_the_model(run_chat, scripted, script, options, metadata):
+    scripted.scripts = [[script.content("Hi!")]]
+    run_chat("hello", options=options)
+    assert dict(scripted.requests[0].Metadata) == metadata
+
+
+def test_options_reach_the_request(run_chat, scripted, script):
+    scripted.scripts = [[script.content("Hi!")]]
+    run_chat("hello", options=["--temperature", "0.25", "--max-tokens", "5"])
+    (request,) = scripted.requests
+    assert (request.Temperature, request.Tokens) == (0.25, 5)
+    assert request.UseTokenizerTemplate
+
+
+def test_the_weather_tool_is_offered_and_answered(run_chat, scripted, script):
+    scripted.scripts = [script.weather_call("Oslo"), [script.content("It is cold.")]]
+    result = run_chat("weather?", options=["--weather"])
+    assert 'get_weather({"city": "Oslo"})' in result.output
+    assert json.loads(scripted.requests[0].Tools) == [WEATHER_TOOL]
+    assert roles(scripted.requests[1]) == ["user", "assistant", "tool"]
+    assert scripted.requests[1].Messages[2].tool_call_id == "call_0"
+
+
+def test_the_user_answers_for_tools_of_a_file(run_chat, scripted, script, tmp_path):
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps([WEATHER_TOOL]))
+    scripted.scripts = [script.weather_call("Oslo"), [script.content("It is cold.")]]
+    run_chat("weather?", "snow", options=["--tools", str(path)])
+    assert scripted.requests[1].Messages[2].content == "snow"
+
+
+def test_a_named_model_is_loaded_first(run_chat, scripted, tmp_path):
+    assert run_chat(options=["--model", str(tmp_path)]).exit_code == 0
+    assert [load.ModelFile for load in scripted.loads] == [str(tmp_path)]
+
+
+def test_a_failed_load_ends_the_chat_with_one_line(run_chat, scripted):
+    scripted.load_result = pb.Result(success=False, message="no such model")
+    result = run_chat(options=["--model", "org/name"])
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {scripted.address}: LoadModel: no such model\n"
+
+
+def test_without_any_model_the_chat_says_so(run_chat, scripted):
+    scripted.state = pb.StatusResponse.UNINITIALIZED
+    result = run_chat("hello")
+    assert result.exit_code == 2
+    assert "no model is loaded" in result.stderr
+
+
+def test_a_wrong_token_ends_the_chat_and_the_right_one_does_not(run_chat, scripted):
+    scripted.token = "secret"  # noqa: S105 - a made-up one
+    assert "UNAUTHENTICATED: wrong token" in run_chat().stderr
+    assert run_chat(options=["--token", "secret"]).exit_code == 0

@@ -1,0 +1,68 @@
+import json
+
+import pytest
+
+from backend.cli.conversation import Turn, model_options, tool_message
+from backend.cli.tools import made_up_weather, read_toolbox
+from backend.core.delta import ContentDelta, Increment, ReasoningDelta, ToolCallDelta, Usage
+from backend.core.prompt import ToolCall
+
+CALL = ToolCall(call_id="a", name="f", arguments='{"x": 1}')
+
+
+def turn_of(*deltas):
+    turn = Turn()
+    for count, delta in enumerate(deltas, start=1):
+        turn.add(Increment((delta,), Usage(completion_tokens=count)))
+    return turn
+
+
+def test_a_turn_is_the_fold_of_its_increments():
+    turn = turn_of(ReasoningDelta("h"), ReasoningDelta("m"), ContentDelta("Hi"), ContentDelta("!"))
+    assert (turn.reasoning, turn.content, turn.usage.completion_tokens) == ("hm", "Hi!", 4)
+
+
+def test_pieces_of_calls_are_joined_by_index():
+    turn = turn_of(
+        ToolCallDelta(0, "a", "f"),
+        ToolCallDelta(1, "b", "g", "{}"),
+        ToolCallDelta(0, arguments='{"x"'),
+        ToolCallDelta(0, arguments=": 1}"),
+    )
+    assert turn.calls == (CALL, ToolCall(call_id="b", name="g", arguments="{}"))
+
+
+def test_a_turn_goes_back_with_its_thought_and_its_calls():
+    message = turn_of(ReasoningDelta("hm"), ToolCallDelta(0, "a", "f", '{"x": 1}')).message()
+    assert (message.role, message.reasoning_content) == ("assistant", "hm")
+    assert json.loads(message.tool_calls) == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    ]
+
+
+def test_a_turn_without_calls_has_none():
+    assert turn_of(ContentDelta("Hi")).message().tool_calls == ""
+
+
+def test_a_result_names_its_call():
+    message = tool_message(CALL, "3")
+    assert (message.role, message.tool_call_id, message.name) == ("tool", "a", "f")
+
+
+def test_a_model_that_is_a_path_is_sent_as_one(tmp_path):
+    assert model_options(str(tmp_path)).ModelFile == str(tmp_path)
+    assert model_options("org/name").ModelFile == ""
+
+
+def test_the_weather_is_made_up_but_lasting():
+    report = made_up_weather(CALL)
+    assert set(json.loads(report)) == {"temperature", "condition"}
+    assert made_up_weather(CALL) == report
+
+
+@pytest.mark.parametrize("text", ['{"type": "function"}', "no JSON"])
+def test_a_file_without_a_list_of_tools_is_refused(tmp_path, text):
+    path = tmp_path / "tools.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"tools\.json"):
+        read_toolbox(path, lambda _call: "")

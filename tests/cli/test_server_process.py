@@ -1,0 +1,51 @@
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from backend.cli.client import BackendClient
+from backend.cli.server_process import ServerError, ServerProcess, server_command
+
+PROGRAM = Path(__file__).with_name("health_server.py")
+
+
+@pytest.fixture
+def start(tmp_path):
+    def start(mode):
+        command = (sys.executable, str(PROGRAM), mode)
+        return ServerProcess.start(tmp_path / "server.log", command=command)
+
+    return start
+
+
+def test_a_ready_server_answers_and_stops(start):
+    with start("well") as server:
+        server.wait_until_ready()
+        with BackendClient(server.address) as client:
+            client.check_health()
+        assert server.stop() == 0
+
+
+def test_a_server_that_exits_is_reported_with_its_last_words(start):
+    with (
+        start("fail") as server,
+        pytest.raises(ServerError, match="code 1: no luck today"),
+    ):
+        server.wait_until_ready()
+
+
+def test_a_server_that_ignores_the_signal_is_killed(start):
+    with start("stubborn") as server:
+        server.wait_until_ready()
+        assert server.stop(timeout_s=0.1) == -signal.SIGKILL
+
+
+def test_leaving_the_context_stops_the_server(start):
+    with start("well") as server:
+        server.wait_until_ready()
+    assert server.stop() == 0
+
+
+def test_a_checkout_is_started_by_its_script():
+    assert server_command() == (str(Path(__file__).parents[2] / "run.sh"),)

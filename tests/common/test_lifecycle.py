@@ -1,0 +1,83 @@
+import subprocess
+import sys
+
+import pytest
+
+from common.lifecycle import parse_interval
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("2s", 2.0), ("1m", 60.0), ("3", 3.0), (" 1.5s ", 1.5), ("0.25", 0.25)],
+)
+def test_an_interval_has_a_unit_or_is_seconds(text, seconds):
+    assert parse_interval(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0s", "-1s", "1h", "1 s", "nan", "inf"])
+def test_what_is_no_interval_is_refused(text):
+    with pytest.raises(ValueError, match="is not an interval"):
+        parse_interval(text)
+
+
+STOPPABLE = """
+import asyncio
+from common.lifecycle import StopRequest
+
+async def main():
+    stop_request = StopRequest()
+    stop_request.listen()
+    print("ready", flush=True)
+    await stop_request.wait()
+    print("stopping", flush=True)
+    {after}
+
+asyncio.run(main())
+"""
+
+
+def start(after="pass"):
+    return subprocess.Popen(
+        [sys.executable, "-c", STOPPABLE.format(after=after)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_the_first_signal_lets_the_process_finish():
+    with start() as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.readline() == "stopping\n"
+        assert process.wait(5) == 0
+
+
+def test_the_second_signal_ends_a_process_whose_loop_is_blocked():
+    with start(after="import threading; threading.Event().wait()") as process:
+        process.stdout.readline()
+        process.terminate()
+        assert process.stdout.readline() == "stopping\n"
+        process.terminate()
+        assert process.wait(5) < 0
+
+
+ORPHAN = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", '''
+import sys, threading
+from common.lifecycle import exit_with_parent
+exit_with_parent(0.02)
+print("watching", flush=True)
+threading.Event().wait()
+'''])
+sys.stdin.readline()
+"""
+
+
+def test_an_orphan_ends_at_once():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout.readline() == "watching\n"
+        parent.kill()
+        # The child holds the pipe's other end: it closes when the child is gone.
+        assert parent.stdout.read() == ""

@@ -1,0 +1,220 @@
+"""The facade and its thread, on tiny models, without gRPC."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from engine_driver import VOCAB, make_request, prompt_of
+
+from backend.config import ModelOptions, TuningOptions
+from backend.core.delta import FinishReason
+from backend.core.status import EngineState
+from backend.core.step import PrefillDone
+from backend.engine.engine import Engine
+from backend.errors import (
+    InvalidRequestError,
+    LoadCancelledError,
+    ModelNotFoundError,
+    ModelNotLoadedError,
+    OverloadedError,
+    RequestCancelledError,
+    ShuttingDownError,
+)
+
+pytestmark = pytest.mark.mlx
+
+
+def options(directory: Path, **tuning) -> ModelOptions:
+    return ModelOptions(model=str(directory), tuning=TuningOptions(**tuning))
+
+
+@pytest.fixture
+async def engine():
+    engine = Engine()
+    yield engine
+    await engine.close(drain_timeout_s=0.0)
+    assert not any(thread.name == "engine" for thread in threading.enumerate())
+
+
+async def collect(engine, request):
+    return [event async for events in engine.submit(request) for event in events]
+
+
+async def test_a_request_is_prefilled_and_decoded(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    first, *steps = await collect(engine, make_request("a", prompt_of(5), max_tokens=4))
+    assert isinstance(first, PrefillDone)
+    assert [s.finish_reason for s in steps] == [None, None, None, FinishReason.LENGTH]
+
+
+async def test_the_card_tells_what_was_loaded(engine, tiny_models):
+    card = await engine.load(options(tiny_models("qwen3")))
+    assert (card.model_type, card.vocab_size, card.context_length) == ("qwen3", VOCAB, 4096)
+    assert card.batches
+    assert card.weights_bytes > 0
+
+
+async def test_llama4_is_served_one_at_a_time(engine, tiny_models, caplog):
+    card = await engine.load(options(tiny_models("llama4")))
+    assert not card.batches
+    assert "ChunkedKVCache" in caplog.text
+    requests = [make_request(str(i), prompt_of(5, i), max_tokens=3) for i in range(3)]
+    results = await asyncio.gather(*(collect(engine, request) for request in requests))
+    assert [len(events) for events in results] == [4, 4, 4]
+
+
+async def test_batching_can_be_switched_off(engine, tiny_models):
+    assert not (await engine.load(options(tiny_models("llama"), batching=False))).batches
+
+
+async def test_without_a_model_nothing_is_submitted(engine):
+    with pytest.raises(ModelNotLoadedError, match="model not loaded"):
+        engine.submit(make_request("a", [1]))
+
+
+async def test_a_second_load_replaces_the_first_and_ends_its_requests(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=4000)))
+    await asyncio.sleep(0)
+    card = await engine.load(options(tiny_models("qwen3")))
+    assert card.model_type == "qwen3"
+    with pytest.raises(RequestCancelledError):
+        await running
+
+
+async def test_loading_what_is_loaded_leaves_requests_alone(engine, tiny_models):
+    card = await engine.load(options(tiny_models("llama")))
+    running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=50)))
+    await asyncio.sleep(0)
+    assert await engine.load(options(tiny_models("llama"))) == card
+    assert len(await running) == 51
+
+
+async def test_loads_at_once_run_one_after_another(engine, tiny_models):
+    families = ("llama", "qwen3", "mamba2")
+    cards = await asyncio.gather(*(engine.load(options(tiny_models(f))) for f in families))
+    assert [card.model_type for card in cards] == list(families)
+    assert engine.model.card.model_type == "mamba2"
+
+
+async def test_a_model_that_is_not_there_leaves_the_one_before(engine, tiny_models, tmp_path):
+    await engine.load(options(tiny_models("llama")))
+    with pytest.raises(ModelNotFoundError):
+        await engine.load(options(tmp_path / "nothing"))
+    assert engine.model.card.model_type == "llama"
+
+
+async def test_a_failed_load_is_told_by_the_status_and_can_be_mended(engine, tiny_models, tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        await engine.load(options(tmp_path / "nothing"))
+    assert engine.status().state is EngineState.ERROR
+    await engine.load(options(tiny_models("llama")))
+    assert engine.status().state is EngineState.READY
+
+
+async def test_a_cancelled_load_leaves_nothing_and_another_works(engine, tiny_models):
+    loading = asyncio.create_task(engine.load(options(tiny_models("llama"))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert engine.model is None
+    assert (await engine.load(options(tiny_models("qwen3")))).model_type == "qwen3"
+
+
+async def test_free_ends_a_running_load(engine, tiny_models):
+    loading = asyncio.create_task(engine.load(options(tiny_models("llama"))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await engine.free()
+    with pytest.raises(LoadCancelledError):
+        await loading
+    assert engine.model is None
+
+
+async def test_free_gives_memory_back_and_ends_requests(engine, tiny_models):  # lesson 103
+    await engine.load(options(tiny_models("llama")))
+    running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=4000)))
+    await asyncio.sleep(0)
+    await engine.free()
+    with pytest.raises(RequestCancelledError):
+        await running
+    with pytest.raises(ModelNotLoadedError):
+        engine.submit(make_request("b", [1]))
+    assert engine.status().state is EngineState.UNINITIALIZED
+    await engine.load(options(tiny_models("llama")))
+    assert len(await collect(engine, make_request("c", [1], max_tokens=2))) == 3
+
+
+async def test_too_many_requests_are_refused_at_once(engine, tiny_models):
+    await engine.load(options(tiny_models("llama"), max_slots=1, max_waiting=1))
+    for name in ("a", "b"):
+        engine.submit(make_request(name, prompt_of(5), max_tokens=4000))
+    with pytest.raises(OverloadedError, match="max_waiting 1"):
+        engine.submit(make_request("c", prompt_of(5)))
+    engine.cancel("a")
+    engine.submit(make_request("c", prompt_of(5)))
+
+
+async def test_an_id_that_is_running_is_refused(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    engine.submit(make_request("a", prompt_of(5), max_tokens=4000))
+    with pytest.raises(InvalidRequestError, match="CorrelationId"):
+        engine.submit(make_request("a", prompt_of(5)))
+
+
+async def test_closing_lets_running_requests_finish(tiny_models):
+    engine = Engine()
+    await engine.load(options(tiny_models("llama")))
+    request = make_request("a", prompt_of(5), max_tokens=60)
+    stream = engine.submit(request)
+    closing = asyncio.create_task(engine.close(drain_timeout_s=30.0))
+    await asyncio.sleep(0)
+    with pytest.raises(ShuttingDownError):
+        engine.submit(make_request("b", [1]))
+    events = [event async for events in stream for event in events]
+    engine.cancel("a")
+    await closing
+    assert events[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_closing_ends_what_does_not_finish_in_time(tiny_models):
+    engine = Engine()
+    await engine.load(options(tiny_models("llama")))
+    running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=4000)))
+    await asyncio.sleep(0)
+    await engine.close(drain_timeout_s=0.0)
+    with pytest.raises(ShuttingDownError):
+        await running
+
+
+def test_a_process_that_generated_exits_cleanly(tiny_models):
+    """mlx 0.32 aborts at exit when a thread that computed ends without `mx.clear_streams()`."""
+    code = (
+        "import asyncio, sys\n"
+        "sys.path[:0] = sys.argv[2:]\n"
+        "from engine_driver import VOCAB, make_request\n"
+        "from backend.config import ModelOptions\n"
+        "from backend.engine.engine import Engine\n"
+        "async def main():\n"
+        "    engine = Engine()\n"
+        "    await engine.load(ModelOptions(model=sys.argv[1]))\n"
+        "    request = make_request('a', [1, 2, 3])\n"
+        "    async for _ in engine.submit(request): pass\n"
+        "    engine.cancel('a')\n"
+        "    await engine.close(drain_timeout_s=1.0)\n"
+        "asyncio.run(main())\n"
+    )
+    support = str(Path(__file__).parent.parent / "support")
+    for _ in range(4):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tiny_models("llama")), support],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr

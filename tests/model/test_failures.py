@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+
+from backend.errors import LoadError, OutOfMemoryError, UnsupportedModelError
+from backend.model.failures import as_load_error
+
+WHERE = Path("models/tiny")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "words"),
+    [
+        (MemoryError(), OutOfMemoryError, "does not fit into memory"),
+        (RuntimeError("[malloc] Unable to allocate 9 bytes."), OutOfMemoryError, "allocate 9"),
+        (RuntimeError("cudaMallocAsync failed: out of memory"), OutOfMemoryError, "out of memory"),
+        (ValueError("Model type gpt6 not supported."), UnsupportedModelError, "'gpt6'"),
+        (ValueError("Pass trust_remote_code=True"), UnsupportedModelError, "set trust_remote_code"),
+        (ValueError("Missing 2 parameters: \na,\nb."), LoadError, "do not match its config.json"),
+        (ImportError("No module named 'x'"), UnsupportedModelError, "not installed: No module"),
+        (SystemExit(1), UnsupportedModelError, "not installed"),
+        (KeyError("rope"), LoadError, "KeyError: 'rope'"),
+    ],
+)
+def test_upstream_failures_are_told_in_a_users_words(
+    failure: BaseException, kind: type[LoadError], words: str
+):
+    error = as_load_error(failure, WHERE)
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_a_long_failure_is_cut_to_one_line():
+    text = str(as_load_error(ValueError("Missing 900 parameters: " + "a,\n" * 900), WHERE))
+    assert "\n" not in text
+    assert len(text) < 600

@@ -1,0 +1,49 @@
+import pytest
+
+from backend.__main__ import server_config
+from backend.config import ServerConfig
+
+SESAME = "s3cret"
+
+
+def test_nothing_given_is_the_defaults():
+    assert server_config([], {}) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "address"),
+    [
+        (["--addr", "0.0.0.0:7"], "0.0.0.0:7"),
+        (["--addr=[::1]:7"], "[::1]:7"),
+        (["--other", "x", "-v", "y", "--addr", "h:7", "z"], "h:7"),
+        (["--address", "h:7"], ServerConfig().address),
+    ],
+)
+def test_the_address_is_found_among_other_arguments(arguments, address):
+    assert server_config(arguments, {}).address == address
+
+
+@pytest.mark.parametrize(
+    ("text", "watches"),
+    [("", True), ("true", True), ("1", True), ("0", False), ("False", False), (" off ", False)],
+)
+def test_the_parent_is_watched_unless_told_not_to(text, watches):
+    environment = {"LOCALAI_BACKEND_PARENT_WATCH": text}
+    assert server_config([], environment).watches_parent is watches
+
+
+def test_the_environment_sets_token_interval_and_level():
+    environment = {
+        "LOCALAI_GRPC_AUTH_TOKEN": SESAME,
+        "LOCALAI_BACKEND_PARENT_WATCH_INTERVAL": "500ms",
+        "LOCALAI_LOG_LEVEL": "debug",
+    }
+    assert server_config([], environment) == ServerConfig(
+        auth_token=SESAME, parent_watch_interval_s=0.5, log_level="debug"
+    )
+
+
+def test_a_bad_interval_is_logged_and_the_default_taken(caplog):
+    config = server_config([], {"LOCALAI_BACKEND_PARENT_WATCH_INTERVAL": "often"})
+    assert config == ServerConfig()
+    assert "LOCALAI_BACKEND_PARENT_WATCH_INTERVAL: 'often' is not an interval" in caplog.text

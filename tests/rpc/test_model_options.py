@@ -1,0 +1,143 @@
+import json
+import logging
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from backend.config import Adapter, ModelOptions, TuningOptions
+from backend.errors import InvalidRequestError
+from backend.pb import backend_pb2 as pb
+from backend.rpc.model_options import model_options
+from backend.rpc.tuning_options import OPTION_FIELDS, RANGES, tuning_options
+
+
+def read(**given):
+    return model_options(pb.ModelOptions(**({"Model": "org/name"} | given)))
+
+
+def test_a_bare_model_has_the_defaults():
+    assert read() == ModelOptions(model="org/name")
+
+
+def test_every_field_is_taken_over():
+    assert read(
+        ModelFile="models/name",
+        ModelPath="models",
+        Tokenizer="org/tokenizer",
+        TrustRemoteCode=True,
+        MaxModelLen=8192,
+        DType="bf16",
+        Options=["max_slots:4"],
+    ) == ModelOptions(
+        model="org/name",
+        model_file="models/name",
+        models_dir=Path("models"),
+        tokenizer="org/tokenizer",
+        trust_remote_code=True,
+        max_model_len=8192,
+        dtype="bfloat16",
+        tuning=TuningOptions(max_slots=4),
+    )
+
+
+def test_the_context_size_that_hosts_always_send_does_not_cap():
+    assert read(ContextSize=512).max_model_len is None
+
+
+def test_a_file_alone_is_its_own_name():
+    assert read(Model="", ModelFile="dir/model").model == "dir/model"
+
+
+@pytest.mark.parametrize(
+    "source", [{"Options": ["trust_remote_code:true"]}, {"TrustRemoteCode": 1}]
+)
+def test_remote_code_is_trusted_by_field_or_by_option(source):
+    assert read(**source).trust_remote_code
+
+
+@pytest.mark.parametrize(
+    ("given", "adapters"),
+    [
+        ({"LoraAdapter": "a"}, (Adapter("a", 1.0),)),
+        ({"LoraAdapter": "a", "LoraScale": 0.5}, (Adapter("a", 0.5),)),
+        ({"LoraAdapters": ["a", "b"]}, (Adapter("a"), Adapter("b"))),
+        (
+            {"LoraAdapters": ["a", "b"], "LoraScales": [0.5, 0.0]},
+            (Adapter("a", 0.5), Adapter("b", 1.0)),
+        ),
+        ({"LoraAdapter": "a", "LoraAdapters": ["b"]}, (Adapter("a"), Adapter("b"))),
+    ],
+)
+def test_adapters_have_a_scale_of_1_unless_told(given, adapters):
+    assert read(**given).adapters == adapters
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"Model": ""}, "Model: is empty, and so is ModelFile"),
+        ({"MaxModelLen": -1}, "MaxModelLen: is negative: -1"),
+        ({"DType": "int8"}, "DType: 'int8' is unknown; known are bfloat16, float16, float32"),
+        ({"LoraAdapters": ["a"], "LoraScales": [1, 2]}, "LoraScales: holds 2 scales for 1 Lora"),
+        ({"LoraScales": [1]}, "LoraScales: holds 1 scales for 0 LoraAdapters"),
+        ({"LoraAdapters": ["a", ""]}, "LoraAdapters[1]: is empty"),
+        ({"LoraAdapter": "a", "LoraScale": math.nan}, "LoraAdapter: has the scale nan"),
+        ({"LoraAdapter": "a", "LoraScale": -1}, "LoraAdapter: has the scale -1.0"),
+        ({"Options": ["max_slots:many"]}, "Options: max_slots: expected an integer, got 'many'"),
+        ({"EngineArgs": '{"max_slots": "4"}'}, "EngineArgs: max_slots: expected an integer"),
+        ({"EngineArgs": "[]"}, "EngineArgs: must be a JSON object, not an array"),
+        ({"EngineArgs": "{"}, "EngineArgs: is not valid JSON"),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_field(given, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        read(**given)
+    assert str(caught.value).startswith(message)
+
+
+def test_engine_args_win_over_options():
+    read_options = tuning_options(["max_slots:2", "top_p:0.5"], '{"max_slots": 3}')
+    assert read_options == TuningOptions(max_slots=3, top_p=0.5)
+
+
+def test_an_unknown_engine_arg_fails_with_the_list_of_names():
+    with pytest.raises(InvalidRequestError) as caught:
+        tuning_options([], '{"max_slotz": 3, "top_p": 0.5}')
+    assert str(caught.value).startswith(
+        "EngineArgs: unknown: max_slotz; valid names are max_slots,"
+    )
+    assert all(field.name in str(caught.value) for field in fields(TuningOptions))
+
+
+# lesson 104
+def test_unknown_options_are_logged_in_one_line_and_ignored(caplog):
+    with caplog.at_level(logging.INFO):
+        assert tuning_options(["use_jinja", "max_slots:2", "vae:x:y"], "").max_slots == 2
+    (record,) = caplog.records
+    assert record.getMessage() == "Options: ignoring what is unknown here: use_jinja, vae"
+
+
+def test_a_flag_needs_no_value():
+    assert tuning_options(["trust_remote_code"], "").trust_remote_code
+
+
+# lesson 6, lesson 60
+@pytest.mark.parametrize("name", OPTION_FIELDS)
+def test_every_option_can_be_set_both_ways(name):
+    value = {int: 2, float: 0.25, bool: True, str: "x"}[OPTION_FIELDS[name].kind]
+    from_options = tuning_options([f"{name}:{str(value).lower()}"], "")
+    assert getattr(from_options, name) == value
+    assert from_options == tuning_options([], json.dumps({name: value}))
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_every_range_refuses_what_is_below_it(name):
+    with pytest.raises(InvalidRequestError, match=f"Options: {name}: must be"):
+        tuning_options([f"{name}:-2"], "")
+
+
+def test_a_base_for_an_adapter_is_ignored_with_a_warning(caplog):
+    assert read(LoraBase="base").adapters == ()
+    assert "LoraBase is ignored" in caplog.text

@@ -1,0 +1,200 @@
+"""The backend as a host starts it: a process group of its own, standard input closed."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_SH = str(ROOT / "run.sh")
+START_TIMEOUT_S = 20.0
+EXIT_TIMEOUT_S = 15.0
+SESAME = "s3cret"
+LISTENING = re.compile(r"listening on port ([1-9]\d*) of 127\.0\.0\.1:0$")
+
+
+class Backend:
+    """A started `run.sh`, its output in files as a host keeps them."""
+
+    def __init__(self, arguments, *, command, directory, output, environment):
+        self.port = free_port()
+        self.stderr = output / "stderr"
+        addressed = [argument.format(port=self.port) for argument in arguments]
+        with (output / "stdout").open("ab") as stdout, self.stderr.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *command, *addressed],
+                cwd=directory,
+                env=environment,
+                stdout=stdout,
+                stderr=stderr,
+                process_group=0,
+            )
+
+    def health(self, **options):
+        """Ask until there is an answer, as a host does."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            ask = backend_pb2_grpc.BackendStub(channel).Health
+            options = {"wait_for_ready": True, "timeout": START_TIMEOUT_S} | options
+            return ask(pb.HealthMessage(), **options).message
+
+    def stop(self):
+        """Signal the whole group, and return the exit code."""
+        os.killpg(self.process.pid, signal.SIGTERM)
+        return self.process.wait(EXIT_TIMEOUT_S)
+
+    def lines(self):
+        return self.stderr.read_text().splitlines()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start backends; what still runs at the end is killed."""
+    with contextlib.ExitStack() as cleanup:
+
+        def starter(*arguments, command=(RUN_SH,), directory=tmp_path, **environment):
+            backend = Backend(
+                arguments,
+                command=command,
+                directory=directory,
+                output=tmp_path,
+                environment=os.environ | environment,
+            )
+            cleanup.callback(backend.process.wait)
+            cleanup.callback(backend.process.kill)
+            return backend
+
+        yield starter
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--addr", "127.0.0.1:{port}"],
+        ["--addr=127.0.0.1:{port}"],
+        ["--debug", "extra", "--addr", "0.0.0.0:{port}"],
+    ],
+)
+def test_a_host_starts_asks_and_stops_it(start, arguments):
+    backend = start(*arguments)
+    assert backend.health() == b"OK"
+    assert backend.stop() == 0
+    assert backend.lines()[-1].endswith("stopped")
+
+
+def test_it_starts_by_its_basename(start):
+    backend = start("--addr=127.0.0.1:{port}", command=("/bin/sh", "run.sh"), directory=ROOT)
+    assert backend.health() == b"OK"
+    assert backend.stop() == 0
+
+
+def test_packages_in_the_working_directory_are_not_ours(start, tmp_path):
+    for name in ("backend", "common", "grpc"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported the wrong one')")
+    assert start("--addr=127.0.0.1:{port}").health() == b"OK"
+
+
+def test_the_process_that_was_started_is_the_server(start):
+    backend = start("--addr=127.0.0.1:{port}")
+    assert backend.health() == b"OK"
+    backend.process.send_signal(signal.SIGINT)
+    assert backend.process.wait(EXIT_TIMEOUT_S) == 0
+
+
+def test_python_itself_starts_without_standard_input(start):
+    backend = start(
+        "--addr=127.0.0.1:{port}", command=(sys.executable, "-m", "backend"), directory=ROOT
+    )
+    assert backend.health() == b"OK"
+    assert backend.stop() == 0
+
+
+def test_a_taken_port_is_told_in_the_last_line(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        backend = start(f"--addr=127.0.0.1:{port}")
+        assert backend.process.wait(START_TIMEOUT_S) == 1
+    assert backend.lines()[-1].endswith(
+        f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("nowhere", "it is not HOST:PORT"),
+        ("127.0.0.1:port", "it is not HOST:PORT"),
+        ("127.0.0.1:99999", "the port is above 65535"),
+        ("192.0.2.1:5000", "Cannot assign requested address"),
+    ],
+)
+def test_a_bad_address_is_told_in_the_last_line(start, address, problem):
+    backend = start("--addr", address)
+    assert backend.process.wait(START_TIMEOUT_S) == 1
+    assert backend.lines()[-1].endswith(f"cannot listen on {address}: {problem}")
+
+
+def test_port_0_takes_a_free_one_and_logs_it():
+    with subprocess.Popen(
+        [RUN_SH, "--addr=127.0.0.1:0"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        lines = iter(process.stderr.readline, "")
+        port = next(match[1] for line in lines if (match := LISTENING.search(line)))
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
+        process.terminate()
+
+
+def test_with_a_token_even_health_wants_it(start):
+    backend = start("--addr=127.0.0.1:{port}", LOCALAI_GRPC_AUTH_TOKEN=SESAME)
+    with pytest.raises(grpc.RpcError) as caught:
+        backend.health()
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert backend.health(metadata=(("authorization", f"Bearer {SESAME}"),)) == b"OK"
+
+
+PARENT = f"""
+import subprocess, sys
+subprocess.Popen([{RUN_SH!r}, *sys.argv[1:]])
+sys.stdin.readline()
+"""
+
+
+def test_it_ends_with_its_parent():
+    port = free_port()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, "--addr", f"127.0.0.1:{port}"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"LOCALAI_BACKEND_PARENT_WATCH_INTERVAL": "50ms"},
+    )
+    with parent:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
+        parent.kill()
+        # The backend holds the pipe's other end: it closes when the backend is gone.
+        assert "is gone: exiting" in parent.stderr.read()
+
+
+def test_the_server_imports_neither_mlx_nor_what_is_slow():
+    program = "import sys, backend.__main__; print(*sys.modules)"
+    printed = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    slow = {"mlx", "mlx_lm", "transformers", "tokenizers", "huggingface_hub", "numpy", "torch"}
+    assert not slow & {name.partition(".")[0] for name in printed.stdout.split()}

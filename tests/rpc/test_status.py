@@ -1,0 +1,33 @@
+import grpc
+import pytest
+
+from backend import errors
+from backend.rpc.status import STATUS_CODES, status_code
+
+ERROR_TYPES = [error for error in vars(errors).values() if isinstance(error, type)]
+
+
+def ancestors_in_table(error_type):
+    return [kind for kind in error_type.__mro__ if kind in STATUS_CODES]
+
+
+@pytest.mark.parametrize("error_type", ERROR_TYPES)
+def test_every_error_but_the_root_has_a_status(error_type):
+    is_root = error_type is errors.BackendError
+    assert bool(ancestors_in_table(error_type)) != is_root
+
+
+def test_an_error_without_a_row_takes_the_row_of_its_parent():
+    assert status_code(errors.ContextLengthError("Prompt", "x")) == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_only_a_missing_model_is_a_failed_precondition():
+    precondition = grpc.StatusCode.FAILED_PRECONDITION
+    assert [kind for kind, code in STATUS_CODES.items() if code is precondition] == [
+        errors.ModelNotLoadedError
+    ]
+
+
+@pytest.mark.parametrize("error", [errors.BackendError("x"), ValueError("x"), KeyError("x")])
+def test_what_nobody_planned_for_has_no_status(error):
+    assert status_code(error) is None

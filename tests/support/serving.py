@@ -1,0 +1,125 @@
+"""A real server on a real socket around a real engine, for tests that go the whole way."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.engine.engine import Engine
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+from backend.rpc.server import BackendServer
+
+Stub = backend_pb2_grpc.BackendStub
+LIMITS = [
+    ("grpc.max_send_message_length", 2 * MESSAGE_LIMIT_BYTES),
+    ("grpc.max_receive_message_length", 2 * MESSAGE_LIMIT_BYTES),
+]
+
+
+@dataclass
+class Served:
+    """A running server, its engine, and a way in."""
+
+    stub: Any
+    engine: Engine
+    address: str
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine holds no request, waiting or running."""
+        status = self.engine.status()
+        return not (status.slots_taken or status.waiting)
+
+    async def load(self, directory: Path | str, **options: Any) -> pb.Result:
+        return await self.stub.LoadModel(pb.ModelOptions(Model=str(directory), **options))
+
+
+@asynccontextmanager
+async def served(model: Path | None = None, **options: Any) -> AsyncIterator[Served]:
+    """Serve, with a model loaded if one is given; everything is gone afterwards."""
+    engine = Engine()
+    server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
+    address = f"127.0.0.1:{await server.start()}"
+    try:
+        async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+            running = Served(Stub(channel), engine, address)
+            if model is not None:
+                assert (await running.load(model, **options)).success
+            yield running
+    finally:
+        await engine.close(drain_timeout_s=0.0)
+        await server.stop()
+
+
+@dataclass
+class Reply:
+    """A folded stream, as a client sees it, and the replies it was folded from."""
+
+    replies: list[pb.Reply] = field(default_factory=list)
+    message: str = ""
+    content: str = ""
+    reasoning: str = ""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def last(self) -> pb.Reply:
+        return self.replies[-1]
+
+    def add(self, reply: pb.Reply) -> None:
+        self.replies.append(reply)
+        self.message += reply.message.decode()
+        for delta in reply.chat_deltas:
+            self.content += delta.content
+            self.reasoning += delta.reasoning_content
+            for piece in delta.tool_calls:
+                call = self.calls.setdefault(piece.index, {"id": "", "name": "", "arguments": ""})
+                call["id"] = piece.id or call["id"]
+                call["name"] = piece.name or call["name"]
+                call["arguments"] += piece.arguments
+
+
+async def stream(stub: Any, request: pb.PredictOptions) -> Reply:
+    """Take a whole stream and fold it as the host does."""
+    folded = Reply()
+    async for reply in stub.PredictStream(request):
+        folded.add(reply)
+    return folded
+
+
+def chat(messages: Sequence[dict[str, str]], *, tools: Sequence[Any] = (), **options: Any) -> Any:
+    """Build a request for the chat template."""
+    return pb.PredictOptions(
+        UseTokenizerTemplate=True,
+        Messages=[pb.Message(**message) for message in messages],
+        Tools=json.dumps(list(tools)) if tools else "",
+        **options,
+    )
+
+
+def user(text: str) -> dict[str, str]:
+    """Build a user message."""
+    return {"role": "user", "content": text}
+
+
+async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Await a call that must fail and return its status and details."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    raise AssertionError("the call succeeded")
+
+
+async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    """Wait for something that the engine's snapshots show; they have no event to wait for."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
