@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
-DRAIN_TIMEOUT_S = 10.0
+DRAIN_TIMEOUT_S = 8.0
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 
@@ -84,3 +84,8 @@ class ModelOptions:
     dtype: str | None = None
     adapters: tuple[Adapter, ...] = ()
     tuning: TuningOptions = field(default_factory=TuningOptions)
+
+    @property
+    def trusts_remote_code(self) -> bool:
+        """Whether Python code of the model's own may run; either place may say so."""
+        return self.trust_remote_code or self.tuning.trust_remote_code

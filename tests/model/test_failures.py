@@ -18,7 +18,7 @@ WHERE = Path("models/tiny")
         (ValueError("Pass trust_remote_code=True"), UnsupportedModelError, "set trust_remote_code"),
         (ValueError("Missing 2 parameters: \na,\nb."), LoadError, "do not match its config.json"),
         (ImportError("No module named 'x'"), UnsupportedModelError, "not installed: No module"),
-        (SystemExit(1), UnsupportedModelError, "not installed"),
+        (SystemExit(1), UnsupportedModelError, "needs a package"),
         (KeyError("rope"), LoadError, "KeyError: 'rope'"),
     ],
 )

@@ -15,7 +15,7 @@ from tokenizers import (
     trainers,
 )
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from backend.errors import InvalidRequestError
 from backend.model.pieces import piece_table
@@ -163,7 +163,14 @@ def test_an_unknown_decoder_has_no_table(decoder: dict[str, object]):
 def test_ids_without_a_token_have_no_bytes(tokenizer: Tokenizer):
     size = len(tokenizer.vocabulary)
     assert tokenizer.token_bytes(size + 7) == b""
-    assert tokenizer.decode([size + 7]) == ""
+    assert tokenizer.decode([size + 7, -1, 2**40]) == ""
+
+
+def test_a_tokenizer_in_python_has_no_table_and_skips_unknown_ids_too():  # lesson 80
+    tokenizer = Tokenizer(ByT5Tokenizer())
+    ids = tokenizer.encode_prompt("naïve")
+    assert tokenizer.pieces is None
+    assert tokenizer.decode([*ids, 9999]) == "naïve"
 
 
 def test_gaps_in_the_vocabulary_are_empty_pieces():

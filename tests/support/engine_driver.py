@@ -11,7 +11,7 @@ from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import StepLogprobs, TokenStep
 from backend.errors import BackendError
-from scripts.demo_model.tokenizer import VOCAB_SIZE
+from scripts.tiny_models import VOCAB_SIZE
 
 VOCAB = VOCAB_SIZE
 

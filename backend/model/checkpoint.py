@@ -1,0 +1,103 @@
+"""A model's directory, read and judged before MLX is asked to load it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backend.errors import LoadError, UnsupportedModelError
+
+WEIGHTS_PATTERN = "model*.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+
+_FOREIGN_WEIGHTS = (".gguf", ".bin", ".pt", ".pth", ".npz", ".safetensors", ".onnx")
+_LENGTH_NAMES = (
+    *("max_position_embeddings", "max_sequence_length", "max_seq_len", "max_seq_length"),
+    *("model_max_length", "seq_length", "n_positions", "n_ctx"),
+)
+
+
+def read_config(directory: Path) -> Mapping[str, Any]:
+    """Return config.json.
+
+    Raises:
+        UnsupportedModelError: There is none, or it does not name a model type.
+        LoadError: It is not a JSON object.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise UnsupportedModelError(
+            f"{directory} is not an MLX or safetensors model: it has no config.json"
+            f"{_found(directory)}"
+        )
+    config = _read_object(path)
+    if not isinstance(config.get("model_type"), str):
+        raise UnsupportedModelError(f"{path} does not name a model_type")
+    return config
+
+
+def require_weights(directory: Path) -> None:
+    """Check that all weight files are there.
+
+    Raises:
+        UnsupportedModelError: There are no safetensors weights; the message names what is there.
+        LoadError: Files that the index names are missing.
+    """
+    if not any(directory.glob(WEIGHTS_PATTERN)):
+        raise UnsupportedModelError(
+            f"{directory} has no weights in safetensors files ({WEIGHTS_PATTERN})"
+            f"{_found(directory)}"
+        )
+    index = directory / WEIGHTS_INDEX
+    if not index.is_file():
+        return
+    shards = set(_read_object(index).get("weight_map", {}).values())
+    if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
+        raise LoadError(
+            f"{directory} is incomplete: {len(missing)} of {len(shards)} weight files are "
+            f"missing, {missing[0]} among them"
+        )
+
+
+def read_generation_config(directory: Path) -> Mapping[str, Any]:
+    """Return generation_config.json, or nothing where it is absent or broken."""
+    path = directory / "generation_config.json"
+    try:
+        return _read_object(path) if path.is_file() else {}
+    except LoadError:
+        return {}
+
+
+def own_context_length(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens the model was made for, or `None` when it sets no limit."""
+    for level in (config, config.get("text_config") or {}):
+        for name in _LENGTH_NAMES:
+            if isinstance(value := level.get(name), int) and value > 0:
+                return value
+    return None
+
+
+def declared_eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
+    """Return every id that one of the configurations says ends a reply."""
+    ids: set[int] = set()
+    for config in configs:
+        for level in (config, config.get("text_config") or {}):
+            value = level.get("eos_token_id")
+            declared = value if isinstance(value, Sequence) else [value]
+            ids.update(each for each in declared if isinstance(each, int))
+    return frozenset(ids)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{path} is not a JSON object")
+    return value
+
+
+def _found(directory: Path) -> str:
+    names = sorted(path.name for path in directory.iterdir() if path.suffix in _FOREIGN_WEIGHTS)
+    return f"; found {', '.join(names[:3])}" if names else ""

@@ -1,0 +1,131 @@
+"""A directory to a `LoadedModel`, on the engine thread.
+
+Everything that can fail quickly fails before the weights are read.
+"""
+
+import gc
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from backend.config import ModelOptions
+from backend.core.model import ModelCard
+from backend.errors import LoadError
+from backend.model.adapters import apply_adapters
+from backend.model.checkpoint import (
+    declared_eos_ids,
+    own_context_length,
+    read_config,
+    read_generation_config,
+    require_weights,
+)
+from backend.model.failures import UPSTREAM_FAILURES, as_load_error
+from backend.model.hf_tokenizer import load_tokenizer
+from backend.model.loaded import LoadedModel
+from backend.model.upstream import Network, import_mlx_lm
+from backend.model.weights import cast, evaluate, memory_bytes, require_memory, weights_bytes
+
+log = logging.getLogger(__name__)
+
+
+def load(options: ModelOptions, directory: Path, *, cancelled: Callable[[], bool]) -> LoadedModel:
+    """Load a model; on any failure nothing of it stays in memory.
+
+    Args:
+        options: What the LoadModel asked for.
+        directory: Where the model lies.
+        cancelled: Asked between pieces of work; true ends the load.
+
+    Raises:
+        LoadError: Says in a user's words what is wrong.
+    """
+    started_at = time.monotonic()
+    try:
+        model = _load(options, directory, cancelled)
+    except LoadError as error:
+        _forget(error)
+        raise
+    except UPSTREAM_FAILURES as failure:
+        _forget(failure)
+        raise as_load_error(failure, directory) from failure
+    log.info(
+        "loaded %s: %s, %.2f GB in %.1f s",
+        model.card.name,
+        model.card.model_type,
+        model.card.weights_bytes / 1e9,
+        time.monotonic() - started_at,
+    )
+    return model
+
+
+def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool]) -> LoadedModel:
+    config = read_config(directory)
+    require_weights(directory)
+    network = _lazy_network(options, directory)
+    tokenizer, template, eos_ids = load_tokenizer(options, directory, _defaults(network))
+    size = weights_bytes(network)
+    require_memory(size, memory_bytes())
+    card = ModelCard(
+        name=options.model or directory.name,
+        path=str(directory),
+        model_type=config["model_type"],
+        context_length=_context_length(options, config),
+        vocab_size=_logits_width(network),
+        eos_token_ids=eos_ids | declared_eos_ids(config, read_generation_config(directory)),
+        weights_bytes=size,
+        supports_tools=template.supports_tools,
+        supports_thinking=template.supports_thinking,
+    )
+    evaluate(network, cancelled)
+    return LoadedModel(network, tokenizer, template, card)
+
+
+def _lazy_network(options: ModelOptions, directory: Path) -> Network:
+    """Build the network with its adapters and data type; no weight is in memory yet."""
+    network, _ = import_mlx_lm().load_model(
+        directory, lazy=True, trust_remote_code=options.trusts_remote_code
+    )
+    apply_adapters(network, options.adapters, options.models_dir)
+    if options.dtype is not None:
+        cast(network, options.dtype)
+    return network
+
+
+def _defaults(network: Network) -> Mapping[str, Any]:
+    """Return what the model's module says of a tokenizer that says nothing itself."""
+    # Code of the model's own is no registered module.
+    module = sys.modules.get(type(network).__module__)
+    defaults: Mapping[str, Any] = getattr(module, "TOKENIZER_DEFAULTS", {})
+    return defaults
+
+
+def _context_length(options: ModelOptions, config: Mapping[str, Any]) -> int | None:
+    own = own_context_length(config)
+    wanted = options.max_model_len
+    if wanted is not None and own is not None and wanted > own:
+        log.warning("MaxModelLen %d is more than the %d that the model was made for", wanted, own)
+    return own if wanted is None else wanted
+
+
+def _logits_width(network: Network) -> int:
+    """Return the width of the logits, told by a lazy step: nothing is computed.
+
+    A model whose code cannot run on this machine fails here, before its weights are read.
+    """
+    from mlx_lm.models.cache import make_prompt_cache
+
+    logits = network(mx.array([[0]]), cache=make_prompt_cache(network))
+    return int(logits.shape[-1])
+
+
+def _forget(failure: BaseException) -> None:
+    """Free what the frames of a failed load still hold: the error may live long in a log."""
+    traceback.clear_frames(failure.__traceback__)
+    gc.collect()
+    mx.clear_cache()

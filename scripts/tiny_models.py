@@ -1,0 +1,246 @@
+"""Build tiny random-weight models, one of each cache kind, for tests and benchmarks.
+
+They say nothing sensible, but they are whole: config, weights, tokenizer and chat template, as
+mlx-lm would load any model. The same arguments always give the same weights.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+VOCAB_SIZE = 512
+
+_TEMPLATE = Path(__file__).parent / "demo_model" / "chat_template.jinja"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_TURN_END = _SPECIAL[2]
+_MARKERS = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>"),
+)
+
+_COMMON: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+_EXPERTS: Mapping[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+
+_GATED_DELTA: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+
+# What each family adds to the common shape; the key is its `model_type`.
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "qwen3_moe": _EXPERTS,
+    "gemma3_text": {
+        "num_hidden_layers": 3,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 24,
+        "sliding_window_pattern": 3,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
+    },
+    "qwen3_next": {
+        **_EXPERTS,
+        **_GATED_DELTA,
+        "shared_expert_intermediate_size": 32,
+        "partial_rotary_factor": 0.5,
+    },
+    "qwen3_5": _GATED_DELTA,
+    "mamba2": {
+        "max_position_embeddings": None,
+        "num_heads": 8,
+        "state_size": 16,
+        "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": [0.001, 100.0],
+        "time_step_rank": "auto",
+    },
+    "llama4": {
+        "attention_bias": False,
+        "attention_chunk_size": 32,
+        "num_hidden_layers": 4,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "rope_scaling": None,
+        "use_qk_norm": True,
+    },
+}
+_NESTED = frozenset({"llama4"})  # families that keep their shape in `text_config`
+
+
+def build(family: str, directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+    """Write a tiny model of `family`, a key of `FAMILIES`, and return its directory."""
+    shape = {**_COMMON, **FAMILIES[family], "model_type": family}
+    config = {"model_type": family, "text_config": shape} if family in _NESTED else shape
+    return _write(config, directory, seed=seed, dtype=dtype)
+
+
+def build_llama(
+    directory: Path,
+    *,
+    hidden: int,
+    layers: int,
+    vocab: int,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> Path:
+    """Write a llama of a chosen size, for benchmarks; every id of its `vocab` has a text.
+
+    Args:
+        directory: Made if need be.
+        hidden: Width, a multiple of 64: attention heads are 64 wide.
+        layers: Number of blocks.
+        vocab: At least `VOCAB_SIZE`.
+        seed: Determines the weights.
+        dtype: The name of an MLX data type.
+    """
+    heads = hidden // 64
+    shape = {
+        **_COMMON,
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": 3 * hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2 if heads % 2 == 0 else heads,
+        "head_dim": 64,
+        "vocab_size": vocab,
+    }
+    return _write(shape, directory, seed=seed, dtype=dtype)
+
+
+def _write(config: dict[str, Any], directory: Path, *, seed: int, dtype: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    vocab = config.get("text_config", config)["vocab_size"]
+    config["eos_token_id"] = _write_tokenizer(directory, vocab)
+    weights = _draw_weights(config, seed=seed, dtype=getattr(mx, dtype))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return directory
+
+
+def _draw_weights(config: Mapping[str, Any], *, seed: int, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """Draw every matrix anew: some modules begin with zeros, which would leave experts tied."""
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    mx.random.seed(seed)
+    network = module.Model(module.ModelArgs.from_dict(dict(config)))
+
+    def draw(weight: mx.array) -> mx.array:
+        if weight.ndim < 2:
+            return weight.astype(dtype)
+        return mx.random.normal(weight.shape, dtype, scale=weight.shape[-1] ** -0.5)
+
+    return dict(tree_flatten(tree_map(draw, network.parameters())))
+
+
+def _write_tokenizer(directory: Path, vocab: int) -> int:
+    """Write tokenizer and chat template; return the id that ends a turn."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=_train_bpe(),
+        eos_token=_TURN_END,
+        pad_token=_SPECIAL[0],
+        clean_up_tokenization_spaces=False,
+        chat_template=_TEMPLATE.read_text(encoding="utf-8"),
+    )
+    tokenizer.save_pretrained(str(directory))
+    if vocab > VOCAB_SIZE:
+        _fill_vocabulary(directory / "tokenizer.json", vocab)
+    return int(tokenizer.eos_token_id)
+
+
+def _train_bpe() -> Tokenizer:
+    """Train byte-level BPE on syllables: whatever the text, no byte is unknown."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - len(_SPECIAL) - len(_MARKERS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    syllables = [first + second for first in _LETTERS for second in "aeiou"]
+    words = [a + b for a, b in zip(syllables, reversed(syllables), strict=True)]
+    bpe.train_from_iterator([" ".join(words)], trainer)
+    bpe.add_special_tokens([AddedToken(token, normalized=False) for token in _SPECIAL])
+    bpe.add_tokens([AddedToken(token, normalized=False) for token in _MARKERS])
+    return bpe
+
+
+def _fill_vocabulary(path: Path, vocab: int) -> None:
+    """Give every id up to `vocab` a word of its own, which no text is encoded to."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    # Added tokens that the model does not know would be numbered anew behind the fillers.
+    added = {token["content"]: token["id"] for token in content["added_tokens"]}
+    fillers = {f"Ġword{token_id}": token_id for token_id in range(VOCAB_SIZE, vocab)}
+    content["model"]["vocab"].update(added | fillers)
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+@click.command()
+@click.argument("family", type=click.Choice(sorted(FAMILIES)))
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--seed", default=0, show_default=True)
+@click.option("--dtype", default="float32", show_default=True)
+def main(family: str, directory: Path, seed: int, dtype: str) -> None:
+    """Write a tiny random-weight model of FAMILY to DIRECTORY."""
+    click.echo(build(family, directory, seed=seed, dtype=dtype))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from backend.config import ModelOptions
+from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from backend.model.fetch import EXIT_FAILED
+from backend.model.hub import HubModel, download, locate, resolve
+
+Options = Callable[..., ModelOptions]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "models" / "org" / "tiny"
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").touch()
+    return directory
+
+
+class TestResolve:
+    def test_a_model_file_that_exists_wins(self, options: Options, model: Path):
+        assert resolve(options(model="other/model", model_file=str(model))) == model
+
+    def test_a_file_of_a_model_stands_for_its_directory(self, options: Options, model: Path):
+        assert resolve(options(model_file=str(model / "model.safetensors"))) == model
+
+    def test_a_model_file_that_is_gone_leaves_it_to_the_model(self, options: Options, model: Path):
+        chosen = options(model="org/tiny", model_file=str(model / "gone" / "x"))
+        assert resolve(chosen) == HubModel("org/tiny")
+
+    def test_a_path_below_the_models_dir_is_found(self, options: Options, model: Path):
+        chosen = options(model="org/tiny", models_dir=model.parents[1])
+        assert resolve(chosen) == model
+
+    def test_an_absolute_path_is_found(self, options: Options, model: Path):
+        assert resolve(options(model=str(model))) == model
+
+    @pytest.mark.parametrize("name", ["org/tiny", "hf://org/tiny", "huggingface://org/tiny"])
+    def test_what_is_not_on_disk_may_be_a_hub_id(self, options: Options, tmp_path: Path, name: str):
+        assert resolve(options(model=name, models_dir=tmp_path)) == HubModel("org/tiny")
+
+    @pytest.mark.parametrize("name", ["tiny", "a/b/c", "../tiny", "org/ti ny", "/org/tiny"])
+    def test_anything_else_is_not_found_and_tells_where_it_was_sought(
+        self, options: Options, tmp_path: Path, name: str
+    ):
+        with pytest.raises(ModelNotFoundError, match="nothing exists at") as failure:
+            resolve(options(model=name, models_dir=tmp_path))
+        assert str(tmp_path / name) in str(failure.value)
+
+    def test_no_name_at_all_is_not_found(self, options: Options):
+        with pytest.raises(ModelNotFoundError, match="no path was given"):
+            resolve(options(model=""))
+
+    def test_a_file_of_another_format_is_refused(self, options: Options, tmp_path: Path):
+        (tmp_path / "tiny.gguf").touch()
+        with pytest.raises(UnsupportedModelError, match=r"tiny\.gguf is not an MLX model"):
+            resolve(options(model="tiny.gguf", models_dir=tmp_path))
+
+
+class Hub:
+    """A hub on this machine: one model, whose weights may be held back."""
+
+    def __init__(self) -> None:
+        self.files = {
+            "config.json": b"{}",
+            "model.safetensors": b"w" * 300_000,
+            "original/model.safetensors": b"w" * 300_000,
+            "consolidated.safetensors": b"w" * 300_000,
+            "own.py": b"pass",
+            "picture.png": b"p",
+        }
+        self.holds_weights = threading.Event()
+        self.weights_wanted = threading.Event()
+        self.client_left = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def page(self, path: str) -> object | None:
+        """The answer of the API under a path, `None` where there is nothing."""
+        name, _, rest = path.removeprefix("/api/models/").partition("/")
+        if f"{name}/{rest}".startswith("org/tiny/revision/"):
+            return {"id": "org/tiny", "sha": COMMIT, "siblings": []}
+        if f"{name}/{rest}".startswith("org/tiny/tree/"):
+            return [
+                {"type": "file", "path": path, "size": len(content), "oid": _etag(content)}
+                for path, content in self.files.items()
+            ]
+        return None
+
+
+def _etag(content: bytes) -> str:
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
+
+
+def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer(sends_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(sends_body=True)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def _answer(self, *, sends_body: bool) -> None:
+            file = self.path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
+            if file in hub.files:
+                body, status = hub.files[file], 200
+            else:
+                page = hub.page(self.path)
+                body, status = json.dumps(page or {}).encode(), 200 if page else 404
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{_etag(body)}"')
+            if status == 404:
+                self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+            if sends_body:
+                self._send(body, is_held=file == "model.safetensors" and hub.holds_weights.is_set())
+
+        def _send(self, body: bytes, *, is_held: bool) -> None:
+            if is_held:
+                self.wfile.write(body[:1000])
+                hub.weights_wanted.set()
+                with contextlib.suppress(ConnectionError):
+                    self.connection.recv(1)  # returns when the client is gone
+                hub.client_left.set()
+            else:
+                self.wfile.write(body)
+
+    return Handler
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def environment(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The child's: an empty cache, and no network."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(request.config.rootpath),
+        "HF_HOME": str(tmp_path / "hub"),
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_XET": "1",
+    }
+
+
+@pytest.fixture
+def online(environment: dict[str, str], hub: Hub) -> dict[str, str]:
+    return {**environment, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url}
+
+
+def write_cache(cache: Path, *names: str) -> Path:
+    """Lay out a cached snapshot of `org/tiny` as the hub's client does."""
+    repository = cache / "models--org--tiny"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    for name in names:
+        (snapshot / name).write_text("{}")
+    return snapshot
+
+
+class TestDownload:
+    async def test_a_cached_model_needs_no_network(
+        self, environment: dict[str, str], tmp_path: Path
+    ):
+        snapshot = write_cache(tmp_path / "hub", "config.json", "model.safetensors")
+        assert await download("org/tiny", environment=environment) == snapshot
+
+    async def test_a_cached_model_serves_while_the_hub_is_down(
+        self, environment: dict[str, str], tmp_path: Path
+    ):
+        snapshot = write_cache(tmp_path / "hub", "config.json", "model.safetensors")
+        down = {**environment, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+        assert await download("org/tiny", environment=down) == snapshot
+
+    async def test_without_network_and_cache_the_error_says_so(self, environment: dict[str, str]):
+        with pytest.raises(DownloadError, match="org/tiny is not on disk and the hub cannot be"):
+            await download("org/tiny", environment=environment)
+
+    async def test_the_files_of_a_model_are_fetched_once_each(self, online: dict[str, str]):
+        path = await download("org/tiny", environment=online)
+        assert {file.name for file in path.iterdir()} == {"config.json", "model.safetensors"}
+        assert (path / "model.safetensors").stat().st_size == 300_000
+
+    async def test_code_is_fetched_when_it_is_trusted(self, online: dict[str, str]):
+        path = await download("org/tiny", with_code=True, environment=online)
+        assert (path / "own.py").exists()
+
+    async def test_a_model_that_the_hub_does_not_know_is_not_found(self, online: dict[str, str]):
+        with pytest.raises(ModelNotFoundError, match="the hub has no model org/gone"):
+            await download("org/gone", environment=online)
+
+    async def test_cancelling_ends_the_child(self, online: dict[str, str], hub: Hub):
+        hub.holds_weights.set()
+        task = asyncio.create_task(download("org/tiny", environment=online))
+        assert await asyncio.to_thread(hub.weights_wanted.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(hub.client_left.wait, 20)
+
+    async def test_a_download_goes_on_where_it_was_cancelled(
+        self, online: dict[str, str], hub: Hub
+    ):
+        hub.holds_weights.set()
+        task = asyncio.create_task(download("org/tiny", environment=online))
+        assert await asyncio.to_thread(hub.weights_wanted.wait, 20)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        hub.holds_weights.clear()
+        path = await download("org/tiny", environment=online)
+        assert (path / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+
+
+def test_the_child_reports_bytes_as_they_come(online: dict[str, str]):
+    done = subprocess.run(
+        [sys.executable, "-m", "backend.model.fetch", "org/tiny"],
+        env=online,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    *progress, last = map(json.loads, done.stdout.splitlines())
+    assert progress[-1] == {"done": 300_002, "total": 300_002}
+    assert last["path"].endswith(COMMIT)
+
+
+def test_the_child_ends_with_its_parent(online: dict[str, str], hub: Hub):
+    hub.holds_weights.set()
+    stranger = str(os.getppid())
+    done = subprocess.run(
+        [sys.executable, "-m", "backend.model.fetch", "org/tiny", "--parent", stranger],
+        env=online,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode == EXIT_FAILED
+
+
+async def test_a_model_on_disk_is_located_without_a_child(options: Options, model: Path):
+    assert await locate(options(model=str(model))) == model

@@ -1,0 +1,179 @@
+"""An engine that plays back what it is told, and a server around it: no model, no MLX."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+
+from backend.config import ModelOptions, ServerConfig
+from backend.core.delta import FinishReason
+from backend.core.model import ModelCard
+from backend.core.request import GenerationRequest
+from backend.core.status import EngineState, EngineStatus
+from backend.core.step import EngineEvent, PrefillDone, StepLogprobs, TokenStep
+from backend.errors import BackendError
+from backend.model.loaded import LoadedModel
+from backend.model.template import ChatTemplate
+from backend.pb import backend_pb2_grpc
+from backend.rpc.server import BackendServer
+
+EOS = 0
+TIMEOUT_S = 5.0
+
+
+class ByteTokenizer:
+    """A token is a byte, and its id the byte's value."""
+
+    trims_leading_space = False
+    longest_piece_bytes = 1
+
+    def __init__(self) -> None:
+        self.vocabulary = {chr(number): number for number in range(256)}
+        self.pieces = tuple(bytes([number]) for number in range(256))
+
+    def encode(self, text: str, **_options: bool) -> list[int]:
+        return list(text.encode())
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.pieces[token_id]
+
+    def visible_pieces(self, _markers: Any) -> Sequence[bytes]:
+        return self.pieces
+
+
+def steps(text: str, reason: FinishReason = FinishReason.STOP) -> list[EngineEvent]:
+    """Return the events of a reply: a token per byte, then the stop token, or the last byte."""
+    tokens = [TokenStep(byte, logprobs=StepLogprobs(-0.5)) for byte in text.encode()]
+    if reason is FinishReason.STOP:
+        return [PREFILL, *tokens, TokenStep(EOS, reason)]
+    return [PREFILL, *tokens[:-1], TokenStep(tokens[-1].token_id, reason)]
+
+
+PREFILL = PrefillDone(cached_tokens=1, waiting_ms=0.5, prefill_ms=2.0)
+
+
+class ScriptedEngine:
+    """Answers each request with the same events, one at a time, then does as `ending` says.
+
+    Attributes:
+        requests: What was submitted.
+        loads: What was asked to be loaded.
+        cancelled: Ids that were cancelled; `left` is set at each.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[EngineEvent] = (),
+        *,
+        ending: BackendError | Exception | None = None,
+        hangs: bool = False,
+        load_error: BaseException | None = None,
+        loaded: bool = True,
+    ) -> None:
+        self.requests: list[GenerationRequest] = []
+        self.loads: list[ModelOptions] = []
+        self.cancelled: list[str] = []
+        self.left = asyncio.Event()
+        self.load_left = asyncio.Event()
+        self.closed = False
+        self._events = events
+        self._ending = ending
+        self._hangs = hangs
+        self._load_error = load_error
+        self.model: LoadedModel | None = None
+        self.options: ModelOptions | None = None
+        if loaded:
+            self._take(ModelOptions(model="org/tiny"))
+
+    def submit(self, request: GenerationRequest) -> AsyncIterator[Sequence[EngineEvent]]:
+        self.requests.append(request)
+        return self._play()
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        self.left.set()
+
+    async def load(self, options: ModelOptions) -> ModelCard:
+        self.loads.append(options)
+        try:
+            if self._hangs:
+                await asyncio.Event().wait()
+        finally:
+            self.load_left.set()
+        if self._load_error is not None:
+            raise self._load_error
+        return self._take(options)
+
+    async def free(self) -> None:
+        self.model = self.options = None
+
+    def status(self) -> EngineStatus:
+        state = EngineState.READY if self.model else EngineState.UNINITIALIZED
+        return EngineStatus(
+            state=state,
+            memory_bytes={"weights": 5, "mlx_active": 7, "mlx_cache": 3},
+            prompt_tokens=11,
+            generated_tokens=13,
+            tokens_per_s=1.5,
+        )
+
+    async def close(self, **_options: float) -> None:
+        self.closed = True
+
+    async def _play(self) -> AsyncIterator[Sequence[EngineEvent]]:
+        for event in self._events:
+            yield [event]
+        if self._ending is not None:
+            raise self._ending
+        if self._hangs:
+            await asyncio.Event().wait()
+
+    def _take(self, options: ModelOptions) -> ModelCard:
+        self.options = options
+        self.model = make_model(options.model)
+        return self.model.card
+
+
+def make_model(name: str) -> LoadedModel:
+    """Return a model of bytes, whose template writes a line per message."""
+    card = ModelCard(
+        name=name,
+        path="",
+        model_type="bytes",
+        context_length=4096,
+        vocab_size=256,
+        eos_token_ids=frozenset({EOS}),
+        weights_bytes=5,
+        supports_tools=True,
+        supports_thinking=False,
+    )
+    template = ChatTemplate(_render_lines)
+    return LoadedModel(network=None, tokenizer=ByteTokenizer(), template=template, card=card)
+
+
+def _render_lines(turns: Any, schemas: Any, options: Any) -> str:
+    lines = [f"{turn['role']}: {turn['content']}\n" for turn in turns]
+    return f"{list(schemas or ())}{dict(options)}\n{''.join(lines)}assistant: "
+
+
+@asynccontextmanager
+async def served(engine: ScriptedEngine, **config: Any) -> AsyncIterator[grpc.aio.Channel]:
+    """Serve the engine on a free port, and return a channel to it."""
+    server = BackendServer(ServerConfig(address="127.0.0.1:0", **config), engine)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop()
+
+
+def stub(channel: grpc.aio.Channel) -> Any:
+    """Return the client of the service."""
+    return backend_pb2_grpc.BackendStub(channel)
