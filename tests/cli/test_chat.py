@@ -95,6 +95,7 @@ def test_the_weather_tool_is_offered_and_answered(run_chat, scripted, script):
     assert 'get_weather({"city": "Oslo"})' in result.output
     assert json.loads(scripted.requests[0].Tools) == [WEATHER_TOOL]
     assert roles(scripted.requests[1]) == ["user", "assistant", "tool"]
+    assert scripted.requests[1].Messages[2].content in result.output
     assert scripted.requests[1].Messages[2].tool_call_id == "call_0"
 
 

@@ -61,8 +61,8 @@ def test_the_weather_is_made_up_but_lasting():
 
 
 @pytest.mark.parametrize("text", ['{"type": "function"}', "no JSON"])
-def test_a_file_without_a_list_of_tools_is_refused(tmp_path, text):
+def test_a_file_without_a_list_of_tools_is_refused(console, tmp_path, text):
     path = tmp_path / "tools.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"tools\.json"):
-        read_toolbox(path, lambda _call: "")
+        read_toolbox(console, path)

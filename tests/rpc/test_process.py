@@ -20,7 +20,7 @@ RUN_SH = str(ROOT / "run.sh")
 START_TIMEOUT_S = 20.0
 EXIT_TIMEOUT_S = 15.0
 SESAME = "s3cret"
-LISTENING = re.compile(r"listening on port ([1-9]\d*) of 127\.0\.0\.1:0$")
+LISTENING = re.compile(r"listening on 127\.0\.0\.1:([1-9]\d*)$")
 
 
 class Backend:
@@ -189,12 +189,3 @@ def test_it_ends_with_its_parent():
         parent.kill()
         # The backend holds the pipe's other end: it closes when the backend is gone.
         assert "is gone: exiting" in parent.stderr.read()
-
-
-def test_the_server_imports_neither_mlx_nor_what_is_slow():
-    program = "import sys, backend.__main__; print(*sys.modules)"
-    printed = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    )
-    slow = {"mlx", "mlx_lm", "transformers", "tokenizers", "huggingface_hub", "numpy", "torch"}
-    assert not slow & {name.partition(".")[0] for name in printed.stdout.split()}

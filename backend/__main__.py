@@ -1,0 +1,80 @@
+"""Start the backend: argv and environment -> `ServerConfig` -> serve until told to stop."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from backend.config import ServerConfig
+from backend.engine.engine import Engine
+from backend.rpc.server import AddressError, BackendServer
+from common import log as logs
+from common.lifecycle import StopRequest, exit_with_parent, parse_interval
+
+FALSE_WORDS = frozenset({"false", "0", "no", "off"})
+
+log = logging.getLogger("backend")
+
+
+def main() -> int:
+    """Serve, and return the exit code; a failed start says why in its last line."""
+    config = server_config(sys.argv[1:], os.environ)
+    logs.configure(config.log_level)
+    if config.watches_parent:
+        exit_with_parent(config.parent_watch_interval_s)
+    try:
+        asyncio.run(serve(config))
+    except AddressError as error:
+        log.critical("%s", error)
+        return 1
+    return 0
+
+
+async def serve(config: ServerConfig) -> None:
+    """Serve until a signal, then let what runs finish.
+
+    Raises:
+        AddressError: The server cannot listen where it was told to.
+    """
+    stop_request = StopRequest()
+    stop_request.listen()
+    server = BackendServer(config, Engine())
+    port = await server.start()
+    log.info("listening on %s:%d", config.address.rpartition(":")[0], port)
+    await stop_request.wait()
+    await server.stop()
+    log.info("stopped")
+
+
+def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
+    """Return what the command line and the environment ask for; hosts add arguments of theirs."""
+    defaults = ServerConfig()
+    parser = argparse.ArgumentParser(prog="run.sh", allow_abbrev=False, description=__doc__)
+    parser.add_argument("--addr", default=defaults.address, metavar="HOST:PORT")
+    known, _ = parser.parse_known_args(arguments)
+    watch = environment.get("LOCALAI_BACKEND_PARENT_WATCH", "")
+    interval = environment.get("LOCALAI_BACKEND_PARENT_WATCH_INTERVAL", "")
+    levels = (environment.get(name) for name in ("MLX_BACKEND_LOG_LEVEL", "LOCALAI_LOG_LEVEL"))
+    return ServerConfig(
+        address=known.addr,
+        auth_token=environment.get("LOCALAI_GRPC_AUTH_TOKEN", ""),
+        watches_parent=watch.strip().lower() not in FALSE_WORDS,
+        parent_watch_interval_s=_interval_s(interval, defaults.parent_watch_interval_s),
+        log_level=next(filter(None, levels), defaults.log_level),
+    )
+
+
+def _interval_s(text: str, default: float) -> float:
+    if not text:
+        return default
+    try:
+        return parse_interval(text)
+    except ValueError as error:
+        log.warning("LOCALAI_BACKEND_PARENT_WATCH_INTERVAL: %s; taking %g s", error, default)
+        return default
+
+
+if __name__ == "__main__":
+    sys.exit(main())

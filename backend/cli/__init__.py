@@ -1,0 +1,1 @@
+"""What a person types: `python -m backend.cli demo` and `chat`. A client only, without MLX."""

@@ -1,0 +1,5 @@
+"""Run the command line."""
+
+from backend.cli.app import main
+
+main()

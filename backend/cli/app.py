@@ -1,0 +1,124 @@
+"""The command line: its commands, their options, and errors in one line."""
+
+import importlib
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from backend.cli.chat import Chat, ChatSettings
+from backend.cli.client import BackendClient, CallError
+from backend.cli.conversation import model_options
+from backend.cli.demo import DemoError, run_demo
+from backend.cli.render import printable
+from backend.cli.tools import Toolbox, read_toolbox, weather_toolbox
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_TEMPERATURE = 0.7
+
+token_option = click.option(
+    "--token",
+    default="",
+    envvar="LOCALAI_GRPC_AUTH_TOKEN",
+    help="Bearer token of the backend.  [env: LOCALAI_GRPC_AUTH_TOKEN]",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Talk to an MLX backend."""
+
+
+@main.command()
+@token_option
+def demo(token: str) -> None:
+    """Run the embedded model: a thought, a tool call and its answer, over a real socket."""
+    try:
+        run_demo(Console(), token)
+    except DemoError as error:
+        raise click.ClickException(printable(str(error))) from None
+
+
+@main.command()
+@click.option("--addr", "address", default=DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT")
+@click.option("--model", help="Path or hub id to load first; without it the loaded model answers.")
+@token_option
+@click.option("--system", default="", help="System message.")
+@click.option("--think/--no-think", "thinking", default=None, help="Overrule the model's default.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0.0),
+    default=DEFAULT_TEMPERATURE,
+    show_default=True,
+    help="0 is greedy.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Limit of a reply; without it the context is the limit.",
+)
+@click.option(
+    "--tools",
+    "tools_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON array of tools to offer; you type what they return.",
+)
+@click.option("--weather", is_flag=True, help="Offer the demo's weather tool.")
+def chat(  # noqa: PLR0913 - a parameter per option
+    *,
+    address: str,
+    model: str | None,
+    token: str,
+    tools_path: Path | None,
+    weather: bool,
+    system: str,
+    thinking: bool | None,
+    temperature: float,
+    max_tokens: int,
+) -> None:
+    """Chat with a running backend; Ctrl-C cancels a reply."""
+    console = Console()
+    settings = ChatSettings(
+        system=system,
+        thinking=thinking,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        toolbox=_toolbox(console, tools_path, weather=weather),
+    )
+    with BackendClient(address, token) as client:
+        try:
+            client.check_health()
+            _ensure_model(console, client, model)
+        except CallError as error:
+            raise click.ClickException(printable(f"{address}: {error}")) from None
+        _enable_line_editing()
+        Chat(console, client, settings).run()
+
+
+def _ensure_model(console: Console, client: BackendClient, model: str | None) -> None:
+    if model is not None:
+        with console.status(f"loading {model}"):
+            client.load_model(model_options(model))
+    elif not client.has_model():
+        raise click.UsageError("no model is loaded: name one with --model")
+
+
+def _toolbox(console: Console, path: Path | None, *, weather: bool) -> Toolbox | None:
+    if weather:
+        return weather_toolbox(console)
+    if path is None:
+        return None
+    try:
+        return read_toolbox(console, path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _enable_line_editing() -> None:
+    """Give a terminal's prompt cursor keys and a history, where Python was built with them."""
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            importlib.import_module("readline")

@@ -1,0 +1,152 @@
+"""A thin client of a backend: requests go out, a streamed reply comes in as increments.
+
+Everything is synchronous and belongs to the calling thread; leaving a stream cancels its call.
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from backend.config import MESSAGE_LIMIT_BYTES
+from backend.core.delta import (
+    ContentDelta,
+    Delta,
+    Increment,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+)
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+
+HEALTH_TIMEOUT_S = 10.0
+HEALTHY = b"OK"
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+    # Backends are local or on the same network: no proxy knows them.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class CallError(Exception):
+    """A call failed; the message is one line: `INVALID_ARGUMENT: Temperature: must be ...`."""
+
+
+class BackendClient:
+    """One channel to a backend."""
+
+    def __init__(self, address: str, token: str = "") -> None:
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = backend_pb2_grpc.BackendStub(self._channel)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; what still runs over it is cancelled."""
+        self._channel.close()
+
+    def check_health(self) -> None:
+        """Return when the backend is there and well.
+
+        Raises:
+            CallError: It cannot be reached, refuses the token, or answers anything but OK.
+        """
+        with _translated_errors():
+            reply: pb.Reply = self._stub.Health(
+                pb.HealthMessage(), metadata=self._metadata, timeout=HEALTH_TIMEOUT_S
+            )
+        if reply.message != HEALTHY:
+            raise CallError(f"Health answered {reply.message!r}")
+
+    def load_model(self, options: pb.ModelOptions) -> None:
+        """Load a model, however long that takes.
+
+        Raises:
+            CallError: It could not be loaded.
+        """
+        with _translated_errors():
+            result: pb.Result = self._stub.LoadModel(options, metadata=self._metadata)
+        if not result.success:
+            raise CallError(f"LoadModel: {_one_line(result.message)}")
+
+    def has_model(self) -> bool:
+        """Tell whether a model is loaded.
+
+        Raises:
+            CallError: The backend does not say.
+        """
+        with _translated_errors():
+            status: pb.StatusResponse = self._stub.Status(
+                pb.HealthMessage(), metadata=self._metadata
+            )
+        return status.state != pb.StatusResponse.UNINITIALIZED
+
+    def stream(self, request: pb.PredictOptions) -> Generator[Increment, None, None]:
+        """Yield a reply as it arrives; closing the generator cancels the call.
+
+        Raises:
+            CallError: The call failed, at its start or in its course.
+        """
+        call = self._stub.PredictStream(request, metadata=self._metadata)
+        try:
+            with _translated_errors():
+                for reply in call:
+                    yield _increment(reply)
+        finally:
+            call.cancel()
+
+
+def _increment(reply: pb.Reply) -> Increment:
+    deltas = tuple(delta for chat in reply.chat_deltas for delta in _deltas(chat))
+    if reply.message and not deltas:
+        # A backend that parses nothing sends its text here alone.
+        deltas = (ContentDelta(reply.message.decode(errors="replace")),)
+    usage = Usage(
+        prompt_tokens=reply.prompt_tokens,
+        completion_tokens=reply.tokens,
+        prefill_ms=reply.timing_prompt_processing,
+        decode_ms=reply.timing_token_generation,
+    )
+    return Increment(deltas, usage)
+
+
+def _deltas(chat: pb.ChatDelta) -> Iterator[Delta]:
+    if chat.reasoning_content:
+        yield ReasoningDelta(chat.reasoning_content)
+    if chat.content:
+        yield ContentDelta(chat.content)
+    for call in chat.tool_calls:
+        yield ToolCallDelta(call.index, call.id, call.name, call.arguments)
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _call_error(error) from None
+
+
+def _call_error(error: grpc.RpcError) -> CallError:
+    if not isinstance(error, grpc.Call):
+        return CallError(_one_line(str(error)))
+    return CallError(f"{error.code().name}: {_one_line(error.details() or 'no details')}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

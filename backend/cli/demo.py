@@ -1,0 +1,84 @@
+"""The main job on the embedded model: a thought, a tool call, its answer, over a real socket."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from backend.cli.client import BackendClient, CallError
+from backend.cli.conversation import model_options, user_message
+from backend.cli.render import print_labelled, print_reply
+from backend.cli.server_process import ServerError, ServerProcess
+from backend.cli.tools import weather_toolbox
+from backend.demo import MODEL_DIR
+from backend.pb import backend_pb2 as pb
+
+# The model never saw this city in its training.
+QUESTION = "What is the weather in Zagreb?"
+MAX_TOKENS = 256
+
+
+class DemoError(Exception):
+    """The demo did not come to its end; the message may have several lines."""
+
+
+def run_demo(console: Console, token: str = "") -> None:
+    """Start the server, hold the conversation, stop the server.
+
+    Raises:
+        DemoError: Something on the way failed; the end of the server's log is in the message.
+    """
+    with (
+        TemporaryDirectory(prefix="mlx-backend-demo-") as directory,
+        ServerProcess.start(Path(directory) / "server.log") as server,
+    ):
+        try:
+            _run(console, server, token)
+        except (CallError, DemoError, ServerError) as error:
+            raise DemoError(f"{error}\nThe server's log ends:\n{server.log_tail()}") from None
+
+
+def _run(console: Console, server: ServerProcess, token: str) -> None:
+    started = time.monotonic()
+    server.wait_until_ready(token)
+    print_labelled(console, "server", f"{server.address}, ready after {_since(started)}")
+    with BackendClient(server.address, token) as client:
+        started = time.monotonic()
+        client.load_model(model_options(str(MODEL_DIR)))
+        print_labelled(console, "model", f"the embedded one, loaded in {_since(started)}")
+        hold_conversation(console, client)
+    code = server.stop()
+    if code != 0:
+        raise DemoError(f"the server exited with code {code}")
+    print_labelled(console, "server", "stopped")
+
+
+def hold_conversation(console: Console, client: BackendClient) -> None:
+    """Ask for the weather, answer the tool call, and print what the model makes of it.
+
+    Raises:
+        CallError: A call failed.
+        DemoError: The model did not call the tool, or did not answer.
+    """
+    toolbox = weather_toolbox(console)
+    messages = [user_message(QUESTION)]
+    print_labelled(console, "user", QUESTION)
+    turn = print_reply(console, client.stream(_request(messages, toolbox.schemas)))
+    if not turn.calls:
+        raise DemoError("the model did not call the tool")
+    messages += [turn.message(), *toolbox.answers(turn)]
+    answer = print_reply(console, client.stream(_request(messages, toolbox.schemas)))
+    if not answer.content.strip():
+        raise DemoError("the model did not answer")
+
+
+def _request(messages: Sequence[pb.Message], tools: str) -> pb.PredictOptions:
+    return pb.PredictOptions(
+        UseTokenizerTemplate=True, Messages=messages, Tools=tools, Tokens=MAX_TOKENS
+    )
+
+
+def _since(started: float) -> str:
+    return f"{time.monotonic() - started:.1f} s"

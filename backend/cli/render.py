@@ -1,0 +1,140 @@
+"""A reply on the terminal while it arrives: thoughts dim, calls in a box, content plain."""
+
+from collections.abc import Generator
+from contextlib import closing
+from types import TracebackType
+from typing import Self, assert_never
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from backend.cli.conversation import Turn, extended
+from backend.core.delta import ContentDelta, Delta, Increment, ReasoningDelta, ToolCallDelta, Usage
+from backend.core.prompt import ToolCall
+
+THOUGHT_STYLE = "dim italic"
+CONTENT_STYLE = ""
+QUIET_STYLE = "dim"
+LABEL_STYLE = "bold cyan"
+ERROR_STYLE = "red"
+
+# A model, or a server's message, must not steer the terminal.
+_CONTROL_CHARACTERS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+
+
+def printable(text: str) -> str:
+    """Return the text without control characters other than line breaks and tabs."""
+    return text.translate(_CONTROL_CHARACTERS)
+
+
+def statistics(usage: Usage) -> str:
+    """Return a reply's counts and its speed in one line."""
+    parts = [f"{usage.completion_tokens} tokens"]
+    if usage.decode_ms > 0.0:
+        parts.append(f"{usage.completion_tokens / usage.decode_ms * 1000.0:.1f} tokens/s")
+    parts.append(f"{usage.prompt_tokens} prompt tokens")
+    return " · ".join(parts)
+
+
+def print_labelled(console: Console, label: str, text: str) -> None:
+    """Print what the model did not write: one line behind a label."""
+    console.print(Text.assemble((f"{label:<8}", LABEL_STYLE), printable(text)), soft_wrap=True)
+
+
+def print_reply(console: Console, increments: Generator[Increment, None, None]) -> Turn:
+    """Print a reply while it arrives, its statistics below, and return what it came to.
+
+    The generator is closed on every way out: an interrupted reply is a cancelled one.
+    """
+    turn = Turn()
+    with closing(increments), ReplyPrinter(console) as printer:
+        for increment in increments:
+            turn.add(increment)
+            for delta in increment.deltas:
+                printer.show(delta)
+    console.print(Text(statistics(turn.usage), QUIET_STYLE))
+    return turn
+
+
+class ReplyPrinter:
+    """Prints the deltas of one reply; leaving it ends the line or the box that is open."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._text_kind: type[Delta] | None = None
+        self._line_is_open = False
+        self._box: _CallBox | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end_section()
+
+    def show(self, delta: Delta) -> None:
+        """Print one delta at once."""
+        match delta:
+            case ReasoningDelta(text):
+                self._show_text(ReasoningDelta, text, THOUGHT_STYLE)
+            case ContentDelta(text):
+                self._show_text(ContentDelta, text, CONTENT_STYLE)
+            case ToolCallDelta():
+                self._show_call(delta)
+            case _:
+                assert_never(delta)
+
+    def _show_text(self, kind: type[Delta], text: str, style: str) -> None:
+        text = printable(text)
+        if kind is not self._text_kind:
+            text = text.lstrip("\n")
+            if not text:
+                return
+            self._end_section()
+            self._text_kind = kind
+        self._console.print(Text(text, style), end="", soft_wrap=True)
+        self._line_is_open = not text.endswith("\n")
+
+    def _show_call(self, piece: ToolCallDelta) -> None:
+        if self._box is None or self._box.index != piece.index:
+            self._end_section()
+            self._box = _CallBox(self._console, piece.index)
+        self._box.add(piece)
+
+    def _end_section(self) -> None:
+        if self._box is not None:
+            self._box.close()
+            self._box = None
+        if self._line_is_open:
+            self._console.print()
+            self._line_is_open = False
+        self._text_kind = None
+
+
+class _CallBox:
+    """A box that grows with the arguments of a call; without a terminal it appears when whole."""
+
+    def __init__(self, console: Console, index: int) -> None:
+        self.index = index
+        self._console = console
+        self._call = ToolCall(call_id="", name="", arguments="")
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def add(self, piece: ToolCallDelta) -> None:
+        self._call = extended(self._call, piece)
+        self._live.update(self._panel(), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+        self._console.print(self._panel())
+
+    def _panel(self) -> Panel:
+        text = Text(printable(f"{self._call.name}({self._call.arguments})"))
+        return Panel(text, title="tool call", title_align="left", expand=False)

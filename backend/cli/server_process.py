@@ -1,0 +1,145 @@
+"""A backend as a child process, started as a host starts it: own process group, no standard input.
+
+The command line's demo, the benchmarks and the end-to-end tests use it.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backend.cli.client import BackendClient, CallError
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0  # what hosts allow between SIGTERM and SIGKILL
+LOOPBACK = "127.0.0.1"
+
+_RUN_SCRIPT = Path(__file__).parents[2] / "run.sh"
+_POLL_INTERVAL_S = 0.002
+
+
+class ServerError(Exception):
+    """The server did not start, or did not stay."""
+
+
+class ServerProcess:
+    """A running server; leaving it as a context stops it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str, log_path: Path) -> None:
+        self._process = process
+        self._log_path = log_path
+        self.address = address
+
+    @classmethod
+    def start(
+        cls,
+        log_path: Path,
+        *,
+        command: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Start a server on a free port; it is not ready yet.
+
+        Args:
+            log_path: Takes its standard output and error.
+            command: Another server's; `--addr HOST:PORT` is appended.
+            environment: `None` is this process's own.
+        """
+        address = f"{LOOPBACK}:{free_port()}"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                [*(command or server_command()), "--addr", address],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        return cls(process, address, log_path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The id of the process, and of its group."""
+        return self._process.pid
+
+    def wait_until_ready(self, token: str = "", timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Return as soon as Health answers.
+
+        Raises:
+            ServerError: The process ended, or did not answer in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._answers(token):
+            if (code := self._process.poll()) is not None:
+                raise ServerError(f"the server exited with code {code}: {self.log_tail(1)}")
+            if time.monotonic() > deadline:
+                raise ServerError(f"the server did not answer Health within {timeout_s:.0f} s")
+            time.sleep(_POLL_INTERVAL_S)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """End the server as a host does, and return its exit code; harmless when it has ended."""
+        self._signal(signal.SIGTERM)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            return self._process.wait()
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines of the server's log."""
+        text = self._log_path.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _answers(self, token: str) -> bool:
+        if not _accepts(self.address):
+            return False
+        try:
+            # A channel that failed once waits long before it tries again: take a new one.
+            with BackendClient(self.address, token) as client:
+                client.check_health()
+        except CallError:
+            return False
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            os.killpg(self.pid, number)
+
+
+def server_command() -> tuple[str, ...]:
+    """Return how the server is started: by `run.sh` in a checkout, else by this interpreter."""
+    if _RUN_SCRIPT.exists():
+        return (str(_RUN_SCRIPT),)
+    return (sys.executable, "-m", "backend")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""What a chat can offer a model to call, and who answers the calls."""
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from backend.cli.conversation import Turn, tool_message
+from backend.cli.render import print_labelled, printable
+from backend.core.prompt import ToolCall
+from backend.demo import WEATHER_TOOL
+from backend.pb import backend_pb2 as pb
+
+CONDITIONS = ("sunny", "rainy", "cloudy", "windy", "foggy")
+MILDEST, SPREAD = 8, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """Tools in the shape of the OpenAI API, as JSON text, and what answers a call of one.
+
+    An answer that nobody typed is printed.
+    """
+
+    schemas: str
+    answer: Callable[[ToolCall], str]
+
+    def answers(self, turn: Turn) -> list[pb.Message]:
+        """Answer the calls of a turn, in their order."""
+        return [tool_message(call, self.answer(call)) for call in turn.calls]
+
+
+def weather_toolbox(console: Console) -> Toolbox:
+    """Return the demo's weather tool; it makes the weather up."""
+
+    def answer(call: ToolCall) -> str:
+        result = made_up_weather(call)
+        print_labelled(console, "tool", result)
+        return result
+
+    return Toolbox(json.dumps([WEATHER_TOOL]), answer)
+
+
+def read_toolbox(console: Console, path: Path) -> Toolbox:
+    """Return the tools that a JSON file lists; the user types what they return.
+
+    Raises:
+        ValueError: It holds no JSON array.
+    """
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(tools, list):
+        raise ValueError(f"{path}: not a JSON array of tools")
+    return Toolbox(
+        json.dumps(tools, ensure_ascii=False),
+        lambda call: console.input(f"{printable(call.name)} returns: ", markup=False),
+    )
+
+
+def made_up_weather(call: ToolCall) -> str:
+    """Return a weather report as JSON: the same for the same arguments, and true of no place."""
+    digest = zlib.crc32(call.arguments.encode())
+    condition = CONDITIONS[digest % len(CONDITIONS)]
+    return json.dumps({"temperature": MILDEST + digest % SPREAD, "condition": condition})

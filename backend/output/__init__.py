@@ -1,0 +1,1 @@
+"""Tokens to deltas: detokenizing, channels, tool calls, stop strings. Pure Python."""

@@ -1,0 +1,162 @@
+"""One reply: engine steps go in, deltas and exactly one finish come out."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from backend.core.delta import (
+    AlternativeLogprob,
+    ContentDelta,
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TokenLogprob,
+    ToolCallDelta,
+)
+from backend.core.step import StepLogprobs, TokenStep
+from backend.output.detokenizer import Detokenizer
+from backend.output.format import OutputFormat, opens_in_reasoning
+from backend.output.router import Router
+from backend.output.stop import StopMatcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplySpec:
+    """What is known of a reply before it begins.
+
+    Attributes:
+        tool_names: Tools that may be called; without any, calls are content.
+        stop_strings: Content that ends the reply; it is never seen.
+        prompt_tail: The end of the prompt: it tells in which channel the reply begins.
+    """
+
+    format: OutputFormat
+    tool_names: frozenset[str] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    prompt_tail: str = ""
+    wants_logprobs: bool = False
+
+
+class ReplyCursor:
+    """Chains detokenizer, router and stop strings for one reply.
+
+    The token that ends a reply by `stop`, be it a stop token or the last of a stop string, is
+    neither counted nor among the logprobs: a host that sees the limit reached takes it for the
+    reason.
+    """
+
+    def __init__(
+        self, spec: ReplySpec, detokenizer: Detokenizer, token_bytes: Callable[[int], bytes]
+    ) -> None:
+        """Begin a reply.
+
+        Args:
+            spec: What is known of it.
+            detokenizer: A fresh one.
+            token_bytes: The bytes of any token, for the logprobs.
+        """
+        self._spec = spec
+        self._detokenizer = detokenizer
+        self._token_bytes = token_bytes
+        self._router = Router(
+            spec.format,
+            tool_names=spec.tool_names,
+            opens_in_reasoning=opens_in_reasoning(spec.format, spec.prompt_tail),
+        )
+        self._stop = StopMatcher(spec.stop_strings)
+        self._deltas: list[Delta] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._has_stopped = False
+        self._is_finished = False
+        self.completion_tokens = 0
+
+    def feed(self, steps: Sequence[TokenStep]) -> tuple[tuple[Delta, ...], Finish | None]:
+        """Return what the steps added, and the finish if they hold the end.
+
+        Steps after the end are ignored.
+        """
+        finish = None
+        for step in steps:
+            if not self._is_finished:
+                finish = self._take(step)
+        deltas, self._deltas = self._deltas, []
+        return tuple(_joined(deltas)), finish
+
+    def _take(self, step: TokenStep) -> Finish | None:
+        reason = step.finish_reason
+        if reason is not FinishReason.STOP:
+            self._send(self._router.feed(self._detokenizer.feed(step.token_id)))
+            if not self._has_stopped:
+                self._count(step)
+        if reason is not None and not self._has_stopped:
+            self._flush(truncated=reason is not FinishReason.STOP)
+        if self._has_stopped:
+            reason = FinishReason.STOP
+        return self._finish(reason) if reason else None
+
+    def _send(self, deltas: Iterable[Delta]) -> None:
+        """Pass deltas on, up to a stop string; it stands in one stretch of content."""
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                text, self._has_stopped = self._stop.feed(delta.text)
+                self._send_content(text)
+            else:
+                self._send_content(self._stop.finish())
+                self._deltas.append(delta)
+            if self._has_stopped:
+                return
+
+    def _send_content(self, text: str) -> None:
+        if text:
+            self._deltas.append(ContentDelta(text))
+
+    def _flush(self, *, truncated: bool) -> None:
+        """Pass on what detokenizer, router and stop matcher held back, in this order."""
+        self._send(self._router.feed(self._detokenizer.finish()))
+        self._send(self._router.finish(truncated=truncated))
+        if not self._has_stopped:
+            self._send_content(self._stop.finish())
+
+    def _finish(self, reason: FinishReason) -> Finish:
+        self._is_finished = True
+        is_cut_off = reason is FinishReason.LENGTH and self._router.ended_mid_call
+        if reason is not FinishReason.CANCELLED and self._router.completed_calls:
+            reason = reason if is_cut_off else FinishReason.TOOL_CALLS
+        return Finish(reason, tuple(self._logprobs))
+
+    def _count(self, step: TokenStep) -> None:
+        self.completion_tokens += 1
+        if self._spec.wants_logprobs and step.logprobs is not None:
+            self._logprobs.append(self._token_logprob(step.token_id, step.logprobs))
+
+    def _token_logprob(self, token_id: int, logprobs: StepLogprobs) -> TokenLogprob:
+        top = tuple(
+            AlternativeLogprob(other, self._token_bytes(other), logprob)
+            for other, logprob in logprobs.top
+        )
+        return TokenLogprob(token_id, self._token_bytes(token_id), logprobs.logprob, top)
+
+
+def _joined(deltas: Sequence[Delta]) -> list[Delta]:
+    """Join neighbours of one kind."""
+    joined: list[Delta] = []
+    for delta in deltas:
+        whole = _join(joined[-1], delta) if joined else None
+        if whole is None:
+            joined.append(delta)
+        else:
+            joined[-1] = whole
+    return joined
+
+
+def _join(first: Delta, second: Delta) -> Delta | None:
+    """Return both as one delta, or nothing where a reader could tell them apart."""
+    match first, second:
+        case ContentDelta(), ContentDelta():
+            return ContentDelta(first.text + second.text)
+        case ReasoningDelta(), ReasoningDelta():
+            return ReasoningDelta(first.text + second.text)
+        case ToolCallDelta(), ToolCallDelta() if first.index == second.index:
+            return replace(first, arguments=first.arguments + second.arguments)
+        case _:
+            return None

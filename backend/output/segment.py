@@ -1,0 +1,96 @@
+"""The text between two markers, whose outer whitespace may belong to the markers."""
+
+from typing import Protocol
+
+
+class Segment(Protocol):
+    """Lets the text of a segment pass; what is held back when it ends was the markers'."""
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing has passed yet."""
+
+    @property
+    def held(self) -> str:
+        """Whitespace that passes only if text follows."""
+
+    def feed(self, text: str) -> str:
+        """Return what may pass."""
+
+
+class PlainText:
+    """Text that stands for itself."""
+
+    is_blank = False
+    held = ""
+
+    def feed(self, text: str) -> str:
+        """Let everything pass."""
+        return text
+
+
+class ThoughtText:
+    """A thought: newlines at both ends are left out."""
+
+    def __init__(self) -> None:
+        self.is_blank = True
+        self._newlines = 0
+
+    @property
+    def held(self) -> str:
+        """Newlines that may be the last."""
+        return "\n" * self._newlines
+
+    def feed(self, text: str) -> str:
+        """Hold back newlines at the end."""
+        if self.is_blank:
+            text = text.lstrip("\n")
+        body = text.rstrip("\n")
+        if not body:
+            self._newlines += len(text)
+            return ""
+        passing = self.held + body
+        self.is_blank = False
+        self._newlines = len(text) - len(body)
+        return passing
+
+
+class TextAfterThought:
+    """Content behind a thought: its leading newlines are left out."""
+
+    held = ""
+
+    def __init__(self) -> None:
+        self.is_blank = True
+
+    def feed(self, text: str) -> str:
+        """Let everything pass from the first other character on."""
+        if self.is_blank:
+            text = text.lstrip("\n")
+            self.is_blank = not text
+        return text
+
+
+class TextAfterCall:
+    """Content behind a tool call: whitespace passes only with text behind it."""
+
+    def __init__(self) -> None:
+        self.is_blank = True
+        self._whitespace: list[str] = []
+
+    @property
+    def held(self) -> str:
+        """Whitespace so far."""
+        return "".join(self._whitespace)
+
+    def feed(self, text: str) -> str:
+        """Hold back leading whitespace."""
+        if not self.is_blank:
+            return text
+        if not text.strip():
+            self._whitespace.append(text)
+            return ""
+        passing = self.held + text
+        self.is_blank = False
+        self._whitespace.clear()
+        return passing

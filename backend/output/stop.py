@@ -1,0 +1,21 @@
+"""Stop strings: the caller's texts that end a reply and are never seen."""
+
+from collections.abc import Iterable
+
+from backend.output.automaton import Automaton, Scanner
+
+
+class StopMatcher:
+    """Lets content pass until a stop string is complete; holds back what may become one."""
+
+    def __init__(self, stop_strings: Iterable[str]) -> None:
+        self._scanner = Scanner(Automaton(stop_strings))
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """Return the text that is safe to send, and whether a stop string followed it."""
+        scan = self._scanner.feed(text)
+        return scan.safe, bool(scan.match)
+
+    def finish(self) -> str:
+        """Return what is held back: the content ends here, or is interrupted."""
+        return self._scanner.finish()

@@ -1,0 +1,173 @@
+"""Follow one JSON value through a stream, at a constant cost per character."""
+
+import re
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TypeAlias
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_SCALAR_RUN = re.compile(r"[\w+.-]*", re.ASCII)
+_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_SCALAR_START = frozenset("-0123456789tfn")
+_SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
+_HEX = frozenset("0123456789abcdefABCDEF")
+_CONTROL = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+_Step: TypeAlias = Callable[[str, int], tuple[str, int]]
+
+
+class JsonState(Enum):
+    """How far a value has come."""
+
+    OPEN = auto()
+    COMPLETE = auto()
+    MALFORMED = auto()
+
+
+class _Place(Enum):
+    """What may stand next, outside of strings and scalars."""
+
+    VALUE = auto()
+    FIRST_ITEM = auto()
+    FIRST_KEY = auto()
+    KEY = auto()
+    COLON = auto()
+    AFTER_VALUE = auto()
+
+
+class JsonScanner:
+    """Takes one value from its first character to its last, and not a character more.
+
+    What it took is the beginning of valid JSON, character for character as it was written,
+    but for control characters in strings: JSON forbids them, models write them, and their
+    meaning is plain, so they are escaped.
+    """
+
+    def __init__(self) -> None:
+        self.state = JsonState.OPEN
+        self._closers: list[str] = []
+        self._place = _Place.VALUE
+        self._step: _Step = self._in_structure
+        self._scalar: list[str] = []
+        self._hex_digits_left = 0
+
+    def feed(self, text: str, position: int = 0) -> tuple[str, int]:
+        """Read on from a position of `text`.
+
+        Returns:
+            What was taken, as JSON, and the position behind it: the end of `text` unless the
+            state changed there.
+        """
+        taken: list[str] = []
+        while self.state is JsonState.OPEN and position < len(text):
+            piece, position = self._step(text, position)
+            taken.append(piece)
+        return "".join(taken), position
+
+    def _in_structure(self, text: str, position: int) -> tuple[str, int]:
+        """Take whitespace, or one character that is no part of a string or scalar."""
+        end = _end(_SPACE, text, position)
+        if end > position:
+            return text[position:end], end
+        char = text[position]
+        if self._place in (_Place.VALUE, _Place.FIRST_ITEM) and char in _SCALAR_START:
+            self._scalar = []
+            self._step = self._in_scalar
+            return "", position
+        return (char, position + 1) if self._goes_on_with(char) else self._fail(position)
+
+    def _goes_on_with(self, char: str) -> bool:
+        """Go where a structural character leads, or tell that it cannot stand here."""
+        match self._place, char:
+            case ((_Place.VALUE | _Place.FIRST_ITEM), "{"):
+                self._closers.append("}")
+                self._place = _Place.FIRST_KEY
+            case ((_Place.VALUE | _Place.FIRST_ITEM), "["):
+                self._closers.append("]")
+                self._place = _Place.FIRST_ITEM
+            case ((_Place.VALUE | _Place.FIRST_ITEM | _Place.FIRST_KEY | _Place.KEY), '"'):
+                self._step = self._in_string
+            case _Place.COLON, ":":
+                self._place = _Place.VALUE
+            case _Place.AFTER_VALUE, ",":
+                self._place = _Place.KEY if self._closers[-1] == "}" else _Place.VALUE
+            case ((_Place.AFTER_VALUE | _Place.FIRST_ITEM), "]"):
+                return self._closes_with(char)
+            case ((_Place.AFTER_VALUE | _Place.FIRST_KEY), "}"):
+                return self._closes_with(char)
+            case _:
+                return False
+        return True
+
+    def _closes_with(self, char: str) -> bool:
+        if self._closers.pop() != char:
+            return False
+        self._end_value()
+        return True
+
+    def _end_value(self) -> None:
+        self._step = self._in_structure
+        self._place = _Place.AFTER_VALUE
+        if not self._closers:
+            self.state = JsonState.COMPLETE
+
+    def _end_string(self) -> None:
+        if self._place in (_Place.FIRST_KEY, _Place.KEY):
+            self._step = self._in_structure
+            self._place = _Place.COLON
+        else:
+            self._end_value()
+
+    def _in_string(self, text: str, position: int) -> tuple[str, int]:
+        end = _end(_PLAIN, text, position)
+        if end > position:
+            return text[position:end], end
+        char = text[position]
+        if char == '"':
+            self._end_string()
+        elif char == "\\":
+            self._step = self._in_escape
+        else:
+            char = _CONTROL.get(char, f"\\u{ord(char):04x}")
+        return char, position + 1
+
+    def _in_escape(self, text: str, position: int) -> tuple[str, int]:
+        char = text[position]
+        if char == "u":
+            self._hex_digits_left = 4
+            self._step = self._in_code_point
+        elif char in _SIMPLE_ESCAPES:
+            self._step = self._in_string
+        else:
+            return self._fail(position)
+        return char, position + 1
+
+    def _in_code_point(self, text: str, position: int) -> tuple[str, int]:
+        char = text[position]
+        if char not in _HEX:
+            return self._fail(position)
+        self._hex_digits_left -= 1
+        if not self._hex_digits_left:
+            self._step = self._in_string
+        return char, position + 1
+
+    def _in_scalar(self, text: str, position: int) -> tuple[str, int]:
+        end = _end(_SCALAR_RUN, text, position)
+        if end > position:
+            self._scalar.append(text[position:end])
+            return text[position:end], end
+        if not _SCALAR.fullmatch("".join(self._scalar)):
+            return self._fail(position)
+        self._end_value()
+        return "", position
+
+    def _fail(self, position: int) -> tuple[str, int]:
+        self.state = JsonState.MALFORMED
+        return "", position
+
+
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    """Return where a pattern that always matches ends."""
+    match = pattern.match(text, position)
+    return match.end() if match else position

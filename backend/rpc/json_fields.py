@@ -1,0 +1,75 @@
+"""JSON inside of string fields, parsed strictly; a failure names the field."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, TypeAlias
+
+from backend.core.prompt import JsonValue
+from backend.errors import InvalidRequestError
+
+JsonObject: TypeAlias = Mapping[str, JsonValue]
+JsonArray: TypeAlias = Sequence[JsonValue]
+
+
+def parse_json(field: str, text: str) -> JsonValue:
+    """Return the value that the text holds.
+
+    Raises:
+        InvalidRequestError: It is no JSON, or no text could hold it: half a surrogate pair.
+    """
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise InvalidRequestError(field, "is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise InvalidRequestError(field, "has an escape of half a surrogate pair") from None
+    except ValueError as error:
+        raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
+    return value
+
+
+def require_object(field: str, value: JsonValue) -> JsonObject:
+    """Return the value as an object, or refuse it."""
+    if isinstance(value, Mapping):
+        return value
+    raise InvalidRequestError(field, f"must be a JSON object, not {json_type(value)}")
+
+
+def require_array(field: str, value: JsonValue) -> JsonArray:
+    """Return the value as an array, or refuse it."""
+    if isinstance(value, list):
+        return value
+    raise InvalidRequestError(field, f"must be a JSON array, not {json_type(value)}")
+
+
+def require_name(field: str, value: JsonValue) -> str:
+    """Return the value as text that is not blank, or refuse it."""
+    if isinstance(value, str) and value.strip():
+        return value
+    problem = (
+        "must not be empty" if isinstance(value, str) else f"must be text, not {json_type(value)}"
+    )
+    raise InvalidRequestError(field, problem)
+
+
+def json_type(value: object) -> str:
+    """Return what JSON calls the type of a value, with its article."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "an object"
+        case _:
+            return "an array"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,87 @@
+"""One `pb.ModelOptions` -> one `ModelOptions`: parsed once, strictly, here at the edge."""
+
+import logging
+import math
+from pathlib import Path
+
+from backend.config import Adapter, ModelOptions
+from backend.errors import InvalidRequestError
+from backend.pb import backend_pb2 as pb
+from backend.rpc.tuning_options import tuning_options
+
+DTYPES = {
+    "": None,
+    "auto": None,
+    "float32": "float32",
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
+
+log = logging.getLogger(__name__)
+
+
+def model_options(request: pb.ModelOptions) -> ModelOptions:
+    """Return what a LoadModel asks for. Fields of other engines are not looked at.
+
+    Raises:
+        InvalidRequestError: A field is malformed, out of range or missing.
+    """
+    if not (request.Model or request.ModelFile):
+        raise InvalidRequestError("Model", "is empty, and so is ModelFile")
+    if request.LoraBase:
+        log.warning("LoraBase is ignored: an adapter applies to the model it is loaded with")
+    tuning = tuning_options(request.Options, request.EngineArgs)
+    return ModelOptions(
+        model=request.Model or request.ModelFile,
+        model_file=request.ModelFile,
+        models_dir=Path(request.ModelPath) if request.ModelPath else None,
+        tokenizer=request.Tokenizer,
+        trust_remote_code=request.TrustRemoteCode or tuning.trust_remote_code,
+        max_model_len=_max_model_len(request.MaxModelLen),
+        dtype=_dtype(request.DType),
+        adapters=_adapters(request),
+        tuning=tuning,
+    )
+
+
+def _max_model_len(limit: int) -> int | None:
+    if limit < 0:
+        raise InvalidRequestError("MaxModelLen", f"is negative: {limit}")
+    return limit or None
+
+
+def _dtype(name: str) -> str | None:
+    try:
+        return DTYPES[name.strip().lower()]
+    except KeyError:
+        known = ", ".join(sorted(filter(None, set(DTYPES.values()))))
+        raise InvalidRequestError("DType", f"{name!r} is unknown; known are {known}") from None
+
+
+def _adapters(request: pb.ModelOptions) -> tuple[Adapter, ...]:
+    paths, scales = list(request.LoraAdapters), list(request.LoraScales)
+    if scales and len(scales) != len(paths):
+        problem = f"holds {len(scales)} scales for {len(paths)} LoraAdapters"
+        raise InvalidRequestError("LoraScales", problem)
+    adapters = [
+        _adapter(f"LoraAdapters[{index}]", path, scale)
+        for index, (path, scale) in enumerate(zip(paths, scales or [0.0] * len(paths), strict=True))
+    ]
+    if request.LoraAdapter:
+        adapters.insert(0, _adapter("LoraAdapter", request.LoraAdapter, request.LoraScale))
+    return tuple(adapters)
+
+
+def _adapter(field: str, path: str, scale: float) -> Adapter:
+    if not path:
+        raise InvalidRequestError(field, "is empty")
+    if not (math.isfinite(scale) and scale >= 0.0):
+        raise InvalidRequestError(field, f"has the scale {scale}, which is no positive number")
+    return Adapter(path, scale or 1.0)

@@ -1,0 +1,75 @@
+"""Increments and completions -> `pb.Reply`: the text twice, once for each kind of client.
+
+`message` has the visible text alone; `chat_deltas` have text, thought and tool calls. Counts and
+times are cumulative, and stand in every reply, because the host keeps those of the last one.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from backend.core.delta import (
+    ContentDelta,
+    Delta,
+    Finish,
+    Increment,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+)
+from backend.output.collect import Completion
+from backend.output.logprobs import to_json
+from backend.pb import backend_pb2 as pb
+
+REPLACEMENT_CHARACTER = "\ufffd"
+
+
+def increment_reply(increment: Increment) -> pb.Reply:
+    """Return the reply for one increment; its deltas are empty when it carries no text."""
+    deltas = [_chat_delta(delta) for delta in increment.deltas]
+    return _reply(deltas, increment.usage, increment.finish)
+
+
+def completion_reply(completion: Completion) -> pb.Reply:
+    """Return the reply for a whole completion: one delta per channel, the calls together."""
+    calls = [
+        pb.ToolCallDelta(
+            index=call.index, id=call.call_id, name=call.name, arguments=call.arguments or "{}"
+        )
+        for call in completion.tool_calls
+    ]
+    deltas = [
+        pb.ChatDelta(reasoning_content=completion.reasoning),
+        pb.ChatDelta(content=_sendable(completion.content)),
+        pb.ChatDelta(tool_calls=calls),
+    ]
+    return _reply(deltas, completion.usage, completion.finish)
+
+
+def _reply(deltas: Sequence[pb.ChatDelta], usage: Usage, finish: Finish | None) -> pb.Reply:
+    return pb.Reply(
+        message="".join(delta.content for delta in deltas).encode(),
+        chat_deltas=[delta for delta in deltas if delta.ByteSize()],
+        tokens=usage.completion_tokens,
+        prompt_tokens=usage.prompt_tokens,
+        timing_prompt_processing=usage.prefill_ms,
+        timing_token_generation=usage.decode_ms,
+        logprobs=to_json(finish.logprobs) if finish and finish.logprobs else b"",
+    )
+
+
+def _chat_delta(delta: Delta) -> pb.ChatDelta:
+    match delta:
+        case ContentDelta(text):
+            return pb.ChatDelta(content=_sendable(text))
+        case ReasoningDelta(text):
+            return pb.ChatDelta(reasoning_content=text)
+        case ToolCallDelta(index, call_id, name, arguments):
+            call = pb.ToolCallDelta(index=index, id=call_id, name=name, arguments=arguments)
+            return pb.ChatDelta(tool_calls=[call])
+        case _:
+            assert_never(delta)
+
+
+def _sendable(content: str) -> str:
+    # The host's stream never gets past this character, though a model may well mean it.
+    return content.replace(REPLACEMENT_CHARACTER, "")

@@ -1,0 +1,68 @@
+"""What the backend tells about itself: state, counters, the loaded model."""
+
+import asyncio
+
+from backend.core.prompt import Message
+from backend.core.status import EngineState, EngineStatus
+from backend.errors import InvalidRequestError, ModelNotLoadedError
+from backend.generation import TextEngine, output_format
+from backend.model.template import ChatTemplate
+from backend.output.format import OutputFormat
+from backend.pb import backend_pb2 as pb
+
+_STATES = {
+    EngineState.UNINITIALIZED: pb.StatusResponse.UNINITIALIZED,
+    EngineState.BUSY: pb.StatusResponse.BUSY,
+    EngineState.READY: pb.StatusResponse.READY,
+    EngineState.ERROR: pb.StatusResponse.ERROR,
+}
+_INT32_MAX = 2**31 - 1
+_SAMPLE = (Message(role="user", content="test"),)
+
+
+def status_response(status: EngineStatus) -> pb.StatusResponse:
+    """Return state and memory; the total is what MLX holds from the system."""
+    parts = status.memory_bytes
+    total = parts.get("mlx_active", 0) + parts.get("mlx_cache", 0)
+    memory = pb.MemoryUsageData(total=total, breakdown=parts)
+    return pb.StatusResponse(state=_STATES[status.state], memory=memory)
+
+
+def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
+    """Return the totals since the model was loaded."""
+    return pb.MetricsResponse(
+        tokens_per_second=status.tokens_per_s,
+        tokens_generated=min(status.generated_tokens, _INT32_MAX),
+        prompt_tokens_processed=min(status.prompt_tokens, _INT32_MAX),
+    )
+
+
+async def metadata_response(engine: TextEngine) -> pb.ModelMetadataResponse:
+    """Return what the loaded model can do, and how a prompt looks when it is asked to think.
+
+    Raises:
+        ModelNotLoadedError: Nothing is loaded.
+    """
+    if engine.model is None:
+        raise ModelNotLoadedError
+    return pb.ModelMetadataResponse(
+        supports_thinking=engine.model.card.supports_thinking,
+        rendered_template=await asyncio.to_thread(_render_sample, engine.model.template),
+        tool_format=_tool_format(output_format(engine)),
+    )
+
+
+def _render_sample(template: ChatTemplate) -> str:
+    try:
+        return template.render(_SAMPLE, (), {"enable_thinking": True})
+    except InvalidRequestError:
+        return ""
+
+
+def _tool_format(wire: OutputFormat) -> pb.ToolFormatMarkers:
+    return pb.ToolFormatMarkers(
+        format_type=wire.tools.name,
+        per_call_start=next(iter(wire.tools.openers), ""),
+        reasoning_start=wire.reasoning.start,
+        reasoning_end=wire.reasoning.end,
+    )

@@ -1,0 +1,89 @@
+"""One `pb.PredictOptions` -> one `GenerationCall`: parsed once, strictly, here at the edge."""
+
+import uuid
+from collections.abc import Iterable
+
+from backend.config import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, TuningOptions
+from backend.core.request import GenerationCall
+from backend.errors import InvalidRequestError, UnsupportedError
+from backend.pb import backend_pb2 as pb
+from backend.rpc.conversation import messages, template_options
+from backend.rpc.sampling_fields import sampling_params
+from backend.rpc.tool_fields import tool_choice, tools
+
+MAX_REQUEST_ID_CHARS = 128
+
+
+def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> GenerationCall:
+    """Return what a request means, its gaps filled by the options of the loaded model.
+
+    Raises:
+        InvalidRequestError: A field is malformed, out of range or missing.
+        UnsupportedError: It asks for what this backend cannot do.
+    """
+    _refuse_media(request)
+    _refuse_grammar(request)
+    is_chat = request.UseTokenizerTemplate and len(request.Messages) > 0
+    offered = tools(request.Tools)
+    return GenerationCall(
+        request_id=_request_id(request.CorrelationId),
+        prompt="" if is_chat else _prompt(request),
+        messages=messages(request) if is_chat else (),
+        tools=offered,
+        tool_choice=tool_choice(request.ToolChoice, offered),
+        template_options=template_options(request.Metadata, tuning),
+        sampling=sampling_params(request, tuning),
+        max_tokens=request.Tokens if request.Tokens > 0 else tuning.max_tokens,
+        stop_strings=_stop_strings(request.StopPrompts),
+        ignore_eos=request.IgnoreEOS,
+        top_logprobs=_top_logprobs(request),
+        debug=request.Debug or request.DebugMode,
+    )
+
+
+def _refuse_media(request: pb.PredictOptions) -> None:
+    for field in ("Images", "Videos", "Audios"):
+        if getattr(request, field):
+            raise InvalidRequestError(field, "the loaded model reads text only")
+
+
+def _refuse_grammar(request: pb.PredictOptions) -> None:
+    if request.Grammar.strip():
+        raise UnsupportedError("Grammar: constrained decoding is not available yet")
+
+
+def _prompt(request: pb.PredictOptions) -> str:
+    if request.Prompt:
+        return request.Prompt
+    if request.UseTokenizerTemplate:
+        raise InvalidRequestError("Messages", "is empty, and so is Prompt")
+    raise InvalidRequestError("Prompt", "is empty")
+
+
+def _request_id(correlation_id: str) -> str:
+    """Return the caller's id made unique, since two of its requests may run at once."""
+    unique = uuid.uuid4().hex[:12]
+    if not correlation_id:
+        return unique
+    if len(correlation_id) > MAX_REQUEST_ID_CHARS or not correlation_id.isprintable():
+        problem = f"must be at most {MAX_REQUEST_ID_CHARS} printable characters"
+        raise InvalidRequestError("CorrelationId", problem)
+    return f"{correlation_id}-{unique}"
+
+
+def _stop_strings(stop_prompts: Iterable[str]) -> tuple[str, ...]:
+    distinct = tuple(dict.fromkeys(filter(None, stop_prompts)))
+    if len(distinct) > MAX_STOP_STRINGS:
+        problem = f"holds {len(distinct)} stop strings, at most {MAX_STOP_STRINGS} are allowed"
+        raise InvalidRequestError("StopPrompts", problem)
+    return distinct
+
+
+def _top_logprobs(request: pb.PredictOptions) -> int | None:
+    """Return the larger of the two fields: the host sets both, other callers either."""
+    for field in ("Logprobs", "TopLogprobs"):
+        asked = getattr(request, field)
+        if not 0 <= asked <= MAX_TOP_LOGPROBS:
+            problem = f"must be between 0 and {MAX_TOP_LOGPROBS}, not {asked}"
+            raise InvalidRequestError(field, problem)
+    return max(request.Logprobs, request.TopLogprobs) or None

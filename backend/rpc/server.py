@@ -1,0 +1,116 @@
+"""The grpc.aio server around an engine: build, start, drain, stop. Imports no MLX."""
+
+import socket
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from backend.config import DRAIN_TIMEOUT_S, MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+from backend.rpc.decoding import RECEIVE_LIMIT_BYTES, DecodingInterceptor
+from backend.rpc.servicer import BackendServicer, ServedEngine
+from backend.rpc.status import StatusInterceptor
+from common.auth import BearerTokenInterceptor
+from common.identity import ModelIdentityInterceptor
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Backend"]
+FLUSH_TIMEOUT_S = 0.5
+MAX_PORT = 65535
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
+    # Two servers on one port would share its calls: the second has to fail.
+    ("grpc.so_reuseport", 0),
+    # A client whose machine vanished sends no FIN: it is noticed after 30 s, and its slot freed.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Clients may ping during a prefill, which sends nothing for long.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+class AddressError(Exception):
+    """The server cannot listen where it was told to."""
+
+    def __init__(self, address: str, problem: str) -> None:
+        super().__init__(f"cannot listen on {address}: {problem}")
+
+
+class BackendServer:
+    """Serves one engine; built and used on a running event loop."""
+
+    def __init__(self, config: ServerConfig, engine: ServedEngine) -> None:
+        self._address = config.address
+        self._engine = engine
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            interceptors=_interceptors(config, engine), options=CHANNEL_OPTIONS
+        )
+        servicer = BackendServicer(engine)
+        backend_pb2_grpc.add_BackendServicer_to_server(  # type: ignore[no-untyped-call]
+            servicer, self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> int:
+        """Listen, and return the port: the one asked for, or a free one in the place of 0.
+
+        Raises:
+            AddressError: The address is malformed, not ours, or taken.
+        """
+        host, port = _split(self._address)
+        try:
+            bound_port = self._server.add_insecure_port(self._address)
+        except RuntimeError:
+            raise AddressError(self._address, _bind_problem(host, port)) from None
+        await self._server.start()
+        await self._health.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
+        return bound_port
+
+    async def stop(self) -> None:
+        """Let running requests finish for a while, refusing new ones; then end them all."""
+        await self._health.enter_graceful_shutdown()
+        await self._engine.close(drain_timeout_s=DRAIN_TIMEOUT_S)
+        await self._server.stop(FLUSH_TIMEOUT_S)
+
+
+def _interceptors(config: ServerConfig, engine: ServedEngine) -> list[grpc.aio.ServerInterceptor]:
+    """Return the interceptors, the outermost first."""
+
+    def loaded_model() -> str:
+        return engine.options.model if engine.options else ""
+
+    authentication = [BearerTokenInterceptor(config.auth_token)] if config.auth_token else []
+    return [
+        *authentication,
+        StatusInterceptor(),
+        DecodingInterceptor(SERVICE),
+        ModelIdentityInterceptor(loaded_model),
+    ]
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise AddressError(address, "it is not HOST:PORT")
+    if int(port) > MAX_PORT:
+        raise AddressError(address, f"the port is above {MAX_PORT}")
+    return host, int(port)
+
+
+def _bind_problem(host: str, port: int) -> str:
+    """Return in the system's words why an address cannot be bound: gRPC does not say."""
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return "gRPC could not bind it"

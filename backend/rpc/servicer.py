@@ -1,0 +1,122 @@
+"""The RPCs of the service: each parses its request, asks the pipeline, and builds its reply."""
+# ruff: noqa: N802 - the methods have the names of the RPCs
+
+import logging
+from contextlib import aclosing
+from typing import NoReturn, Protocol
+
+from backend.config import ModelOptions
+from backend.core.model import ModelCard
+from backend.core.request import GenerationCall
+from backend.core.status import EngineStatus
+from backend.errors import ModelNotLoadedError, UnsupportedError
+from backend.generation import TextEngine, detokenize, generate, tokenize
+from backend.output.collect import Collector
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+from backend.rpc.model_options import model_options
+from backend.rpc.replies import completion_reply, increment_reply
+from backend.rpc.reports import metadata_response, metrics_response, status_response
+from backend.rpc.requests import generation_call
+from common.handlers import Context
+
+log = logging.getLogger(__name__)
+
+
+class ServedEngine(TextEngine, Protocol):
+    """What the service needs of an engine beyond the pipeline's needs."""
+
+    async def load(self, options: ModelOptions) -> ModelCard:
+        """Load a model in place of the one before; to cancel is to give the load up."""
+
+    async def free(self) -> None:
+        """End what runs and drop the model."""
+
+    def status(self) -> EngineStatus:
+        """Return a snapshot, at once."""
+
+    async def close(self, *, drain_timeout_s: float) -> None:
+        """Refuse new work, let the running finish up to the timeout, then end."""
+
+
+class BackendServicer(backend_pb2_grpc.BackendServicer):
+    """Answers the host. Errors leave as exceptions: `StatusInterceptor` translates them."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self._engine = engine
+
+    async def Health(self, _request: pb.HealthMessage, _context: Context) -> pb.Reply:
+        """Answer at all times, whatever the engine does."""
+        return pb.Reply(message=b"OK")
+
+    async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
+        """Load a model; a caller that leaves cancels the load."""
+        card = await self._engine.load(model_options(request))
+        return pb.Result(success=True, message=f"loaded {card.name} ({card.model_type})")
+
+    async def Free(self, _request: pb.HealthMessage, _context: Context) -> pb.Result:
+        """Drop the model, and with it whatever runs."""
+        await self._engine.free()
+        return pb.Result(success=True, message="freed")
+
+    async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
+        """Answer with the fold of the stream."""
+        collector = Collector()
+        async with aclosing(generate(self._call(request), self._engine)) as increments:
+            async for increment in increments:
+                collector.add(increment)
+        return completion_reply(collector.completion)
+
+    async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
+        """Send a reply for each increment that carries something."""
+        async with aclosing(generate(self._call(request), self._engine)) as increments:
+            async for increment in increments:
+                reply = increment_reply(increment)
+                if reply.chat_deltas or increment.finish is not None:
+                    await context.write(reply)
+
+    async def TokenizeString(
+        self, request: pb.PredictOptions, _context: Context
+    ) -> pb.TokenizationResponse:
+        """Answer with the ids of a text, or of a rendered conversation."""
+        token_ids = await tokenize(self._call(request), self._engine)
+        return pb.TokenizationResponse(length=len(token_ids), tokens=token_ids)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, _context: Context
+    ) -> pb.DetokenizeResponse:
+        """Answer with the text of ids."""
+        return pb.DetokenizeResponse(content=await detokenize(request.tokens, self._engine))
+
+    async def Status(self, _request: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
+        """Answer with state and memory."""
+        return status_response(self._engine.status())
+
+    async def GetMetrics(
+        self, _request: pb.MetricsRequest, _context: Context
+    ) -> pb.MetricsResponse:
+        """Answer with the engine's counters."""
+        return metrics_response(self._engine.status())
+
+    async def ModelMetadata(
+        self, _request: pb.ModelOptions, _context: Context
+    ) -> pb.ModelMetadataResponse:
+        """Answer with what was found out about the loaded model."""
+        return await metadata_response(self._engine)
+
+    async def Embedding(self, _request: pb.PredictOptions, _context: Context) -> NoReturn:
+        """Refuse."""
+        raise UnsupportedError("Embedding: this backend has no embedding models yet")
+
+    async def Score(self, _request: pb.ScoreRequest, _context: Context) -> NoReturn:
+        """Refuse."""
+        raise UnsupportedError("Score: this backend does not score candidates yet")
+
+    async def Rerank(self, _request: pb.RerankRequest, _context: Context) -> NoReturn:
+        """Refuse."""
+        raise UnsupportedError("Rerank: this backend has no reranking models yet")
+
+    def _call(self, request: pb.PredictOptions) -> GenerationCall:
+        if self._engine.options is None:
+            raise ModelNotLoadedError
+        return generation_call(request, self._engine.options.tuning)

@@ -1,0 +1,62 @@
+"""Errors -> gRPC statuses: one table, applied in one place."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from backend import errors
+from common.handlers import Context, Continuation, FoundHandler, surround
+
+STATUS_CODES: dict[type[errors.BackendError], grpc.StatusCode] = {
+    errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    # Distributed hosts drop the replica on this one: nothing else may use it.
+    errors.ModelNotLoadedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
+    errors.ShuttingDownError: grpc.StatusCode.UNAVAILABLE,
+    errors.RequestCancelledError: grpc.StatusCode.ABORTED,
+    errors.GenerationFailedError: grpc.StatusCode.INTERNAL,
+    errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.UnsupportedModelError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DownloadError: grpc.StatusCode.UNAVAILABLE,
+    errors.LoadCancelledError: grpc.StatusCode.CANCELLED,
+    errors.LoadError: grpc.StatusCode.INTERNAL,
+}
+
+log = logging.getLogger(__name__)
+
+
+def status_code(error: BaseException) -> grpc.StatusCode | None:
+    """Return the status of the error's nearest ancestor in the table, or `None`."""
+    known = (STATUS_CODES[kind] for kind in type(error).__mro__ if kind in STATUS_CODES)
+    return next(known, None)
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Ends a call that raises with the status of its error, and the error's text."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> FoundHandler:
+        """Surround the handler with the translation."""
+        handler = await continuation(handler_call_details)
+        return handler and surround(handler, _translate)
+
+
+@asynccontextmanager
+async def _translate(_request: object, context: Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except grpc.aio.BaseError:
+        raise  # gRPC's own: the call was aborted, or its peer has gone
+    except Exception as error:
+        code = status_code(error)
+        if code is None:
+            # A bug: the log gets the traceback, the caller nothing of our insides.
+            log.exception("unexpected error while answering a call")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the backend's log")
+        await context.abort(code, str(error))

@@ -1,0 +1,95 @@
+"""`Options` and `EngineArgs` of a LoadModel -> `TuningOptions`."""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from backend.config import TuningOptions
+from backend.errors import InvalidRequestError
+from backend.rpc.json_fields import JsonObject, parse_json, require_object
+from common.options import OptionField, OptionValue, option_fields, split_entry
+
+OPTION_FIELDS = option_fields(TuningOptions)
+
+
+class Range(NamedTuple):
+    """Inclusive bounds of a number."""
+
+    low: float
+    high: float = math.inf
+
+
+RANGES = {
+    "max_slots": Range(1, 1024),
+    "max_waiting": Range(0),
+    "prefill_chunk": Range(1),
+    "prefill_chunk_alone": Range(1),
+    "prefill_pause_ms": Range(1),
+    "max_tokens": Range(1),
+    "top_p": Range(0, 1),
+    "top_k": Range(-1),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0),
+    "seed": Range(0),
+    "xtc_probability": Range(0, 1),
+    "xtc_threshold": Range(0, 1),
+    "wired_limit_mb": Range(0),
+}
+
+Given = TypeVar("Given")
+
+log = logging.getLogger(__name__)
+
+
+def tuning_options(options: Iterable[str], engine_args: str) -> TuningOptions:
+    """Return the typed options; those of `EngineArgs` win.
+
+    Raises:
+        InvalidRequestError: A value does not fit, or `EngineArgs` has an unknown key.
+    """
+    texts = _read("Options", _known_options(options), OptionField.from_text)
+    values = _read("EngineArgs", _engine_args(engine_args), OptionField.from_json)
+    return TuningOptions(**(texts | values))
+
+
+def _known_options(options: Iterable[str]) -> dict[str, str]:
+    given = dict(split_entry(entry) for entry in options)
+    unknown = [name for name in given if name not in OPTION_FIELDS]
+    if unknown:
+        # Hosts and importers add options for other backends to every model.
+        log.info("Options: ignoring what is unknown here: %s", ", ".join(unknown))
+    return {name: text for name, text in given.items() if name in OPTION_FIELDS}
+
+
+def _engine_args(text: str) -> JsonObject:
+    if not text.strip():
+        return {}
+    given = require_object("EngineArgs", parse_json("EngineArgs", text))
+    unknown = [name for name in given if name not in OPTION_FIELDS]
+    if unknown:
+        problem = f"unknown: {', '.join(unknown)}; valid names are {', '.join(OPTION_FIELDS)}"
+        raise InvalidRequestError("EngineArgs", problem)
+    return given
+
+
+def _read(
+    source: str, given: Mapping[str, Given], read: Callable[[OptionField, Given], OptionValue]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            values[name] = read(OPTION_FIELDS[name], value)
+        except ValueError as error:
+            raise InvalidRequestError(f"{source}: {name}", str(error)) from None
+        _check_range(f"{source}: {name}", name, values[name])
+    return values
+
+
+def _check_range(field: str, name: str, value: OptionValue) -> None:
+    if name not in RANGES or not isinstance(value, int | float):
+        return
+    low, high = RANGES[name]
+    if not low <= value <= high:
+        bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise InvalidRequestError(field, f"must be {bounds}, not {value:g}")

@@ -1,0 +1,72 @@
+"""The raw mlx-lm process, from the side of the one that asks it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.models import ROOT, BenchModel
+from benchmarks.workload import Speed, Workload
+
+QUIET = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+
+
+class BaselineError(Exception):
+    """The raw process ended; its own words went to standard error."""
+
+
+class Baseline:
+    """A process with a loaded model that computes only while it is asked."""
+
+    def __init__(self, model: BenchModel, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.raw", model.directory],
+            cwd=ROOT,
+            env={**environment, **QUIET},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.communicate()
+
+    def run(self, workload: Workload) -> Speed:
+        """Generate a workload, and return how fast that was.
+
+        Raises:
+            BaselineError: The process is gone.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise BaselineError("the raw process has no pipes")
+        stdin.write(workload.to_json() + "\n")
+        stdin.flush()
+        line = stdout.readline()
+        if not line:
+            raise BaselineError(f"raw mlx-lm exited with code {self._process.wait()}")
+        return Speed(**json.loads(line))
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment a process was started with; this one's where the system hides it.
+
+    `run.sh` preloads a BLAS on Linux, and the raw process must run with the same one.
+    """
+    path = Path(f"/proc/{pid}/environ")
+    if not path.exists():
+        return dict(os.environ)
+    entries = path.read_bytes().decode(errors="surrogateescape").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

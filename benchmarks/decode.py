@@ -1,0 +1,122 @@
+"""How fast are tokens generated through the socket, next to raw mlx-lm?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.baseline import Baseline, environment_of
+from benchmarks.figure import Figure, Settings, Target, at_least
+from benchmarks.models import LARGE, SMALL, BenchModel
+from benchmarks.served import Served, served
+from benchmarks.workload import Sampling, Speed, Workload
+
+PROMPT_TOKENS = 90
+ROWS = 8
+GREEDY = Sampling()
+MIXED = tuple(
+    Sampling(
+        temperature=0.6 + 0.1 * row,
+        top_k=(0, 20, 40, 100)[row % 4],
+        top_p=(0.95, 1.0, 0.8)[row % 3],
+        min_p=(0.0, 0.05)[row % 2],
+    )
+    for row in range(ROWS)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows with these samplings, and what they should reach of raw mlx-lm."""
+
+    name: str
+    samplings: tuple[Sampling, ...]
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, the length of its replies, how often it runs, and what is measured on it."""
+
+    model: BenchModel
+    new_tokens: int
+    run_factor: int
+    cases: tuple[Case, ...]
+
+
+SUBJECTS = (
+    Subject(
+        SMALL,
+        96,
+        3,  # its runs are short, and the noise of the machine is long
+        (
+            Case("one stream", (GREEDY,), at_least(0.9)),
+            Case("eight streams, equal", (GREEDY,) * ROWS, at_least(0.95)),
+            Case("eight streams, mixed", MIXED, at_least(1.05)),
+        ),
+    ),
+    Subject(
+        LARGE,
+        64,
+        1,
+        (
+            Case("one stream", (GREEDY,), at_least(0.97)),
+            Case("eight streams, equal", (GREEDY,) * ROWS, at_least(0.98)),
+            Case("eight streams, mixed", MIXED, at_least(1.05)),
+        ),
+    ),
+)
+
+
+async def measure(settings: Settings) -> list[Figure]:
+    """Measure every case on every model; the small one has to do for a quick look."""
+    figures = []
+    for subject in SUBJECTS[:1] if settings.is_quick else SUBJECTS:
+        async with served(subject.model) as server:
+            environment = environment_of(server.process.pid)
+            with Baseline(subject.model, environment) as baseline:
+                for case in subject.cases:
+                    figures += await _measure(settings, subject, case, server, baseline)
+    return figures
+
+
+async def _measure(
+    settings: Settings, subject: Subject, case: Case, server: Served, baseline: Baseline
+) -> list[Figure]:
+    raw, ours = [], []
+    for run in range(settings.runs * subject.run_factor + 1):
+        workload = await _workload(server, case, subject.new_tokens, run)
+        raw.append(baseline.run(workload))
+        ours.append(await server.run(workload))
+    # The first pair warms both up.
+    return _figures(f"{subject.model.name}: {case.name}", case.target, raw[1:], ours[1:])
+
+
+async def _workload(server: Served, case: Case, new_tokens: int, run: int) -> Workload:
+    """Make prompts that no run had before: none may profit from an earlier one."""
+    count = len(case.samplings)
+    prompts = [await server.prompt(PROMPT_TOKENS, run * count + row) for row in range(count)]
+    return Workload(tuple(prompts), case.samplings, new_tokens)
+
+
+def _figures(
+    name: str, target: Target, raw: Sequence[Speed], ours: Sequence[Speed]
+) -> list[Figure]:
+    whole = [(one.whole, other.whole) for one, other in zip(raw, ours, strict=True)]
+    decode = [(one.decode, other.decode) for one, other in zip(raw, ours, strict=True)]
+    return [
+        _ratio(name, target, whole),
+        _ratio(f"{name}, without prefill", None, decode),
+    ]
+
+
+def _ratio(name: str, target: Target | None, pairs: Sequence[tuple[float, float]]) -> Figure:
+    return Figure(
+        name=name,
+        unit="x raw",
+        samples=tuple(ours / raw for raw, ours in pairs),
+        target=target,
+        context={
+            "raw tokens/s": median(raw for raw, _ in pairs),
+            "tokens/s": median(ours for _, ours in pairs),
+        },
+    )

@@ -1,0 +1,92 @@
+"""The server under measurement, and what its clients see; they share no interpreter with it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import grpc.aio
+
+from backend.cli.server_process import ServerProcess
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+from benchmarks.models import BenchModel
+from benchmarks.workload import Sampling, Speed, Timeline, Workload, speed, words
+
+
+@contextmanager
+def started_server() -> Iterator[ServerProcess]:
+    """Start a server as a host does; it is not ready yet."""
+    with (
+        TemporaryDirectory(prefix="mlx-backend-bench-") as directory,
+        ServerProcess.start(Path(directory) / "server.log") as process,
+    ):
+        yield process
+
+
+@asynccontextmanager
+async def served(model: BenchModel, *options: str) -> AsyncIterator["Served"]:
+    """Start a server and load a model with `key:value` options."""
+    with started_server() as process:
+        process.wait_until_ready()
+        async with grpc.aio.insecure_channel(process.address) as channel:
+            server = Served(process, channel)
+            await server.load(model, options)
+            yield server
+
+
+class Served:
+    """A loaded model behind the socket."""
+
+    def __init__(self, process: ServerProcess, channel: grpc.aio.Channel) -> None:
+        self.process = process
+        self._stub = backend_pb2_grpc.BackendStub(channel)
+
+    async def load(self, model: BenchModel, options: Sequence[str] = ()) -> None:
+        """Load a model with `key:value` options."""
+        await self._stub.LoadModel(
+            pb.ModelOptions(Model=model.name, ModelFile=str(model.directory), Options=options)
+        )
+
+    async def prompt(self, tokens: int, seed: int) -> str:
+        """Return a text of about so many tokens; another seed gives a text of another start."""
+        text = pb.PredictOptions(Prompt=words(tokens, seed))
+        token_ids = (await self._stub.TokenizeString(text)).tokens
+        reply = await self._stub.Detokenize(pb.DetokenizeRequest(tokens=token_ids[:tokens]))
+        return str(reply.content)
+
+    async def stream(self, prompt: str, new_tokens: int, sampling: Sampling) -> Timeline:
+        """Generate one row, and return when its tokens arrived."""
+        request = pb.PredictOptions(
+            Prompt=prompt,
+            Tokens=new_tokens,
+            IgnoreEOS=True,
+            Temperature=sampling.temperature,
+            TopK=sampling.top_k,
+            TopP=sampling.top_p,
+            MinP=sampling.min_p,
+        )
+        row = Timeline()
+        async for reply in self._stub.PredictStream(request):
+            row.mark(time.perf_counter(), reply.tokens)
+        return row
+
+    async def run(self, workload: Workload) -> Speed:
+        """Generate all rows of a workload at the same time, and return how fast that was."""
+        started = time.perf_counter()
+        rows = await asyncio.gather(
+            *(
+                self.stream(prompt, workload.new_tokens, sampling)
+                for prompt, sampling in zip(workload.prompts, workload.samplings, strict=True)
+            )
+        )
+        return speed(started, rows)
+
+    async def health_seconds(self) -> float:
+        """Return how long one Health took, over a connection of its own, as hosts ask it."""
+        started = time.perf_counter()
+        async with grpc.aio.insecure_channel(self.process.address) as channel:
+            await backend_pb2_grpc.BackendStub(channel).Health(pb.HealthMessage())
+        return time.perf_counter() - started

@@ -1,0 +1,91 @@
+"""What raw mlx-lm and the server are both given to do, and how fast they were."""
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Self
+
+_CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiou"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one row draws its tokens; the defaults are greedy."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Rows to be generated at the same time, each of `new_tokens`, whatever the model says."""
+
+    prompts: tuple[str, ...]
+    samplings: tuple[Sampling, ...]
+    new_tokens: int
+
+    def to_json(self) -> str:
+        """Return the workload as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Return the workload of a line."""
+        parts = json.loads(line)
+        return cls(
+            prompts=tuple(parts["prompts"]),
+            samplings=tuple(Sampling(**sampling) for sampling in parts["samplings"]),
+            new_tokens=parts["new_tokens"],
+        )
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When the tokens of one row arrived: times in seconds, and how many there were by then."""
+
+    times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def mark(self, time: float, count: int) -> None:
+        """Note that `count` tokens have arrived."""
+        self.times.append(time)
+        self.counts.append(count)
+
+    def tokens_until(self, time: float) -> int:
+        """Return how many tokens had arrived."""
+        arrivals = bisect_right(self.times, time)
+        return self.counts[arrivals - 1] if arrivals else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second of all rows together.
+
+    Attributes:
+        whole: From the request to the last token, prefill included.
+        decode: While every row was generating.
+    """
+
+    whole: float
+    decode: float
+
+
+def speed(started: float, rows: Sequence[Timeline]) -> Speed:
+    """Return how fast rows were generated that were asked for at `started`."""
+    finished = max(row.times[-1] for row in rows)
+    tokens = sum(row.counts[-1] for row in rows)
+    begin = max(row.times[0] for row in rows)
+    end = min(row.times[-1] for row in rows)
+    decoded = sum(row.tokens_until(end) - row.tokens_until(begin) for row in rows)
+    return Speed(whole=tokens / (finished - started), decode=decoded / (end - begin))
+
+
+def words(count: int, seed: int) -> str:
+    """Return invented words, the same for the same seed; each is at least one token."""
+    rng = Random(seed)
+    syllables = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
+    return " ".join(rng.choice(syllables) + rng.choice(syllables) for _ in range(count))

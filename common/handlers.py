@@ -1,0 +1,42 @@
+"""Wrap the handlers of a grpc.aio service from an interceptor."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+FoundHandler: TypeAlias = "Handler | None"
+Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[FoundHandler]]
+Around: TypeAlias = Callable[[Any, Context], AbstractAsyncContextManager[None]]
+
+
+def surround(
+    handler: Handler, around: Around, deserialize: Callable[[bytes], Any] | None = None
+) -> Handler:
+    """Return the handler with `around(request, context)` entered for the time of each call.
+
+    The behaviours must be coroutine functions: a streaming one sends through `context.write`,
+    so that its cancellation and its cleanup happen inside `around`. Handlers that receive
+    a stream have no one request, and come back as they are. A given `deserialize` replaces
+    the handler's own.
+    """
+    if handler.request_streaming:
+        return handler
+    behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+    async def surrounded(request: object, context: Context) -> object:
+        async with around(request, context):
+            return await behaviour(request, context)
+
+    make_handler = (
+        grpc.unary_stream_rpc_method_handler
+        if handler.response_streaming
+        else grpc.unary_unary_rpc_method_handler
+    )
+    return make_handler(
+        surrounded, deserialize or handler.request_deserializer, handler.response_serializer
+    )

@@ -1,0 +1,89 @@
+"""How a process that a host spawned goes away: by signal, or with its parent."""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+EXIT_DEADLINE_S = 14.0
+"""A host waits 15 s between SIGTERM and SIGKILL: what did not end by then is left behind."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_INTERVAL = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
+_SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
+
+log = logging.getLogger(__name__)
+
+
+class StopRequest:
+    """Turns the first SIGTERM or SIGINT into a request to stop.
+
+    A second signal ends the process at once, and so does a stop that takes longer than
+    `EXIT_DEADLINE_S`.
+    """
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+
+    def listen(self) -> None:
+        """Take the signals over; call it on the running event loop."""
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._receive, number)
+
+    async def wait(self) -> None:
+        """Wait for the first signal."""
+        await self._requested.wait()
+
+    def _receive(self, number: signal.Signals) -> None:
+        log.info("%s: finishing what runs, then exiting", number.name)
+        for each in STOP_SIGNALS:
+            # The kernel answers the second one: no event loop has to be awake for it.
+            signal.signal(each, signal.SIG_DFL)
+        self._requested.set()
+        _start_daemon("exit-deadline", _exit_after_deadline)
+
+
+def parse_interval(text: str) -> float:
+    """Return the seconds in `500ms`, `2s`, `1m` or a bare number of seconds.
+
+    Raises:
+        ValueError: It is none of these, or not above zero.
+    """
+    match = _INTERVAL.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2]] if match else 0.0
+    if seconds <= 0.0:
+        raise ValueError(f"{text!r} is not an interval such as 500ms, 2s or 1m")
+    return seconds
+
+
+def exit_with_parent(interval_s: float) -> None:
+    """End the process at once when its parent is gone; a process without one is left alone.
+
+    A thread looks, so that a busy event loop cannot keep an orphan alive.
+    """
+    parent = os.getppid()
+    if parent > 1:
+        _start_daemon("parent-watch", lambda: _watch(parent, interval_s))
+
+
+def _watch(parent: int, interval_s: float) -> None:
+    while os.getppid() == parent:
+        time.sleep(interval_s)
+    log.error("parent process %d is gone: exiting", parent)
+    os._exit(1)
+
+
+def _exit_after_deadline() -> None:
+    time.sleep(EXIT_DEADLINE_S)
+    log.error("still running %.0f s after the signal: exiting at once", EXIT_DEADLINE_S)
+    os._exit(1)
+
+
+def _start_daemon(name: str, target: Callable[[], None]) -> None:
+    threading.Thread(target=target, name=name, daemon=True).start()

@@ -1,0 +1,91 @@
+"""Option values, as `key:value` text or as JSON, read by the types of a dataclass's fields."""
+
+import math
+from dataclasses import dataclass, fields
+from types import NoneType
+from typing import TypeAlias, get_args, get_type_hints
+
+OptionValue: TypeAlias = bool | int | float | str | None
+
+_TRUTHS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+_EXPECTATIONS: dict[type, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a finite number",
+    str: "text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OptionField:
+    """The type of one option: bool, int, float or str, and whether JSON's `null` is a value."""
+
+    kind: type
+    is_optional: bool = False
+
+    def from_text(self, text: str) -> OptionValue:
+        """Return the value that the text spells.
+
+        Raises:
+            ValueError: It spells none of this type.
+        """
+        if self.kind is bool:
+            value: OptionValue = _TRUTHS.get(text.lower())
+        else:
+            try:
+                value = self.kind(text)
+            except ValueError:
+                value = None
+        return self._checked(value, text)
+
+    def from_json(self, value: object) -> OptionValue:
+        """Return the value; only an integer in the place of a float is converted.
+
+        Raises:
+            ValueError: It is of another type.
+        """
+        if value is None and self.is_optional:
+            return None
+        if self.kind is float and type(value) is int:
+            return self._checked(_as_float(value), value)
+        return self._checked(value, value)
+
+    def _checked(self, value: object, given: object) -> OptionValue:
+        is_infinite = isinstance(value, float) and not math.isfinite(value)
+        fits = type(value) is self.kind and not is_infinite
+        if fits and isinstance(value, bool | int | float | str):
+            return value
+        raise ValueError(f"expected {_EXPECTATIONS[self.kind]}, got {given!r}")
+
+
+def option_fields(target: type) -> dict[str, OptionField]:
+    """Return the options that a dataclass of plain values defines, in its order."""
+    hints = get_type_hints(target)
+    return {field.name: _option_field(hints[field.name]) for field in fields(target)}
+
+
+def split_entry(entry: str) -> tuple[str, str]:
+    """Return name and text of `name:text`; the text may hold colons, a bare name reads `true`."""
+    name, colon, text = entry.partition(":")
+    return name.strip(), text.strip() if colon else "true"
+
+
+def _option_field(hint: type) -> OptionField:
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return OptionField(kinds[0], is_optional=True) if kinds else OptionField(hint)
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,108 @@
+"""Turn samples into weighted token batches of about equal cost."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import mlx.core as mx
+import numpy as np
+from conversations import assert_unseen, draw_sample, draw_short_sample
+from documents import document
+from samples import Sample
+from tokenizer import END_OF_TEXT, MARKERS, SPECIAL, TURN_END, VOCAB_SIZE
+from transformers import PreTrainedTokenizerFast
+
+_PROMPT_WEIGHT = 0.02
+_DOCUMENT_WEIGHT = 0.3
+DOCUMENT_SHARE = 0.04
+_SHORT_COPY_SHARE = 0.4
+_COPY_SHARE = 0.1
+_ALPHABETS = (8, 30, 120, 500)
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens of one training text, and how much each counts as a target."""
+
+    tokens: list[int]
+    weights: list[float]
+
+
+def prompt_text(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> str:
+    """Render the conversation of `sample` up to the turn to learn."""
+    return str(
+        tokenizer.apply_chat_template(
+            sample.messages,
+            tools=sample.tools,
+            add_generation_prompt=True,
+            enable_thinking=sample.thinking,
+            tokenize=False,
+        )
+    )
+
+
+def _sample_row(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> Row:
+    prompt, target = prompt_text(tokenizer, sample), sample.target + TURN_END
+    assert_unseen(prompt + target)
+    before, after = tokenizer.encode(prompt), tokenizer.encode(target)
+    return Row(before + after, [_PROMPT_WEIGHT] * len(before) + [1.0] * len(after))
+
+
+def _document_row(tokenizer: PreTrainedTokenizerFast, text: str) -> Row:
+    assert_unseen(text)
+    tokens = tokenizer.encode(text + END_OF_TEXT)
+    return Row(tokens, [_DOCUMENT_WEIGHT] * len(tokens))
+
+
+def _copy_row(tokenizer: PreTrainedTokenizerFast, rng: Random) -> Row:
+    """Make random tokens that stand twice: whatever the token, what followed it follows again."""
+    alphabet = rng.sample(range(VOCAB_SIZE - len(SPECIAL) - len(MARKERS)), rng.choice(_ALPHABETS))
+    copied = rng.choices(alphabet, k=rng.randint(4, 24))
+    before = rng.choices(alphabet, k=rng.randint(0, 12))
+    between = rng.choices(alphabet, k=rng.randint(0, 12))
+    first = [*before, *copied, *between, copied[0]]
+    tokens = first + copied[1:]
+    assert_unseen(tokenizer.decode(tokens))
+    return Row(tokens, [0.0] * len(first) + [1.0] * (len(copied) - 1))
+
+
+def _draw_row(tokenizer: PreTrainedTokenizerFast, rng: Random, *, short: bool) -> Row:
+    if rng.random() < (_SHORT_COPY_SHARE if short else _COPY_SHARE):
+        return _copy_row(tokenizer, rng)
+    if rng.random() < DOCUMENT_SHARE:
+        return _document_row(tokenizer, document(rng))
+    return _sample_row(tokenizer, draw_short_sample(rng) if short else draw_sample(rng))
+
+
+def _stacked(rows: list[Row]) -> tuple[mx.array, mx.array]:
+    """Pad rows at the end; padding has weight 0."""
+    width = max(len(row.tokens) for row in rows)
+    tokens = np.zeros((len(rows), width), np.int32)
+    weights = np.zeros((len(rows), width), np.float32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row.tokens)] = row.tokens
+        weights[i, : len(row.tokens)] = row.weights
+    return mx.array(tokens), mx.array(weights)
+
+
+def _cut(rows: list[Row], budget: int) -> list[list[Row]]:
+    """Cut rows sorted by length into batches of at most `budget` padded tokens."""
+    batches: list[list[Row]] = [[]]
+    for row in sorted(rows, key=lambda row: len(row.tokens)):
+        if batches[-1] and len(row.tokens) * (len(batches[-1]) + 1) > budget:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast, rng: Random, budget: int, *, short: bool
+) -> Iterator[tuple[mx.array, mx.array]]:
+    """Yield (tokens, weights) of shape (rows, width) for ever, fresh samples each time."""
+    while True:
+        rows = [_draw_row(tokenizer, rng, short=short) for _ in range(_CHUNK)]
+        cut = _cut(rows, budget)
+        rng.shuffle(cut)
+        for group in cut:
+            yield _stacked(group)

@@ -1,0 +1,45 @@
+"""Define what one training sample is."""
+
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One conversation and the assistant turn to learn from it.
+
+    Attributes:
+        task: Name of the task, for the accuracy report.
+        messages: Conversation up to the turn to learn, OpenAI style.
+        thought: What the model thinks first, when thinking is on.
+        answer: What it then says, tool call markup included.
+        tools: Offered tools, or None.
+        thinking: Whether the turn begins with the thought.
+    """
+
+    task: str
+    messages: list[Message]
+    thought: str
+    answer: str
+    tools: list[Tool] | None = None
+    thinking: bool = True
+
+    @property
+    def target(self) -> str:
+        """The text the model has to produce after the prompt."""
+        if not self.thinking:
+            return self.answer
+        return f"<think>\n{self.thought}\n</think>\n\n{self.answer}"
+
+
+def user(text: str) -> Message:
+    """Make a user message."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    """Make an assistant message."""
+    return {"role": "assistant", "content": text}

@@ -1,0 +1,100 @@
+import json
+
+import pytest
+
+from backend.core.delta import (
+    ContentDelta,
+    Finish,
+    FinishReason,
+    Increment,
+    ReasoningDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+from backend.output.collect import Collector
+from backend.pb import backend_pb2 as pb
+from backend.rpc.replies import completion_reply, increment_reply
+
+USAGE = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3, prefill_ms=1.5, decode_ms=2.5)
+STOP = Finish(FinishReason.STOP)
+CALL = ToolCallDelta(0, "c0", "get_weather", '{"city": ')
+
+
+def increment(*deltas, finish=None):
+    return Increment(deltas, USAGE, finish)
+
+
+def whole(*increments):
+    collector = Collector()
+    for each in increments:
+        collector.add(each)
+    return completion_reply(collector.completion)
+
+
+# lesson 108
+def test_counts_and_times_stand_in_every_reply():
+    for reply in (increment_reply(increment()), whole(increment(finish=STOP))):
+        assert (reply.tokens, reply.prompt_tokens) == (3, 5)
+        assert (reply.timing_prompt_processing, reply.timing_token_generation) == (1.5, 2.5)
+
+
+# lesson 99
+def test_the_message_is_the_visible_text_alone():
+    reply = increment_reply(
+        increment(ReasoningDelta("hm"), ContentDelta("Let me "), CALL, ContentDelta("see"))
+    )
+    assert reply.message == b"Let me see"
+    assert list(reply.chat_deltas) == [
+        pb.ChatDelta(reasoning_content="hm"),
+        pb.ChatDelta(content="Let me "),
+        pb.ChatDelta(
+            tool_calls=[
+                pb.ToolCallDelta(index=0, id="c0", name="get_weather", arguments='{"city": ')
+            ]
+        ),
+        pb.ChatDelta(content="see"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["a\ufffdb", "\ufffdab\ufffd"])
+def test_the_replacement_character_never_reaches_the_host(text):
+    streamed = increment_reply(increment(ContentDelta(text)))
+    for reply in (streamed, whole(increment(ContentDelta(text), finish=STOP))):
+        assert reply.message == b"ab"
+        assert [delta.content for delta in reply.chat_deltas] == ["ab"]
+
+
+def test_an_increment_of_nothing_carries_no_delta():
+    assert not increment_reply(increment(ContentDelta("\ufffd"))).chat_deltas
+    assert not increment_reply(increment()).chat_deltas
+
+
+def test_a_whole_reply_has_a_delta_per_channel():
+    reply = whole(
+        increment(ReasoningDelta("h"), ReasoningDelta("m")),
+        increment(ContentDelta("a"), CALL),
+        increment(ToolCallDelta(0, arguments='"Oslo"}'), ToolCallDelta(1, "c1", "now")),
+        increment(ContentDelta("b"), finish=Finish(FinishReason.TOOL_CALLS)),
+    )
+    first = pb.ToolCallDelta(index=0, id="c0", name="get_weather", arguments='{"city": "Oslo"}')
+    second = pb.ToolCallDelta(index=1, id="c1", name="now", arguments="{}")
+    assert list(reply.chat_deltas) == [
+        pb.ChatDelta(reasoning_content="hm"),
+        pb.ChatDelta(content="ab"),
+        pb.ChatDelta(tool_calls=[first, second]),
+    ]
+    assert reply.message == b"ab"
+
+
+def test_logprobs_are_sent_once_at_the_end():
+    logprobs = (TokenLogprob(97, b"a", -0.5),)
+    finish = Finish(FinishReason.STOP, logprobs)
+    assert increment_reply(increment(ContentDelta("a"))).logprobs == b""
+    for reply in (increment_reply(increment(finish=finish)), whole(increment(finish=finish))):
+        (entry,) = json.loads(reply.logprobs)["content"]
+        assert (entry["id"], entry["bytes"]) == (97, [97])
+
+
+def test_without_logprobs_there_is_no_json():
+    assert increment_reply(increment(finish=STOP)).logprobs == b""

@@ -1,0 +1,147 @@
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from scripted_engine import ScriptedEngine, served, steps, stub
+from serving import code_of
+
+from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.pb import backend_pb2 as pb
+from backend.rpc.decoding import RECEIVE_LIMIT_BYTES
+from backend.rpc.server import SERVICE, AddressError, BackendServer
+from common.identity import IDENTITY_FIELD
+
+CODE = grpc.StatusCode
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SESAME = "s3cret"
+SESAME_METADATA = grpc.aio.Metadata(("authorization", f"Bearer {SESAME}"))
+
+GUARDED = ["Embedding", "Predict", "PredictStream", "Rerank", "Score", "TokenizeString"]
+
+
+def raw(channel, method, data, *, streams=False, **options):
+    """Send bytes as they are, and return an awaitable of the reply."""
+    if not streams:
+        return channel.unary_unary(f"/backend.Backend/{method}")(data, **options)
+    return channel.unary_stream(f"/backend.Backend/{method}")(data, **options).read()
+
+
+async def test_a_taken_port_is_refused():
+    server = BackendServer(ServerConfig(address="127.0.0.1:0"), ScriptedEngine())
+    port = await server.start()
+    second = BackendServer(ServerConfig(address=f"127.0.0.1:{port}"), ScriptedEngine())
+    with pytest.raises(AddressError, match=f"127.0.0.1:{port}: Address already in use"):
+        await second.start()
+    await server.stop()
+
+
+async def test_it_listens_on_ipv6():
+    server = BackendServer(ServerConfig(address="[::1]:0"), ScriptedEngine())
+    try:
+        port = await server.start()
+    except AddressError:
+        pytest.skip("no IPv6 here")
+    async with grpc.aio.insecure_channel(f"[::1]:{port}") as channel:
+        assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
+    await server.stop()
+
+
+@pytest.mark.parametrize("service", ["", "backend.Backend"])
+async def test_the_standard_health_service_follows_the_server(service):
+    engine = ScriptedEngine()
+    request = health_pb2.HealthCheckRequest(service=service)
+    server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(request)).status == SERVING
+        watch = health.Watch(request)
+        assert (await watch.read()).status == SERVING
+        await server.stop()
+        assert (await watch.read()).status == NOT_SERVING
+    assert engine.closed
+
+
+async def test_reflection_lists_the_services():
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
+    async with served(ScriptedEngine()) as channel:
+        reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+        (answer,) = [answer async for answer in reflect([listing])]
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"backend.Backend", "grpc.health.v1.Health"} <= names
+
+
+async def test_a_token_guards_health_and_reflection_too():
+    async with served(ScriptedEngine(), auth_token=SESAME) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo([])
+        health = stub(channel).Health(pb.HealthMessage())
+        for call in (check, reflect.read(), health):
+            assert (await code_of(call))[0] is CODE.UNAUTHENTICATED
+        reply = await stub(channel).Health(pb.HealthMessage(), metadata=SESAME_METADATA)
+    assert reply.message == b"OK"
+
+
+def test_the_guarded_calls_are_those_that_name_a_model():
+    named = [
+        method.name
+        for method in SERVICE.methods
+        if IDENTITY_FIELD in method.input_type.fields_by_name
+    ]
+    assert sorted(named) == GUARDED
+
+
+@pytest.mark.parametrize("method", GUARDED)
+async def test_a_request_for_another_model_is_refused(method):
+    request_type = {"Rerank": pb.RerankRequest, "Score": pb.ScoreRequest}
+    request = request_type.get(method, pb.PredictOptions)(ModelIdentity="org/other")
+    async with served(ScriptedEngine()) as channel:
+        streams = method == "PredictStream"
+        call = raw(channel, method, request.SerializeToString(), streams=streams)
+        code, details = await code_of(call)
+    assert code is CODE.NOT_FOUND
+    assert "model identity mismatch" in details
+
+
+async def test_a_request_for_the_loaded_model_is_served():
+    request = pb.PredictOptions(Prompt="hi", ModelIdentity="org/tiny")
+    async with served(ScriptedEngine(steps("ok"))) as channel:
+        assert (await stub(channel).Predict(request)).message == b"ok"
+
+
+async def test_without_a_model_an_identity_is_no_mismatch():
+    request = pb.PredictOptions(Prompt="hi", ModelIdentity="org/tiny")
+    async with served(ScriptedEngine(loaded=False)) as channel:
+        code, _ = await code_of(stub(channel).Predict(request))
+    assert code is CODE.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("method", ["Predict", "PredictStream", "TokenizeString", "LoadModel"])
+@pytest.mark.parametrize(
+    ("data", "details"),
+    [(b"\x0a\x02\xff\xfe", " is not valid UTF-8"), (b"\xff" * 9, " is not a backend.")],
+)
+async def test_bytes_that_are_no_request_are_an_invalid_argument(method, data, details):
+    async with served(ScriptedEngine(steps("ok"))) as channel:
+        call = raw(channel, method, data, streams=method == "PredictStream")
+        code, given = await code_of(call)
+    assert code is CODE.INVALID_ARGUMENT
+    assert details in given
+
+
+@pytest.mark.parametrize(
+    ("size", "code", "details"),
+    [
+        (MESSAGE_LIMIT_BYTES - 64, CODE.INVALID_ARGUMENT, "Prompt: at least 52428"),
+        (MESSAGE_LIMIT_BYTES, CODE.INVALID_ARGUMENT, "Prompt: makes a message of 52428807 bytes"),
+        (RECEIVE_LIMIT_BYTES, CODE.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max"),
+    ],
+)
+async def test_a_message_may_have_50_mib(size, code, details):
+    request = pb.PredictOptions(Prompt="x" * size)
+    async with served(ScriptedEngine()) as channel:
+        given = await code_of(stub(channel).Predict(request))
+    assert given[0] is code
+    assert given[1].startswith(details)

@@ -1,0 +1,320 @@
+import asyncio
+import json
+import logging
+
+import grpc
+import grpc.aio
+import pytest
+from scripted_engine import EOS, PREFILL, TIMEOUT_S, ScriptedEngine, served, steps, stub
+from serving import code_of
+
+from backend import errors
+from backend.config import Adapter, ModelOptions
+from backend.core.delta import FinishReason
+from backend.core.step import TokenStep
+from backend.pb import backend_pb2 as pb
+
+CODE = grpc.StatusCode
+HELLO = pb.PredictOptions(Prompt="hi", Temperature=0.5)
+
+
+async def collect(call):
+    return [reply async for reply in call]
+
+
+async def test_health_says_ok_with_and_without_a_model():
+    for engine in (ScriptedEngine(), ScriptedEngine(loaded=False)):
+        async with served(engine) as channel:
+            assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
+
+
+# lesson 1, lesson 5
+async def test_predict_is_the_fold_of_predict_stream():
+    async with served(ScriptedEngine(steps("grüezi"))) as channel:
+        replies = await collect(stub(channel).PredictStream(HELLO))
+        whole = await stub(channel).Predict(HELLO)
+    assert b"".join(reply.message for reply in replies) == whole.message == "grüezi".encode()
+    assert "".join(delta.content for reply in replies for delta in reply.chat_deltas) == "grüezi"
+    assert [delta.content for delta in whole.chat_deltas] == ["grüezi"]
+    assert whole.tokens == replies[-1].tokens == len("grüezi".encode())
+    assert whole.prompt_tokens == replies[-1].prompt_tokens == len("hi")
+
+
+# lesson 108
+async def test_every_streamed_reply_has_counts_and_times():
+    async with served(ScriptedEngine(steps("abc"))) as channel:
+        replies = await collect(stub(channel).PredictStream(HELLO))
+    assert [reply.tokens for reply in replies] == sorted(reply.tokens for reply in replies)
+    assert all(reply.prompt_tokens == 2 for reply in replies)
+    assert all(reply.timing_prompt_processing == 2.0 for reply in replies)
+    assert replies[-1].timing_token_generation > 0.0
+
+
+async def test_a_reply_is_sent_only_when_it_carries_something_or_ends_the_stream():
+    events = [PREFILL, TokenStep(0xC3), TokenStep(0xBC), TokenStep(EOS, FinishReason.STOP)]
+    async with served(ScriptedEngine(events)) as channel:
+        replies = await collect(stub(channel).PredictStream(HELLO))
+    assert [reply.message.decode() for reply in replies] == ["ü", ""]
+    assert not replies[-1].chat_deltas
+
+
+# lesson 4
+async def test_a_reply_without_text_is_empty_and_no_error():
+    async with served(ScriptedEngine(steps(""))) as channel:
+        (reply,) = await collect(stub(channel).PredictStream(HELLO))
+        whole = await stub(channel).Predict(HELLO)
+    assert (reply.message, reply.tokens) == (b"", 0)
+    assert (whole.message, whole.tokens, list(whole.chat_deltas)) == (b"", 0, [])
+
+
+# lesson 100
+async def test_logprobs_stand_in_the_last_reply_and_in_the_whole_one():
+    request = pb.PredictOptions(Prompt="hi", Logprobs=1, TopLogprobs=1)
+    async with served(ScriptedEngine(steps("abc"))) as channel:
+        replies = await collect(stub(channel).PredictStream(request))
+        whole = await stub(channel).Predict(request)
+    assert not any(reply.logprobs for reply in replies[:-1])
+    assert replies[-1].logprobs == whole.logprobs
+    assert [entry["token"] for entry in json.loads(whole.logprobs)["content"]] == ["a", "b", "c"]
+
+
+async def test_the_request_reaches_the_engine_as_it_was_meant():
+    engine = ScriptedEngine(steps("ok"))
+    request = pb.PredictOptions(
+        Prompt="not this",
+        UseTokenizerTemplate=True,
+        Messages=[pb.Message(role="user", content="this")],
+        Tokens=7,
+        TopK=3,
+        Metadata={"enable_thinking": "false"},
+    )
+    async with served(engine) as channel:
+        await stub(channel).Predict(request)
+    (submitted,) = engine.requests
+    text = bytes(submitted.prompt.token_ids).decode()
+    assert text == "[]{'enable_thinking': False}\nuser: this\nassistant: "
+    assert (submitted.max_tokens, submitted.sampling.top_k) == (7, 3)
+
+
+# lesson 16, lesson 17, lesson 102
+@pytest.mark.parametrize("method", ["Predict", "PredictStream"])
+async def test_a_client_that_cancels_leaves_the_generation(method):
+    engine = ScriptedEngine(steps("abc")[:-1], hangs=True)
+    async with served(engine) as channel:
+        call = getattr(stub(channel), method)(HELLO)
+        if method == "PredictStream":
+            assert (await call.read()).message == b"a"
+        else:
+            await call.wait_for_connection()
+        call.cancel()
+        await asyncio.wait_for(engine.left.wait(), TIMEOUT_S)
+    assert engine.cancelled == [engine.requests[0].request_id]
+
+
+@pytest.mark.parametrize("method", ["Predict", "PredictStream"])
+async def test_a_deadline_leaves_the_generation(method):
+    engine = ScriptedEngine(hangs=True)
+    async with served(engine) as channel:
+        call = getattr(stub(channel), method)(HELLO, timeout=0.2)
+        awaited = collect(call) if method == "PredictStream" else call
+        assert (await code_of(awaited))[0] is CODE.DEADLINE_EXCEEDED
+        await asyncio.wait_for(engine.left.wait(), TIMEOUT_S)
+
+
+async def test_a_client_that_vanishes_leaves_the_generation():
+    engine = ScriptedEngine(steps("abc")[:-1], hangs=True)
+    async with served(engine) as channel:
+        call = stub(channel).PredictStream(HELLO)
+        await call.read()
+        await channel.close()
+        await asyncio.wait_for(engine.left.wait(), TIMEOUT_S)
+
+
+async def test_a_client_that_stops_reading_and_leaves_leaves_the_generation():
+    engine = ScriptedEngine(steps("x" * 200_000)[:-1], hangs=True)
+    async with served(engine) as channel:
+        call = stub(channel).PredictStream(HELLO)
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(engine.left.wait(), TIMEOUT_S)
+
+
+@pytest.mark.parametrize("method", ["Predict", "PredictStream"])
+@pytest.mark.parametrize(
+    ("ending", "code", "details"),
+    [
+        (errors.GenerationFailedError("the step failed"), CODE.INTERNAL, "the step failed"),
+        (errors.RequestCancelledError("ended by Free"), CODE.ABORTED, "ended by Free"),
+        (errors.OverloadedError("too many"), CODE.RESOURCE_EXHAUSTED, "too many"),
+    ],
+)
+async def test_an_error_of_the_engine_has_its_status(method, ending, code, details):
+    async with served(ScriptedEngine(steps("ab")[:-1], ending=ending)) as channel:
+        call = getattr(stub(channel), method)(HELLO)
+        awaited = collect(call) if method == "PredictStream" else call
+        assert await code_of(awaited) == (code, details)
+
+
+@pytest.mark.parametrize("method", ["Predict", "PredictStream"])
+async def test_an_unforeseen_error_is_logged_once_and_kept_from_the_caller(method, caplog):
+    engine = ScriptedEngine(steps("ab")[:-1], ending=ValueError("secret path"))
+    async with served(engine) as channel:
+        call = getattr(stub(channel), method)(HELLO)
+        awaited = collect(call) if method == "PredictStream" else call
+        code, details = await code_of(awaited)
+    assert (code, "secret" in details) == (CODE.INTERNAL, False)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert isinstance(record.exc_info[1], ValueError)
+
+
+async def test_a_bad_request_fails_alone_and_reaches_no_engine():
+    engine = ScriptedEngine(steps("ok"))
+    async with served(engine) as channel:
+        bad = pb.PredictOptions(Prompt="hi", TopP=-1.0)
+        code, details = await code_of(stub(channel).Predict(bad))
+        assert (code, details) == (CODE.INVALID_ARGUMENT, "TopP: must be at least 0, not -1")
+        assert (await stub(channel).Predict(HELLO)).message == b"ok"
+    assert len(engine.requests) == 1
+
+
+# lesson 103
+@pytest.mark.parametrize("method", ["Predict", "TokenizeString"])
+async def test_without_a_model_the_precondition_fails(method):
+    async with served(ScriptedEngine(loaded=False)) as channel:
+        call = getattr(stub(channel), method)(pb.PredictOptions())
+        assert await code_of(call) == (CODE.FAILED_PRECONDITION, "model not loaded")
+
+
+async def test_the_other_calls_need_a_model_too():
+    async with served(ScriptedEngine(loaded=False)) as channel:
+        client = stub(channel)
+        calls = [
+            collect(client.PredictStream(HELLO)),
+            client.Detokenize(pb.DetokenizeRequest(tokens=[1])),
+            client.ModelMetadata(pb.ModelOptions()),
+        ]
+        for call in calls:
+            assert await code_of(call) == (CODE.FAILED_PRECONDITION, "model not loaded")
+
+
+# lesson 103
+@pytest.mark.parametrize(
+    ("method", "request_message"),
+    [
+        ("Embedding", pb.PredictOptions(Embeddings="x")),
+        ("Score", pb.ScoreRequest(prompt="x")),
+        ("Rerank", pb.RerankRequest(query="x")),
+    ],
+)
+async def test_what_is_not_built_yet_is_unimplemented_with_a_reason(method, request_message):
+    async with served(ScriptedEngine()) as channel:
+        code, details = await code_of(getattr(stub(channel), method)(request_message))
+    assert code is CODE.UNIMPLEMENTED
+    assert details.startswith(f"{method}: ")
+
+
+async def test_an_unknown_method_is_unimplemented():
+    async with served(ScriptedEngine()) as channel:
+        call = channel.unary_unary("/backend.Backend/StoresSet")(b"")
+        assert (await code_of(call))[0] is CODE.UNIMPLEMENTED
+
+
+async def test_load_model_hands_the_options_to_the_engine():
+    engine = ScriptedEngine(loaded=False)
+    request = pb.ModelOptions(Model="org/name", Options=["max_slots:4"], LoraAdapter="a")
+    async with served(engine) as channel:
+        result = await stub(channel).LoadModel(request)
+    assert result.success
+    (options,) = engine.loads
+    assert options == ModelOptions(
+        model="org/name", adapters=(Adapter("a"),), tuning=options.tuning
+    )
+    assert options.tuning.max_slots == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ModelNotFoundError("no such path: x"), CODE.NOT_FOUND),
+        (errors.UnsupportedModelError("model_type 'x'"), CODE.INVALID_ARGUMENT),
+        (errors.OutOfMemoryError("needs 3 GiB"), CODE.RESOURCE_EXHAUSTED),
+        (errors.DownloadError("no network"), CODE.UNAVAILABLE),
+        (errors.LoadCancelledError("replaced"), CODE.CANCELLED),
+        (errors.LoadError("odd"), CODE.INTERNAL),
+        (errors.ShuttingDownError("going"), CODE.UNAVAILABLE),
+    ],
+)
+async def test_a_failed_load_is_a_status_with_the_reason(error, code):
+    async with served(ScriptedEngine(load_error=error, loaded=False)) as channel:
+        call = stub(channel).LoadModel(pb.ModelOptions(Model="x"))
+        assert await code_of(call) == (code, str(error))
+
+
+async def test_a_caller_that_leaves_cancels_the_load():
+    engine = ScriptedEngine(hangs=True, loaded=False)
+    async with served(engine) as channel:
+        call = stub(channel).LoadModel(pb.ModelOptions(Model="x"), timeout=0.2)
+        assert (await code_of(call))[0] is CODE.DEADLINE_EXCEEDED
+        await asyncio.wait_for(engine.load_left.wait(), TIMEOUT_S)
+
+
+# lesson 101
+async def test_health_answers_while_a_model_loads():
+    engine = ScriptedEngine(hangs=True, loaded=False)
+    async with served(engine) as channel:
+        load = stub(channel).LoadModel(pb.ModelOptions(Model="x"))
+        assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
+        load.cancel()
+
+
+async def test_free_drops_the_model():
+    engine = ScriptedEngine()
+    async with served(engine) as channel:
+        assert (await stub(channel).Free(pb.HealthMessage())).success
+        assert (await code_of(stub(channel).Predict(HELLO)))[0] is CODE.FAILED_PRECONDITION
+
+
+async def test_tokenize_gives_ids_and_their_number():
+    async with served(ScriptedEngine()) as channel:
+        reply = await stub(channel).TokenizeString(pb.PredictOptions(Prompt="hé"))
+    assert list(reply.tokens) == list("hé".encode())
+    assert reply.length == len(reply.tokens)
+
+
+async def test_tokenize_renders_a_conversation():
+    message = pb.Message(role="user", content="x")
+    request = pb.PredictOptions(UseTokenizerTemplate=True, Messages=[message])
+    async with served(ScriptedEngine()) as channel:
+        reply = await stub(channel).TokenizeString(request)
+    assert bytes(reply.tokens) == b"[]{}\nuser: x\nassistant: "
+
+
+async def test_detokenize_gives_the_text():
+    async with served(ScriptedEngine()) as channel:
+        reply = await stub(channel).Detokenize(pb.DetokenizeRequest(tokens="hé".encode()))
+        outside = stub(channel).Detokenize(pb.DetokenizeRequest(tokens=[256]))
+        assert (await code_of(outside))[0] is CODE.INVALID_ARGUMENT
+    assert reply.content == "hé"
+
+
+async def test_status_tells_state_and_memory():
+    async with served(ScriptedEngine()) as channel:
+        status = await stub(channel).Status(pb.HealthMessage())
+    assert status.state == pb.StatusResponse.READY
+    assert status.memory.total == 10
+    assert dict(status.memory.breakdown) == {"weights": 5, "mlx_active": 7, "mlx_cache": 3}
+
+
+async def test_metrics_are_the_counters_of_the_engine():
+    async with served(ScriptedEngine()) as channel:
+        metrics = await stub(channel).GetMetrics(pb.MetricsRequest())
+    assert (metrics.tokens_generated, metrics.prompt_tokens_processed) == (13, 11)
+    assert metrics.tokens_per_second == 1.5
+
+
+async def test_metadata_tells_of_the_loaded_model():
+    async with served(ScriptedEngine()) as channel:
+        metadata = await stub(channel).ModelMetadata(pb.ModelOptions())
+    assert not metadata.supports_thinking
+    assert metadata.rendered_template.startswith("[]{'enable_thinking': True}\nuser: ")
+    assert metadata.media_marker == ""
