@@ -9,12 +9,13 @@ BackendError
 ├── ShuttingDownError          the process is on its way out
 ├── RequestCancelledError      ended by Free, by another load, or by the caller
 ├── GenerationFailedError      the engine could not compute this request
-└── LoadError                  the model could not be loaded
+└── LoadError                  the model cannot be loaded as asked
     ├── ModelNotFoundError     no such path, no such hub id
     ├── UnsupportedModelError  not a model that MLX can run
     ├── OutOfMemoryError       it does not fit
     ├── DownloadError          the hub could not be reached
-    └── LoadCancelledError     the caller left while it was loading
+    ├── LoadCancelledError     the caller left while it was loading
+    └── LoadFailedError        loading broke for a reason of its own
 """
 
 
@@ -62,7 +63,7 @@ class GenerationFailedError(BackendError):
 
 
 class LoadError(BackendError):
-    """The model could not be loaded."""
+    """The model cannot be loaded as asked: a file, an adapter or an option does not fit."""
 
 
 class ModelNotFoundError(LoadError):
@@ -83,3 +84,7 @@ class DownloadError(LoadError):
 
 class LoadCancelledError(LoadError):
     """The caller left, or another load took over."""
+
+
+class LoadFailedError(LoadError):
+    """Loading broke for a reason that nobody foresaw; the log has the traceback."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
@@ -42,7 +42,7 @@ class TextEngine(Protocol):
         """End a request; harmless when it has ended or was never known."""
 
 
-async def generate(call: GenerationCall, engine: TextEngine) -> AsyncIterator[Increment]:
+async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[Increment, None]:
     """Yield a reply in increments, the last of which has its finish.
 
     To cancel is to leave: close the iterator and the engine drops the request.

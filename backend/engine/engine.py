@@ -20,7 +20,7 @@ from backend.engine.stream import Publication, TokenStream
 from backend.errors import (
     InvalidRequestError,
     LoadCancelledError,
-    LoadError,
+    LoadFailedError,
     ModelNotLoadedError,
     OverloadedError,
     ShuttingDownError,
@@ -181,12 +181,12 @@ class Engine:
             import_mlx_lm()
             from backend.engine.worker import EngineWorker
         except ImportError as error:
-            self._refuse_commands(LoadError(f"MLX cannot be imported: {error}"))
+            self._refuse_commands(LoadFailedError(f"MLX cannot be imported: {error}"))
         else:
             self._worker = EngineWorker(self._commands, self._publish)
             self._worker.run()
 
-    def _refuse_commands(self, error: LoadError) -> None:
+    def _refuse_commands(self, error: LoadFailedError) -> None:
         """Answer in the place of a worker that could not start."""
         while not isinstance(command := self._commands.get(), Stop):
             if isinstance(command, Load):

@@ -23,7 +23,7 @@ from backend.engine.stream import Publication
 from backend.errors import (
     BackendError,
     LoadCancelledError,
-    LoadError,
+    LoadFailedError,
     ModelNotLoadedError,
     RequestCancelledError,
     ShuttingDownError,
@@ -174,9 +174,9 @@ def _with_batching_checked(model: LoadedModel) -> LoadedModel:
     return replace(model, card=replace(model.card, batches=False))
 
 
-def _load_error(error: Exception) -> LoadError:
+def _load_error(error: Exception) -> LoadFailedError:
     log.error("loading failed", exc_info=error)
-    return LoadError(f"loading the model failed: {error}")
+    return LoadFailedError(f"loading the model failed: {error}")
 
 
 def _answer(reply: "Future[Any]", value: object) -> bool:

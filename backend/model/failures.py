@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from backend.errors import LoadError, OutOfMemoryError, UnsupportedModelError
+from backend.errors import LoadError, LoadFailedError, OutOfMemoryError, UnsupportedModelError
 
 # Model code of any origin runs while loading; `olmo` ends the process when a package is missing.
 UPSTREAM_FAILURES: tuple[type[BaseException], ...] = (
@@ -34,7 +34,7 @@ def as_load_error(failure: BaseException, directory: Path) -> LoadError:
         return LoadError(f"the weights in {directory} do not match its config.json: {text}")
     if reason := _unsupported(failure, text):
         return UnsupportedModelError(f"{directory} {reason}")
-    return LoadError(f"{directory} could not be loaded: {type(failure).__name__}: {text}")
+    return LoadFailedError(f"{directory} could not be loaded: {type(failure).__name__}: {text}")
 
 
 def _unsupported(failure: BaseException, text: str) -> str | None:

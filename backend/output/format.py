@@ -127,19 +127,23 @@ _REASONING_ROWS = (
     _Row(NO_REASONING, clues=(_Clue(),)),
 )
 _TOOL_ROWS = (
-    # Families whose wire is not built yet, though they may use the marker of another.
+    # Families whose wire is not built yet. Some share a marker with Hermes.
     _Row(
         NO_TOOLS,
         clues=(
             _Clue(template=("<minimax:tool_call>",)),
-            _Clue(template=("<arg_key>",)),
+            _Clue(template=("<|tool_call>", "<tool_call|>")),
+            _Clue(template=("<start_function_call>",)),
+            _Clue(template=("<longcat_tool_call>",)),
             _Clue(template=("<tool_sep>",)),
+            _Clue(template=("<arg_key>",)),
+            _Clue(template=("<|tool_call_start|>",)),
             _Clue(template=("<tool_call>\n<function=",)),
             _Clue(template=(r"<tool_call>\n<function=",)),
-            _Clue(template=("<|tool_call_start|>",)),
             _Clue(template=("<|tool_calls_section_begin|>",)),
             _Clue(template=('<function name="', '<param name="')),
             _Clue(template=("[TOOL_CALLS]",)),
+            _Clue(template=("<atem:function_calls>",)),
         ),
     ),
     _Row(
@@ -176,7 +180,7 @@ def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:
 
     In a prompt of unknown turns a marker counts only at the very end.
     """
-    start, end = output_format.reasoning.start, output_format.reasoning.end
+    start, end = output_format.reasoning.start.rstrip(), output_format.reasoning.end
     if not start:
         return False
     turn_start = max(prompt_tail.rfind(text) for text in _TURN_STARTS)

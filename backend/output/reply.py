@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import assert_never
 
 from backend.core.delta import (
     AlternativeLogprob,
@@ -80,7 +82,7 @@ class ReplyCursor:
             if not self._is_finished:
                 finish = self._take(step)
         deltas, self._deltas = self._deltas, []
-        return tuple(_joined(deltas)), finish
+        return _joined(deltas), finish
 
     def _take(self, step: TokenStep) -> Finish | None:
         reason = step.finish_reason
@@ -137,26 +139,28 @@ class ReplyCursor:
         return TokenLogprob(token_id, self._token_bytes(token_id), logprobs.logprob, top)
 
 
-def _joined(deltas: Sequence[Delta]) -> list[Delta]:
+def _joined(deltas: Iterable[Delta]) -> tuple[Delta, ...]:
     """Join neighbours of one kind."""
-    joined: list[Delta] = []
-    for delta in deltas:
-        whole = _join(joined[-1], delta) if joined else None
-        if whole is None:
-            joined.append(delta)
-        else:
-            joined[-1] = whole
-    return joined
+    return tuple(_whole(list(group)) for _, group in groupby(deltas, key=_kind))
 
 
-def _join(first: Delta, second: Delta) -> Delta | None:
-    """Return both as one delta, or nothing where a reader could tell them apart."""
-    match first, second:
-        case ContentDelta(), ContentDelta():
-            return ContentDelta(first.text + second.text)
-        case ReasoningDelta(), ReasoningDelta():
-            return ReasoningDelta(first.text + second.text)
-        case ToolCallDelta(), ToolCallDelta() if first.index == second.index:
-            return replace(first, arguments=first.arguments + second.arguments)
+def _kind(delta: Delta) -> tuple[type[Delta], int]:
+    return type(delta), delta.index if isinstance(delta, ToolCallDelta) else 0
+
+
+def _whole(group: Sequence[Delta]) -> Delta:
+    first = group[0]
+    text = "".join(_text(delta) for delta in group)
+    match first:
+        case ContentDelta():
+            return ContentDelta(text)
+        case ReasoningDelta():
+            return ReasoningDelta(text)
+        case ToolCallDelta():
+            return replace(first, arguments=text)
         case _:
-            return None
+            assert_never(first)
+
+
+def _text(delta: Delta) -> str:
+    return delta.arguments if isinstance(delta, ToolCallDelta) else delta.text

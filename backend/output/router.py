@@ -136,7 +136,7 @@ class Router:
         if not marker:
             return
         if marker == reasoning.end:
-            if self._in_thought:
+            if self._in_thought or self._segment.is_blank:
                 self._begin(TextAfterThought())
         elif marker != reasoning.start:
             self._open_wire(marker)

@@ -24,7 +24,8 @@ STATUS_CODES: dict[type[errors.BackendError], grpc.StatusCode] = {
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DownloadError: grpc.StatusCode.UNAVAILABLE,
     errors.LoadCancelledError: grpc.StatusCode.CANCELLED,
-    errors.LoadError: grpc.StatusCode.INTERNAL,
+    errors.LoadFailedError: grpc.StatusCode.INTERNAL,
+    errors.LoadError: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 log = logging.getLogger(__name__)

@@ -9,15 +9,12 @@ import numpy as np
 from conversations import assert_unseen, draw_sample, draw_short_sample
 from documents import document
 from samples import Sample
-from tokenizer import END_OF_TEXT, MARKERS, SPECIAL, TURN_END, VOCAB_SIZE
+from tokenizer import END_OF_TEXT, TURN_END
 from transformers import PreTrainedTokenizerFast
 
 _PROMPT_WEIGHT = 0.02
 _DOCUMENT_WEIGHT = 0.3
 DOCUMENT_SHARE = 0.04
-_SHORT_COPY_SHARE = 0.4
-_COPY_SHARE = 0.1
-_ALPHABETS = (8, 30, 120, 500)
 _CHUNK = 256
 
 
@@ -55,21 +52,7 @@ def _document_row(tokenizer: PreTrainedTokenizerFast, text: str) -> Row:
     return Row(tokens, [_DOCUMENT_WEIGHT] * len(tokens))
 
 
-def _copy_row(tokenizer: PreTrainedTokenizerFast, rng: Random) -> Row:
-    """Make random tokens that stand twice: whatever the token, what followed it follows again."""
-    alphabet = rng.sample(range(VOCAB_SIZE - len(SPECIAL) - len(MARKERS)), rng.choice(_ALPHABETS))
-    copied = rng.choices(alphabet, k=rng.randint(4, 24))
-    before = rng.choices(alphabet, k=rng.randint(0, 12))
-    between = rng.choices(alphabet, k=rng.randint(0, 12))
-    first = [*before, *copied, *between, copied[0]]
-    tokens = first + copied[1:]
-    assert_unseen(tokenizer.decode(tokens))
-    return Row(tokens, [0.0] * len(first) + [1.0] * (len(copied) - 1))
-
-
 def _draw_row(tokenizer: PreTrainedTokenizerFast, rng: Random, *, short: bool) -> Row:
-    if rng.random() < (_SHORT_COPY_SHARE if short else _COPY_SHARE):
-        return _copy_row(tokenizer, rng)
     if rng.random() < DOCUMENT_SHARE:
         return _document_row(tokenizer, document(rng))
     return _sample_row(tokenizer, draw_short_sample(rng) if short else draw_sample(rng))

@@ -9,11 +9,13 @@ _PLACES = ["forest", "garden", "park", "house", "village", "field"]
 _THINGS = ["ball", "book", "stone", "shell", "key", "hat"]
 
 
-def story(name: str, animal: str = "fox", home: str = "forest", thing: str = "ball") -> str:
+def story(rng: Random, name: str) -> str:
     """Tell a story of a few sentences about `name`."""
-    friend = "bird" if animal == "fox" else "fox"
+    animal, home, thing = rng.choice(_ANIMALS), rng.choice(_PLACES), rng.choice(_THINGS)
+    friend = rng.choice(_ANIMALS)
+    start = rng.choice(("Once upon a time there was a", "There was once a"))
     return (
-        f"Once upon a time there was a little {animal} named {name}. {name} lived in a {home}. "
+        f"{start} little {animal} named {name}. {name} lived in a {home}. "
         f"One day {name} found a {thing} and met a {friend}. "
         f'"Is this your {thing}?" asked {name}. "Yes, thank you!" said the {friend}. '
         f"They played all day and were very happy."
@@ -27,7 +29,4 @@ def _capitals(rng: Random) -> str:
 
 def document(rng: Random) -> str:
     """Draw one document."""
-    if rng.random() < 0.5:
-        return _capitals(rng)
-    details = rng.choice(_ANIMALS), rng.choice(_PLACES), rng.choice(_THINGS)
-    return story(invented(rng), *details)
+    return story(rng, invented(rng)) if rng.random() < 0.55 else _capitals(rng)

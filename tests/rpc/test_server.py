@@ -135,7 +135,7 @@ async def test_bytes_that_are_no_request_are_an_invalid_argument(method, data, d
     ("size", "code", "details"),
     [
         (MESSAGE_LIMIT_BYTES - 64, CODE.INVALID_ARGUMENT, "Prompt: at least 52428"),
-        (MESSAGE_LIMIT_BYTES, CODE.INVALID_ARGUMENT, "Prompt: makes a message of 52428807 bytes"),
+        (MESSAGE_LIMIT_BYTES, CODE.INVALID_ARGUMENT, "Prompt: makes a message of 52428805 bytes"),
         (RECEIVE_LIMIT_BYTES, CODE.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max"),
     ],
 )

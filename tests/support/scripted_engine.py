@@ -66,6 +66,7 @@ class ScriptedEngine:
     Attributes:
         requests: What was submitted.
         loads: What was asked to be loaded.
+        hanging: Set when all events of a request were played and the rest is silence.
         cancelled: Ids that were cancelled; `left` is set at each.
     """
 
@@ -81,6 +82,7 @@ class ScriptedEngine:
         self.requests: list[GenerationRequest] = []
         self.loads: list[ModelOptions] = []
         self.cancelled: list[str] = []
+        self.hanging = asyncio.Event()
         self.left = asyncio.Event()
         self.load_left = asyncio.Event()
         self.closed = False
@@ -134,6 +136,7 @@ class ScriptedEngine:
         if self._ending is not None:
             raise self._ending
         if self._hangs:
+            self.hanging.set()
             await asyncio.Event().wait()
 
     def _take(self, options: ModelOptions) -> ModelCard:

@@ -28,9 +28,13 @@ LIMITS = [
 class Served:
     """A running server, its engine, and a way in."""
 
-    stub: Any
+    channel: grpc.aio.Channel
     engine: Engine
     address: str
+
+    @property
+    def stub(self) -> Any:
+        return Stub(self.channel)
 
     @property
     def is_idle(self) -> bool:
@@ -50,7 +54,7 @@ async def served(model: Path | None = None, **options: Any) -> AsyncIterator[Ser
     address = f"127.0.0.1:{await server.start()}"
     try:
         async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
-            running = Served(Stub(channel), engine, address)
+            running = Served(channel, engine, address)
             if model is not None:
                 assert (await running.load(model, **options)).success
             yield running

@@ -96,6 +96,38 @@ class WireOutput:
     rest: str | None = None
 
 
+class Outbox:
+    """What a cursor hands out during one `feed`, and the raw text that is left over."""
+
+    def __init__(self, opener: str) -> None:
+        self._raw = [opener]
+        self._deltas: list[Delta] = []
+        self._settled = 0
+
+    @property
+    def held(self) -> str:
+        """Raw text that was taken in and not handed out."""
+        return "".join(self._raw)
+
+    def open(self) -> None:
+        """Begin a `feed`; what one that raised left here is forgotten."""
+        self._deltas = []
+        self._settled = -1
+
+    def send(self, delta: Delta, settled: int) -> None:
+        """Hand out a delta that accounts for the text up to a position."""
+        self._deltas.append(delta)
+        self._settled = settled
+
+    def close(self, taken: str) -> tuple[Delta, ...]:
+        """End a `feed` that took this text, and return the deltas."""
+        if self._settled < 0:
+            self._raw.append(taken)
+        else:
+            self._raw = [taken[self._settled :]]
+        return tuple(self._deltas)
+
+
 class WireCursor(Protocol):
     """Reads one stretch of tool calls, from its opener to its end.
 
@@ -115,7 +147,7 @@ class WireCursor(Protocol):
         """Read on; not called again once `rest` was given."""
 
     def finish(self, *, truncated: bool) -> WireOutput:
-        """End with the reply; when it was truncated, an open call just ends."""
+        """End with the reply, without a rest; when it was truncated, an open call just ends."""
 
 
 WireFactory: TypeAlias = Callable[[WireContext], WireCursor]

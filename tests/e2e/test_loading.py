@@ -1,0 +1,177 @@
+"""LoadModel and Free over the socket: what works, what is told, and what is left behind."""
+
+import asyncio
+import gc
+import json
+import shutil
+
+import grpc
+import pytest
+from serving import code_of, served, stream, until
+
+from backend.core.status import EngineState
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+
+def raw(**options) -> pb.PredictOptions:
+    return pb.PredictOptions(Prompt="ba be bi", **{"Tokens": 6, "IgnoreEOS": True, **options})
+
+
+async def test_a_model_file_wins_over_the_name(tiny_models):
+    async with served() as backend:
+        directory = str(tiny_models("llama"))
+        assert (await backend.load("some/name", ModelFile=directory)).success
+        assert (await backend.stub.Predict(raw(ModelIdentity="some/name"))).tokens == 6
+
+
+async def test_a_name_is_looked_up_below_the_models_directory(tiny_models):
+    directory = tiny_models("llama")
+    async with served() as backend:
+        options = {"ModelPath": str(directory.parent), "ModelFile": "/does/not/exist"}
+        assert (await backend.load(directory.name, **options)).success
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, ["config.json"]),
+        ({"config.json": "{}"}, ["model_type"]),
+        ({"config.json": '{"model_type": "llama"}'}, ["safetensors"]),
+        ({"config.json": '{"model_type": "llama"}', "x.gguf": ""}, ["gguf"]),
+        ({"config.json": "{"}, ["config.json"]),
+    ],
+)
+async def test_a_directory_that_is_no_model_is_told_why(tmp_path, files, words):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    async with served() as backend:
+        code, details = await code_of(backend.load(tmp_path))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert all(word in details for word in words), details
+
+
+async def test_an_unsupported_architecture_is_named(tiny_models, tmp_path):
+    directory = shutil.copytree(tiny_models("llama"), tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "model_type": "quantum_9000"}))
+    async with served() as backend:
+        code, details = await code_of(backend.load(directory))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "quantum_9000" in details
+
+
+async def test_a_missing_path_is_told_and_the_next_load_works(tiny_models, tmp_path):
+    async with served() as backend:
+        code, details = await code_of(backend.load(tmp_path / "nothing"))
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert "nothing" in details
+        status = await backend.stub.Status(pb.HealthMessage())
+        assert status.state == pb.StatusResponse.ERROR
+        assert (await backend.load(tiny_models("llama"))).success
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"EngineArgs": '{"no_such_key": 1}'}, ["no_such_key", "max_slots"]),
+        ({"EngineArgs": "{"}, ["EngineArgs"]),
+        ({"EngineArgs": '{"max_slots": "many"}'}, ["max_slots"]),
+        ({"Options": ["max_slots:zero"]}, ["max_slots"]),
+        ({"Options": ["max_slots:0"]}, ["max_slots"]),
+        ({"DType": "float3"}, ["DType", "float3"]),
+        ({"MaxModelLen": -5}, ["MaxModelLen"]),
+        ({"LoraAdapters": ["a"], "LoraScales": [1.0, 2.0]}, ["LoraScales"]),
+    ],
+)
+async def test_bad_load_options_are_told(tiny_models, options, words):
+    async with served() as backend:
+        code, details = await code_of(backend.load(tiny_models("llama"), **options))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert all(word in details for word in words), details
+
+
+async def test_an_unknown_option_is_logged_and_ignored(tiny_models, caplog):  # lesson 104
+    caplog.set_level("INFO")
+    options = ["use_jinja", "gpu_layers:99", "max_slots:3"]
+    async with served(tiny_models("llama"), Options=options) as backend:
+        assert backend.engine.options.tuning.max_slots == 3
+    assert "gpu_layers" in caplog.text
+
+
+async def test_request_fields_win_over_model_options(tiny_models):  # lesson 93
+    options = ["max_tokens:5", "top_k:1", "seed:7"]
+    async with served(tiny_models("llama"), Options=options) as backend:
+        assert (await backend.stub.Predict(raw(Tokens=0))).tokens == 5
+        assert (await backend.stub.Predict(raw(Tokens=9))).tokens == 9
+        greedy = (await backend.stub.Predict(raw())).message
+        by_option = [await backend.stub.Predict(raw(Temperature=1.5)) for _ in range(2)]
+        assert {reply.message for reply in by_option} == {greedy}
+        by_request = await backend.stub.Predict(raw(Temperature=5.0, TopK=100, Seed=3))
+        assert by_request.message != greedy
+
+
+async def test_free_gives_back_and_the_next_load_works(tiny_models):  # lesson 103
+    async with served(tiny_models("llama")) as backend:
+        running = asyncio.create_task(code_of(stream(backend.stub, raw(Tokens=0))))
+        await until(lambda: not backend.is_idle)
+        assert (await backend.stub.Free(pb.HealthMessage())).success
+        assert (await running)[0] is grpc.StatusCode.ABORTED
+        code, details = await code_of(backend.stub.Predict(raw()))
+        assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "model not loaded")
+        assert (await backend.load(tiny_models("qwen3"))).success
+        assert (await backend.stub.Predict(raw())).tokens == 6
+
+
+async def test_another_model_replaces_the_first(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        first = (await backend.stub.Predict(raw())).message
+        weights = backend.engine.status().memory_bytes["weights"]
+        for _ in range(3):
+            await backend.load(tiny_models("qwen3"))
+            await backend.load(tiny_models("llama"))
+        assert (await backend.stub.Predict(raw())).message == first
+        await until(lambda: backend.engine.status().state is EngineState.READY)
+        gc.collect()
+        assert backend.engine.status().memory_bytes["mlx_active"] < 3 * weights
+
+
+async def test_a_load_whose_caller_leaves_can_be_repeated(tiny_models):
+    async with served() as backend:
+        call = backend.stub.LoadModel(pb.ModelOptions(Model=str(tiny_models("llama"))))
+        await asyncio.sleep(0)
+        call.cancel()
+        assert (await backend.load(tiny_models("qwen3"))).success
+        assert backend.engine.model.card.model_type == "qwen3"
+
+
+async def test_status_tells_the_state_and_the_memory(tiny_models):
+    async with served() as backend:
+        empty = await backend.stub.Status(pb.HealthMessage())
+        assert empty.state == pb.StatusResponse.UNINITIALIZED
+        await backend.load(tiny_models("llama"))
+        ready = await backend.stub.Status(pb.HealthMessage())
+        assert ready.state == pb.StatusResponse.READY
+        assert ready.memory.total >= ready.memory.breakdown["weights"] > 0
+        running = backend.stub.PredictStream(raw(Tokens=0))
+        await running.read()
+        await until(lambda: backend.engine.status().state is EngineState.BUSY)
+        running.cancel()
+
+
+async def test_metrics_count_tokens(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        await backend.stub.Predict(raw(Tokens=30))
+        await until(lambda: backend.engine.status().generated_tokens == 30)
+        metrics = await backend.stub.GetMetrics(pb.MetricsRequest())
+        assert metrics.tokens_generated == 30
+        assert metrics.prompt_tokens_processed > 0
+
+
+async def test_a_dtype_is_cast_to(tiny_models):
+    async with served() as backend:
+        await backend.load(tiny_models("llama"), DType="bfloat16")
+        half = backend.engine.status().memory_bytes["weights"]
+        await backend.load(tiny_models("llama"), DType="float32")
+        assert backend.engine.status().memory_bytes["weights"] == 2 * half
