@@ -1,5 +1,6 @@
 """Errors -> gRPC statuses: one table, applied in one place."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -52,8 +53,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 async def _translate(_request: object, context: Context) -> AsyncIterator[None]:
     try:
         yield
+    except grpc.aio.InternalError:
+        # A message could not be sent: the peer has gone, and gRPC has yet to tell us.
+        raise asyncio.CancelledError from None
     except grpc.aio.BaseError:
-        raise  # gRPC's own: the call was aborted, or its peer has gone
+        raise  # gRPC's own: the call was aborted already
     except Exception as error:
         code = status_code(error)
         if code is None:

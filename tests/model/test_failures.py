@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.errors import LoadError, OutOfMemoryError, UnsupportedModelError
+from backend.errors import LoadError, LoadFailedError, OutOfMemoryError, UnsupportedModelError
 from backend.model.failures import as_load_error
 
 WHERE = Path("models/tiny")
@@ -19,7 +19,7 @@ WHERE = Path("models/tiny")
         (ValueError("Missing 2 parameters: \na,\nb."), LoadError, "do not match its config.json"),
         (ImportError("No module named 'x'"), UnsupportedModelError, "not installed: No module"),
         (SystemExit(1), UnsupportedModelError, "needs a package"),
-        (KeyError("rope"), LoadError, "KeyError: 'rope'"),
+        (KeyError("rope"), LoadFailedError, "KeyError: 'rope'"),
     ],
 )
 def test_upstream_failures_are_told_in_a_users_words(

@@ -1,9 +1,11 @@
+import asyncio
+
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from scripted_engine import ScriptedEngine, served, steps, stub
+from scripted_engine import TIMEOUT_S, ScriptedEngine, served, steps, stub
 from serving import code_of
 
 from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
@@ -61,7 +63,21 @@ async def test_the_standard_health_service_follows_the_server(service):
         assert (await watch.read()).status == SERVING
         await server.stop()
         assert (await watch.read()).status == NOT_SERVING
-    assert engine.closed
+
+
+async def test_while_draining_it_answers_but_does_not_serve():
+    engine = ScriptedEngine(steps("ok"))
+    engine.drained.clear()
+    server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.wait_for(engine.closing.wait(), TIMEOUT_S)
+        check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert (await check).status == NOT_SERVING
+        assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
+        engine.drained.set()
+        await asyncio.wait_for(stopping, TIMEOUT_S)
 
 
 async def test_reflection_lists_the_services():

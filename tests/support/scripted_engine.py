@@ -66,6 +66,7 @@ class ScriptedEngine:
     Attributes:
         requests: What was submitted.
         loads: What was asked to be loaded.
+        closing: Set when the engine was asked to close; it has closed when `drained` is set too.
         hanging: Set when all events of a request were played and the rest is silence.
         cancelled: Ids that were cancelled; `left` is set at each.
     """
@@ -85,7 +86,9 @@ class ScriptedEngine:
         self.hanging = asyncio.Event()
         self.left = asyncio.Event()
         self.load_left = asyncio.Event()
-        self.closed = False
+        self.closing = asyncio.Event()
+        self.drained = asyncio.Event()
+        self.drained.set()
         self._events = events
         self._ending = ending
         self._hangs = hangs
@@ -128,7 +131,8 @@ class ScriptedEngine:
         )
 
     async def close(self, **_options: float) -> None:
-        self.closed = True
+        self.closing.set()
+        await self.drained.wait()
 
     async def _play(self) -> AsyncIterator[Sequence[EngineEvent]]:
         for event in self._events:
