@@ -211,14 +211,20 @@ def _reply_cursor(
         prompt_tail=prompt.tail,
         wants_logprobs=call.top_logprobs is not None,
     )
-    pieces = model.tokenizer.visible_pieces(spec.format.markers)
-    detokenizer: Detokenizer
-    if pieces is None:
-        detokenizer = WindowDetokenizer(model.tokenizer.decode)
-    else:
-        trims = model.tokenizer.trims_leading_space and bool(call.messages)
-        detokenizer = ByteDetokenizer(pieces, trims_leading_space=trims)
+    detokenizer = _detokenizer(model, wire.markers, continues_text=not call.messages)
     return ReplyCursor(spec, detokenizer, model.tokenizer.token_bytes)
+
+
+def _detokenizer(
+    model: LoadedModel, markers: frozenset[str], *, continues_text: bool
+) -> Detokenizer:
+    """Make a detokenizer; a space that begins the continuation of a text belongs to it."""
+    tokenizer = model.tokenizer
+    pieces = tokenizer.visible_pieces(markers)
+    if pieces is None:
+        return WindowDetokenizer(tokenizer.visible_decoder(markers))
+    trims = tokenizer.trims_leading_space and not continues_text
+    return ByteDetokenizer(pieces, trims_leading_space=trims)
 
 
 def _callable_names(call: GenerationCall) -> frozenset[str]:

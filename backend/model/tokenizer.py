@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
 from backend.errors import InvalidRequestError
@@ -96,14 +96,22 @@ class Tokenizer:
         """
         if self.pieces is None:
             return None
-        hidden = frozenset(
-            token_id for token_id, text in self._special_texts.items() if text not in markers
-        )
+        hidden = self._hidden_ids(markers)
         if hidden not in self._visible:
             self._visible[hidden] = tuple(
                 b"" if token_id in hidden else piece for token_id, piece in enumerate(self.pieces)
             )
         return self._visible[hidden]
+
+    def visible_decoder(self, markers: Container[str]) -> Callable[[Sequence[int]], str]:
+        """Return a decoder that leaves out special tokens, except those in `markers`."""
+        hidden = self._hidden_ids(markers)
+        return lambda ids: self.decode([token_id for token_id in ids if token_id not in hidden])
+
+    def _hidden_ids(self, markers: Container[str]) -> frozenset[int]:
+        return frozenset(
+            token_id for token_id, text in self._special_texts.items() if text not in markers
+        )
 
     def _prompt_prefix(self) -> list[int]:
         """Find what the tokenizer puts before a text by itself."""

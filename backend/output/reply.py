@@ -68,6 +68,7 @@ class ReplyCursor:
         self._stop = StopMatcher(spec.stop_strings)
         self._deltas: list[Delta] = []
         self._logprobs: list[TokenLogprob] = []
+        self._last_call = -1
         self._has_stopped = False
         self._is_finished = False
         self.completion_tokens = 0
@@ -97,16 +98,18 @@ class ReplyCursor:
         return self._finish(reason) if reason else None
 
     def _send(self, deltas: Iterable[Delta]) -> None:
-        """Pass deltas on, up to a stop string; it stands in one stretch of content."""
+        """Pass deltas on, up to a stop string; one never reaches across another channel."""
         for delta in deltas:
+            if self._has_stopped:
+                return
             if isinstance(delta, ContentDelta):
                 text, self._has_stopped = self._stop.feed(delta.text)
                 self._send_content(text)
-            else:
-                self._send_content(self._stop.finish())
-                self._deltas.append(delta)
-            if self._has_stopped:
-                return
+                continue
+            self._send_content(self._stop.finish())
+            self._deltas.append(delta)
+            if isinstance(delta, ToolCallDelta):
+                self._last_call = delta.index
 
     def _send_content(self, text: str) -> None:
         if text:
@@ -122,8 +125,9 @@ class ReplyCursor:
     def _finish(self, reason: FinishReason) -> Finish:
         self._is_finished = True
         is_cut_off = reason is FinishReason.LENGTH and self._router.ended_mid_call
-        if reason is not FinishReason.CANCELLED and self._router.completed_calls:
-            reason = reason if is_cut_off else FinishReason.TOOL_CALLS
+        has_called = any(index <= self._last_call for index in self._router.completed_calls)
+        if has_called and not is_cut_off and reason is not FinishReason.CANCELLED:
+            reason = FinishReason.TOOL_CALLS
         return Finish(reason, tuple(self._logprobs))
 
     def _count(self, step: TokenStep) -> None:

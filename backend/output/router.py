@@ -1,7 +1,7 @@
 """Text to deltas: splits a reply into content, thought and tool calls while it is written."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import lru_cache
 
 from backend.core.delta import ContentDelta, Delta, ReasoningDelta
@@ -62,8 +62,8 @@ class Router:
         self._ended_mid_call = False
 
     @property
-    def completed_calls(self) -> int:
-        """How many calls were handed out whole."""
+    def completed_calls(self) -> Set[int]:
+        """Indexes of the calls that were handed out whole."""
         return self._calls.completed
 
     @property
@@ -110,9 +110,10 @@ class Router:
                 self._apply(self._wire.feed(self._rest))
             else:
                 scan = self._scanner.feed(self._rest)
-                self._rest = scan.rest
+                self._rest = scan.match + scan.rest
                 self._emit(scan.safe)
                 self._enter(scan.match)
+                self._rest = scan.rest
 
     def _end(self, *, truncated: bool) -> None:
         if self._wire is None:

@@ -21,11 +21,14 @@ class Segment(Protocol):
 class PlainText:
     """Text that stands for itself."""
 
-    is_blank = False
     held = ""
+
+    def __init__(self) -> None:
+        self.is_blank = True
 
     def feed(self, text: str) -> str:
         """Let everything pass."""
+        self.is_blank = self.is_blank and not text
         return text
 
 

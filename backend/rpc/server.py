@@ -28,6 +28,7 @@ CHANNEL_OPTIONS = (
     # A client whose machine vanished sends no FIN: it is noticed after 30 s, and its slot freed.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # Clients may ping during a prefill, which sends nothing for long.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -136,6 +136,13 @@ def test_markers_of_the_format_stay_visible(tokenizer: Tokenizer):
     assert visible[tokenizer.token_id(EOS)] == b""
 
 
+def test_a_visible_decoder_leaves_out_special_tokens_but_markers(tokenizer: Tokenizer):
+    special = sorted(tokenizer.special_ids)
+    texts = {tokenizer.decode([token_id]) for token_id in special}
+    assert tokenizer.visible_decoder(frozenset())(special) == ""
+    assert tokenizer.visible_decoder(texts)(special) == tokenizer.decode(special)
+
+
 def test_the_visible_pieces_are_built_once_for_the_same_markers(tokenizer: Tokenizer):
     assert tokenizer.visible_pieces([MARKER]) is tokenizer.visible_pieces({MARKER})
 

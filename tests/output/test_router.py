@@ -89,7 +89,7 @@ def test_a_call_ends_the_thought_around_it():
 def test_completed_calls_are_counted_and_an_open_end_is_told():
     router = make_router()
     run(['<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "f"'], router, truncated=True)
-    assert router.completed_calls == 1
+    assert router.completed_calls == {0}
     assert router.ended_mid_call
 
 
@@ -159,6 +159,12 @@ def test_a_wire_that_raises_is_switched_off(size, caplog):  # lessons 75, 80, 81
     opener = "" if len(deltas) > len(without_opener) else "<call>"
     assert in_order(without_opener) == text.replace("<call>", opener, 1)
     assert [bool(record.exc_info) for record in caplog.records] == [True]
+
+
+def test_a_wire_that_cannot_begin_leaves_its_opener_as_text(caplog):
+    broken = OutputFormat(THINK, ToolFormat("broken", ("<call>",), ("<call>",), lambda _: 1 // 0))
+    assert folded(run(["Hi <call>", " a"], make_router(broken)))[0] == "Hi <call> a"
+    assert len(caplog.records) == 1
 
 
 def test_a_wire_that_raises_at_the_end_loses_nothing(caplog):

@@ -1,7 +1,7 @@
 """Calls as JSON objects between two markers, `<tool_call>{"name": …}</tool_call>`.
 
 The wire of Hermes and Qwen. Several objects in one block are taken for calls as well, be they
-a list or one behind the other.
+a list or one behind the other, and so are braces doubled as in a template.
 """
 
 from collections.abc import Callable
@@ -43,13 +43,13 @@ class JsonBlockCursor:
     def feed(self, text: str) -> WireOutput:
         """Read on."""
         position = 0
-        self._outbox.open()
+        self._outbox.begin()
         try:
             while position < len(text) and not self._is_over:
                 position = self._step(text, position)
         except NotACallError as error:
             return self._reject(text, error.position)
-        deltas = self._outbox.close(text[:position])
+        deltas = self._outbox.end(text[:position])
         return WireOutput(deltas, rest=text[position:] if self._is_over else None)
 
     def finish(self, *, truncated: bool) -> WireOutput:
@@ -59,7 +59,7 @@ class JsonBlockCursor:
 
     def _reject(self, text: str, position: int) -> WireOutput:
         """End before the closer: with what is no call, or with what just follows the last one."""
-        deltas = self._outbox.close(text[:position])
+        deltas = self._outbox.end(text[:position])
         raw, rest = self._outbox.held, text[position:]
         if self.is_mid_call:
             return WireOutput(deltas, rejected=raw, rest=rest)
@@ -73,7 +73,7 @@ class JsonBlockCursor:
         elif char == self._closer[0] and self._calls_in_block:
             self._closer_chars = 1
             self._step = self._in_closer
-        elif not (char.isspace() or char in (",]" if self._calls_in_block else "[")):
+        elif not (char.isspace() or char in (",]}" if self._calls_in_block else "[")):
             raise NotACallError(position)
         return position + 1
 

@@ -28,8 +28,10 @@ class JsonCallReader:
 
     The name is handed out as soon as it is known to be offered, arguments as they come, as the
     model wrote them. Taken as well: `parameters` for `arguments`, an object inside a JSON
-    string, none at all. The last brace of the arguments leaves with the object's own: the
-    arguments of a call that never closed are no valid JSON, and nobody takes them for whole.
+    string, none at all, a doubled first brace.
+
+    The last brace of the arguments leaves with the object's own: the arguments of a call that
+    never closed are no valid JSON, and nobody takes them for whole.
     """
 
     def __init__(self, calls: CallLedger, outbox: Outbox, *, name_comes_first: bool) -> None:
@@ -70,7 +72,7 @@ class JsonCallReader:
             self._step = self._in_key
         elif char == "}":
             self._end(position + 1)
-        elif not char.isspace():
+        elif not (char.isspace() or (char == "{" and not self._key)):
             raise NotACallError(position)
         return position + 1
 

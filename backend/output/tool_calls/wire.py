@@ -1,7 +1,7 @@
 """What a tool-call wire is to the router: a cursor over the text behind its opener."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -16,7 +16,7 @@ def new_call_id() -> str:
 
 
 class CallLedger:
-    """The calls of one reply: which names count, how many were begun, how many completed."""
+    """The calls of one reply: which names count, how many were begun, which were completed."""
 
     def __init__(
         self, tool_names: frozenset[str] | None, make_id: Callable[[], str] = new_call_id
@@ -30,11 +30,11 @@ class CallLedger:
         self._tool_names = tool_names
         self._make_id = make_id
         self._opened = 0
-        self._completed = 0
+        self._completed: set[int] = set()
 
     @property
-    def completed(self) -> int:
-        """How many calls were handed out whole."""
+    def completed(self) -> Set[int]:
+        """Indexes of the calls that were handed out whole."""
         return self._completed
 
     @property
@@ -64,7 +64,7 @@ class CallLedger:
 
     def complete(self) -> None:
         """Count the latest call as handed out whole."""
-        self._completed += 1
+        self._completed.add(self._opened - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Outbox:
         """Raw text that was taken in and not handed out."""
         return "".join(self._raw)
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Begin a `feed`; what one that raised left here is forgotten."""
         self._deltas = []
         self._settled = -1
@@ -119,7 +119,7 @@ class Outbox:
         self._deltas.append(delta)
         self._settled = settled
 
-    def close(self, taken: str) -> tuple[Delta, ...]:
+    def end(self, taken: str) -> tuple[Delta, ...]:
         """End a `feed` that took this text, and return the deltas."""
         if self._settled < 0:
             self._raw.append(taken)
