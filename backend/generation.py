@@ -10,7 +10,7 @@ from typing import Protocol, assert_never
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import Finish, FinishReason, Increment, Usage
-from backend.core.prompt import Prompt, ToolMode
+from backend.core.prompt import Prompt, Tool, ToolMode
 from backend.core.request import GenerationCall, GenerationRequest
 from backend.core.step import EngineEvent, PrefillDone, TokenStep
 from backend.errors import ContextLengthError, InvalidRequestError, ModelNotLoadedError
@@ -52,6 +52,8 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
         BackendError: No model, no room, or the engine failed on this request.
     """
     model = _loaded(engine)
+    if call.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+        log.warning("request id=%s: tool_choice is not enforced, taken for auto", call.request_id)
     prompt = await asyncio.to_thread(render, call, model)
     request = _request(call, prompt, model)
     cursor = _reply_cursor(call, prompt, model, output_format(engine))
@@ -99,10 +101,11 @@ def render(call: GenerationCall, model: LoadedModel) -> Prompt:
     """
     if call.messages:
         field_name = "Messages"
-        tools = () if call.tool_choice.mode is ToolMode.NONE else call.tools
-        text = model.template.render(call.messages, tools, call.template_options)
+        text = model.template.render(call.messages, _shown_tools(call), call.template_options)
     else:
         field_name, text = "Prompt", call.prompt
+    if call.debug:
+        log.info("request id=%s prompt=%r", call.request_id, text)
     _check_size(field_name, text, model)
     if call.messages:
         token_ids = model.tokenizer.encode(text, adds_special=False)
@@ -206,7 +209,7 @@ def _reply_cursor(
 ) -> ReplyCursor:
     spec = ReplySpec(
         format=wire,
-        tool_names=_callable_names(call),
+        tool_names=frozenset(tool.name for tool in _shown_tools(call)),
         stop_strings=call.stop_strings,
         prompt_tail=prompt.tail,
         wants_logprobs=call.top_logprobs is not None,
@@ -227,10 +230,9 @@ def _detokenizer(
     return ByteDetokenizer(pieces, trims_leading_space=trims)
 
 
-def _callable_names(call: GenerationCall) -> frozenset[str]:
-    if call.tool_choice.mode is ToolMode.NONE:
-        return frozenset()
-    return frozenset(tool.name for tool in call.tools)
+def _shown_tools(call: GenerationCall) -> Sequence[Tool]:
+    """Return the tools that the model is told of, and may call."""
+    return () if call.tool_choice.mode is ToolMode.NONE else call.tools
 
 
 def _check_ids(field_name: str, token_ids: Sequence[int], model: LoadedModel) -> None:

@@ -57,6 +57,11 @@ class WindowDetokenizer:
     """For a tokenizer that can only decode ids: decodes a sliding window of the latest ones."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """Begin a reply.
+
+        Args:
+            decode: Token ids to the text that may show; U+FFFD stands for what is no text yet.
+        """
         self._decode = decode
         self._window: list[int] = []
         self._sent_chars = 0

@@ -62,20 +62,22 @@ async def ask_chat(channel, name, **options):
     return [reply async for reply in call]
 
 
-ASKERS = [ask_one, ask_many, ask_chat]
+async def listen_to_chat(channel, _name, **options):
+    # Writing to a call that is being refused is a race, which grpcio's client reports as its own.
+    return [await channel.stream_stream(CHAT)(**options).read()]
 
 
 def bearer(value):
     return grpc.aio.Metadata(("authorization", value))
 
 
-@pytest.mark.parametrize("ask", ASKERS)
+@pytest.mark.parametrize("ask", [ask_one, ask_many, ask_chat])
 async def test_the_token_opens_every_kind_of_method(ask):
     async with served(BearerTokenInterceptor("s3cret")) as channel:
         assert await ask(channel, "a", metadata=bearer("Bearer s3cret"))
 
 
-@pytest.mark.parametrize("ask", ASKERS)
+@pytest.mark.parametrize("ask", [ask_one, ask_many, listen_to_chat])
 @pytest.mark.parametrize(
     "metadata",
     [

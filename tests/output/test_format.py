@@ -59,8 +59,9 @@ def test_an_unknown_name_is_warned_of_once_and_the_evidence_counts(caplog):  # l
     assert "klingon" in caplog.text
 
 
-def test_markers_are_what_must_stay_visible():
+def test_a_format_tells_its_name_and_the_markers_that_must_stay_visible():
     output_format = detect(FormatEvidence(THINK_TOKENS, QWEN_TEMPLATE))
+    assert output_format.name == "hermes_json+think"
     assert output_format.markers == {"<think>", "</think>", "<tool_call>", "</tool_call>"}
     assert detect(FormatEvidence((), "")).markers == frozenset()
 

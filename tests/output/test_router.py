@@ -13,17 +13,10 @@ from backend.output.tool_calls.wire import WireOutput
 HERMES = named_format("hermes", "think")
 PLAIN = named_format("none", "none")
 NAMES = frozenset({"f", "get_weather"})
-FRAGMENTS = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}']
-FRAGMENTS += [
-    '{"name": "f", ',
-    '"arguments": {"a": "',
-    '{"arguments": ',
-    '"name": "f"}',
-    "}}",
-    "[",
-    "]",
-]
-FRAGMENTS += ['"', "\\", "{", "}", ",", "\n", " ", "<", "</t", "<to", "é", "word"]
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "</t", "<to"]
+CALLS = ['{"name": "f", "arguments": {}}', '{"name": "f", ', '"arguments": {"a": "']
+CALLS += ['{"arguments": ', '"name": "f"}', "}}", "{", "}", "[", "]", '"', "\\", ","]
+FRAGMENTS = [*MARKERS, *CALLS, "\n", " ", "é", "word"]
 
 
 def make_router(output_format=HERMES, tool_names=NAMES, *, opens_in_reasoning=False):

@@ -92,7 +92,7 @@ async def test_reflection_lists_the_services():
 async def test_a_token_guards_health_and_reflection_too():
     async with served(ScriptedEngine(), auth_token=SESAME) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo([])
+        reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         health = stub(channel).Health(pb.HealthMessage())
         for call in (check, reflect.read(), health):
             assert (await code_of(call))[0] is CODE.UNAUTHENTICATED

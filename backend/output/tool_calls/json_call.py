@@ -51,6 +51,7 @@ class JsonCallReader:
         self._name = ""
         self._is_named = False
         self._has_arguments = False
+        self._wrapped: list[str] = []
         self._unsent: list[str] = []
         self._last_brace = ""
         self.is_complete = False
@@ -166,7 +167,6 @@ class JsonCallReader:
             self._step = self._in_arguments
         elif char in '"n':
             self._step = self._in_wrapped_arguments
-            self._wrapped: list[str] = []
         else:
             raise NotACallError(position)
         return position

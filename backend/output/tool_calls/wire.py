@@ -86,7 +86,7 @@ class WireOutput:
     """What a piece of text came to, in this order.
 
     Attributes:
-        deltas: Pieces of calls.
+        deltas: What is handed out: in most wires, pieces of calls.
         rejected: Raw text that is no call after all: it belongs to the channel around the wire.
         rest: Text behind the wire's end, for the router to go on with; `None` while it goes on.
     """
@@ -102,7 +102,7 @@ class Outbox:
     def __init__(self, opener: str) -> None:
         self._raw = [opener]
         self._deltas: list[Delta] = []
-        self._settled = 0
+        self._settled: int | None = None
 
     @property
     def held(self) -> str:
@@ -112,7 +112,7 @@ class Outbox:
     def begin(self) -> None:
         """Begin a `feed`; what one that raised left here is forgotten."""
         self._deltas = []
-        self._settled = -1
+        self._settled = None
 
     def send(self, delta: Delta, settled: int) -> None:
         """Hand out a delta that accounts for the text up to a position."""
@@ -121,7 +121,7 @@ class Outbox:
 
     def end(self, taken: str) -> tuple[Delta, ...]:
         """End a `feed` that took this text, and return the deltas."""
-        if self._settled < 0:
+        if self._settled is None:
             self._raw.append(taken)
         else:
             self._raw = [taken[self._settled :]]

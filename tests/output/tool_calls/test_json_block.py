@@ -57,6 +57,8 @@ def test_the_rest_behind_the_closer_is_given_back():
         ('{"name": "fx"}', '{"name": "f', 'x"}'),
         ('{"name": "g"}', '{"name": "g', '"}'),
         ('{"name": 1}', '{"name": ', "1}"),
+        ('{"name" 1}', '{"name" ', "1}"),
+        ("{1}", "{", "1}"),
         ('{"na me": 1}', '{"na', ' me": 1}'),
         ('{"arguments": {"a": b}}', '{"arguments": {"a": ', "b}}"),
         ('{"arguments": {}} ', '{"arguments": {}', "} "),

@@ -1,0 +1,234 @@
+"""The main job on the embedded model: a chat with a thought and a tool call, over the socket."""
+
+import asyncio
+import json
+
+import pytest
+from serving import chat, served, stream, user
+
+from backend.core.delta import FinishReason
+from backend.demo import MODEL_DIR, WEATHER_TOOL
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+TOOL_NAME = WEATHER_TOOL["function"]["name"]
+(ARGUMENT,) = WEATHER_TOOL["function"]["parameters"]["required"]
+QUESTION = "What is the weather in Paris?"
+
+
+@pytest.fixture
+async def backend():
+    async with served(MODEL_DIR) as running:
+        yield running
+
+
+def markup_free(text: str) -> bool:
+    return not any(mark in text for mark in ("<think", "</think", "<tool_call", "<|im_"))
+
+
+async def test_a_chat_thinks_then_calls_the_tool(backend):  # lessons 71, 99, 106
+    reply = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL]))
+    assert reply.reasoning.strip()
+    assert reply.message == reply.content == ""
+    assert list(reply.calls) == [0]
+    assert reply.calls[0]["name"] == TOOL_NAME
+    assert json.loads(reply.calls[0]["arguments"]) == {ARGUMENT: "Paris"}
+    assert markup_free(reply.reasoning + reply.content)
+
+
+async def test_the_call_is_streamed_in_pieces_and_sent_once(backend):
+    reply = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL]))
+    pieces = [p for r in reply.replies for d in r.chat_deltas for p in d.tool_calls]
+    assert [bool(p.name) for p in pieces].count(True) == 1
+    assert [bool(p.id) for p in pieces].count(True) == 1
+    assert sum(bool(p.arguments) for p in pieces) > 1
+    assert not any(r.chat_deltas for r in reply.replies[-1:] if r.message)
+
+
+async def test_the_tool_result_is_answered(backend):
+    first = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL]))
+    call = first.calls[0]
+    history = json.dumps(
+        [
+            {
+                "index": 0,
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["arguments"]},
+            }
+        ]
+    )
+    result = json.dumps({"temp": 21, "sky": "sunny"})
+    messages = [
+        user(QUESTION),
+        {"role": "assistant", "tool_calls": history},
+        {"role": "tool", "content": result, "tool_call_id": call["id"]},
+    ]
+    reply = await stream(backend.stub, chat(messages, tools=[WEATHER_TOOL]))
+    assert not reply.calls
+    assert reply.message == reply.content
+    assert "Paris" in reply.message
+    assert "21" in reply.message
+    assert "sunny" in reply.message
+
+
+async def test_two_cities_are_two_calls(backend):
+    question = "What is the weather in Paris and London?"
+    reply = await stream(backend.stub, chat([user(question)], tools=[WEATHER_TOOL]))
+    assert list(reply.calls) == [0, 1]
+    cities = [json.loads(call["arguments"])[ARGUMENT] for call in reply.calls.values()]
+    assert cities == ["Paris", "London"]
+    assert reply.calls[0]["id"] != reply.calls[1]["id"]
+
+
+async def test_thinking_can_be_switched_off_and_on(backend):  # lesson 67
+    greeting = [user("Say hello to Paris.")]
+    unset = await stream(backend.stub, chat(greeting))
+    on = await stream(backend.stub, chat(greeting, Metadata={"enable_thinking": "true"}))
+    off = await stream(backend.stub, chat(greeting, Metadata={"enable_thinking": "false"}))
+    blob = json.dumps({"enable_thinking": False})
+    by_blob = await stream(backend.stub, chat(greeting, Metadata={"chat_template_kwargs": blob}))
+    assert unset.reasoning == on.reasoning != ""
+    assert off.reasoning == by_blob.reasoning == ""
+    assert {r.message for r in (unset, on, off, by_blob)} == {"Hello, Paris!"}
+
+
+async def test_unary_is_the_fold_of_the_stream(backend):  # lessons 1, 2, 5, 8
+    requests = [
+        chat([user(QUESTION)], tools=[WEATHER_TOOL]),
+        chat([user("Say hello to London.")]),
+        chat([user("Hello")], Temperature=1.0, Seed=11),
+        chat([user(QUESTION)], tools=[WEATHER_TOOL], Tokens=15),
+    ]
+    for request in requests:
+        unary, folded = await asyncio.gather(
+            backend.stub.Predict(request), stream(backend.stub, request)
+        )
+        assert unary.message.decode() == folded.message
+        assert "".join(d.content for d in unary.chat_deltas) == folded.content
+        assert "".join(d.reasoning_content for d in unary.chat_deltas) == folded.reasoning
+        calls = [c for d in unary.chat_deltas for c in d.tool_calls]
+        expected = [(c["name"], c["arguments"]) for c in folded.calls.values()]
+        assert [(c.name, c.arguments) for c in calls] == expected
+        assert (unary.tokens, unary.prompt_tokens) == (
+            folded.last.tokens,
+            folded.last.prompt_tokens,
+        )
+
+
+async def test_hidden_tools_are_not_called(backend):
+    choice = {"ToolChoice": '"none"'}
+    reply = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL], **choice))
+    assert not reply.calls
+    shown = await backend.stub.TokenizeString(chat([user(QUESTION)], tools=[WEATHER_TOOL]))
+    hidden = await backend.stub.TokenizeString(
+        chat([user(QUESTION)], tools=[WEATHER_TOOL], **choice)
+    )
+    assert hidden.length < shown.length
+
+
+async def test_messages_win_over_a_prompt(backend):
+    request = chat([user("Say hello to Paris.")], Prompt="The capital of")
+    assert (await backend.stub.Predict(request)).message == b"Hello, Paris!"
+
+
+async def test_a_stop_finish_never_reaches_the_limit(backend):  # lesson 3
+    request = chat([user("Say hello to Paris.")])
+    natural = (await backend.stub.Predict(request)).tokens
+    request.Tokens = natural + 1
+    assert (await backend.stub.Predict(request)).tokens == natural
+    request.Tokens = natural
+    assert (await backend.stub.Predict(request)).tokens == natural
+
+
+async def test_a_cut_off_call_is_no_complete_call(backend):
+    request = chat([user(QUESTION)], tools=[WEATHER_TOOL])
+    total = (await backend.stub.Predict(request)).tokens
+    for limit in range(total - 12, total):
+        request.Tokens = limit
+        reply = await stream(backend.stub, request)
+        assert reply.last.tokens == limit
+        assert markup_free(reply.message)
+
+
+async def test_eight_chats_at_once_are_kept_apart(backend):  # lessons 9, 78
+    cities = ["Paris", "London", "Tokyo", "Berlin", "Madrid", "Rome", "Oslo", "Cairo"]
+    requests = [chat([user(f"Say hello to {city}.")]) for city in cities]
+    replies = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
+    assert [reply.message for reply in replies] == [f"Hello, {city}!" for city in cities]
+
+
+async def test_a_developer_speaks_as_the_system(backend):  # lesson 61
+    tokens = []
+    for role in ("system", "developer"):
+        request = chat([{"role": role, "content": "You are a helpful assistant."}, user("Hi")])
+        tokens.append(list((await backend.stub.TokenizeString(request)).tokens))
+    assert tokens[0] == tokens[1]
+
+
+async def test_the_log_has_one_line_per_request_and_no_text(backend, caplog):
+    caplog.set_level("INFO")
+    reply = await backend.stub.Predict(chat([user("Say hello to Paris.")], CorrelationId="abc"))
+    lines = [r.getMessage() for r in caplog.records if "request id=" in r.getMessage()]
+    assert len(lines) == 1
+    for part in (
+        "id=abc",
+        f"prompt_tokens={reply.prompt_tokens}",
+        "cached_tokens=0",
+        f"generated_tokens={reply.tokens}",
+        "first_token_ms=",
+        "tokens_per_s=",
+        f"finish={FinishReason.STOP.value}",
+    ):
+        assert part in lines[0]
+    assert "Paris" not in caplog.text
+
+
+async def test_the_hosts_own_suite_would_pass(backend):
+    """Section 5 of the host's contract, call by call."""
+    raw = {"Tokens": 20, "Temperature": 0.1, "TopK": 40, "TopP": 0.9}
+    predict = await backend.stub.Predict(
+        pb.PredictOptions(Prompt="The capital of France is", **raw)
+    )
+    assert predict.message
+    streamed = await stream(backend.stub, pb.PredictOptions(Prompt="Once upon a time", **raw))
+    pieces = [r.message for r in streamed.replies if r.message]
+    assert pieces[0] != pieces[1]
+    logprobs = await backend.stub.Predict(
+        pb.PredictOptions(
+            Prompt="The capital of France is", Logprobs=1, TopLogprobs=1, **{**raw, "Tokens": 10}
+        )
+    )
+    assert logprobs.message
+    assert logprobs.logprobs
+    biased = await backend.stub.Predict(
+        pb.PredictOptions(Prompt="The capital of France is", LogitBias='{"1":-100}', **raw)
+    )
+    assert biased.message
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the current weather for a location",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "location": {
+                        "type": "string",
+                        "description": "The city and state, e.g. San Francisco, CA",
+                    }
+                },
+                "required": ["location"],
+            },
+        },
+    }
+    system = "You are a helpful assistant. Use the provided tool when the user asks about weather."
+    messages = [
+        {"role": "system", "content": system},
+        user("What's the weather like in Paris, France?"),
+    ]
+    called = await backend.stub.Predict(
+        chat(messages, tools=[tool], ToolChoice="auto", Tokens=200, Temperature=0.1, Seed=1)
+    )
+    assert "get_weather" in [c.name for d in called.chat_deltas for c in d.tool_calls]
