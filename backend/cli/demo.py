@@ -16,7 +16,7 @@ from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 
 # The model never saw this city in its training.
-QUESTION = "What is the weather in Zagreb?"
+QUESTION = "What is the weather in Hanoi?"
 MAX_TOKENS = 256
 
 

@@ -7,7 +7,7 @@ from backend.cli.demo import QUESTION, DemoError, hold_conversation
 
 def test_the_thought_the_call_and_the_answer_are_shown_in_order(client, scripted, script, console):
     scripted.scripts = [
-        [script.thought("I should call."), *script.weather_call("Zagreb")],
+        [script.thought("I should call."), *script.weather_call("Hanoi")],
         [script.content("It is sunny.", tokens=4)],
     ]
     hold_conversation(console, client)
@@ -18,7 +18,7 @@ def test_the_thought_the_call_and_the_answer_are_shown_in_order(client, scripted
 
 def test_every_call_is_answered_under_its_id(client, scripted, script, console):
     scripted.scripts = [
-        [*script.weather_call("Zagreb", 0), *script.weather_call("Quito", 1)],
+        [*script.weather_call("Hanoi", 0), *script.weather_call("Quito", 1)],
         [script.content("Fine.")],
     ]
     hold_conversation(console, client)
@@ -34,7 +34,7 @@ def test_a_model_that_calls_nothing_fails_the_demo(client, scripted, script, con
 
 
 def test_a_model_that_does_not_answer_fails_the_demo(client, scripted, script, console):
-    scripted.scripts = [script.weather_call("Zagreb"), [script.thought("hm")]]
+    scripted.scripts = [script.weather_call("Hanoi"), [script.thought("hm")]]
     with pytest.raises(DemoError, match="did not answer"):
         hold_conversation(console, client)
 
@@ -43,5 +43,5 @@ def test_a_model_that_does_not_answer_fails_the_demo(client, scripted, script, c
 def test_the_demo_runs_from_start_to_end():
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 0, result.stderr
-    assert 'get_weather({"city": "Zagreb"})' in result.output
-    assert "degrees in Zagreb." in result.output
+    assert 'get_weather({"city": "Hanoi"})' in result.output
+    assert "degrees in Hanoi." in result.output
