@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import sys
 
 import grpc
 import pytest
@@ -215,3 +216,23 @@ async def test_sixteen_clients_that_come_and_go_leave_nothing_behind(tiny_models
         await until(lambda: backend.engine.status().state is EngineState.READY)
         assert backend.engine.status().memory_bytes["kv_active"] == 0
         assert (await backend.stub.Predict(raw())).message == expected
+
+
+async def test_a_client_that_is_killed_frees_its_slot(tiny_models):
+    code = (
+        "import sys, grpc\n"
+        "from backend.pb import backend_pb2 as pb, backend_pb2_grpc\n"
+        "stub = backend_pb2_grpc.BackendStub(grpc.insecure_channel(sys.argv[1]))\n"
+        "request = pb.PredictOptions(Prompt='ba', IgnoreEOS=True)\n"
+        "for reply in stub.PredictStream(request):\n"
+        "    print('streaming', flush=True)\n"
+    )
+    async with served(tiny_models("llama")) as backend:
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, backend.address, stdout=asyncio.subprocess.PIPE
+        )
+        assert await client.stdout.readline() == b"streaming\n"
+        client.kill()
+        await until(lambda: backend.is_idle)
+        await client.wait()
+        assert (await backend.stub.Predict(raw())).tokens == 12
