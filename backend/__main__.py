@@ -40,12 +40,17 @@ async def serve(config: ServerConfig) -> None:
     """
     stop_request = StopRequest()
     stop_request.listen()
-    server = BackendServer(config, Engine())
+    engine = Engine()
+    server = BackendServer(config, engine)
     port = await server.start()
     log.info("listening on %s:%d", config.address.rpartition(":")[0], port)
     await stop_request.wait()
     await server.stop()
     log.info("stopped")
+    if engine.is_computing:
+        # MLX aborts a process that ends while another thread of it computes.
+        logging.shutdown()
+        os._exit(0)
 
 
 def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:

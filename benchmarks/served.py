@@ -30,7 +30,7 @@ def started_server() -> Iterator[ServerProcess]:
 async def served(model: BenchModel, *options: str) -> AsyncIterator["Served"]:
     """Start a server and load a model with `key:value` options."""
     with started_server() as process:
-        process.wait_until_ready()
+        await process.wait_until_ready()
         async with grpc.aio.insecure_channel(process.address) as channel:
             server = Served(process, channel)
             await server.load(model, options)

@@ -8,15 +8,15 @@ from benchmarks.served import started_server
 
 async def measure(settings: Settings) -> list[Figure]:
     """Measure from exec to the first answer; the first start fills the page cache."""
-    samples = [_first_health_ms() for _ in range(settings.runs + 1)]
+    samples = [await _first_health_ms() for _ in range(settings.runs + 1)]
     figure = Figure(
         name="exec to first Health", unit="ms", samples=tuple(samples[1:]), target=at_most(1000)
     )
     return [figure]
 
 
-def _first_health_ms() -> float:
+async def _first_health_ms() -> float:
     started = time.perf_counter()
     with started_server() as process:
-        process.wait_until_ready()
+        await process.wait_until_ready()
         return (time.perf_counter() - started) * 1000.0

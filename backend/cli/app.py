@@ -1,5 +1,6 @@
 """The command line: its commands, their options, and errors in one line."""
 
+import asyncio
 import importlib
 import sys
 from contextlib import suppress
@@ -36,7 +37,7 @@ def main() -> None:
 def demo(token: str) -> None:
     """Run the embedded model: a thought, a tool call and its answer, over a real socket."""
     try:
-        run_demo(Console(), token)
+        asyncio.run(run_demo(Console(), token))
     except DemoError as error:
         raise click.ClickException(printable(str(error))) from None
 
@@ -88,21 +89,28 @@ def chat(  # noqa: PLR0913 - a parameter per option
         max_tokens=max_tokens,
         toolbox=_toolbox(console, tools_path, weather=weather),
     )
-    with BackendClient(address, token) as client:
+    with asyncio.Runner() as runner:
+        client = runner.run(_connected(address, token))
         try:
-            client.check_health()
-            _ensure_model(console, client, model)
+            runner.run(_ensure_model(console, client, model))
+            _enable_line_editing()
+            Chat(console, client, runner, settings).run()
         except CallError as error:
             raise click.ClickException(printable(f"{address}: {error}")) from None
-        _enable_line_editing()
-        Chat(console, client, settings).run()
+        finally:
+            runner.run(client.close())
 
 
-def _ensure_model(console: Console, client: BackendClient, model: str | None) -> None:
+async def _connected(address: str, token: str) -> BackendClient:
+    return BackendClient(address, token)
+
+
+async def _ensure_model(console: Console, client: BackendClient, model: str | None) -> None:
+    await client.check_health()
     if model is not None:
         with console.status(f"loading {model}"):
-            client.load_model(model_options(model))
-    elif not client.has_model():
+            await client.load_model(model_options(model))
+    elif not await client.has_model():
         raise click.UsageError("no model is loaded: name one with --model")
 
 

@@ -1,5 +1,6 @@
 """A conversation at the terminal with any running backend."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,9 +38,24 @@ class ChatSettings:
 class Chat:
     """One conversation; a reply that fails or is cancelled is forgotten with its question."""
 
-    def __init__(self, console: Console, client: BackendClient, settings: ChatSettings) -> None:
+    def __init__(
+        self,
+        console: Console,
+        client: BackendClient,
+        runner: asyncio.Runner,
+        settings: ChatSettings,
+    ) -> None:
+        """Prepare a conversation.
+
+        Args:
+            console: Where it is held.
+            client: Lives on the runner's event loop.
+            runner: Runs one reply at a time, and turns Ctrl-C into its cancellation.
+            settings: What every request carries.
+        """
         self._console = console
         self._client = client
+        self._runner = runner
         self._settings = settings
         self._messages = self._opening()
 
@@ -76,7 +92,8 @@ class Chat:
     def _answered(self, messages: list[pb.Message]) -> list[pb.Message]:
         """Return the conversation with the reply, and with the calls it took to get there."""
         while True:
-            turn = print_reply(self._console, self._client.stream(self._request(messages)))
+            increments = self._client.stream(self._request(messages))
+            turn = self._runner.run(print_reply(self._console, increments))
             messages = [*messages, turn.message()]
             toolbox = self._settings.toolbox
             if not turn.calls or toolbox is None:

@@ -1,14 +1,16 @@
 """A thin client of a backend: requests go out, a streamed reply comes in as increments.
 
-Everything is synchronous and belongs to the calling thread; leaving a stream cancels its call.
+It is asynchronous although one person needs no concurrency: asyncio turns Ctrl-C into a clean
+cancellation, whereas a KeyboardInterrupt inside gRPC's synchronous client can leave a lock taken.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 import grpc
+import grpc.aio
 
 from backend.config import MESSAGE_LIMIT_BYTES
 from backend.core.delta import (
@@ -38,65 +40,65 @@ class CallError(Exception):
 
 
 class BackendClient:
-    """One channel to a backend."""
+    """One channel to a backend; made and used on a running event loop."""
 
     def __init__(self, address: str, token: str = "") -> None:
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub = backend_pb2_grpc.BackendStub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the channel; what still runs over it is cancelled."""
-        self._channel.close()
+        await self._channel.close()
 
-    def check_health(self) -> None:
+    async def check_health(self) -> None:
         """Return when the backend is there and well.
 
         Raises:
             CallError: It cannot be reached, refuses the token, or answers anything but OK.
         """
         with _translated_errors():
-            reply: pb.Reply = self._stub.Health(
+            reply: pb.Reply = await self._stub.Health(
                 pb.HealthMessage(), metadata=self._metadata, timeout=HEALTH_TIMEOUT_S
             )
         if reply.message != HEALTHY:
             raise CallError(f"Health answered {reply.message!r}")
 
-    def load_model(self, options: pb.ModelOptions) -> None:
+    async def load_model(self, options: pb.ModelOptions) -> None:
         """Load a model, however long that takes.
 
         Raises:
             CallError: It could not be loaded.
         """
         with _translated_errors():
-            result: pb.Result = self._stub.LoadModel(options, metadata=self._metadata)
+            result: pb.Result = await self._stub.LoadModel(options, metadata=self._metadata)
         if not result.success:
-            raise CallError(f"LoadModel: {_one_line(result.message)}")
+            raise CallError(f"LoadModel: {' '.join(result.message.split())}")
 
-    def has_model(self) -> bool:
+    async def has_model(self) -> bool:
         """Tell whether a model is loaded.
 
         Raises:
             CallError: The backend does not say.
         """
         with _translated_errors():
-            status: pb.StatusResponse = self._stub.Status(
+            status: pb.StatusResponse = await self._stub.Status(
                 pb.HealthMessage(), metadata=self._metadata
             )
         return status.state != pb.StatusResponse.UNINITIALIZED
 
-    def stream(self, request: pb.PredictOptions) -> Generator[Increment, None, None]:
+    async def stream(self, request: pb.PredictOptions) -> AsyncGenerator[Increment, None]:
         """Yield a reply as it arrives; closing the generator cancels the call.
 
         Raises:
@@ -105,7 +107,7 @@ class BackendClient:
         call = self._stub.PredictStream(request, metadata=self._metadata)
         try:
             with _translated_errors():
-                for reply in call:
+                async for reply in call:
                     yield _increment(reply)
         finally:
             call.cancel()
@@ -138,14 +140,9 @@ def _deltas(chat: pb.ChatDelta) -> Iterator[Delta]:
 def _translated_errors() -> Iterator[None]:
     try:
         yield
-    except grpc.RpcError as error:
-        raise _call_error(error) from None
-
-
-def _call_error(error: grpc.RpcError) -> CallError:
-    if not isinstance(error, grpc.Call):
-        return CallError(_one_line(str(error)))
-    return CallError(f"{error.code().name}: {_one_line(error.details() or 'no details')}")
+    except grpc.aio.AioRpcError as error:
+        details = _one_line(error.details() or "no details")
+        raise CallError(f"{error.code().name}: {details}") from None
 
 
 def _one_line(text: str) -> str:

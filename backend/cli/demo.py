@@ -24,7 +24,7 @@ class DemoError(Exception):
     """The demo did not come to its end; the message may have several lines."""
 
 
-def run_demo(console: Console, token: str = "") -> None:
+async def run_demo(console: Console, token: str = "") -> None:
     """Start the server, hold the conversation, stop the server.
 
     Raises:
@@ -35,27 +35,27 @@ def run_demo(console: Console, token: str = "") -> None:
         ServerProcess.start(Path(directory) / "server.log") as server,
     ):
         try:
-            _run(console, server, token)
+            await _run(console, server, token)
         except (CallError, DemoError, ServerError) as error:
             raise DemoError(f"{error}\nThe server's log ends:\n{server.log_tail()}") from None
 
 
-def _run(console: Console, server: ServerProcess, token: str) -> None:
+async def _run(console: Console, server: ServerProcess, token: str) -> None:
     started = time.monotonic()
-    server.wait_until_ready(token)
+    await server.wait_until_ready(token)
     print_labelled(console, "server", f"{server.address}, ready after {_since(started)}")
-    with BackendClient(server.address, token) as client:
+    async with BackendClient(server.address, token) as client:
         started = time.monotonic()
-        client.load_model(model_options(str(MODEL_DIR)))
+        await client.load_model(model_options(str(MODEL_DIR)))
         print_labelled(console, "model", f"the embedded one, loaded in {_since(started)}")
-        hold_conversation(console, client)
+        await hold_conversation(console, client)
     code = server.stop()
     if code != 0:
         raise DemoError(f"the server exited with code {code}")
     print_labelled(console, "server", "stopped")
 
 
-def hold_conversation(console: Console, client: BackendClient) -> None:
+async def hold_conversation(console: Console, client: BackendClient) -> None:
     """Ask for the weather, answer the tool call, and print what the model makes of it.
 
     Raises:
@@ -65,11 +65,11 @@ def hold_conversation(console: Console, client: BackendClient) -> None:
     toolbox = weather_toolbox(console)
     messages = [user_message(QUESTION)]
     print_labelled(console, "user", QUESTION)
-    turn = print_reply(console, client.stream(_request(messages, toolbox.schemas)))
+    turn = await print_reply(console, client.stream(_request(messages, toolbox.schemas)))
     if not turn.calls:
         raise DemoError("the model did not call the tool")
     messages += [turn.message(), *toolbox.answers(turn)]
-    answer = print_reply(console, client.stream(_request(messages, toolbox.schemas)))
+    answer = await print_reply(console, client.stream(_request(messages, toolbox.schemas)))
     if not answer.content.strip():
         raise DemoError("the model did not answer")
 

@@ -1,7 +1,7 @@
 """A reply on the terminal while it arrives: thoughts dim, calls in a box, content plain."""
 
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self, assert_never
 
@@ -43,17 +43,18 @@ def print_labelled(console: Console, label: str, text: str) -> None:
     console.print(Text.assemble((f"{label:<8}", LABEL_STYLE), printable(text)), soft_wrap=True)
 
 
-def print_reply(console: Console, increments: Generator[Increment, None, None]) -> Turn:
+async def print_reply(console: Console, increments: AsyncGenerator[Increment, None]) -> Turn:
     """Print a reply while it arrives, its statistics below, and return what it came to.
 
     The generator is closed on every way out: an interrupted reply is a cancelled one.
     """
     turn = Turn()
-    with closing(increments), ReplyPrinter(console) as printer:
-        for increment in increments:
-            turn.add(increment)
-            for delta in increment.deltas:
-                printer.show(delta)
+    with ReplyPrinter(console) as printer:
+        async with aclosing(increments):
+            async for increment in increments:
+                turn.add(increment)
+                for delta in increment.deltas:
+                    printer.show(delta)
     console.print(Text(statistics(turn.usage), QUIET_STYLE))
     return turn
 

@@ -3,6 +3,7 @@
 The command line's demo, the benchmarks and the end-to-end tests use it.
 """
 
+import asyncio
 import os
 import signal
 import socket
@@ -79,19 +80,19 @@ class ServerProcess:
         """The id of the process, and of its group."""
         return self._process.pid
 
-    def wait_until_ready(self, token: str = "", timeout_s: float = READY_TIMEOUT_S) -> None:
+    async def wait_until_ready(self, token: str = "", timeout_s: float = READY_TIMEOUT_S) -> None:
         """Return as soon as Health answers.
 
         Raises:
             ServerError: The process ended, or did not answer in time.
         """
         deadline = time.monotonic() + timeout_s
-        while not self._answers(token):
+        while not await self._answers(token):
             if (code := self._process.poll()) is not None:
                 raise ServerError(f"the server exited with code {code}: {self.log_tail(1)}")
             if time.monotonic() > deadline:
                 raise ServerError(f"the server did not answer Health within {timeout_s:.0f} s")
-            time.sleep(_POLL_INTERVAL_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """End the server as a host does, and return its exit code; harmless when it has ended."""
@@ -107,13 +108,13 @@ class ServerProcess:
         text = self._log_path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
-    def _answers(self, token: str) -> bool:
+    async def _answers(self, token: str) -> bool:
         if not _accepts(self.address):
             return False
         try:
             # A channel that failed once waits long before it tries again: take a new one.
-            with BackendClient(self.address, token) as client:
-                client.check_health()
+            async with BackendClient(self.address, token) as client:
+                await client.check_health()
         except CallError:
             return False
         return True

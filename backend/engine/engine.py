@@ -32,7 +32,7 @@ from backend.model.upstream import import_mlx_lm
 if TYPE_CHECKING:
     from backend.engine.worker import EngineWorker
 
-THREAD_JOIN_TIMEOUT_S = 4.0
+THREAD_JOIN_TIMEOUT_S = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,11 @@ class Engine:
     def options(self) -> ModelOptions | None:
         """What the loaded model was loaded with, or `None`."""
         return self._options if self._model is not None else None
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the engine thread is alive; after `close` that means it could not be ended."""
+        return self._thread is not None and self._thread.is_alive()
 
     async def load(self, options: ModelOptions) -> ModelCard:
         """Load a model in place of the one before; cancelling this cancels the load.
@@ -159,7 +164,7 @@ class Engine:
             return
         self._commands.put(Stop())
         await asyncio.to_thread(self._thread.join, THREAD_JOIN_TIMEOUT_S)
-        if self._thread.is_alive():
+        if self.is_computing:
             log.warning("the engine thread is still computing, leaving without it")
 
     async def _load(self, options: ModelOptions) -> LoadedModel:

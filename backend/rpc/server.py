@@ -53,9 +53,7 @@ class BackendServer:
             interceptors=_interceptors(config, engine), options=CHANNEL_OPTIONS
         )
         servicer = BackendServicer(engine)
-        backend_pb2_grpc.add_BackendServicer_to_server(  # type: ignore[no-untyped-call]
-            servicer, self._server
-        )
+        backend_pb2_grpc.add_BackendServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

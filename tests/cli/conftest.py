@@ -4,7 +4,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -161,8 +161,8 @@ def scripted() -> Iterator[ScriptedBackend]:
 
 
 @pytest.fixture
-def client(scripted: ScriptedBackend) -> Iterator[BackendClient]:
-    with BackendClient(scripted.address) as client:
+async def client(scripted: ScriptedBackend) -> AsyncIterator[BackendClient]:
+    async with BackendClient(scripted.address) as client:
         yield client
 
 

@@ -19,31 +19,31 @@ def start(tmp_path):
     return start
 
 
-def test_a_ready_server_answers_and_stops(start):
+async def test_a_ready_server_answers_and_stops(start):
     with start("well") as server:
-        server.wait_until_ready()
-        with BackendClient(server.address) as client:
-            client.check_health()
+        await server.wait_until_ready()
+        async with BackendClient(server.address) as client:
+            await client.check_health()
         assert server.stop() == 0
 
 
-def test_a_server_that_exits_is_reported_with_its_last_words(start):
+async def test_a_server_that_exits_is_reported_with_its_last_words(start):
     with (
         start("fail") as server,
         pytest.raises(ServerError, match="code 1: no luck today"),
     ):
-        server.wait_until_ready()
+        await server.wait_until_ready()
 
 
-def test_a_server_that_ignores_the_signal_is_killed(start):
+async def test_a_server_that_ignores_the_signal_is_killed(start):
     with start("stubborn") as server:
-        server.wait_until_ready()
+        await server.wait_until_ready()
         assert server.stop(timeout_s=0.1) == -signal.SIGKILL
 
 
-def test_leaving_the_context_stops_the_server(start):
+async def test_leaving_the_context_stops_the_server(start):
     with start("well") as server:
-        server.wait_until_ready()
+        await server.wait_until_ready()
     assert server.stop() == 0
 
 
