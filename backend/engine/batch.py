@@ -26,13 +26,14 @@ class RowStep:
     step: TokenStep
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
     """Tokens [B] that are being computed, and the rows that they were drawn for."""
 
     rows: tuple[Row, ...]
     tokens: mx.array
     logprobs: LogprobsInFlight | None
+    has_landed: bool = False
 
 
 class Batch:
@@ -57,9 +58,13 @@ class Batch:
 
     def step(self) -> list[RowStep]:
         """Dispatch the next forward pass, then return the tokens of the one before."""
-        landing, self._flight = self._flight, None
-        self._flight = self._dispatch(landing)
-        return [] if landing is None else self._land(landing)
+        before, self._flight = self._flight, None
+        self._flight = self._dispatch(before)
+        return _landed(before)
+
+    def land(self) -> list[RowStep]:
+        """Return the tokens in flight now, before something else than a step is computed."""
+        return _landed(self._flight)
 
     def clear(self) -> None:
         """Let go of all rows and of everything in flight."""
@@ -69,8 +74,8 @@ class Batch:
         """Return what the batch's KV caches occupy."""
         return sum(cache.nbytes for cache in self._cache)
 
-    def _dispatch(self, landing: _Flight | None) -> _Flight | None:
-        inputs = self._regroup(landing)
+    def _dispatch(self, before: _Flight | None) -> _Flight | None:
+        inputs = self._regroup(before)
         if inputs is None:
             return None
         logits = self._network(inputs[:, None], cache=self._cache)[:, -1].astype(mx.float32)
@@ -85,27 +90,15 @@ class Batch:
         mx.async_eval(tokens, *counts, *(logprobs.arrays if logprobs else ()))
         return _Flight(tuple(self._rows), tokens, logprobs)
 
-    def _land(self, flight: _Flight) -> list[RowStep]:
-        token_ids: list[int] = flight.tokens.tolist()
-        logprobs = flight.logprobs.read() if flight.logprobs else {}
-        steps = []
-        for i, (row, token_id) in enumerate(zip(flight.rows, token_ids, strict=True)):
-            if row.has_left:
-                continue
-            reason = row.take(token_id)
-            row.has_left = reason is not None
-            steps.append(RowStep(row, TokenStep(token_id, reason, logprobs.get(i))))
-        return steps
-
-    def _regroup(self, landing: _Flight | None) -> mx.array | None:
+    def _regroup(self, before: _Flight | None) -> mx.array | None:
         """Let rows leave and join; return the input tokens [B] of the next pass, if any."""
         staying = [i for i, row in enumerate(self._rows) if row.wants_more]
         joining = [row for row in self._joining if row.wants_more]
         self._joining = []
         parts = []
-        if staying and landing is not None:
+        if staying and before is not None:
             everyone = len(staying) == len(self._rows)
-            parts.append(landing.tokens if everyone else landing.tokens[mx.array(staying)])
+            parts.append(before.tokens if everyone else before.tokens[mx.array(staying)])
         if joining:
             parts.append(mx.array([row.token_ids[-1] for row in joining], mx.uint32))
         if joining or len(staying) < len(self._rows):
@@ -141,6 +134,23 @@ class Batch:
             [History(row.request.sampling, row.token_ids, row.fed) for row in self._rows],
             self._vocab_size,
         )
+
+
+def _landed(flight: _Flight | None) -> list[RowStep]:
+    """Wait for the tokens of a flight and hand them to their rows, once."""
+    if flight is None or flight.has_landed:
+        return []
+    flight.has_landed = True
+    token_ids: list[int] = flight.tokens.tolist()
+    logprobs = flight.logprobs.read() if flight.logprobs else {}
+    steps = []
+    for i, (row, token_id) in enumerate(zip(flight.rows, token_ids, strict=True)):
+        if row.has_left:
+            continue
+        reason = row.take(token_id)
+        row.has_left = reason is not None
+        steps.append(RowStep(row, TokenStep(token_id, reason, logprobs.get(i))))
+    return steps
 
 
 def _merged(caches: Sequence[Caches]) -> Caches:

@@ -10,25 +10,36 @@ _SMOOTHING = 0.5
 
 @dataclass(slots=True)
 class ChunkPacer:
-    """Learns what a prefill token costs and sizes chunks to fit a pause.
+    """Learns what a prefill token costs, and fits prefill into the pauses between decode steps.
 
     Attributes:
         cap: Largest chunk while other requests decode.
         cap_alone: Largest chunk while none does.
-        pause_s: How long a chunk should take at most.
+        pause_s: How long decoding rows should wait at most.
     """
 
     cap: int
     cap_alone: int
     pause_s: float
     _tokens_per_s: float | None = field(default=None, init=False)
+    _pause_ends_at: float = field(default=0.0, init=False)
+
+    def begin_pause(self) -> None:
+        """Note that a decode step has just been taken."""
+        self._pause_ends_at = time.monotonic() + self.pause_s
+
+    @property
+    def has_room(self) -> bool:
+        """Whether so much of the pause is left that another chunk is worth its while."""
+        return self._pause_left_s() > self.pause_s / 2.0
 
     def chunk(self, *, is_alone: bool) -> int:
         """Return how many tokens the next chunk may have, at least one granule."""
         cap = self.cap_alone if is_alone else self.cap
         if self._tokens_per_s is None:
             return min(_FIRST_CHUNK, cap)
-        fitting = int(self._tokens_per_s * self.pause_s) // _GRANULE * _GRANULE
+        seconds = self.pause_s if is_alone else self._pause_left_s()
+        fitting = int(self._tokens_per_s * seconds) // _GRANULE * _GRANULE
         return min(max(fitting, _GRANULE), cap)
 
     def record(self, tokens: int, seconds: float) -> None:
@@ -38,6 +49,9 @@ class ChunkPacer:
         rate = tokens / seconds
         known = self._tokens_per_s
         self._tokens_per_s = rate if known is None else known + _SMOOTHING * (rate - known)
+
+    def _pause_left_s(self) -> float:
+        return self._pause_ends_at - time.monotonic()
 
 
 @dataclass(slots=True)

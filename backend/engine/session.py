@@ -10,7 +10,7 @@ from backend.config import TuningOptions
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import EngineEvent, PrefillDone
-from backend.engine.batch import Batch
+from backend.engine.batch import Batch, RowStep
 from backend.engine.pacing import ChunkPacer, RateMeter
 from backend.engine.prefill import prefill_chunk
 from backend.engine.row import Row
@@ -81,19 +81,18 @@ class Session:
         return publications
 
     def turn(self) -> None:
-        """Admit, then run at most one prefill chunk and one decode step."""
+        """Admit, then run one prefill chunk or one decode step."""
         now = time.monotonic()
         for row in self._scheduler.admit():
             row.admitted_at = now
         if self._suspects:
             self._try_alone(self._suspects.pop())
         else:
-            self._prefill()
             self._join()
-            self._decode()
+            self._compute()
         self._turns += 1
         if self._turns % TURNS_PER_CLEAR == 0:
-            mx.clear_cache()
+            self._clear_cache()
 
     def recover(self, error: Exception) -> None:
         """Fail the row that the last turn failed on; of several, find out which one it was.
@@ -135,10 +134,18 @@ class Session:
         if set(self._scheduler.rows()) != set(self._rows.values()):
             raise AssertionError("the scheduler and the session know different rows")
 
-    def _prefill(self) -> None:
-        row = self._scheduler.next_prefill()
+    def _compute(self) -> None:
+        """Run a chunk, unless there is none or decoding rows have waited long enough."""
+        may_prefill = self._pacer.has_room or not self._scheduler.active
+        row = self._scheduler.next_prefill() if may_prefill else None
         if row is None:
-            return
+            self._decode()
+        else:
+            self._prefill(row)
+
+    def _prefill(self, row: Row) -> None:
+        # Nobody's token waits for the chunk.
+        self._land()
         self._in_hand = (row,)
         budget = self._pacer.chunk(is_alone=not self._scheduler.active)
         started = time.monotonic()
@@ -146,21 +153,34 @@ class Session:
         self._pacer.record(count, time.monotonic() - started)
         self._prompt_tokens += count
 
+    def _decode(self) -> None:
+        if self._batch.is_empty:
+            return
+        self._in_hand = tuple(self._scheduler.active)
+        self._publish_steps(self._batch.step())
+        self._pacer.begin_pause()
+
     def _join(self) -> None:
         for row in self._scheduler.activate():
             self._batch.add(row)
             if row.drawn == 0:
                 self._publish(row, _prefill_done(row))
 
-    def _decode(self) -> None:
-        if self._batch.is_empty:
-            return
+    def _land(self) -> None:
         self._in_hand = tuple(self._scheduler.active)
-        for landed in self._batch.step():
+        self._publish_steps(self._batch.land())
+
+    def _publish_steps(self, steps: Sequence[RowStep]) -> None:
+        for landed in steps:
             self._publish(landed.row, landed.step)
             self._generated_tokens += 1
             if landed.step.finish_reason is not None:
                 self._forget(landed.row)
+
+    def _clear_cache(self) -> None:
+        """Give freed buffers back; with work in flight MLX would hold the GIL until it is done."""
+        self._land()
+        mx.clear_cache()
 
     def _suspect(self, rows: Sequence[Row], error: Exception) -> None:
         log.warning("a step of %d requests failed, trying each alone", len(rows), exc_info=error)

@@ -1,3 +1,5 @@
+import time
+
 from backend.engine.pacing import ChunkPacer
 
 
@@ -9,19 +11,36 @@ def test_the_first_chunk_is_small_because_nothing_is_known():
     assert make_pacer().chunk(is_alone=True) == 128
 
 
-def test_chunks_grow_to_the_cap_on_a_fast_model():
+def warmed_up(tokens_per_s: float) -> ChunkPacer:
     pacer = make_pacer()
-    pacer.record(128, 0.001)
+    for _ in range(10):
+        pacer.record(1000, 1000 / tokens_per_s)
+    pacer.begin_pause()
+    return pacer
+
+
+def test_chunks_grow_to_the_cap_on_a_fast_model():
+    pacer = warmed_up(1e6)
     assert pacer.chunk(is_alone=False) == 512
     assert pacer.chunk(is_alone=True) == 2048
 
 
 def test_chunks_shrink_to_fit_the_pause_on_a_slow_model():
-    pacer = make_pacer()
-    for _ in range(10):
-        pacer.record(128, 1.0)
-    assert pacer.chunk(is_alone=False) == 32
+    pacer = warmed_up(128.0)
     assert pacer.chunk(is_alone=True) == 32
+    assert pacer.chunk(is_alone=False) in (16, 32)
+
+
+def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
+    pacer = warmed_up(1000.0)
+    pacer.begin_pause()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 0.1)
+    assert pacer.has_room
+    assert pacer.chunk(is_alone=False) == 144
+    assert pacer.chunk(is_alone=True) == 240
+    monkeypatch.setattr(time, "monotonic", lambda: now + 0.2)
+    assert not pacer.has_room
 
 
 def test_a_chunk_is_never_empty():

@@ -226,7 +226,7 @@ def test_a_model_whose_batches_keep_failing_goes_on_one_row_at_a_time(networks, 
 
 
 def test_a_short_request_overtakes_a_long_prefill(networks):
-    driver = Driver(networks("llama"), prefill_chunk_alone=16, prefill_chunk=16)
+    driver = Driver(networks("llama"), prefill_chunk_alone=16, prefill_chunk=16, prefill_pause_ms=1)
     driver.session.submit(make_request("long", prompt_of(600), max_tokens=1))
     driver.turn()
     driver.session.submit(make_request("short", prompt_of(8), max_tokens=2))
