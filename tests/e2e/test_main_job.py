@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+from contextlib import aclosing
 
 import pytest
 from serving import chat, served, stream, user
 
 from backend.core.delta import FinishReason
+from backend.core.prompt import Message
+from backend.core.request import GenerationCall
 from backend.demo import MODEL_DIR, WEATHER_TOOL
+from backend.generation import generate
 from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
@@ -232,3 +236,34 @@ async def test_the_hosts_own_suite_would_pass(backend):
         chat(messages, tools=[tool], ToolChoice="auto", Tokens=200, Temperature=0.1, Seed=1)
     )
     assert "get_weather" in [c.name for d in called.chat_deltas for c in d.tool_calls]
+
+
+async def test_a_unary_tool_request_stalls_nobody(backend):  # lesson 10
+    call = backend.stub.PredictStream(pb.PredictOptions(Prompt="Once", IgnoreEOS=True))
+    await call.read()
+    unary = asyncio.ensure_future(
+        backend.stub.Predict(chat([user(QUESTION)], tools=[WEATHER_TOOL]))
+    )
+    arrived = 0
+    while not unary.done():
+        await call.read()
+        arrived += 1
+    call.cancel()
+    tokens = (await unary).tokens
+    assert arrived >= tokens / 2
+
+
+async def test_a_client_that_leaves_right_after_the_finish_is_no_abort(
+    backend, caplog
+):  # lesson 18
+    caplog.set_level("INFO")
+    async with aclosing(generate(_call("Say hello to Paris."), backend.engine)) as increments:
+        async for increment in increments:
+            if increment.finish is not None:
+                break
+    lines = [r.getMessage() for r in caplog.records if "request id=" in r.getMessage()]
+    assert [line.rsplit("finish=", 1)[1] for line in lines] == ["stop"]
+
+
+def _call(text: str) -> GenerationCall:
+    return GenerationCall(request_id="fast", messages=(Message(role="user", content=text),))

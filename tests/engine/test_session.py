@@ -1,3 +1,4 @@
+import itertools
 import random
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
 from backend.core.step import PrefillDone
+from backend.engine.session import TURNS_PER_CLEAR
 from backend.errors import GenerationFailedError
 
 pytestmark = pytest.mark.mlx
@@ -262,3 +264,16 @@ def test_every_vocabulary_id_may_be_biased(networks):
     bias = SamplingParams(logit_bias={VOCAB - 1: 1000.0})
     outcome = Driver(networks("llama")).run(make_request("a", prompt_of(4), sampling=bias))[0]
     assert set(outcome.token_ids) == {VOCAB - 1}
+
+
+def test_freed_buffers_are_given_back_at_a_fixed_rhythm(networks):  # lesson 24
+    driver = Driver(networks("llama"))
+    driver.session.submit(make_request("a", prompt_of(5), max_tokens=150))
+    held = []
+    while not driver.session.is_idle:
+        driver.turn()
+        held.append(mx.get_cache_memory())
+    emptied = [turn for turn, count in enumerate(held) if count == 0]
+    assert len(emptied) >= 3
+    assert max(b - a for a, b in itertools.pairwise(emptied)) <= TURNS_PER_CLEAR
+    assert len(emptied) < len(held) / 2
