@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the engine thread is alive; after `close` that means it could not be ended."""
+        """Whether the engine thread is alive; after `close` it is not, unless it is stuck."""
         return self._thread is not None and self._thread.is_alive()
 
     async def load(self, options: ModelOptions) -> ModelCard:
@@ -90,7 +90,7 @@ class Engine:
         """
         async with self._loads:
             self._refuse_when_closing()
-            if self._model is not None and self._options == options:
+            if self._model is not None and self._options == options and self.is_computing:
                 return self._model.card
             self._load_task = asyncio.create_task(self._load(options))
             try:
@@ -111,7 +111,7 @@ class Engine:
             self._load_task.cancel()
         self._model = None
         self._has_failed_load = False
-        if self._thread is not None:
+        if self.is_computing:
             reply: Future[None] = Future()
             self._commands.put(Free(reply))
             await asyncio.wrap_future(reply)
@@ -124,7 +124,7 @@ class Engine:
             OverloadedError: As many requests as may run and wait are there.
         """
         self._refuse_when_closing()
-        if self._model is None or self._options is None:
+        if self._model is None or self._options is None or not self.is_computing:
             raise ModelNotLoadedError
         tuning = self._options.tuning
         if len(self._streams) >= tuning.max_slots + tuning.max_waiting:
@@ -176,7 +176,7 @@ class Engine:
         return await asyncio.wrap_future(reply)
 
     def _start_thread(self) -> None:
-        if self._thread is None:
+        if not self.is_computing:
             self._loop = asyncio.get_running_loop()
             self._thread = threading.Thread(target=self._run_worker, name="engine", daemon=True)
             self._thread.start()

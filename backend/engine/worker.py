@@ -22,6 +22,7 @@ from backend.engine.session import Session
 from backend.engine.stream import Publication
 from backend.errors import (
     BackendError,
+    GenerationFailedError,
     LoadCancelledError,
     LoadFailedError,
     ModelNotLoadedError,
@@ -68,7 +69,11 @@ class EngineWorker:
             while not self._is_stopping:
                 self._turn()
         finally:
-            self._unload(ShuttingDownError("the backend is shutting down"))
+            self._unload(
+                ShuttingDownError("the backend is shutting down")
+                if self._is_stopping
+                else GenerationFailedError("the engine has ended; load the model again")
+            )
             # Without it the process aborts at exit (mlx 0.32).
             mx.clear_streams()
 
@@ -77,10 +82,10 @@ class EngineWorker:
             self._obey()
             if self._session is not None:
                 self._session.turn()
+            self._refresh_status()
         except Exception as error:  # noqa: BLE001 (the top of the thread: models raise anything)
             self._recover(error)
         self._emit()
-        self._refresh_status()
 
     def _recover(self, error: Exception) -> None:
         if self._loading is not None:

@@ -15,6 +15,7 @@ from backend.core.status import EngineState
 from backend.core.step import PrefillDone
 from backend.engine.engine import Engine
 from backend.errors import (
+    GenerationFailedError,
     InvalidRequestError,
     LoadCancelledError,
     ModelNotFoundError,
@@ -165,6 +166,35 @@ async def test_an_id_that_is_running_is_refused(engine, tiny_models):
     engine.submit(make_request("a", prompt_of(5), max_tokens=4000))
     with pytest.raises(InvalidRequestError, match="CorrelationId"):
         engine.submit(make_request("a", prompt_of(5)))
+
+
+class ExitingNetwork:
+    """A model whose code ends its thread, as some upstream modules do."""
+
+    def __init__(self, network):
+        self._network = network
+        self.layers = network.layers
+
+    def __call__(self, inputs, cache):
+        if (inputs == 7).any().item():
+            raise SystemExit
+        return self._network(inputs, cache=cache)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_died_fails_its_requests_and_the_next_load_starts_another(
+    engine, tiny_models
+):
+    await engine.load(options(tiny_models("llama")))
+    session = engine._worker._session
+    session._batch._network = ExitingNetwork(session.model.network)
+    with pytest.raises(GenerationFailedError, match="load the model again"):
+        await collect(engine, make_request("a", [7]))
+    await asyncio.to_thread(engine._thread.join)
+    with pytest.raises(ModelNotLoadedError):
+        engine.submit(make_request("b", [1]))
+    await engine.load(options(tiny_models("llama")))
+    assert len(await collect(engine, make_request("c", [1], max_tokens=2))) == 3
 
 
 async def test_closing_lets_running_requests_finish(tiny_models):
