@@ -33,6 +33,7 @@ class TuningOptions:
     prefill_chunk: int = 512
     prefill_chunk_alone: int = 2048
     prefill_pause_ms: int = 250
+    gather_ms: int = 10
     max_tokens: int | None = None
     top_p: float | None = None
     top_k: int | None = None

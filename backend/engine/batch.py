@@ -6,6 +6,7 @@ tokens. Caches of one row are mlx-lm's plain ones; from two rows on they are its
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -18,8 +19,7 @@ from backend.sampling.processors import History, LogitsAdjuster
 from backend.sampling.sampler import Sampler
 
 
-@dataclass(frozen=True, slots=True)
-class RowStep:
+class RowStep(NamedTuple):
     """A token that landed, and the row it belongs to."""
 
     row: Row

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 _GRANULE = 16
 _FIRST_CHUNK = 128
 _SMOOTHING = 0.5
+_STRETCH = 1.25
 
 
 @dataclass(slots=True)
@@ -33,14 +34,20 @@ class ChunkPacer:
         """Whether so much of the pause is left that another chunk is worth its while."""
         return self._pause_left_s() > self.pause_s / 2.0
 
-    def chunk(self, *, is_alone: bool) -> int:
-        """Return how many tokens the next chunk may have, at least one granule."""
+    def chunk(self, left: int, *, is_alone: bool) -> int:
+        """Return how many of the `left` tokens of a prompt go into the next chunk.
+
+        A short rest is taken along, for it would cost more by itself.
+        """
         cap = self.cap_alone if is_alone else self.cap
+        fitting = min(self._fitting(is_alone=is_alone), cap)
+        return left if left <= min(fitting * _STRETCH, cap) else fitting
+
+    def _fitting(self, *, is_alone: bool) -> int:
         if self._tokens_per_s is None:
-            return min(_FIRST_CHUNK, cap)
+            return _FIRST_CHUNK
         seconds = self.pause_s if is_alone else self._pause_left_s()
-        fitting = int(self._tokens_per_s * seconds) // _GRANULE * _GRANULE
-        return min(max(fitting, _GRANULE), cap)
+        return max(int(self._tokens_per_s * seconds) // _GRANULE, 1) * _GRANULE
 
     def record(self, tokens: int, seconds: float) -> None:
         """Learn from a chunk; tails too short to tell anything are ignored."""

@@ -10,18 +10,15 @@ from backend.engine.network import Network
 from backend.engine.row import Row
 
 
-def prefill_chunk(network: Network, row: Row, max_tokens: int) -> int:
-    """Feed up to `max_tokens` of the row's tokens, never the last, and return how many.
+def prefill_chunk(network: Network, row: Row, count: int) -> None:
+    """Feed the next `count` of the row's tokens, at most `row.prefill_left`.
 
     The chunk is computed when this returns: a cancel takes effect before the next one.
     """
     if row.cache is None:
         row.cache = make_prompt_cache(network)
-    count = min(max_tokens, row.prefill_left)
-    if count:
-        chunk = row.token_ids[row.fed : row.fed + count]
-        # The logits stay lazy: no product with the vocabulary is computed.
-        network(mx.array([chunk]), cache=row.cache)
-        mx.eval([cache.state for cache in row.cache])
-        row.fed += count
-    return count
+    chunk = row.token_ids[row.fed : row.fed + count]
+    # The logits stay lazy: no product with the vocabulary is computed.
+    network(mx.array([chunk]), cache=row.cache)
+    mx.eval([cache.state for cache in row.cache])
+    row.fed += count

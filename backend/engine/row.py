@@ -44,6 +44,11 @@ class Row:
         return len(self.token_ids) - 1 - self.fed
 
     @property
+    def generated(self) -> int:
+        """How many tokens behind the prompt have been read."""
+        return len(self.token_ids) - len(self.request.prompt.token_ids)
+
+    @property
     def wants_more(self) -> bool:
         """Whether another token may be drawn."""
         return not self.has_left and self.drawn < self.request.max_tokens
@@ -53,14 +58,13 @@ class Row:
         self.token_ids.append(token_id)
         if token_id in self.request.stop_token_ids:
             return FinishReason.STOP
-        generated = len(self.token_ids) - len(self.request.prompt.token_ids)
-        return FinishReason.LENGTH if generated >= self.request.max_tokens else None
+        return FinishReason.LENGTH if self.generated >= self.request.max_tokens else None
 
     def rewind(self) -> None:
         """Forget the KV cache, so that all tokens so far are prefilled again."""
         self.cache = None
         self.fed = 0
-        self.drawn = len(self.token_ids) - len(self.request.prompt.token_ids)
+        self.drawn = self.generated
 
     def twin(self) -> "Row":
         """Return a row of the same tokens that shares nothing with this one."""

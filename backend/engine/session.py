@@ -9,13 +9,13 @@ import mlx.core as mx
 from backend.config import TuningOptions
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineState, EngineStatus
-from backend.core.step import EngineEvent, PrefillDone
+from backend.core.step import PrefillDone
 from backend.engine.batch import Batch, RowStep
 from backend.engine.pacing import ChunkPacer, RateMeter
 from backend.engine.prefill import prefill_chunk
+from backend.engine.publisher import HandOver, Publisher
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
-from backend.engine.stream import Publication
 from backend.errors import BackendError, GenerationFailedError
 from backend.model.loaded import LoadedModel
 
@@ -31,7 +31,14 @@ class Session:
     A turn may raise whatever a model raises: the caller hands it to `recover`, then goes on.
     """
 
-    def __init__(self, model: LoadedModel, tuning: TuningOptions) -> None:
+    def __init__(self, model: LoadedModel, tuning: TuningOptions, hand_over: HandOver) -> None:
+        """Start idle.
+
+        Args:
+            model: A model that belongs to this thread.
+            tuning: Its limits.
+            hand_over: Takes the events of all requests, in order; must not block.
+        """
         self.model = model
         self._scheduler = Scheduler(
             max_slots=tuning.max_slots,
@@ -47,7 +54,7 @@ class Session:
         self._in_hand: Sequence[Row] = ()
         self._suspects: list[Row] = []
         self._unexplained_failures = 0
-        self._outbox: list[Publication] = []
+        self._publisher = Publisher(hand_over, tuning.gather_ms / 1000.0)
         self._turns = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -74,11 +81,7 @@ class Session:
         for row in list(self._rows.values()):
             self._fail(row, error)
         self._batch.clear()
-
-    def take_publications(self) -> list[Publication]:
-        """Return what happened since the last call, in order."""
-        publications, self._outbox = self._outbox, []
-        return publications
+        self._publisher.flush()
 
     def turn(self) -> None:
         """Admit, then run one prefill chunk or one decode step."""
@@ -90,6 +93,7 @@ class Session:
         else:
             self._join()
             self._compute()
+        self._publisher.settle()
         self._turns += 1
         if self._turns % TURNS_PER_CLEAR == 0:
             self._clear_cache()
@@ -106,6 +110,7 @@ class Session:
             log.error("request %s failed", rows[0].request_id, exc_info=error)
             problem = GenerationFailedError(f"the model failed on this request: {error}")
             self._fail(rows[0], problem)
+            self._publisher.flush()
         else:
             self._suspect(rows, error)
 
@@ -146,36 +151,38 @@ class Session:
     def _prefill(self, row: Row) -> None:
         # Nobody's token waits for the chunk.
         self._land()
+        self._publisher.flush()
         self._in_hand = (row,)
-        budget = self._pacer.chunk(is_alone=not self._scheduler.active)
+        budget = self._pacer.chunk(row.prefill_left, is_alone=not self._scheduler.active)
         started = time.monotonic()
-        count = prefill_chunk(self.model.network, row, budget)
-        self._pacer.record(count, time.monotonic() - started)
-        self._prompt_tokens += count
+        prefill_chunk(self.model.network, row, budget)
+        self._pacer.record(budget, time.monotonic() - started)
+        self._prompt_tokens += budget
 
     def _decode(self) -> None:
         if self._batch.is_empty:
             return
         self._in_hand = tuple(self._scheduler.active)
-        self._publish_steps(self._batch.step())
+        self._publish(self._batch.step())
         self._pacer.begin_pause()
 
     def _join(self) -> None:
         for row in self._scheduler.activate():
             self._batch.add(row)
             if row.drawn == 0:
-                self._publish(row, _prefill_done(row))
+                self._publisher.put(row.request_id, _prefill_done(row))
 
     def _land(self) -> None:
         self._in_hand = tuple(self._scheduler.active)
-        self._publish_steps(self._batch.land())
+        self._publish(self._batch.land())
 
-    def _publish_steps(self, steps: Sequence[RowStep]) -> None:
-        for landed in steps:
-            self._publish(landed.row, landed.step)
+    def _publish(self, steps: Sequence[RowStep]) -> None:
+        for row, step in steps:
+            has_ended = step.finish_reason is not None
+            self._publisher.put(row.request_id, step, is_urgent=has_ended or row.generated == 1)
             self._generated_tokens += 1
-            if landed.step.finish_reason is not None:
-                self._forget(landed.row)
+            if has_ended:
+                self._forget(row)
 
     def _clear_cache(self) -> None:
         """Give freed buffers back; with work in flight MLX would hold the GIL until it is done."""
@@ -199,15 +206,15 @@ class Session:
             return
         self._in_hand = (row,)
         twin = row.twin()
-        while twin.prefill_left:
-            prefill_chunk(self.model.network, twin, self._pacer.chunk(is_alone=True))
+        while left := twin.prefill_left:
+            prefill_chunk(self.model.network, twin, self._pacer.chunk(left, is_alone=True))
         trial = Batch(self.model.network, self.model.card.vocab_size)
         trial.add(twin)
         while not trial.step():
             pass
 
     def _fail(self, row: Row, error: BackendError) -> None:
-        self._outbox.append(Publication(row.request_id, error))
+        self._publisher.put(row.request_id, error, is_urgent=True)
         self._drop(row)
 
     def _drop(self, row: Row) -> None:
@@ -218,9 +225,6 @@ class Session:
     def _forget(self, row: Row) -> None:
         self._rows.pop(row.request_id, None)
         self._scheduler.release(row)
-
-    def _publish(self, row: Row, event: EngineEvent) -> None:
-        self._outbox.append(Publication(row.request_id, event))
 
 
 def _prefill_done(row: Row) -> PrefillDone:

@@ -7,7 +7,6 @@ import gc
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import replace
 from typing import Any, assert_never
@@ -17,6 +16,7 @@ import mlx.core as mx
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineStatus
 from backend.engine.command import Cancel, Command, Free, Load, Stop, Submit
+from backend.engine.publisher import HandOver
 from backend.engine.selfcheck import batching_fault
 from backend.engine.session import Session
 from backend.engine.stream import Publication
@@ -47,13 +47,13 @@ class EngineWorker:
     def __init__(
         self,
         commands: "queue.SimpleQueue[Command]",
-        publish: Callable[[Sequence[Publication]], None],
+        publish: HandOver,
     ) -> None:
         """Prepare the loop.
 
         Args:
             commands: What to do, from any thread.
-            publish: Takes a turn's events; called on the engine thread, must not block.
+            publish: Takes events; called on the engine thread, must not block.
         """
         self._commands = commands
         self._publish = publish
@@ -85,7 +85,6 @@ class EngineWorker:
             self._refresh_status()
         except Exception as error:  # noqa: BLE001 (the top of the thread: models raise anything)
             self._recover(error)
-        self._emit()
 
     def _recover(self, error: Exception) -> None:
         if self._loading is not None:
@@ -136,7 +135,7 @@ class EngineWorker:
             model = _with_batching_checked(model)
         else:
             model = replace(model, card=replace(model.card, batches=False))
-        self._session = Session(model, tuning)
+        self._session = Session(model, tuning, self._publish)
         self._loading = None
         self.status = self._session.status()
         if not _answer(command.reply, model):
@@ -151,16 +150,10 @@ class EngineWorker:
     def _unload(self, reason: BackendError) -> None:
         if self._session is not None:
             self._session.fail_all(reason)
-            self._emit()
         self._session = None
         gc.collect()
         mx.clear_cache()
         mx.reset_peak_memory()
-
-    def _emit(self) -> None:
-        publications = self._session.take_publications() if self._session else []
-        if publications:
-            self._publish(publications)
 
     def _refresh_status(self) -> None:
         now = time.monotonic()

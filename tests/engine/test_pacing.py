@@ -8,7 +8,7 @@ def make_pacer(**overrides: float) -> ChunkPacer:
 
 
 def test_the_first_chunk_is_small_because_nothing_is_known():
-    assert make_pacer().chunk(is_alone=True) == 128
+    assert make_pacer().chunk(10_000, is_alone=True) == 128
 
 
 def warmed_up(tokens_per_s: float) -> ChunkPacer:
@@ -21,14 +21,14 @@ def warmed_up(tokens_per_s: float) -> ChunkPacer:
 
 def test_chunks_grow_to_the_cap_on_a_fast_model():
     pacer = warmed_up(1e6)
-    assert pacer.chunk(is_alone=False) == 512
-    assert pacer.chunk(is_alone=True) == 2048
+    assert pacer.chunk(10_000, is_alone=False) == 512
+    assert pacer.chunk(10_000, is_alone=True) == 2048
 
 
 def test_chunks_shrink_to_fit_the_pause_on_a_slow_model():
     pacer = warmed_up(128.0)
-    assert pacer.chunk(is_alone=True) == 32
-    assert pacer.chunk(is_alone=False) in (16, 32)
+    assert pacer.chunk(10_000, is_alone=True) == 32
+    assert pacer.chunk(10_000, is_alone=False) in (16, 32)
 
 
 def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
@@ -37,8 +37,8 @@ def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.1)
     assert pacer.has_room
-    assert pacer.chunk(is_alone=False) == 144
-    assert pacer.chunk(is_alone=True) == 240
+    assert pacer.chunk(10_000, is_alone=False) == 144
+    assert pacer.chunk(10_000, is_alone=True) == 240
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.2)
     assert not pacer.has_room
 
@@ -46,10 +46,21 @@ def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
 def test_a_chunk_is_never_empty():
     pacer = make_pacer()
     pacer.record(16, 100.0)
-    assert pacer.chunk(is_alone=False) == 16
+    assert pacer.chunk(10_000, is_alone=False) == 16
 
 
 def test_short_tails_teach_nothing():
     pacer = make_pacer()
     pacer.record(3, 10.0)
-    assert pacer.chunk(is_alone=False) == 128
+    assert pacer.chunk(10_000, is_alone=False) == 128
+
+
+def test_a_short_rest_is_taken_along():
+    pacer = warmed_up(1000.0)
+    assert pacer.chunk(300, is_alone=True) == 300
+    assert pacer.chunk(400, is_alone=True) in (224, 240, 256)
+    assert pacer.chunk(5, is_alone=True) == 5
+
+
+def test_a_rest_never_exceeds_the_cap():
+    assert warmed_up(1e6).chunk(600, is_alone=False) == 512

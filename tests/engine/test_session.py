@@ -242,10 +242,9 @@ def test_a_short_request_overtakes_a_long_prefill(networks):
 def test_prefill_done_is_published_once_before_the_first_token(networks):
     driver = Driver(networks("llama"), prefill_chunk_alone=16)
     driver.session.submit(make_request("a", prompt_of(40), max_tokens=3))
-    events = []
     while not driver.session.is_idle:
         driver.session.turn()
-        events += [p.event for p in driver.session.take_publications()]
+    events = [publication.event for publication in driver.published]
     assert [isinstance(e, PrefillDone) for e in events] == [True, False, False, False]
     assert events[0].prefill_ms > 0
 

@@ -10,6 +10,7 @@ from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import StepLogprobs, TokenStep
+from backend.engine.stream import Publication
 from backend.errors import BackendError
 from scripts.tiny_models import VOCAB_SIZE
 
@@ -46,7 +47,9 @@ class Driver:
             batches=batches,
         )
         model = LoadedModel(network, tokenizer=None, template=None, card=card)
-        self.session = Session(model, TuningOptions(**{"prefill_chunk_alone": 64, **tuning}))
+        self.published: list[Publication] = []
+        options = TuningOptions(**{"prefill_chunk_alone": 64, "gather_ms": 0, **tuning})
+        self.session = Session(model, options, self.published.extend)
         self.outcomes: dict[str, Outcome] = {}
 
     def turn(self) -> None:
@@ -55,7 +58,8 @@ class Driver:
         except Exception as error:  # noqa: BLE001 (as the worker does)
             self.session.recover(error)
         self.session.check()
-        for publication in self.session.take_publications():
+        published, self.published[:] = list(self.published), []
+        for publication in published:
             outcome = self.outcomes.setdefault(publication.request_id, Outcome())
             match publication.event:
                 case TokenStep(token_id, reason, logprobs):
