@@ -4,7 +4,7 @@ A step dispatches the forward pass that eats the tokens in flight, and only then
 tokens. Caches of one row are mlx-lm's plain ones; from two rows on they are its batch caches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,11 +28,16 @@ class RowStep(NamedTuple):
 
 @dataclass(slots=True)
 class _Flight:
-    """Tokens [B] that are being computed, and the rows that they were drawn for."""
+    """Tokens [B] that are being computed, and the rows that they were drawn for.
+
+    Attributes:
+        arrays: All that one pass evaluates.
+    """
 
     rows: tuple[Row, ...]
     tokens: mx.array
     logprobs: LogprobsInFlight | None
+    arrays: tuple[mx.array, ...]
     has_landed: bool = False
 
 
@@ -56,10 +61,18 @@ class Batch:
         """Let a prefilled row join at the next step; the batch takes over its cache."""
         self._joining.append(row)
 
-    def step(self) -> list[RowStep]:
-        """Dispatch the next forward pass, then return the tokens of the one before."""
+    def step(self, *, meanwhile: Callable[[], None]) -> list[RowStep]:
+        """Dispatch the next forward pass, then return the tokens of the one before.
+
+        Args:
+            meanwhile: Called between the host's work and the device's, so that the threads it
+                wakes run beside the device: on a CPU, dispatching takes as long as computing.
+        """
         before, self._flight = self._flight, None
-        self._flight = self._dispatch(before)
+        self._flight = self._described(before)
+        meanwhile()
+        if self._flight is not None:
+            mx.async_eval(*self._flight.arrays)
         return _landed(before)
 
     def land(self) -> list[RowStep]:
@@ -74,7 +87,8 @@ class Batch:
         """Return what the batch's KV caches occupy."""
         return sum(cache.nbytes for cache in self._cache)
 
-    def _dispatch(self, before: _Flight | None) -> _Flight | None:
+    def _described(self, before: _Flight | None) -> _Flight | None:
+        """Build the graph of the next pass; nothing of it is computed yet."""
         inputs = self._regroup(before)
         if inputs is None:
             return None
@@ -87,8 +101,8 @@ class Batch:
             row.fed += 1
             row.drawn += 1
         counts = () if self._adjuster.counts is None else (self._adjuster.counts,)
-        mx.async_eval(tokens, *counts, *(logprobs.arrays if logprobs else ()))
-        return _Flight(tuple(self._rows), tokens, logprobs)
+        arrays = (tokens, *counts, *(logprobs.arrays if logprobs else ()))
+        return _Flight(tuple(self._rows), tokens, logprobs, arrays)
 
     def _regroup(self, before: _Flight | None) -> mx.array | None:
         """Let rows leave and join; return the input tokens [B] of the next pass, if any."""

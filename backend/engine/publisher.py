@@ -40,8 +40,13 @@ class Publisher:
         self._is_urgent = self._is_urgent or is_urgent
 
     def settle(self) -> None:
-        """Hand over what is urgent or has been kept for long enough, and all before it."""
-        if self._is_urgent or time.monotonic() >= self._due_at:
+        """Hand everything over if it has been kept for long enough."""
+        if time.monotonic() >= self._due_at:
+            self.flush()
+
+    def hurry(self) -> None:
+        """Hand everything over if something of it is urgent."""
+        if self._is_urgent:
             self.flush()
 
     def flush(self) -> None:

@@ -93,7 +93,7 @@ class Session:
         else:
             self._join()
             self._compute()
-        self._publisher.settle()
+        self._publisher.hurry()
         self._turns += 1
         if self._turns % TURNS_PER_CLEAR == 0:
             self._clear_cache()
@@ -163,7 +163,7 @@ class Session:
         if self._batch.is_empty:
             return
         self._in_hand = tuple(self._scheduler.active)
-        self._publish(self._batch.step())
+        self._publish(self._batch.step(meanwhile=self._publisher.settle))
         self._pacer.begin_pause()
 
     def _join(self) -> None:
@@ -210,7 +210,7 @@ class Session:
             prefill_chunk(self.model.network, twin, self._pacer.chunk(left, is_alone=True))
         trial = Batch(self.model.network, self.model.card.vocab_size)
         trial.add(twin)
-        while not trial.step():
+        while not trial.step(meanwhile=_nothing):
             pass
 
     def _fail(self, row: Row, error: BackendError) -> None:
@@ -233,3 +233,7 @@ def _prefill_done(row: Row) -> PrefillDone:
         waiting_ms=(row.admitted_at - row.submitted_at) * 1000.0,
         prefill_ms=(time.monotonic() - row.admitted_at) * 1000.0,
     )
+
+
+def _nothing() -> None:
+    pass

@@ -36,13 +36,16 @@ def test_what_is_urgent_goes_at_once_and_in_order():
     publisher.put("b", TokenStep(2), is_urgent=True)
     publisher.put("a", TokenStep(3))
     publisher.settle()
+    assert handed == []
+    publisher.hurry()
+    publisher.hurry()
     assert handed == [[1, 2, 3]]
 
 
 def test_nothing_is_handed_over_twice_or_empty():
     publisher, handed = make_publisher()
     publisher.put("a", TokenStep(1), is_urgent=True)
-    publisher.settle()
+    publisher.hurry()
     publisher.flush()
     assert handed == [[1]]
 
@@ -59,5 +62,5 @@ def test_errors_travel_like_events():
     handed: list[object] = []
     publisher = Publisher(handed.extend, 60.0)
     publisher.put("a", GenerationFailedError("broken"), is_urgent=True)
-    publisher.settle()
+    publisher.hurry()
     assert isinstance(handed[0].event, GenerationFailedError)
