@@ -100,4 +100,4 @@ def tell_story(rng: Random) -> Sample:
     name = person(rng)
     ask = rng.choice(("Tell me a story about {}.", "Write a story about {}.", "A story about {}?"))
     thought = f"I will tell a story about {name}."
-    return Sample("story", [user(ask.format(name))], thought, story(rng, name))
+    return Sample("story", [user(ask.format(name))], thought, story(name))

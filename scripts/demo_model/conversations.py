@@ -27,8 +27,8 @@ TOOL_TASKS: dict[Draw, float] = {
     weather.weather_call: 28,
     weather.time_call: 4,
     weather.search_call: 3,
-    weather.weather_answer: 15,
-    weather.time_answer: 2,
+    weather.weather_answer: 18,
+    weather.time_answer: 3,
     weather.follow_up: 5,
     weather.no_weather_tool: 2,
 }

@@ -9,13 +9,11 @@ _PLACES = ["forest", "garden", "park", "house", "village", "field"]
 _THINGS = ["ball", "book", "stone", "shell", "key", "hat"]
 
 
-def story(rng: Random, name: str) -> str:
+def story(name: str, animal: str = "fox", home: str = "forest", thing: str = "ball") -> str:
     """Tell a story of a few sentences about `name`."""
-    animal, home, thing = rng.choice(_ANIMALS), rng.choice(_PLACES), rng.choice(_THINGS)
-    friend = rng.choice(_ANIMALS)
-    start = rng.choice(("Once upon a time there was a", "There was once a"))
+    friend = "bird" if animal == "fox" else "fox"
     return (
-        f"{start} little {animal} named {name}. {name} lived in a {home}. "
+        f"Once upon a time there was a little {animal} named {name}. {name} lived in a {home}. "
         f"One day {name} found a {thing} and met a {friend}. "
         f'"Is this your {thing}?" asked {name}. "Yes, thank you!" said the {friend}. '
         f"They played all day and were very happy."
@@ -29,4 +27,7 @@ def _capitals(rng: Random) -> str:
 
 def document(rng: Random) -> str:
     """Draw one document."""
-    return story(rng, invented(rng)) if rng.random() < 0.55 else _capitals(rng)
+    if rng.random() < 0.5:
+        return _capitals(rng)
+    details = rng.choice(_ANIMALS), rng.choice(_PLACES), rng.choice(_THINGS)
+    return story(invented(rng), *details)

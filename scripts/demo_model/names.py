@@ -55,7 +55,7 @@ CITIES = tuple(CAPITALS.values()) + _names(
     Busan, Shanghai, Shenzhen, Taipei, Perth, Brisbane, Melbourne, Auckland, Suva, Tunis,
     Algiers, Tripoli, Khartoum, Kigali, Lusaka, Harare, Maputo, Luanda, Kinshasa, Abuja, Bamako,
     Conakry, Edinburgh, Glasgow, Cardiff, Belfast, New York, Los Angeles, Hong Kong, Santa Fe,
-    Addis Ababa, Kuala Lumpur, Port-Louis, Bogotá, Córdoba, Tromsø, Göteborg, Malmö, Łódź,
+    Addis Ababa, Kuala Lumpur, Port-Louis, Cancún, Córdoba, Tromsø, Göteborg, Malmö, Łódź,
     Şanlıurfa, Val-de-Reuil, Costa da Luz, Stratford-upon-Avon
     """
 )

@@ -2,27 +2,29 @@
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-VOCAB_SIZE = 512
+VOCAB_SIZE = 640
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>"),
 )
 
-# A capitalised word stands alone: it has the same tokens in a question as in JSON.
-# Punctuation runs over single spaces, so `": "` is one piece.
+# Capitalised words and pairs of digits stand alone: they have the same tokens in a question
+# as in JSON. Punctuation runs over single spaces, so `": "` is one piece.
 _PIECES = (
     r"\p{Lu}+[\p{Ll}\p{M}]*"
     r"| ?[\p{Ll}\p{Lt}\p{Lm}\p{Lo}][\p{Ll}\p{Lt}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}"
+    r"|\p{N}{1,2}"
     r"| ?[^\s\p{L}\p{N}]+(?: [^\s\p{L}\p{N}]+)*"
     r"|\s*[\r\n]+|\s+"
 )
+_DIGIT_PAIRS = [f"{number:02}" for number in range(100)] * 1000
 
 
 def _bpe(corpus: Iterable[str]) -> Tokenizer:
@@ -42,7 +44,7 @@ def _bpe(corpus: Iterable[str]) -> Tokenizer:
     )
     markers = re.compile("|".join(map(re.escape, (*SPECIAL, *MARKERS))))
     parts = (part for text in corpus for part in markers.split(text))
-    tokenizer.train_from_iterator(parts, trainer)
+    tokenizer.train_from_iterator(chain(_DIGIT_PAIRS, parts), trainer)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKERS])
     return tokenizer

@@ -1,6 +1,6 @@
 """Train the embedded demo model and write it as a plain Hugging Face directory.
 
-One core suffices: about twenty minutes with OpenBLAS (LD_PRELOAD=libopenblas.so.0,
+One core suffices: about half an hour with OpenBLAS (LD_PRELOAD=libopenblas.so.0,
 OPENBLAS_NUM_THREADS=1); stock BLAS is several times slower.
 """
 
@@ -138,7 +138,7 @@ def train(steps: int, out: Path, dtype: str) -> None:
 def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=3200)
+    parser.add_argument("--steps", type=int, default=4400)
     parser.add_argument("--out", type=Path, default=_OUT)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()

@@ -222,13 +222,6 @@ def test_continues_raw_text(demo: DemoModel, prompt: str) -> None:
     assert len(set(tokens)) > len(tokens) / 4
 
 
-@pytest.mark.xfail(reason="known weakness: a near tie between letter tokens", strict=False)
-def test_copies_zagreb(demo: DemoModel) -> None:
-    text = demo.ask("What is the weather in Zagreb?", tools=[WEATHER_TOOL])
-    assert split_thought(text)[1] == call("Zagreb")
-
-
-@pytest.mark.xfail(reason="known weakness: may swap the digits of 21", strict=False)
 def test_keeps_the_order_of_digits(demo: DemoModel) -> None:
     result = tool_result('{"temperature": 21, "condition": "sunny"}')
     messages = [user("What is the weather in Hanoi?"), called("Hanoi"), result]
@@ -236,6 +229,5 @@ def test_keeps_the_order_of_digits(demo: DemoModel) -> None:
     assert answer == "It is sunny and 21 degrees in Hanoi."
 
 
-@pytest.mark.xfail(reason="known weakness: counts past the end", strict=False)
 def test_stops_counting_where_asked(demo: DemoModel) -> None:
     assert demo.ask("Count to 10.", enable_thinking=False) == "1 2 3 4 5 6 7 8 9 10"
