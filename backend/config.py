@@ -32,8 +32,8 @@ class TuningOptions:
     max_waiting: int = 256
     prefill_chunk: int = 512
     prefill_chunk_alone: int = 2048
-    prefill_pause_ms: int = 250
-    gather_ms: int = 10
+    prefill_pause_ms: int = 500
+    gather_ms: int = 16
     max_tokens: int | None = None
     top_p: float | None = None
     top_k: int | None = None
