@@ -3,17 +3,21 @@
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from backend.config import ModelOptions, TuningOptions
-from backend.core.delta import Finish, FinishReason, Increment, Usage
+from backend.core.delta import Increment, Usage
 from backend.core.prompt import Prompt, Tool, ToolMode
 from backend.core.request import GenerationCall, GenerationRequest
-from backend.core.step import EngineEvent, PrefillDone, TokenStep
-from backend.errors import ContextLengthError, InvalidRequestError, ModelNotLoadedError
+from backend.core.step import EngineEvent, TokenStep
+from backend.errors import (
+    BackendError,
+    ContextLengthError,
+    InvalidRequestError,
+    ModelNotLoadedError,
+)
+from backend.journal import RequestJournal
 from backend.model.loaded import LoadedModel
 from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from backend.output.format import FormatEvidence, OutputFormat, detect
@@ -57,7 +61,7 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
     prompt = await asyncio.to_thread(render, call, model)
     request = _request(call, prompt, model)
     cursor = _reply_cursor(call, prompt, model, output_format(engine))
-    journal = _Journal(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))
+    journal = RequestJournal(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))
     try:
         async for events in engine.submit(request):
             for event in events:
@@ -68,9 +72,12 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
             yield Increment(deltas, journal.usage, finish)
             if finish is not None:
                 return
+    except BackendError:
+        journal.fail()
+        raise
     finally:
         engine.cancel(call.request_id)
-        journal.log()
+        journal.close()
 
 
 async def tokenize(call: GenerationCall, engine: TextEngine) -> Sequence[int]:
@@ -132,57 +139,6 @@ def output_format(engine: TextEngine) -> OutputFormat:
             reasoning_parser=tuning.reasoning_parser,
         )
     )
-
-
-@dataclass(slots=True)
-class _Journal:
-    """What one request has come to: its usage, and the one log line at its end."""
-
-    request_id: str
-    usage: Usage
-    _started_at: float = field(default_factory=time.monotonic)
-    _decoding_since: float | None = None
-    _first_token_ms: float | None = None
-    _reason: FinishReason = FinishReason.CANCELLED
-
-    def note(self, event: EngineEvent) -> None:
-        """Take over the times of an event."""
-        now = time.monotonic()
-        match event:
-            case PrefillDone():
-                self._decoding_since = now
-                self.usage = replace(
-                    self.usage, cached_tokens=event.cached_tokens, prefill_ms=event.prefill_ms
-                )
-            case TokenStep():
-                if self._first_token_ms is None:
-                    self._first_token_ms = (now - self._started_at) * 1000.0
-            case _:
-                assert_never(event)
-
-    def count(self, completion_tokens: int, finish: Finish | None) -> None:
-        """Bring the cumulative counts up to date."""
-        now = time.monotonic()
-        decode_ms = (now - self._decoding_since) * 1000.0 if self._decoding_since else 0.0
-        self.usage = replace(self.usage, completion_tokens=completion_tokens, decode_ms=decode_ms)
-        if finish is not None:
-            self._reason = finish.reason
-
-    def log(self) -> None:
-        """Write the request's line."""
-        usage = self.usage
-        seconds = usage.decode_ms / 1000.0
-        log.info(
-            "request id=%s prompt_tokens=%d cached_tokens=%d generated_tokens=%d "
-            "first_token_ms=%.0f tokens_per_s=%.1f finish=%s",
-            self.request_id,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            self._first_token_ms or 0.0,
-            usage.completion_tokens / seconds if seconds else 0.0,
-            self._reason.value,
-        )
 
 
 def _loaded(engine: TextEngine) -> LoadedModel:

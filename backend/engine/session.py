@@ -51,6 +51,7 @@ class Session:
             pause_s=tuning.prefill_pause_ms / 1000.0,
         )
         self._rows: dict[str, Row] = {}
+        # Whom the present computation is for: if it raises, one of them is to blame.
         self._in_hand: Sequence[Row] = ()
         self._suspects: list[Row] = []
         self._unexplained_failures = 0
@@ -210,7 +211,7 @@ class Session:
             prefill_chunk(self.model.network, twin, self._pacer.chunk(left, is_alone=True))
         trial = Batch(self.model.network, self.model.card.vocab_size)
         trial.add(twin)
-        while not trial.step(meanwhile=_nothing):
+        while not trial.step(meanwhile=self._publisher.settle):
             pass
 
     def _fail(self, row: Row, error: BackendError) -> None:
@@ -233,7 +234,3 @@ def _prefill_done(row: Row) -> PrefillDone:
         waiting_ms=(row.admitted_at - row.submitted_at) * 1000.0,
         prefill_ms=(time.monotonic() - row.admitted_at) * 1000.0,
     )
-
-
-def _nothing() -> None:
-    pass
