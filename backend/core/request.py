@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice
 
+# Below it logits divided by the temperature leave the range of float32.
+MIN_TEMPERATURE = 1e-5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -41,7 +44,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the draw is the most likely token, whatever the seed."""
-        return self.temperature <= 0.0 or self.top_k == 1
+        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
     @property
     def adjusts_logits(self) -> bool:

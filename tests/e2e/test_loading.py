@@ -6,6 +6,7 @@ import shutil
 
 import grpc
 import pytest
+from adapters import write_adapter
 from serving import code_of, served, stream, until
 
 from backend.core.status import EngineState
@@ -175,3 +176,31 @@ async def test_a_dtype_is_cast_to(tiny_models):
         half = backend.engine.status().memory_bytes["weights"]
         await backend.load(tiny_models("llama"), DType="float32")
         assert backend.engine.status().memory_bytes["weights"] == 2 * half
+
+
+async def test_adapters_change_the_reply_by_their_scale(tiny_models, tmp_path):
+    one, two = (write_adapter(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    replies = []
+    async with served() as backend:
+        for options in (
+            {},
+            {"LoraAdapter": str(one)},
+            {"LoraAdapter": str(one), "LoraScale": 0.5},
+            {"LoraAdapters": [one.name, two.name], "LoraScales": [1.0, 2.0]},
+        ):
+            await backend.load(tiny_models("llama"), ModelPath=str(tmp_path), **options)
+            replies.append((await backend.stub.Predict(raw(Logprobs=1))).logprobs)
+        code, details = await code_of(backend.load(tiny_models("llama"), LoraAdapter="nowhere"))
+    assert len(set(replies)) == len(replies)
+    assert (code, "nowhere" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_a_hub_id_that_cannot_be_fetched_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    async with served() as backend:
+        code, details = await code_of(backend.load("nobody/nothing"))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "nobody/nothing" in details
+        status = await backend.stub.Status(pb.HealthMessage())
+        assert status.state == pb.StatusResponse.ERROR

@@ -11,25 +11,12 @@ from backend.model.template import ChatTemplate
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    from scripts import tiny_models
-
-    root = tmp_path_factory.mktemp("tiny")
-
-    def built(family: str) -> Path:
-        directory = root / family
-        return directory if directory.exists() else tiny_models.build(family, directory)
-
-    return built
-
-
 @pytest.fixture
-def llama_copy(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
+def llama_copy(tiny_models: Callable[[str], Path], tmp_path: Path) -> Path:
     """A llama that a test may spoil."""
     copy = tmp_path / "llama"
     copy.mkdir()
-    for file in tiny_model("llama").iterdir():
+    for file in tiny_models("llama").iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     return copy
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from adapters import SCALE, write_adapter
 from mlx.utils import tree_flatten
 
 from backend.config import Adapter, ModelOptions
@@ -15,27 +16,6 @@ pytestmark = pytest.mark.mlx
 Options = Callable[..., ModelOptions]
 Build = Callable[[str], Path]
 IDS = mx.array([[1, 2, 3, 4]])
-RANK, SCALE = 2, 4.0
-PROJECTIONS = ("self_attn.q_proj", "self_attn.v_proj")
-
-
-def write_adapter(directory: Path, *, seed: int, width: int = 64) -> Path:
-    """Write a random adapter for the attention of the tiny llama's two layers."""
-    directory.mkdir()
-    key = mx.random.key(seed)
-    outputs = {"self_attn.q_proj": width, "self_attn.v_proj": width // 2}
-    weights = {}
-    for layer in range(2):
-        for name in PROJECTIONS:
-            key, first, second = mx.random.split(key, 3)
-            path = f"model.layers.{layer}.{name}"
-            weights[f"{path}.lora_a"] = mx.random.normal((width, RANK), key=first)
-            weights[f"{path}.lora_b"] = mx.random.normal((RANK, outputs[name]), key=second)
-    mx.save_safetensors(str(directory / "adapters.safetensors"), weights)
-    parameters = {"rank": RANK, "scale": SCALE, "dropout": 0.5, "keys": PROJECTIONS}
-    config = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": parameters}
-    (directory / "adapter_config.json").write_text(json.dumps(config))
-    return directory
 
 
 def logits(options: ModelOptions, directory: Path) -> mx.array:
@@ -52,11 +32,11 @@ def adapters(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_an_adapter_changes_the_logits_as_mlx_lm_does(
-    options: Options, tiny_model: Build, adapters: tuple[Path, Path]
+    options: Options, tiny_models: Build, adapters: tuple[Path, Path]
 ):
     import mlx_lm
 
-    base = tiny_model("llama")
+    base = tiny_models("llama")
     adapted = logits(options(adapters=(Adapter(str(adapters[0])),)), base)
     expected, _ = mlx_lm.load(str(base), adapter_path=str(adapters[0]))
     assert is_close(adapted, expected(IDS))
@@ -64,13 +44,13 @@ def test_an_adapter_changes_the_logits_as_mlx_lm_does(
 
 
 def test_the_factor_multiplies_the_adapters_own_scale(
-    options: Options, tiny_model: Build, adapters: tuple[Path, Path], tmp_path: Path
+    options: Options, tiny_models: Build, adapters: tuple[Path, Path], tmp_path: Path
 ):
     halved = write_adapter(tmp_path / "halved", seed=1)
     config = json.loads((halved / "adapter_config.json").read_text())
     config["lora_parameters"]["scale"] = SCALE / 2
     (halved / "adapter_config.json").write_text(json.dumps(config))
-    base = tiny_model("llama")
+    base = tiny_models("llama")
     by_factor = logits(options(adapters=(Adapter(str(adapters[0]), 0.5),)), base)
     assert is_close(by_factor, logits(options(adapters=(Adapter(str(halved)),)), base))
     none = logits(options(adapters=(Adapter(str(adapters[0]), 0.0),)), base)
@@ -78,9 +58,9 @@ def test_the_factor_multiplies_the_adapters_own_scale(
 
 
 def test_several_adapters_add_up_in_any_order(
-    options: Options, tiny_model: Build, adapters: tuple[Path, Path]
+    options: Options, tiny_models: Build, adapters: tuple[Path, Path]
 ):
-    base = tiny_model("llama")
+    base = tiny_models("llama")
     one, two = (Adapter(str(path)) for path in adapters)
     both = logits(options(adapters=(one, two)), base)
     assert is_close(both, logits(options(adapters=(two, one)), base))
@@ -88,37 +68,39 @@ def test_several_adapters_add_up_in_any_order(
 
 
 def test_adapter_weights_are_cast_with_the_rest(
-    options: Options, tiny_model: Build, adapters: tuple[Path, Path]
+    options: Options, tiny_models: Build, adapters: tuple[Path, Path]
 ):
     chosen = options(adapters=(Adapter(str(adapters[0])),), dtype="bfloat16")
-    model = load(chosen, tiny_model("llama"), cancelled=lambda: False)
+    model = load(chosen, tiny_models("llama"), cancelled=lambda: False)
     assert {w.dtype for _, w in tree_flatten(model.network.parameters())} == {mx.bfloat16}
 
 
 def test_an_adapter_is_found_below_the_models_dir(
-    options: Options, tiny_model: Build, adapters: tuple[Path, Path]
+    options: Options, tiny_models: Build, adapters: tuple[Path, Path]
 ):
-    base, adapter = tiny_model("llama"), adapters[0]
+    base, adapter = tiny_models("llama"), adapters[0]
     relative = options(adapters=(Adapter(adapter.name),), models_dir=adapter.parent)
     by_file = options(adapters=(Adapter(str(adapter / "adapters.safetensors")),))
     assert is_close(logits(relative, base), logits(by_file, base))
 
 
-def test_a_missing_adapter_is_named(options: Options, tiny_model: Build):
+def test_a_missing_adapter_is_named(options: Options, tiny_models: Build):
     with pytest.raises(LoadError, match="LoRA adapter gone does not exist"):
-        logits(options(adapters=(Adapter("gone"),)), tiny_model("llama"))
+        logits(options(adapters=(Adapter("gone"),)), tiny_models("llama"))
 
 
-def test_an_adapter_of_another_format_is_named(options: Options, tiny_model: Build, tmp_path: Path):
+def test_an_adapter_of_another_format_is_named(
+    options: Options, tiny_models: Build, tmp_path: Path
+):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").touch()
     with pytest.raises(LoadError, match=r"has no adapters\.safetensors: .* mlx-lm's format"):
-        logits(options(adapters=(Adapter(str(tmp_path)),)), tiny_model("llama"))
+        logits(options(adapters=(Adapter(str(tmp_path)),)), tiny_models("llama"))
 
 
 def test_an_adapter_for_another_model_is_refused(
-    options: Options, tiny_model: Build, tmp_path: Path
+    options: Options, tiny_models: Build, tmp_path: Path
 ):
     wide = write_adapter(tmp_path / "wide", seed=1, width=128)
     with pytest.raises(LoadError, match=r"does not fit: .* does not match"):
-        logits(options(adapters=(Adapter(str(wide)),)), tiny_model("llama"))
+        logits(options(adapters=(Adapter(str(wide)),)), tiny_models("llama"))

@@ -36,8 +36,8 @@ def edit_json(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(content | changes), encoding="utf-8")
 
 
-def test_the_card_tells_what_is_known(options: Options, tiny_model: Build):
-    directory = tiny_model("llama")
+def test_the_card_tells_what_is_known(options: Options, tiny_models: Build):
+    directory = tiny_models("llama")
     model = loaded(options(model="org/tiny"), directory)
     card = model.card
     assert (card.name, card.path, card.model_type) == ("org/tiny", str(directory), "llama")
@@ -60,8 +60,8 @@ def test_the_vocabulary_is_as_wide_as_the_logits(options: Options, tmp_path: Pat
     assert model.tokenizer.token_bytes(639) == b""
 
 
-def test_the_network_runs_after_loading(options: Options, tiny_model: Build):
-    model = loaded(options(), tiny_model("qwen3"))
+def test_the_network_runs_after_loading(options: Options, tiny_models: Build):
+    model = loaded(options(), tiny_models("qwen3"))
     ids = model.tokenizer.encode(
         model.template.render([Message(role="user", content="hi")], [], {}), adds_special=False
     )
@@ -70,22 +70,22 @@ def test_the_network_runs_after_loading(options: Options, tiny_model: Build):
 
 
 def test_an_explicit_limit_wins_over_the_models_own(
-    options: Options, tiny_model: Build, caplog: pytest.LogCaptureFixture
+    options: Options, tiny_models: Build, caplog: pytest.LogCaptureFixture
 ):
-    shorter = loaded(options(max_model_len=100), tiny_model("llama"))
+    shorter = loaded(options(max_model_len=100), tiny_models("llama"))
     assert shorter.card.context_length == 100
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
-    longer = loaded(options(max_model_len=9000), tiny_model("llama"))
+    longer = loaded(options(max_model_len=9000), tiny_models("llama"))
     assert longer.card.context_length == 9000
     assert "more than the 4096" in caplog.text
 
 
-def test_a_model_without_a_limit_has_none(options: Options, tiny_model: Build):
-    assert loaded(options(), tiny_model("mamba2")).card.context_length is None
+def test_a_model_without_a_limit_has_none(options: Options, tiny_models: Build):
+    assert loaded(options(), tiny_models("mamba2")).card.context_length is None
 
 
-def test_a_limit_inside_the_text_config_is_found(options: Options, tiny_model: Build):
-    assert loaded(options(), tiny_model("llama4")).card.context_length == 4096
+def test_a_limit_inside_the_text_config_is_found(options: Options, tiny_models: Build):
+    assert loaded(options(), tiny_models("llama4")).card.context_length == 4096
 
 
 def test_every_end_that_anything_declares_ends_a_reply(options: Options, llama_copy: Path):
@@ -96,42 +96,42 @@ def test_every_end_that_anything_declares_ends_a_reply(options: Options, llama_c
     assert model.card.eos_token_ids == {3, 4, 5, *map(model.tokenizer.token_id, names)}
 
 
-def test_chosen_special_tokens_are_used(options: Options, tiny_model: Build):
-    model = loaded(options({"bos_token": "<|endoftext|>"}), tiny_model("llama"))
+def test_chosen_special_tokens_are_used(options: Options, tiny_models: Build):
+    model = loaded(options({"bos_token": "<|endoftext|>"}), tiny_models("llama"))
     assert model.tokenizer.encode_prompt("hi")[0] == model.tokenizer.token_id("<|endoftext|>")
 
 
 @pytest.mark.parametrize("role", ["bos_token", "eos_token", "pad_token"])
 def test_a_special_token_outside_the_vocabulary_fails_the_load(
-    options: Options, tiny_model: Build, role: str
+    options: Options, tiny_models: Build, role: str
 ):
     with pytest.raises(LoadError, match=f"^{role}: '<nope>' is not a token"):
-        loaded(options({role: "<nope>"}), tiny_model("llama"))
+        loaded(options({role: "<nope>"}), tiny_models("llama"))
 
 
-def test_a_chat_template_is_taken_as_text(options: Options, tiny_model: Build):
-    model = loaded(options({"chat_template": "{{ messages[0].content }}!"}), tiny_model("llama"))
+def test_a_chat_template_is_taken_as_text(options: Options, tiny_models: Build):
+    model = loaded(options({"chat_template": "{{ messages[0].content }}!"}), tiny_models("llama"))
     assert model.template.render([Message(role="user", content="hi")], [], {}) == "hi!"
     assert not model.card.supports_tools
 
 
 def test_a_chat_template_is_taken_from_a_file_of_the_models_dir(
-    options: Options, tiny_model: Build, tmp_path: Path
+    options: Options, tiny_models: Build, tmp_path: Path
 ):
     (tmp_path / "short.jinja").write_text("{{ messages[0].content }}?")
     chosen = options({"chat_template": "short.jinja"}, models_dir=tmp_path)
-    assert loaded(chosen, tiny_model("llama")).template.text == "{{ messages[0].content }}?"
+    assert loaded(chosen, tiny_models("llama")).template.text == "{{ messages[0].content }}?"
 
 
-def test_a_chat_template_that_is_neither_fails_the_load(options: Options, tiny_model: Build):
+def test_a_chat_template_that_is_neither_fails_the_load(options: Options, tiny_models: Build):
     with pytest.raises(LoadError, match=r"^chat_template: 'gone\.jinja' is neither"):
-        loaded(options({"chat_template": "gone.jinja"}), tiny_model("llama"))
+        loaded(options({"chat_template": "gone.jinja"}), tiny_models("llama"))
 
 
-def test_another_tokenizer_may_be_named(options: Options, llama_copy: Path, tiny_model: Build):
+def test_another_tokenizer_may_be_named(options: Options, llama_copy: Path, tiny_models: Build):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (llama_copy / name).unlink()
-    source = tiny_model("qwen3")
+    source = tiny_models("qwen3")
     named = options(tokenizer=source.name, models_dir=source.parent)
     assert len(loaded(named, llama_copy).tokenizer.vocabulary) == 512
     with pytest.raises(LoadError, match="the tokenizer gone does not exist"):
@@ -143,21 +143,21 @@ def test_another_tokenizer_may_be_named(options: Options, llama_copy: Path, tiny
 @pytest.mark.parametrize(
     ("dtype", "share"), [("float32", 1.0), ("float16", 0.5), ("bfloat16", 0.5)]
 )
-def test_weights_are_cast(options: Options, tiny_model: Build, dtype: str, share: float):
-    plain = loaded(options(), tiny_model("llama"))
-    model = loaded(options(dtype=dtype), tiny_model("llama"))
+def test_weights_are_cast(options: Options, tiny_models: Build, dtype: str, share: float):
+    plain = loaded(options(), tiny_models("llama"))
+    model = loaded(options(dtype=dtype), tiny_models("llama"))
     assert {w.dtype for _, w in tree_flatten(model.network.parameters())} == {getattr(mx, dtype)}
     assert model.card.weights_bytes == share * plain.card.weights_bytes
 
 
-def test_weights_that_the_model_keeps_exact_are_not_cast(options: Options, tiny_model: Build):
-    model = loaded(options(dtype="bfloat16"), tiny_model("deepseek_v3"))
+def test_weights_that_the_model_keeps_exact_are_not_cast(options: Options, tiny_models: Build):
+    model = loaded(options(dtype="bfloat16"), tiny_models("deepseek_v3"))
     exact = {n for n, w in tree_flatten(model.network.parameters()) if w.dtype == mx.float32}
     assert exact == {"model.layers.1.mlp.gate.e_score_correction_bias"}
 
 
-def test_a_quantised_model_loads(options: Options, tiny_model: Build, llama_copy: Path):
-    network = loaded(options(), tiny_model("llama")).network
+def test_a_quantised_model_loads(options: Options, tiny_models: Build, llama_copy: Path):
+    network = loaded(options(), tiny_models("llama")).network
     nn.quantize(network, group_size=32, bits=4)
     parameters = dict(tree_flatten(network.parameters()))
     mx.save_safetensors(str(llama_copy / "model.safetensors"), parameters)
@@ -252,8 +252,8 @@ def test_weights_larger_than_the_memory_are_refused_with_both_numbers():
     assert weights.memory_bytes() > 2**30
 
 
-def test_a_cancelled_load_leaves_nothing_in_memory(options: Options, tiny_model: Build):
-    directory = tiny_model("llama")
+def test_a_cancelled_load_leaves_nothing_in_memory(options: Options, tiny_models: Build):
+    directory = tiny_models("llama")
     gc.collect()
     before = mx.get_active_memory()
     with pytest.raises(LoadCancelledError):
@@ -262,15 +262,15 @@ def test_a_cancelled_load_leaves_nothing_in_memory(options: Options, tiny_model:
     assert loaded(options(), directory).card.vocab_size == 512
 
 
-def test_cancelling_is_seen_between_pieces(options: Options, tiny_model: Build):
-    network = loaded(options(), tiny_model("llama")).network
+def test_cancelling_is_seen_between_pieces(options: Options, tiny_models: Build):
+    network = loaded(options(), tiny_models("llama")).network
     answers = iter([False, True])
     with pytest.raises(LoadCancelledError):
         weights.evaluate(network, lambda: next(answers), piece_bytes=2**17)
 
 
 def test_a_failed_load_leaves_nothing_in_memory(
-    options: Options, tiny_model: Build, llama_copy: Path
+    options: Options, tiny_models: Build, llama_copy: Path
 ):
     """Even while the error, with its traceback, is still held."""
     (llama_copy / "tokenizer.json").write_text("{}")
@@ -280,4 +280,4 @@ def test_a_failed_load_leaves_nothing_in_memory(
         loaded(options(dtype="float16"), llama_copy)
     assert failure.value.__traceback__ is not None
     assert mx.get_active_memory() == before
-    assert loaded(options(), tiny_model("llama")).card.vocab_size == 512
+    assert loaded(options(), tiny_models("llama")).card.vocab_size == 512

@@ -8,18 +8,18 @@ from click.testing import CliRunner
 from backend.config import ModelOptions
 from backend.core.prompt import Message
 from backend.model.loader import load
-from scripts import tiny_models
+from scripts.tiny_models import FAMILIES, build, build_llama, main
 
 pytestmark = pytest.mark.mlx
 
 
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_loads_and_generates(
-    family: str, options: Callable[..., ModelOptions], tiny_model: Callable[[str], Path]
+    family: str, options: Callable[..., ModelOptions], tiny_models: Callable[[str], Path]
 ):
     import mlx_lm
 
-    directory = tiny_model(family)
+    directory = tiny_models(family)
     model = load(options(), directory, cancelled=lambda: False)
     prompt = model.template.render([Message(role="user", content="hello")], [], {})
     ids = model.tokenizer.encode(prompt, adds_special=False)
@@ -34,7 +34,7 @@ def test_every_family_loads_and_generates(
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path):
     def weights(name: str, seed: int) -> dict[str, mx.array]:
-        directory = tiny_models.build("llama", tmp_path / name, seed=seed, dtype="bfloat16")
+        directory = build("llama", tmp_path / name, seed=seed, dtype="bfloat16")
         return mx.load(str(directory / "model.safetensors"))
 
     one, two, other = weights("one", 1), weights("two", 1), weights("other", 2)
@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path):
 def test_every_id_of_a_large_vocabulary_has_a_text(
     options: Callable[..., ModelOptions], tmp_path: Path
 ):
-    directory = tiny_models.build_llama(tmp_path, hidden=64, layers=1, vocab=700)
+    directory = build_llama(tmp_path, hidden=64, layers=1, vocab=700)
     model = load(options(), directory, cancelled=lambda: False)
     assert model.card.vocab_size == 700
     assert all(map(model.tokenizer.token_bytes, range(700)))
@@ -55,6 +55,6 @@ def test_every_id_of_a_large_vocabulary_has_a_text(
 
 
 def test_the_command_line_writes_a_model(tmp_path: Path):
-    result = CliRunner().invoke(tiny_models.main, ["llama", str(tmp_path / "made")])
+    result = CliRunner().invoke(main, ["llama", str(tmp_path / "made")])
     assert result.exit_code == 0
     assert (tmp_path / "made" / "model.safetensors").exists()

@@ -74,6 +74,13 @@ def test_temperature_zero_and_top_k_one_are_greedy():  # lesson 91
     assert Sampler(greedy, VOCAB).draw(x, [0, 0]).tolist() == mx.argmax(x, axis=-1).tolist()
 
 
+@pytest.mark.parametrize("temperature", [1e-38, 1e-6, 1e-5])
+def test_a_temperature_next_to_zero_is_as_good_as_greedy(temperature):
+    x = logits(1) * 10.0
+    params = SamplingParams(temperature=temperature, seed=5)
+    assert Sampler([params], VOCAB).draw(x, [0]).item() == mx.argmax(x).item()
+
+
 def test_a_seed_and_a_position_determine_the_draw():  # lesson 94
     x = mx.broadcast_to(logits(1), (3, VOCAB))
     params = [SamplingParams(temperature=1.5, seed=s) for s in (7, 7, 8)]
