@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 # The MLX build for this machine: none on macOS, where plain mlx is the Metal build.
-EXTRA ?= $(shell sh scripts/mlx_extra.sh)
+MLX_EXTRA ?= $(shell sh scripts/mlx_extra.sh)
 COMMA := ,
 
 .DEFAULT_GOAL := help
@@ -19,14 +19,14 @@ install: $(STAMP) ## Make .venv with everything in it; on Linux without a GPU al
 
 $(STAMP): pyproject.toml constraints.txt backend.proto scripts/build_hook.py scripts/gen_proto.py
 	sh scripts/make_venv.sh $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev$(if $(EXTRA),$(COMMA)$(EXTRA))]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev$(if $(MLX_EXTRA),$(COMMA)$(MLX_EXTRA))]'
 	@touch $@
 
 demo: install ## Run the main job on the embedded model: thought, tool call, answer, over a real socket
 	$(PYTHON) -m backend.cli demo
 
-test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket)
-	$(PYTHON) -m pytest -q
+test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
+	$(PYTHON) -m pytest -q $(PYTEST_FLAGS)
 
 test-fast: $(STAMP) ## Run the tests that need no MLX, in seconds
 	$(PYTHON) -m pytest -q -m 'not mlx'
@@ -41,8 +41,8 @@ format: $(STAMP) ## Format and fix what can be fixed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: install ## Measure against raw mlx-lm in the same run (BENCH='--json' for JSON)
-	$(PYTHON) -m benchmarks $(BENCH)
+bench: install ## Measure against raw mlx-lm in the same run (BENCH_FLAGS='--json' for JSON)
+	$(PYTHON) -m benchmarks $(BENCH_FLAGS)
 
 proto: $(STAMP) ## Generate the stubs again
 	$(PYTHON) scripts/gen_proto.py
