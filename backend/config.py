@@ -33,7 +33,7 @@ class TuningOptions:
     prefill_chunk: int = 512
     prefill_chunk_alone: int = 2048
     prefill_pause_ms: int = 500
-    gather_ms: int = 16
+    max_replies_per_s: int = 400
     max_tokens: int | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -14,23 +14,23 @@ HandOver: TypeAlias = Callable[[Sequence[Publication]], None]
 class Publisher:
     """Gathers the events of all requests; belongs to the engine thread.
 
-    A wake-up of the loop and a reply on the wire cost about as much as a token of a very small
-    model. So tokens that come faster than anybody reads are handed over together; what somebody
-    waits for, a first token, an end, an error, goes at once.
+    A reply on the wire costs about as much as a token of a very small model. So the replies of
+    all streams together are bounded, and tokens that come faster share one; what somebody waits
+    for, a first token, an end, an error, goes at once.
     """
 
-    def __init__(self, hand_over: HandOver, interval_s: float) -> None:
+    def __init__(self, hand_over: HandOver, max_replies_per_s: int) -> None:
         """Start empty.
 
         Args:
             hand_over: Takes events, in order; must not block.
-            interval_s: How long events may be kept that nobody waits for.
+            max_replies_per_s: The bound; 0 is none.
         """
         self._hand_over = hand_over
-        self._interval_s = interval_s
+        self._reply_interval_s = 1.0 / max_replies_per_s if max_replies_per_s else 0.0
         self._kept: list[Publication] = []
         self._is_urgent = False
-        self._due_at = 0.0
+        self._handed_over_at = 0.0
 
     def put(
         self, request_id: str, event: EngineEvent | BackendError, *, is_urgent: bool = False
@@ -39,9 +39,9 @@ class Publisher:
         self._kept.append(Publication(request_id, event))
         self._is_urgent = self._is_urgent or is_urgent
 
-    def settle(self) -> None:
-        """Hand everything over if it has been kept for long enough."""
-        if time.monotonic() >= self._due_at:
+    def settle(self, streams: int) -> None:
+        """Hand everything over if so many streams may be replied to again."""
+        if time.monotonic() >= self._handed_over_at + streams * self._reply_interval_s:
             self.flush()
 
     def hurry(self) -> None:
@@ -54,5 +54,5 @@ class Publisher:
         kept, self._kept = self._kept, []
         self._is_urgent = False
         if kept:
-            self._due_at = time.monotonic() + self._interval_s
+            self._handed_over_at = time.monotonic()
             self._hand_over(kept)

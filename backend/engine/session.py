@@ -55,7 +55,7 @@ class Session:
         self._in_hand: Sequence[Row] = ()
         self._suspects: list[Row] = []
         self._unexplained_failures = 0
-        self._publisher = Publisher(hand_over, tuning.gather_ms / 1000.0)
+        self._publisher = Publisher(hand_over, tuning.max_replies_per_s)
         self._turns = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -164,7 +164,7 @@ class Session:
         if self._batch.is_empty:
             return
         self._in_hand = tuple(self._scheduler.active)
-        self._publish(self._batch.step(meanwhile=self._publisher.settle))
+        self._publish(self._batch.step(meanwhile=self._settle))
         self._pacer.begin_pause()
 
     def _join(self) -> None:
@@ -184,6 +184,9 @@ class Session:
             self._generated_tokens += 1
             if has_ended:
                 self._forget(row)
+
+    def _settle(self) -> None:
+        self._publisher.settle(len(self._scheduler.active))
 
     def _clear_cache(self) -> None:
         """Give freed buffers back; with work in flight MLX would hold the GIL until it is done."""
@@ -211,7 +214,7 @@ class Session:
             prefill_chunk(self.model.network, twin, self._pacer.chunk(left, is_alone=True))
         trial = Batch(self.model.network, self.model.card.vocab_size)
         trial.add(twin)
-        while not trial.step(meanwhile=self._publisher.settle):
+        while not trial.step(meanwhile=self._settle):
             pass
 
     def _fail(self, row: Row, error: BackendError) -> None:

@@ -1,15 +1,19 @@
 import time
+from collections.abc import Sequence
 
 from backend.core.step import TokenStep
 from backend.engine.publisher import Publisher
+from backend.engine.stream import Publication
 from backend.errors import GenerationFailedError
 
 
-def make_publisher(interval_s: float = 60.0) -> tuple[Publisher, list[list[int]]]:
+def make_publisher(max_replies_per_s: int = 1) -> tuple[Publisher, list[list[int]]]:
     handed: list[list[int]] = []
-    publisher = Publisher(
-        lambda publications: handed.append([p.event.token_id for p in publications]), interval_s
-    )
+
+    def hand_over(publications: Sequence[Publication]) -> None:
+        handed.append([publication.event.token_id for publication in publications])
+
+    publisher = Publisher(hand_over, max_replies_per_s)
     publisher.put("warm", TokenStep(0))
     publisher.flush()
     handed.clear()
@@ -17,16 +21,16 @@ def make_publisher(interval_s: float = 60.0) -> tuple[Publisher, list[list[int]]
 
 
 def test_tokens_in_quick_succession_are_handed_over_together(monkeypatch):
-    publisher, handed = make_publisher(0.01)
+    publisher, handed = make_publisher(200)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for token in (1, 2):
         publisher.put("a", TokenStep(token))
-        publisher.settle()
+        publisher.settle(2)
     assert handed == []
-    monkeypatch.setattr(time, "monotonic", lambda: now + 0.02)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 0.011)
     publisher.put("a", TokenStep(3))
-    publisher.settle()
+    publisher.settle(2)
     assert handed == [[1, 2, 3]]
 
 
@@ -35,7 +39,7 @@ def test_what_is_urgent_goes_at_once_and_in_order():
     publisher.put("a", TokenStep(1))
     publisher.put("b", TokenStep(2), is_urgent=True)
     publisher.put("a", TokenStep(3))
-    publisher.settle()
+    publisher.settle(2)
     assert handed == []
     publisher.hurry()
     publisher.hurry()
@@ -50,17 +54,17 @@ def test_nothing_is_handed_over_twice_or_empty():
     assert handed == [[1]]
 
 
-def test_an_interval_of_zero_gathers_nothing():
-    publisher, handed = make_publisher(0.0)
+def test_without_a_bound_each_token_goes_by_itself():
+    publisher, handed = make_publisher(0)
     for token in (1, 2):
         publisher.put("a", TokenStep(token))
-        publisher.settle()
+        publisher.settle(2)
     assert handed == [[1], [2]]
 
 
 def test_errors_travel_like_events():
     handed: list[object] = []
-    publisher = Publisher(handed.extend, 60.0)
+    publisher = Publisher(handed.extend, 1)
     publisher.put("a", GenerationFailedError("broken"), is_urgent=True)
     publisher.hurry()
     assert isinstance(handed[0].event, GenerationFailedError)

@@ -48,7 +48,7 @@ class Driver:
         )
         model = LoadedModel(network, tokenizer=None, template=None, card=card)
         self.published: list[Publication] = []
-        options = TuningOptions(**{"prefill_chunk_alone": 64, "gather_ms": 0, **tuning})
+        options = TuningOptions(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
         self.session = Session(model, options, self.published.extend)
         self.outcomes: dict[str, Outcome] = {}
 
