@@ -81,11 +81,15 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
 
 
 async def tokenize(call: GenerationCall, engine: TextEngine) -> Sequence[int]:
-    """Return the token ids of a rendered conversation, or of raw text without special tokens."""
+    """Return the token ids of a rendered conversation, or of raw text without special tokens.
+
+    They may be more than the context holds: that is what a caller may want to know.
+    """
     model = _loaded(engine)
-    if call.messages:
-        return (await asyncio.to_thread(render, call, model)).token_ids
-    return await asyncio.to_thread(model.tokenizer.encode, call.prompt, adds_special=False)
+    if not call.messages:
+        return await asyncio.to_thread(model.tokenizer.encode, call.prompt, adds_special=False)
+    text = await asyncio.to_thread(_prompt_text, call, model)
+    return await asyncio.to_thread(model.tokenizer.encode, text, adds_special=False)
 
 
 async def detokenize(token_ids: Sequence[int], engine: TextEngine) -> str:
@@ -106,13 +110,10 @@ def render(call: GenerationCall, model: LoadedModel) -> Prompt:
         InvalidRequestError: The template cannot render this, or nothing is left to read.
         ContextLengthError: The prompt leaves no room for a reply.
     """
-    if call.messages:
-        field_name = "Messages"
-        text = model.template.render(call.messages, _shown_tools(call), call.template_options)
-    else:
-        field_name, text = "Prompt", call.prompt
+    text = _prompt_text(call, model)
     if call.debug:
         log.info("request id=%s prompt=%r", call.request_id, text)
+    field_name = "Messages" if call.messages else "Prompt"
     _check_size(field_name, text, model)
     if call.messages:
         token_ids = model.tokenizer.encode(text, adds_special=False)
@@ -145,6 +146,12 @@ def _loaded(engine: TextEngine) -> LoadedModel:
     if engine.model is None:
         raise ModelNotLoadedError
     return engine.model
+
+
+def _prompt_text(call: GenerationCall, model: LoadedModel) -> str:
+    if not call.messages:
+        return call.prompt
+    return model.template.render(call.messages, _shown_tools(call), call.template_options)
 
 
 def _request(call: GenerationCall, prompt: Prompt, model: LoadedModel) -> GenerationRequest:

@@ -131,6 +131,12 @@ async def test_tokenizing_messages_counts_the_rendered_prompt(tiny_models):
         assert counted.length == (await backend.stub.Predict(request)).prompt_tokens
 
 
+async def test_a_conversation_over_the_context_can_still_be_counted(tiny_models):
+    async with served(tiny_models("llama"), MaxModelLen=32) as backend:
+        counted = await backend.stub.TokenizeString(chat([user("ba be bi " * 50)]))
+        assert counted.length > 32
+
+
 async def test_a_stop_string_never_shows_and_ends_generation(tiny_models):  # lesson 98
     async with served(tiny_models("llama")) as backend:
         whole = (await backend.stub.Predict(raw(Tokens=30))).message.decode()
