@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from backend.core.delta import FinishReason
 from backend.core.request import GenerationRequest
+from backend.core.status import RequestPhase, RequestStatus
 from backend.engine.network import Caches
 
 
@@ -24,6 +25,7 @@ class Row:
     request: GenerationRequest
     submitted_at: float = field(default_factory=time.monotonic)
     admitted_at: float = 0.0
+    first_token_at: float = 0.0
     token_ids: list[int] = field(init=False)
     cache: Caches | None = None
     fed: int = 0
@@ -56,6 +58,7 @@ class Row:
     def take(self, token_id: int) -> FinishReason | None:
         """Append a generated token and say whether it is the last."""
         self.token_ids.append(token_id)
+        self.first_token_at = self.first_token_at or time.monotonic()
         if token_id in self.request.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.request.max_tokens else None
@@ -65,6 +68,20 @@ class Row:
         self.cache = None
         self.fed = 0
         self.drawn = self.generated
+
+    def status(self, phase: RequestPhase) -> RequestStatus:
+        """Return a snapshot."""
+        prompt_tokens = len(self.request.prompt.token_ids)
+        decoding_s = time.monotonic() - self.first_token_at
+        return RequestStatus(
+            request_id=self.request_id,
+            phase=phase,
+            prompt_tokens=prompt_tokens,
+            prefilled_tokens=min(self.fed, prompt_tokens),
+            generated_tokens=self.generated,
+            first_token_ms=max(self.first_token_at - self.submitted_at, 0.0) * 1000.0,
+            tokens_per_s=max(self.generated - 1, 0) / decoding_s,
+        )
 
     def twin(self) -> "Row":
         """Return a row of the same tokens that shares nothing with this one."""

@@ -5,7 +5,9 @@ active (a slot, decoding). Rows whose prefill is done stay prefilling until the 
 """
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 
+from backend.core.status import RequestPhase
 from backend.engine.row import Row
 
 MAX_TIMES_PASSED_OVER = 8
@@ -41,6 +43,14 @@ class Scheduler:
     def rows(self) -> list[Row]:
         """Return every row, in no particular order."""
         return [*self.waiting, *self.prefilling, *self.active]
+
+    def phases(self) -> Mapping[RequestPhase, Sequence[Row]]:
+        """Return every row by its phase."""
+        return {
+            RequestPhase.WAITING: self.waiting,
+            RequestPhase.PREFILLING: self.prefilling,
+            RequestPhase.ACTIVE: self.active,
+        }
 
     def enqueue(self, row: Row) -> None:
         """Let a row wait for a slot."""

@@ -132,6 +132,11 @@ class Session:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             tokens_per_s=0.0 if self.is_idle else self._rate.since_last(self._generated_tokens),
+            requests=tuple(
+                row.status(phase)
+                for phase, rows in self._scheduler.phases().items()
+                for row in rows
+            ),
         )
 
     def check(self) -> None:

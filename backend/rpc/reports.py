@@ -1,9 +1,12 @@
 """What the backend tells about itself: state, counters, the loaded model."""
 
 import asyncio
+import json
+from dataclasses import asdict
+from typing import Any
 
 from backend.core.prompt import Message
-from backend.core.status import EngineState, EngineStatus
+from backend.core.status import EngineState, EngineStatus, RequestStatus
 from backend.errors import InvalidRequestError, ModelNotLoadedError
 from backend.generation import TextEngine, output_format
 from backend.model.template import ChatTemplate
@@ -29,12 +32,22 @@ def status_response(status: EngineStatus) -> pb.StatusResponse:
 
 
 def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
-    """Return the totals since the model was loaded."""
+    """Return the totals since the model was loaded, and each request as JSON."""
     return pb.MetricsResponse(
+        prompt_json_for_slot=json.dumps([_request_entry(request) for request in status.requests]),
         tokens_per_second=status.tokens_per_s,
         tokens_generated=min(status.generated_tokens, _INT32_MAX),
         prompt_tokens_processed=min(status.prompt_tokens, _INT32_MAX),
     )
+
+
+def _request_entry(request: RequestStatus) -> dict[str, Any]:
+    return {
+        **asdict(request),
+        "phase": request.phase.value,
+        "first_token_ms": round(request.first_token_ms, 1),
+        "tokens_per_s": round(request.tokens_per_s, 1),
+    }
 
 
 async def metadata_response(engine: TextEngine) -> pb.ModelMetadataResponse:

@@ -170,6 +170,38 @@ async def test_metrics_count_tokens(tiny_models):
         assert metrics.prompt_tokens_processed > 0
 
 
+async def test_metrics_list_each_request_with_its_progress(tiny_models):  # lesson 19
+    options = ["max_slots:2", "prefill_chunk:16", "prefill_chunk_alone:16", "prefill_pause_ms:1"]
+    async with served(tiny_models("llama"), Options=options) as backend:
+
+        async def requests() -> dict[str, dict]:
+            metrics = await backend.stub.GetMetrics(pb.MetricsRequest())
+            return {r["request_id"][0]: r for r in json.loads(metrics.prompt_json_for_slot)}
+
+        active = backend.stub.PredictStream(raw(Tokens=0, CorrelationId="a"))
+        await active.read()
+        prefilling = backend.stub.PredictStream(
+            pb.PredictOptions(Prompt="ba be bi " * 780, IgnoreEOS=True, CorrelationId="p")
+        )
+        waiting = backend.stub.PredictStream(raw(Tokens=0, CorrelationId="w"))
+        seen: dict[str, dict] = {}
+        async with asyncio.timeout(20):
+            while not ("w" in seen and seen["p"]["prefilled_tokens"]):
+                seen = await requests()
+        assert seen["a"]["phase"] == "active"
+        assert seen["a"]["generated_tokens"] > 0
+        assert seen["a"]["first_token_ms"] > 0
+        assert seen["a"]["tokens_per_s"] > 0
+        assert seen["p"]["phase"] == "prefilling"
+        assert 0 < seen["p"]["prefilled_tokens"] < seen["p"]["prompt_tokens"]
+        assert seen["w"]["phase"] == "waiting"
+        assert seen["w"]["prefilled_tokens"] == 0
+        for call in (active, prefilling, waiting):
+            call.cancel()
+        await until(lambda: backend.is_idle)
+        assert await requests() == {}
+
+
 async def test_a_dtype_is_cast_to(tiny_models):
     async with served() as backend:
         await backend.load(tiny_models("llama"), DType="bfloat16")
