@@ -171,7 +171,7 @@ async def test_metrics_count_tokens(tiny_models):
 
 
 async def test_metrics_list_each_request_with_its_progress(tiny_models):  # lesson 19
-    options = ["max_slots:2", "prefill_chunk:16", "prefill_chunk_alone:16", "prefill_pause_ms:1"]
+    options = ["max_slots:2", "prefill_chunk:1", "prefill_chunk_alone:1", "prefill_pause_ms:1"]
     async with served(tiny_models("llama"), Options=options) as backend:
 
         async def requests() -> dict[str, dict]:
@@ -181,13 +181,12 @@ async def test_metrics_list_each_request_with_its_progress(tiny_models):  # less
         active = backend.stub.PredictStream(raw(Tokens=0, CorrelationId="a"))
         await active.read()
         prefilling = backend.stub.PredictStream(
-            pb.PredictOptions(Prompt="ba be bi " * 780, IgnoreEOS=True, CorrelationId="p")
+            pb.PredictOptions(Prompt="ba be bi " * 600, IgnoreEOS=True, CorrelationId="p")
         )
+        await until(lambda: backend.engine.status().slots_taken == 2)
         waiting = backend.stub.PredictStream(raw(Tokens=0, CorrelationId="w"))
-        seen: dict[str, dict] = {}
-        async with asyncio.timeout(20):
-            while not ("w" in seen and seen["p"]["prefilled_tokens"]):
-                seen = await requests()
+        await until(lambda: backend.engine.status().waiting == 1)
+        seen = await requests()
         assert seen["a"]["phase"] == "active"
         assert seen["a"]["generated_tokens"] > 0
         assert seen["a"]["first_token_ms"] > 0
