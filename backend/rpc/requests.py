@@ -12,6 +12,7 @@ from backend.rpc.sampling_fields import sampling_params
 from backend.rpc.tool_fields import tool_choice, tools
 
 MAX_REQUEST_ID_CHARS = 128
+PROMPT_FIELDS = ("Prompt", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Metadata")
 
 
 def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> GenerationCall:
@@ -39,6 +40,11 @@ def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> Genera
         top_logprobs=_top_logprobs(request),
         debug=request.Debug or request.DebugMode,
     )
+
+
+def prompt_part(request: pb.PredictOptions) -> pb.PredictOptions:
+    """Return a copy with the fields that make the prompt: no other matters to its tokens."""
+    return pb.PredictOptions(**{name: getattr(request, name) for name in PROMPT_FIELDS})
 
 
 def _refuse_media(request: pb.PredictOptions) -> None:

@@ -17,7 +17,7 @@ from backend.pb import backend_pb2_grpc
 from backend.rpc.model_options import model_options
 from backend.rpc.replies import completion_reply, increment_reply
 from backend.rpc.reports import metadata_response, metrics_response, status_response
-from backend.rpc.requests import generation_call
+from backend.rpc.requests import generation_call, prompt_part
 from common.handlers import Context
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         """Answer with the ids of a text, or of a rendered conversation."""
-        token_ids = await tokenize(self._call(request), self._engine)
+        token_ids = await tokenize(self._call(prompt_part(request)), self._engine)
         return pb.TokenizationResponse(length=len(token_ids), tokens=token_ids)
 
     async def Detokenize(

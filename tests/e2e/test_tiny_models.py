@@ -131,6 +131,13 @@ async def test_tokenizing_messages_counts_the_rendered_prompt(tiny_models):
         assert counted.length == (await backend.stub.Predict(request)).prompt_tokens
 
 
+async def test_tokens_are_counted_whatever_the_reply_would_need(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        plain = await backend.stub.TokenizeString(chat([user("ba be bi")]))
+        request = chat([user("ba be bi")], Grammar="root ::= x", Images=["x"], Temperature=-1.0)
+        assert (await backend.stub.TokenizeString(request)).tokens == plain.tokens
+
+
 async def test_a_conversation_over_the_context_can_still_be_counted(tiny_models):
     async with served(tiny_models("llama"), MaxModelLen=32) as backend:
         counted = await backend.stub.TokenizeString(chat([user("ba be bi " * 50)]))
