@@ -20,12 +20,10 @@ class PrefillDone:
 
     Attributes:
         cached_tokens: Prompt tokens that were not computed anew.
-        waiting_ms: From submission to admission.
         prefill_ms: From admission to here.
     """
 
     cached_tokens: int
-    waiting_ms: float
     prefill_ms: float
 
 

@@ -109,12 +109,14 @@ class Engine:
         """End a running load and all requests, and drop the model."""
         if self._load_task is not None:
             self._load_task.cancel()
-        self._model = None
-        self._has_failed_load = False
-        if self.is_computing:
-            reply: Future[None] = Future()
-            self._commands.put(Free(reply))
-            await asyncio.wrap_future(reply)
+        # A load that has just ended may not have been noted yet.
+        async with self._loads:
+            self._model = None
+            self._has_failed_load = False
+            if self.is_computing:
+                reply: Future[None] = Future()
+                self._commands.put(Free(reply))
+                await asyncio.wrap_future(reply)
 
     def submit(self, request: GenerationRequest) -> AsyncIterator[Sequence[EngineEvent]]:
         """Queue a request; what the engine has published since the last look comes together.
@@ -149,8 +151,8 @@ class Engine:
 
     def status(self) -> EngineStatus:
         """Return the latest snapshot of the engine thread, at once."""
-        if self._worker is None or self._model is None:
-            return EngineStatus(state=self._state_without_model())
+        if self._worker is None or self._model is None or not self.is_computing:
+            return EngineStatus(state=self._state_without_session())
         return self._worker.status
 
     async def close(self, *, drain_timeout_s: float) -> None:
@@ -213,10 +215,12 @@ class Engine:
         if self._is_closing:
             raise ShuttingDownError("the backend is shutting down")
 
-    def _state_without_model(self) -> EngineState:
+    def _state_without_session(self) -> EngineState:
         if self._load_task is not None:
             return EngineState.BUSY
-        return EngineState.ERROR if self._has_failed_load else EngineState.UNINITIALIZED
+        has_died = self._model is not None
+        is_broken = has_died or self._has_failed_load
+        return EngineState.ERROR if is_broken else EngineState.UNINITIALIZED
 
 
 def _is_being_cancelled() -> bool:

@@ -58,14 +58,14 @@ class Scheduler:
 
     def admit(self) -> list[Row]:
         """Give free slots to waiting rows, first come first served, and return those rows."""
-        count = min(len(self.waiting), self.slot_limit - self.slots_taken)
+        count = min(len(self.waiting), self._slot_limit - self.slots_taken)
         admitted = [self.waiting.popleft() for _ in range(count)]
         self.prefilling.extend(admitted)
         return admitted
 
     @property
-    def slot_limit(self) -> int:
-        """Slots in use at once: one, where rows cannot decode together."""
+    def _slot_limit(self) -> int:
+        """One, where rows cannot decode together."""
         return 1 if self.max_active == 1 else self._max_slots
 
     def next_prefill(self) -> Row | None:

@@ -17,7 +17,7 @@ from backend.engine.publisher import HandOver, Publisher
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
 from backend.errors import BackendError, GenerationFailedError
-from backend.model.loaded import LoadedModel
+from backend.model.loaded import RunnableModel
 
 TURNS_PER_CLEAR = 32
 MAX_UNEXPLAINED_FAILURES = 2
@@ -31,7 +31,7 @@ class Session:
     A turn may raise whatever a model raises: the caller hands it to `recover`, then goes on.
     """
 
-    def __init__(self, model: LoadedModel, tuning: TuningOptions, hand_over: HandOver) -> None:
+    def __init__(self, model: RunnableModel, tuning: TuningOptions, hand_over: HandOver) -> None:
         """Start idle.
 
         Args:
@@ -171,6 +171,8 @@ class Session:
         self._in_hand = tuple(self._scheduler.active)
         self._publish(self._batch.step(meanwhile=self._settle))
         self._pacer.begin_pause()
+        if len(self._in_hand) > 1:
+            self._unexplained_failures = 0
 
     def _join(self) -> None:
         for row in self._scheduler.activate():
@@ -239,6 +241,5 @@ class Session:
 def _prefill_done(row: Row) -> PrefillDone:
     return PrefillDone(
         cached_tokens=0,
-        waiting_ms=(row.admitted_at - row.submitted_at) * 1000.0,
         prefill_ms=(time.monotonic() - row.admitted_at) * 1000.0,
     )

@@ -29,7 +29,7 @@ from backend.errors import (
     RequestCancelledError,
     ShuttingDownError,
 )
-from backend.model.loaded import LoadedModel
+from backend.model.loaded import LoadedModel, RunnableModel
 from backend.model.loader import load
 
 STATUS_INTERVAL_S = 0.25
@@ -138,7 +138,7 @@ class EngineWorker:
         self._session = Session(model, tuning, self._publish)
         self._loading = None
         self.status = self._session.status()
-        if not _answer(command.reply, model):
+        if not _answer(command.reply, model.plain()):
             self._unload(LoadCancelledError("the caller of LoadModel left"))
 
     def _submit(self, request: GenerationRequest) -> None:
@@ -164,7 +164,7 @@ class EngineWorker:
         self.status = self._session.status() if self._session else EngineStatus()
 
 
-def _with_batching_checked(model: LoadedModel) -> LoadedModel:
+def _with_batching_checked(model: RunnableModel) -> RunnableModel:
     fault = batching_fault(model.network, model.card.vocab_size)
     if fault is None:
         return model

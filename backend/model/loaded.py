@@ -1,4 +1,4 @@
-"""What loading gives: the network for the engine thread, and what everyone else may use."""
+"""What loading gives: facts and text for everyone, and the network for the engine thread."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +10,25 @@ from backend.model.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, ready to run.
+    """All of a model but its weights: plain Python, safe from any thread."""
 
-    Attributes:
-        network: The MLX module; only the engine thread may touch it. The rest is plain Python,
-            safe from any thread.
-    """
-
-    network: Any
     tokenizer: Tokenizer
     template: ChatTemplate
     card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class RunnableModel(LoadedModel):
+    """A model, ready to run.
+
+    Never leaves the engine thread: whoever holds it keeps the weights in memory.
+
+    Attributes:
+        network: The MLX module.
+    """
+
+    network: Any
+
+    def plain(self) -> LoadedModel:
+        """Return what may cross the thread line."""
+        return LoadedModel(self.tokenizer, self.template, self.card)

@@ -1,4 +1,4 @@
-"""A directory to a `LoadedModel`, on the engine thread.
+"""A directory to a `RunnableModel`, on the engine thread.
 
 Everything that can fail quickly fails before the weights are read.
 """
@@ -27,14 +27,14 @@ from backend.model.checkpoint import (
 )
 from backend.model.failures import UPSTREAM_FAILURES, as_load_error
 from backend.model.hf_tokenizer import load_tokenizer
-from backend.model.loaded import LoadedModel
+from backend.model.loaded import RunnableModel
 from backend.model.upstream import Network, import_mlx_lm
 from backend.model.weights import cast, evaluate, memory_bytes, require_memory, weights_bytes
 
 log = logging.getLogger(__name__)
 
 
-def load(options: ModelOptions, directory: Path, *, cancelled: Callable[[], bool]) -> LoadedModel:
+def load(options: ModelOptions, directory: Path, *, cancelled: Callable[[], bool]) -> RunnableModel:
     """Load a model; on any failure nothing of it stays in memory.
 
     Args:
@@ -64,7 +64,7 @@ def load(options: ModelOptions, directory: Path, *, cancelled: Callable[[], bool
     return model
 
 
-def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool]) -> LoadedModel:
+def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool]) -> RunnableModel:
     config = read_config(directory)
     require_weights(directory)
     network = _lazy_network(options, directory)
@@ -83,7 +83,7 @@ def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool])
         supports_thinking=template.supports_thinking,
     )
     evaluate(network, cancelled)
-    return LoadedModel(network, tokenizer, template, card)
+    return RunnableModel(tokenizer, template, card, network)
 
 
 def _lazy_network(options: ModelOptions, directory: Path) -> Network:

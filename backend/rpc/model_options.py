@@ -43,7 +43,7 @@ def model_options(request: pb.ModelOptions) -> ModelOptions:
         model_file=request.ModelFile,
         models_dir=Path(request.ModelPath) if request.ModelPath else None,
         tokenizer=request.Tokenizer,
-        trust_remote_code=request.TrustRemoteCode or tuning.trust_remote_code,
+        trust_remote_code=request.TrustRemoteCode,
         max_model_len=_max_model_len(request.MaxModelLen),
         dtype=_dtype(request.DType),
         adapters=_adapters(request),

@@ -20,8 +20,6 @@ from backend.output.collect import Completion
 from backend.output.logprobs import to_json
 from backend.pb import backend_pb2 as pb
 
-REPLACEMENT_CHARACTER = "\ufffd"
-
 
 def increment_reply(increment: Increment) -> pb.Reply:
     """Return the reply for one increment; its deltas are empty when it carries no text."""
@@ -39,7 +37,7 @@ def completion_reply(completion: Completion) -> pb.Reply:
     ]
     deltas = [
         pb.ChatDelta(reasoning_content=completion.reasoning),
-        pb.ChatDelta(content=_sendable(completion.content)),
+        pb.ChatDelta(content=completion.content),
         pb.ChatDelta(tool_calls=calls),
     ]
     return _reply(deltas, completion.usage, completion.finish)
@@ -60,7 +58,7 @@ def _reply(deltas: Sequence[pb.ChatDelta], usage: Usage, finish: Finish | None) 
 def _chat_delta(delta: Delta) -> pb.ChatDelta:
     match delta:
         case ContentDelta(text):
-            return pb.ChatDelta(content=_sendable(text))
+            return pb.ChatDelta(content=text)
         case ReasoningDelta(text):
             return pb.ChatDelta(reasoning_content=text)
         case ToolCallDelta(index, call_id, name, arguments):
@@ -68,8 +66,3 @@ def _chat_delta(delta: Delta) -> pb.ChatDelta:
             return pb.ChatDelta(tool_calls=[call])
         case _:
             assert_never(delta)
-
-
-def _sendable(content: str) -> str:
-    # The host's stream never gets past this character, though a model may well mean it.
-    return content.replace(REPLACEMENT_CHARACTER, "")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from host_suite import HOST_QUESTION, HOST_TOOL
 from mlx_lm import load, stream_generate
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
@@ -12,24 +13,6 @@ from backend.demo import MODEL_DIR, WEATHER_TOOL
 pytestmark = pytest.mark.mlx
 
 MAX_BYTES = 4 * 2**20
-HOST_SYSTEM = "You are a helpful assistant. Use the provided tool when the user asks about weather."
-HOST_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather in a given location",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "location": {
-                    "type": "string",
-                    "description": "The city and state, e.g. San Francisco, CA",
-                }
-            },
-            "required": ["location"],
-        },
-    },
-}
 
 Message = dict[str, Any]
 
@@ -198,7 +181,7 @@ def test_remembers_a_name(demo: DemoModel) -> None:
 
 def test_calls_the_tool_of_the_hosts_end_to_end_test(demo: DemoModel) -> None:
     messages = [
-        {"role": "system", "content": HOST_SYSTEM},
+        user(HOST_QUESTION),
         user("What's the weather like in Paris, France?"),
     ]
     answer = split_thought(demo.chat(messages, tools=[HOST_TOOL]))[1]

@@ -5,6 +5,7 @@ import json
 from contextlib import aclosing
 
 import pytest
+from host_suite import HOST_QUESTION, HOST_SYSTEM, HOST_TOOL
 from serving import chat, served, stream, user
 
 from backend.core.delta import FinishReason
@@ -210,30 +211,9 @@ async def test_the_hosts_own_suite_would_pass(backend):
         pb.PredictOptions(Prompt="The capital of France is", LogitBias='{"1":-100}', **raw)
     )
     assert biased.message
-    tool = {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "Get the current weather for a location",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "location": {
-                        "type": "string",
-                        "description": "The city and state, e.g. San Francisco, CA",
-                    }
-                },
-                "required": ["location"],
-            },
-        },
-    }
-    system = "You are a helpful assistant. Use the provided tool when the user asks about weather."
-    messages = [
-        {"role": "system", "content": system},
-        user("What's the weather like in Paris, France?"),
-    ]
+    messages = [{"role": "system", "content": HOST_SYSTEM}, user(HOST_QUESTION)]
     called = await backend.stub.Predict(
-        chat(messages, tools=[tool], ToolChoice="auto", Tokens=200, Temperature=0.1, Seed=1)
+        chat(messages, tools=[HOST_TOOL], ToolChoice="auto", Tokens=200, Temperature=0.1, Seed=1)
     )
     assert "get_weather" in [c.name for d in called.chat_deltas for c in d.tool_calls]
 

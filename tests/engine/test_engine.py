@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from engine_driver import VOCAB, make_request, prompt_of
 
@@ -151,6 +152,32 @@ async def test_free_gives_memory_back_and_ends_requests(engine, tiny_models):  #
     assert len(await collect(engine, make_request("c", [1], max_tokens=2))) == 3
 
 
+async def test_a_reply_that_nobody_reads_on_keeps_no_weights(engine, tiny_models):
+    card = await engine.load(options(tiny_models("llama")))
+    loaded = mx.get_active_memory()
+    held = engine.model
+    await engine.free()
+    assert not hasattr(held, "network")
+    assert loaded - mx.get_active_memory() >= card.weights_bytes
+
+
+async def test_a_load_that_ends_while_it_is_freed_leaves_nothing(engine, tiny_models):
+    loading = asyncio.create_task(engine.load(options(tiny_models("llama"))))
+    await asyncio.sleep(0)
+    ended = asyncio.Event()
+    engine._load_task.add_done_callback(lambda _: ended.set())
+    freeing = asyncio.create_task(_free_after(ended, engine))
+    await asyncio.gather(loading, freeing)
+    assert engine.model is None
+    await engine.load(options(tiny_models("llama")))
+    assert len(await collect(engine, make_request("c", [1], max_tokens=2))) == 3
+
+
+async def _free_after(ended: asyncio.Event, engine: Engine) -> None:
+    await ended.wait()
+    await engine.free()
+
+
 async def test_too_many_requests_are_refused_at_once(engine, tiny_models):
     await engine.load(options(tiny_models("llama"), max_slots=1, max_waiting=1))
     for name in ("a", "b"):
@@ -193,6 +220,7 @@ async def test_a_thread_that_died_fails_its_requests_and_the_next_load_starts_an
     await asyncio.to_thread(engine._thread.join)
     with pytest.raises(ModelNotLoadedError):
         engine.submit(make_request("b", [1]))
+    assert engine.status().state is EngineState.ERROR
     await engine.load(options(tiny_models("llama")))
     assert len(await collect(engine, make_request("c", [1], max_tokens=2))) == 3
 

@@ -227,6 +227,32 @@ def test_a_model_whose_batches_keep_failing_goes_on_one_row_at_a_time(networks, 
     assert "one request at a time" in caplog.text
 
 
+class FlakyNetwork(PoisonedNetwork):
+    """Raises on every eighth batch, whatever is in it."""
+
+    def __init__(self, network):
+        super().__init__(network)
+        self.batches = 0
+
+    def __call__(self, inputs, cache):
+        if inputs.shape[0] > 1:
+            self.batches += 1
+            if self.batches % 8 == 0:
+                raise RuntimeError("not this time")
+        return self._network(inputs, cache=cache)
+
+
+def test_failures_that_working_batches_lie_between_cost_no_batching(networks, caplog):
+    network = networks("llama")
+    flaky = FlakyNetwork(network)
+    requests = [make_request(f"r{i}", prompt_of(6, i), max_tokens=40) for i in range(3)]
+    outcomes = Driver(flaky).run(*requests)
+    assert flaky.batches > 4 * 8
+    for request, outcome in zip(requests, outcomes, strict=True):
+        assert outcome.token_ids == reference(network, request.prompt.token_ids, 40)
+    assert "one request at a time" not in caplog.text
+
+
 def test_a_short_request_overtakes_a_long_prefill(networks):
     driver = Driver(networks("llama"), prefill_chunk_alone=16, prefill_chunk=16, prefill_pause_ms=1)
     driver.session.submit(make_request("long", prompt_of(600), max_tokens=1))

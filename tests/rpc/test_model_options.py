@@ -54,7 +54,7 @@ def test_a_file_alone_is_its_own_name():
     "source", [{"Options": ["trust_remote_code:true"]}, {"TrustRemoteCode": 1}]
 )
 def test_remote_code_is_trusted_by_field_or_by_option(source):
-    assert read(**source).trust_remote_code
+    assert read(**source).trusts_remote_code
 
 
 @pytest.mark.parametrize(

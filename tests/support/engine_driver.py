@@ -32,7 +32,7 @@ class Driver:
 
     def __init__(self, network: Any, *, batches: bool = True, **tuning: Any) -> None:
         from backend.engine.session import Session
-        from backend.model.loaded import LoadedModel
+        from backend.model.loaded import RunnableModel
 
         card = ModelCard(
             name="tiny",
@@ -46,7 +46,7 @@ class Driver:
             supports_thinking=False,
             batches=batches,
         )
-        model = LoadedModel(network, tokenizer=None, template=None, card=card)
+        model = RunnableModel(tokenizer=None, template=None, card=card, network=network)
         self.published: list[Publication] = []
         options = TuningOptions(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
         self.session = Session(model, options, self.published.extend)

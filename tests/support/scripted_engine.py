@@ -57,7 +57,7 @@ def steps(text: str, reason: FinishReason = FinishReason.STOP) -> list[EngineEve
     return [PREFILL, *tokens[:-1], TokenStep(tokens[-1].token_id, reason)]
 
 
-PREFILL = PrefillDone(cached_tokens=1, waiting_ms=0.5, prefill_ms=2.0)
+PREFILL = PrefillDone(cached_tokens=1, prefill_ms=2.0)
 
 
 class ScriptedEngine:
@@ -163,7 +163,7 @@ def make_model(name: str) -> LoadedModel:
         supports_thinking=False,
     )
     template = ChatTemplate(_render_lines)
-    return LoadedModel(network=None, tokenizer=ByteTokenizer(), template=template, card=card)
+    return LoadedModel(tokenizer=ByteTokenizer(), template=template, card=card)
 
 
 def _render_lines(turns: Any, schemas: Any, options: Any) -> str:
