@@ -60,9 +60,29 @@ _GATED_DELTA: Mapping[str, Any] = {
     "linear_conv_kernel_dim": 4,
 }
 
-# What each family adds to the common shape; the key is its `model_type`.
+_LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+
+# What each family adds to the common shape; the key is its `model_type`, unless it says otherwise.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
+    "llama_sliding": {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    },
     "qwen3": {},
     "qwen3_moe": _EXPERTS,
     "gemma3_text": {
@@ -77,19 +97,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention"],
     },
-    "deepseek_v3": {
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 32,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 32,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 16,
-    },
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": {**_LATENT, "index_head_dim": 32, "index_n_heads": 2, "index_topk": 32},
     "qwen3_next": {
         **_EXPERTS,
         **_GATED_DELTA,
@@ -109,6 +118,61 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "time_step_limit": [0.001, 100.0],
         "time_step_rank": "auto",
     },
+    "nemotron_h": {
+        "attention_bias": False,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "mamba_proj_bias": False,
+        "ssm_state_size": 16,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "mlp_bias": False,
+        "layer_norm_epsilon": 1e-5,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "hybrid_override_pattern": ["M", "*", "M", "-"],
+    },
+    "granitemoehybrid": {
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "attention"] * 2,
+        "attention_bias": False,
+        "embedding_multiplier": 1.0,
+        "attention_multiplier": 0.25,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_proj_bias": False,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_n_groups": 2,
+        "mamba_conv_bias": True,
+    },
+    "kimi_linear": {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "model_max_length": 4096,
+        "linear_attn_config": {
+            "full_attn_layers": [4],
+            "kda_layers": [1, 2, 3],
+            "num_heads": 4,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+        },
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+    },
     "llama4": {
         "attention_bias": False,
         "attention_chunk_size": 32,
@@ -126,7 +190,7 @@ _NESTED = frozenset({"llama4"})  # families that keep their shape in `text_confi
 
 def build(family: str, directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
     """Write a tiny model of `family`, a key of `FAMILIES`, and return its directory."""
-    shape = {**_COMMON, **FAMILIES[family], "model_type": family}
+    shape = {**_COMMON, "model_type": family, **FAMILIES[family]}
     config = {"model_type": family, "text_config": shape} if family in _NESTED else shape
     return _write(config, directory, seed=seed, dtype=dtype)
 

@@ -12,6 +12,8 @@ from scripts.tiny_models import FAMILIES, build, build_llama, main
 
 pytestmark = pytest.mark.mlx
 
+SHORT_PROMPT = 64  # tokens: tests with longer prompts go beyond every sliding window
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_loads_and_generates(
@@ -29,7 +31,37 @@ def test_every_family_loads_and_generates(
         for response in mlx_lm.stream_generate(model.network, upstream, ids, max_tokens=3)
     ]
     assert all(0 <= token_id < model.card.vocab_size for token_id in generated)
-    assert model.card.model_type == family
+    assert model.card.model_type == FAMILIES[family].get("model_type", family)
+
+
+@pytest.mark.parametrize(
+    ("family", "caches"),
+    [
+        ("llama", ["KVCache", "KVCache"]),
+        ("llama_sliding", ["KVCache", "RotatingKVCache"] * 2),
+        ("gemma3_text", ["RotatingKVCache", "RotatingKVCache", "KVCache"]),
+        ("gpt_oss", ["RotatingKVCache", "KVCache"]),
+        ("deepseek_v3", ["KVCache", "KVCache"]),
+        ("deepseek_v32", ["CacheList", "CacheList"]),
+        ("qwen3_next", ["ArraysCache", "ArraysCache", "ArraysCache", "KVCache"]),
+        ("qwen3_5", ["ArraysCache", "ArraysCache", "ArraysCache", "KVCache"]),
+        ("mamba2", ["ArraysCache", "ArraysCache"]),
+        ("nemotron_h", ["ArraysCache", "KVCache", "ArraysCache"]),
+        ("granitemoehybrid", ["ArraysCache", "KVCache"] * 2),
+        ("kimi_linear", ["ArraysCache", "ArraysCache", "ArraysCache", "KVCache"]),
+        ("llama4", ["ChunkedKVCache", "ChunkedKVCache", "ChunkedKVCache", "KVCache"]),
+    ],
+)
+def test_the_families_have_every_kind_of_cache(
+    family: str, caches: list[str], tiny_models: Callable[[str], Path]
+):
+    import mlx_lm
+    from mlx_lm.models.cache import make_prompt_cache
+
+    made = make_prompt_cache(mlx_lm.load(str(tiny_models(family)))[0])
+    assert [type(cache).__name__ for cache in made] == caches
+    windows = [cache.max_size for cache in made if hasattr(cache, "max_size")]
+    assert all(window <= SHORT_PROMPT for window in windows)
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path):
