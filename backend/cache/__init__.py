@@ -1,0 +1,1 @@
+"""The prompt cache: KV of prompt prefixes, stored once and found by their tokens."""

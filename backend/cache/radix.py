@@ -1,0 +1,319 @@
+"""A path-compressed radix tree over token keys, with the order in which its nodes were used.
+
+It owns shape and order and nothing else: it knows no bytes, no budget and no MLX, and takes no
+lock, which is its owner's.
+"""
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Generic, Protocol, Self, TypeVar
+
+from backend.cache.recency import Link, RecencyList
+from backend.cache.token_key import TokenKey
+
+
+class Divisible(Protocol):
+    """An immutable value that describes a run of tokens."""
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """Return the values of the first `at` tokens and of the others; both have some."""
+        ...
+
+    def joined(self, other: Self) -> Self | None:
+        """Return the value of these tokens and then `other`'s; None: they must stay two."""
+        ...
+
+
+V = TypeVar("V", bound=Divisible)
+
+
+class Node(Link, Generic[V]):
+    """The tokens of one edge and their value; read by everybody, changed by its tree alone.
+
+    A node is its deeper end: splits and joins move where it starts, never where it ends, so that
+    a handle stays true until the node is removed or joined to the one below it.
+
+    Attributes:
+        label: The node's own tokens, at least one.
+        value: Describes exactly the tokens of `label`.
+        end: Tokens from the root to the node's end.
+        parent: None at the root.
+        children: By their first token.
+        is_marked: Whether `RadixTree.keep` was called for this very node.
+        keepers: Its own mark and its kept children, counted.
+    """
+
+    __slots__ = ("children", "end", "is_marked", "keepers", "label", "parent", "value")
+
+    def __init__(self, label: TokenKey, value: V, end: int, parent: "Node[V] | None") -> None:
+        super().__init__()
+        self.label = label
+        self.value = value
+        self.end = end
+        self.parent = parent
+        self.children: dict[int, Node[V]] = {}
+        self.is_marked = False
+        self.keepers = 0
+
+    @property
+    def start(self) -> int:
+        """Tokens from the root to the node's start."""
+        return self.end - len(self.label)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this node or one below it is marked: all others are evicted before it."""
+        return self.keepers > 0
+
+    @property
+    def key(self) -> TokenKey:
+        """The tokens from the root to the node's end."""
+        return TokenKey.concat(reversed([node.label for node in self.lineage()]))
+
+    def lineage(self) -> "Iterator[Node[V]]":
+        """Yield this node, its parent, and so on up to the root."""
+        node: Node[V] | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[V]):
+    """The longest prefix of a key that a tree holds; true until the tree's shape changes.
+
+    Attributes:
+        length: The prefix in tokens.
+        nodes: From the root down; all but the last are covered whole.
+    """
+
+    length: int
+    nodes: tuple[Node[V], ...]
+
+    @property
+    def last(self) -> Node[V] | None:
+        """The node in which the match ends, perhaps inside its label; None: nothing matched."""
+        return self.nodes[-1] if self.nodes else None
+
+    def spans(self) -> Iterator[tuple[Node[V], int]]:
+        """Yield each node with how many of its tokens the match covers, at least one."""
+        for node in self.nodes:
+            yield node, min(node.end, self.length) - node.start
+
+
+class RadixTree(Generic[V]):
+    """Values of token runs, found by prefix; a prefix that keys share is stored once.
+
+    Nodes have an eviction order: the kept ones come after all others, and in both classes the
+    least recently used comes first. A parent is always more recent than its children, and kept
+    if one of them is. So the first node of the order is a leaf.
+
+    A lookup costs the nodes on its path, each with one comparison. Only the iterators and `check`
+    visit more than one path, and nothing recurses.
+    """
+
+    def __init__(self) -> None:
+        self._top: dict[int, Node[V]] = {}
+        self._ordinary: RecencyList[Node[V]] = RecencyList()
+        self._kept: RecencyList[Node[V]] = RecencyList()
+        self._size = 0
+        self._tokens = 0
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return self._size
+
+    @property
+    def tokens(self) -> int:
+        """Tokens stored, shared ones once."""
+        return self._tokens
+
+    def match(self, key: TokenKey) -> Match[V]:
+        """Find the longest prefix of `key`; changes neither shape nor order."""
+        length, nodes, children = 0, list[Node[V]](), self._top
+        while length < len(key) and (node := children.get(key[length])) is not None:
+            length += key.common_prefix(node.label, length)
+            nodes.append(node)
+            if length < node.end:
+                break
+            children = node.children
+        return Match(length, tuple(nodes))
+
+    def insert(self, key: TokenKey, start: int, value: V) -> Node[V]:
+        """Store `value` for `key[start:]` and return its node, the most recently used.
+
+        Args:
+            key: Must have tokens that the tree lacks.
+            start: How many tokens of `key` the tree holds.
+            value: Describes the others.
+
+        Raises:
+            ValueError: `start` is not the length of the match, or is the whole key.
+        """
+        found = self.match(key)
+        if found.length != start or start == len(key):
+            raise ValueError(f"the tree holds {found.length} of {len(key)} tokens, not {start}")
+        parent = found.last
+        if parent is not None and start < parent.end:
+            parent = self.split_at(parent, start - parent.start)
+        node = Node(key[start:], value, len(key), parent)
+        self._siblings(node)[node.label[0]] = node
+        self._make_newest(node)
+        self._size += 1
+        self._tokens += len(node.label)
+        return node
+
+    def split_at(self, node: Node[V], at: int) -> Node[V]:
+        """Give the first `at` tokens of `node` a node of their own, and return that.
+
+        `node` goes on as the lower part. The upper one is as recent, and kept if `node` is.
+
+        Raises:
+            ValueError: A part would be empty, or the node is no longer in the tree.
+        """
+        self._require(node)
+        if not 0 < at < len(node.label):
+            raise ValueError(f"a node of {len(node.label)} tokens cannot be split at {at}")
+        above, below = node.value.split(at)
+        upper = Node(node.label[:at], above, node.start + at, node.parent)
+        upper.place_after(node)
+        upper.keepers = int(node.is_kept)
+        self._siblings(node)[upper.label[0]] = upper
+        node.label, node.value, node.parent = node.label[at:], below, upper
+        upper.children[node.label[0]] = node
+        self._size += 1
+        return upper
+
+    def replace(self, node: Node[V], value: V) -> None:
+        """Give `node` another value of the same tokens."""
+        node.value = value
+
+    def touch(self, node: Node[V]) -> None:
+        """Make `node` and what is above it the most recently used of their classes."""
+        self._require(node)
+        self._make_newest(node)
+
+    def keep(self, node: Node[V]) -> None:
+        """Mark `node`, so that it and what is above it are evicted last; touches it."""
+        self._require(node)
+        if not node.is_marked:
+            node.is_marked = True
+            self._add_keeper(node)
+        self._make_newest(node)
+
+    def unkeep(self, node: Node[V]) -> None:
+        """Take back `keep`; what no other mark keeps becomes ordinary, and the most recent."""
+        if node.is_marked:
+            node.is_marked = False
+            self._drop_keeper(node)
+
+    def leaves(self) -> Iterator[Node[V]]:
+        """Yield the leaves in eviction order; the tree must not change meanwhile."""
+        return (node for node in chain(self._ordinary, self._kept) if not node.children)
+
+    def least_recent(self, skip: Container[Node[V]] = ()) -> Node[V] | None:
+        """Return the leaf to evict first, those in `skip` left out; None: there is no other."""
+        return next((leaf for leaf in self.leaves() if leaf not in skip), None)
+
+    def remove(self, leaf: Node[V], skip: Container[Node[V]] = ()) -> V:
+        """Remove a leaf and return its value.
+
+        A parent that is left with one child is joined with it, where their values can be. The
+        child goes on as both, as recent as the parent was. A parent that is marked or in `skip`
+        stays as it is, for somebody holds it.
+
+        Raises:
+            ValueError: The node has children, or is no longer in the tree.
+        """
+        self._require(leaf)
+        if leaf.children:
+            raise ValueError("only a leaf can be removed")
+        self.unkeep(leaf)
+        del self._siblings(leaf)[leaf.label[0]]
+        leaf.unlink()
+        self._size -= 1
+        self._tokens -= len(leaf.label)
+        if leaf.parent is not None and leaf.parent not in skip:
+            self._join(leaf.parent)
+        return leaf.value
+
+    def walk(self) -> Iterator[Node[V]]:
+        """Yield every node, parents before children; the tree must not change meanwhile."""
+        pending = list(self._top.values())
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children.values())
+
+    def check(self) -> None:
+        """Raise AssertionError unless links, lengths, marks and order hold."""
+        nodes = list(self.walk())
+        for node in nodes:
+            self._check_place(node)
+            self._check_keepers(node)
+        self._check_order(set(nodes))
+        if (self._size, self._tokens) != (len(nodes), sum(len(node.label) for node in nodes)):
+            raise AssertionError("nodes or tokens are miscounted")
+
+    def _require(self, node: Node[V]) -> None:
+        if not node.is_linked:
+            raise ValueError("the node is no longer in the tree")
+
+    def _siblings(self, node: Node[V]) -> dict[int, Node[V]]:
+        return self._top if node.parent is None else node.parent.children
+
+    def _make_newest(self, node: Node[V]) -> None:
+        for member in node.lineage():
+            (self._kept if member.is_kept else self._ordinary).append(member)
+
+    def _add_keeper(self, node: Node[V]) -> None:
+        for member in node.lineage():
+            member.keepers += 1
+            if member.keepers > 1:
+                return
+
+    def _drop_keeper(self, node: Node[V]) -> None:
+        for member in node.lineage():
+            member.keepers -= 1
+            if member.is_kept:
+                return
+            self._ordinary.append(member)
+
+    def _join(self, upper: Node[V]) -> None:
+        """Let the only child of `upper` take its place, if there is one and values allow it."""
+        if upper.is_marked or len(upper.children) != 1:
+            return
+        (lower,) = upper.children.values()
+        value = upper.value.joined(lower.value)
+        if value is None:
+            return
+        self._siblings(upper)[upper.label[0]] = lower
+        lower.label = TokenKey.concat((upper.label, lower.label))
+        lower.value, lower.parent = value, upper.parent
+        lower.unlink()
+        lower.place_after(upper)
+        upper.unlink()
+        self._size -= 1
+
+    def _check_place(self, node: Node[V]) -> None:
+        if not node.label:
+            raise AssertionError("a node without tokens")
+        if self._siblings(node).get(node.label[0]) is not node:
+            raise AssertionError("a node is not where its first token says")
+        if node.start != (0 if node.parent is None else node.parent.end):
+            raise AssertionError("a node does not start where its parent ends")
+
+    def _check_keepers(self, node: Node[V]) -> None:
+        if node.keepers != node.is_marked + sum(child.is_kept for child in node.children.values()):
+            raise AssertionError("the keepers of a node are miscounted")
+
+    def _check_order(self, nodes: set[Node[V]]) -> None:
+        order = [*self._ordinary, *self._kept]
+        if len(order) != len(nodes) or set(order) != nodes:
+            raise AssertionError("the tree and its order hold different nodes")
+        if any(node.is_kept for node in self._ordinary) or not all(n.is_kept for n in self._kept):
+            raise AssertionError("a node stands in the order of the other class")
+        rank = {node: place for place, node in enumerate(order)}
+        if any(node.parent is not None and rank[node] > rank[node.parent] for node in nodes):
+            raise AssertionError("a node is more recent than its parent")

@@ -1,0 +1,73 @@
+"""Token ids packed for comparison: eight bytes a token, compared as memory and never one by one."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self, overload
+
+BYTES_PER_TOKEN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """An immutable run of token ids; negative ones stand for what is not text, such as images.
+
+    Attributes:
+        packed: The ids as signed 64-bit integers in the machine's byte order.
+    """
+
+    packed: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.packed) % BYTES_PER_TOKEN:
+            raise ValueError(f"{len(self.packed)} bytes are no whole number of tokens")
+
+    @classmethod
+    def from_ids(cls, ids: Sequence[int]) -> Self:
+        """Pack `ids`; raise ValueError where one needs more than 64 bits."""
+        try:
+            return cls(array("q", ids).tobytes())
+        except OverflowError as error:
+            raise ValueError("a token id does not fit in 64 signed bits") from error
+
+    @classmethod
+    def concat(cls, parts: Iterable["TokenKey"]) -> Self:
+        """Return the key that reads as `parts` in a row."""
+        return cls(b"".join(part.packed for part in parts))
+
+    def __len__(self) -> int:
+        return len(self.packed) // BYTES_PER_TOKEN
+
+    def __repr__(self) -> str:
+        return f"<TokenKey of {len(self)} tokens>"
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(memoryview(self.packed).cast("q"))
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "TokenKey": ...
+
+    def __getitem__(self, index: int | slice) -> "int | TokenKey":
+        tokens = memoryview(self.packed).cast("q")
+        return TokenKey(tokens[index].tobytes()) if isinstance(index, slice) else tokens[index]
+
+    def common_prefix(self, other: "TokenKey", start: int = 0) -> int:
+        """Return how many first tokens of `other` stand in this key from `start` on.
+
+        Bisects the place of the first difference. Every probe is one `memcmp` without a copy,
+        and stops at that difference, so the cost does not grow with what follows it.
+        """
+        theirs = memoryview(other.packed).cast("q")
+        agreed, limit = 0, min(len(other), len(self) - start)
+        probe = limit
+        while agreed < limit:
+            offset = (start + agreed) * BYTES_PER_TOKEN
+            if self.packed.startswith(theirs[agreed:probe], offset):
+                agreed = probe
+            else:
+                limit = probe - 1
+            probe = (agreed + limit + 1) // 2
+        return agreed
