@@ -18,7 +18,9 @@ from backend.errors import (
     ModelNotLoadedError,
 )
 from backend.journal import RequestJournal
+from backend.model.boundaries import Boundaries, find_boundaries
 from backend.model.loaded import LoadedModel
+from backend.model.prefix import TokenizedText
 from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from backend.output.format import FormatEvidence, OutputFormat, detect
 from backend.output.reply import ReplyCursor, ReplySpec
@@ -125,7 +127,13 @@ def render(call: GenerationCall, model: LoadedModel) -> Prompt:
         raise ContextLengthError(
             field_name, f"{len(token_ids)} tokens do not fit the context of {limit} tokens"
         )
-    return Prompt(tuple(token_ids), text[-PROMPT_TAIL_CHARS:])
+    found = _boundaries(call, model, text, token_ids)
+    return Prompt(
+        token_ids=tuple(token_ids),
+        tail=text[-PROMPT_TAIL_CHARS:],
+        boundaries=found.positions,
+        system_tokens=found.system_tokens,
+    )
 
 
 def output_format(engine: TextEngine) -> OutputFormat:
@@ -152,6 +160,22 @@ def _prompt_text(call: GenerationCall, model: LoadedModel) -> str:
     if not call.messages:
         return call.prompt
     return model.template.render(call.messages, _shown_tools(call), call.template_options)
+
+
+def _boundaries(
+    call: GenerationCall, model: LoadedModel, text: str, token_ids: Sequence[int]
+) -> Boundaries:
+    """Find where later requests will branch off; nothing is known of those that send raw text."""
+    if not call.messages:
+        return Boundaries()
+    tools = _shown_tools(call)
+    return find_boundaries(
+        call.messages,
+        tools,
+        lambda messages: model.template.render(messages, tools, call.template_options),
+        TokenizedText(text, token_ids, model.tokenizer),
+        system_only=not model.card.reuses_at_boundaries_only,
+    )
 
 
 def _request(call: GenerationCall, prompt: Prompt, model: LoadedModel) -> GenerationRequest:

@@ -14,6 +14,8 @@ class ModelCard:
         vocab_size: Width of the logits: token ids are below it.
         weights_bytes: Size of the weights in memory.
         batches: Whether several requests may decode together.
+        reuses_at_boundaries_only: Whether a part of a prompt can be reused only up to where the
+            model's state was kept: recurrent layers cannot go back.
     """
 
     name: str
@@ -26,3 +28,4 @@ class ModelCard:
     supports_tools: bool
     supports_thinking: bool
     batches: bool = True
+    reuses_at_boundaries_only: bool = False

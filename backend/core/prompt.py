@@ -38,6 +38,13 @@ class Tool:
     name: str
     schema: Mapping[str, JsonValue]
 
+    @property
+    def parameters(self) -> Mapping[str, JsonValue]:
+        """The JSON schema of the arguments; empty when there is none."""
+        function = self.schema.get("function")
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        return parameters if isinstance(parameters, Mapping) else {}
+
 
 class ToolMode(Enum):
     """Whether the model may, must or must not call tools."""
@@ -63,7 +70,12 @@ class Prompt:
     Attributes:
         tail: The last characters of the rendered text: they tell in which channel
             the reply begins.
+        boundaries: Where later prompts are expected to branch off, in tokens; ascending, and
+            inside the prompt.
+        system_tokens: What other conversations with the same system prompt and tools share.
     """
 
     token_ids: tuple[int, ...]
     tail: str = field(default="", repr=False)
+    boundaries: tuple[int, ...] = ()
+    system_tokens: int = 0

@@ -16,6 +16,7 @@ class Tokenizer:
     Attributes:
         vocabulary: All tokens, added ones included.
         special_ids: Ids whose text is markup for the model, not for a reader.
+        special_texts: How they are written.
         pieces: Token id to bytes, or `None` where only `decode` knows.
         trims_leading_space: Whether decoding drops one space at the start of a text.
         longest_piece_bytes: No token stands for more bytes than this.
@@ -34,7 +35,7 @@ class Tokenizer:
         self.vocabulary: Mapping[str, int] = MappingProxyType(hf_tokenizer.get_vocab())
         self._ids = frozenset(self.vocabulary.values())
         self.special_ids = _special_ids(hf_tokenizer)
-        self._special_texts = {
+        self.special_texts: Mapping[int, str] = {
             token_id: text
             for text, token_id in self.vocabulary.items()
             if token_id in self.special_ids
@@ -110,7 +111,7 @@ class Tokenizer:
 
     def _hidden_ids(self, markers: Container[str]) -> frozenset[int]:
         return frozenset(
-            token_id for token_id, text in self._special_texts.items() if text not in markers
+            token_id for token_id, text in self.special_texts.items() if text not in markers
         )
 
     def _prompt_prefix(self) -> list[int]:

@@ -9,7 +9,7 @@ from backend.core.delta import FinishReason
 from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
-from backend.core.step import StepLogprobs, TokenStep
+from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.stream import Publication
 from backend.errors import BackendError
 from scripts.tiny_models import VOCAB_SIZE
@@ -25,6 +25,7 @@ class Outcome:
     logprobs: list[StepLogprobs | None] = field(default_factory=list)
     finish: FinishReason | None = None
     error: BackendError | None = None
+    cached_tokens: int = 0
 
 
 class Driver:
@@ -67,8 +68,13 @@ class Driver:
                     outcome.token_ids.append(token_id)
                     outcome.logprobs.append(logprobs)
                     outcome.finish = reason
+                case PrefillDone(cached_tokens):
+                    outcome.cached_tokens = cached_tokens
                 case BackendError() as error:
                     outcome.error = error
+
+    def outcome(self, request: GenerationRequest) -> Outcome:
+        return self.outcomes.get(request.request_id, Outcome())
 
     def run(self, *requests: GenerationRequest) -> list[Outcome]:
         for request in requests:
@@ -84,7 +90,7 @@ def make_request(
     sampling = options.pop("sampling", SamplingParams())
     return GenerationRequest(
         request_id=name,
-        prompt=Prompt(tuple(token_ids)),
+        prompt=Prompt(tuple(token_ids), boundaries=tuple(options.pop("boundaries", ()))),
         sampling=sampling,
         max_tokens=max_tokens,
         stop_token_ids=frozenset(options.pop("stop", ())),

@@ -32,6 +32,7 @@ class ByteTokenizer:
     def __init__(self) -> None:
         self.vocabulary = {chr(number): number for number in range(256)}
         self.pieces = tuple(bytes([number]) for number in range(256))
+        self.special_texts: dict[int, str] = {}
 
     def encode(self, text: str, **_options: bool) -> list[int]:
         return list(text.encode())
