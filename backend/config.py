@@ -7,6 +7,8 @@ MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 DRAIN_TIMEOUT_S = 8.0
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+# Of the memory beside the weights, unless `max_cache_bytes` says otherwise.
+PROMPT_CACHE_MEMORY_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class TuningOptions:
     prefill_chunk_alone: int = 2048
     prefill_pause_ms: int = 500
     max_replies_per_s: int = 400
+    max_cache_bytes: int | None = None
     max_tokens: int | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from backend.core.delta import Finish, FinishReason, Usage
+from backend.core.status import HitKind
 from backend.core.step import EngineEvent, PrefillDone, TokenStep
 
 FAILED = "error"
@@ -26,6 +27,7 @@ class RequestJournal:
     _submitted_at: float = field(default_factory=time.monotonic, init=False)
     _decoding_since: float | None = field(default=None, init=False)
     _first_token_ms: float = field(default=0.0, init=False)
+    _hit_kind: HitKind = field(default=HitKind.MISS, init=False)
     _outcome: str = field(default=FinishReason.CANCELLED.value, init=False)
 
     def note(self, event: EngineEvent) -> None:
@@ -34,6 +36,7 @@ class RequestJournal:
         match event:
             case PrefillDone():
                 self._decoding_since = now
+                self._hit_kind = event.hit_kind
                 self.usage = replace(
                     self.usage, cached_tokens=event.cached_tokens, prefill_ms=event.prefill_ms
                 )
@@ -59,11 +62,12 @@ class RequestJournal:
         usage = self.usage
         seconds = usage.decode_ms / 1000.0
         log.info(
-            "request id=%s prompt_tokens=%d cached_tokens=%d generated_tokens=%d "
+            "request id=%s prompt_tokens=%d cached_tokens=%d cache_hit=%s generated_tokens=%d "
             "first_token_ms=%.0f tokens_per_s=%.1f finish=%s",
             self.request_id,
             usage.prompt_tokens,
             usage.cached_tokens,
+            self._hit_kind.value,
             usage.completion_tokens,
             self._first_token_ms,
             usage.completion_tokens / seconds if seconds else 0.0,

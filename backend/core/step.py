@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from backend.core.delta import FinishReason
+from backend.core.status import HitKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,12 @@ class PrefillDone:
     Attributes:
         cached_tokens: Prompt tokens that were not computed anew.
         prefill_ms: From admission to here.
+        hit_kind: How the prompt relates to what the prompt cache held.
     """
 
     cached_tokens: int
     prefill_ms: float
+    hit_kind: HitKind = HitKind.MISS
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class Batch:
         self._joining: list[Row] = []
         self._cache: Caches = []
         self._flight: _Flight | None = None
+        self._departed: list[Row] = []
 
     @property
     def is_empty(self) -> bool:
@@ -79,9 +80,15 @@ class Batch:
         """Return the tokens in flight now, before something else than a step is computed."""
         return _landed(self._flight)
 
+    def departed(self) -> list[Row]:
+        """Return the rows that have left since the last call, each with its own caches again."""
+        departed, self._departed = self._departed, []
+        return departed
+
     def clear(self) -> None:
         """Let go of all rows and of everything in flight."""
         self._rows, self._joining, self._cache, self._flight = [], [], [], None
+        self._departed = []
 
     def cache_bytes(self) -> int:
         """Return what the batch's KV caches occupy."""
@@ -108,6 +115,7 @@ class Batch:
         """Let rows leave and join; return the input tokens [B] of the next pass, if any."""
         staying = [i for i, row in enumerate(self._rows) if row.wants_more]
         joining = [row for row in self._joining if row.wants_more]
+        self._depart(staying)
         self._joining = []
         parts = []
         if staying and before is not None:
@@ -120,6 +128,14 @@ class Batch:
             self._rows = [self._rows[i] for i in staying] + joining
             self._prepare_sampling()
         return mx.concatenate(parts) if parts else None
+
+    def _depart(self, staying: Sequence[int]) -> None:
+        """Give the rows that leave their caches back."""
+        for i in set(range(len(self._rows))).difference(staying):
+            row = self._rows[i]
+            is_alone = len(self._rows) == 1
+            row.cache = self._cache if is_alone else [layer.extract(i) for layer in self._cache]
+            self._departed.append(row)
 
     def _regrouped_cache(self, staying: Sequence[int], joining: Sequence[Row]) -> Caches:
         arrivals = [self._taken_cache(row) for row in joining]

@@ -1,12 +1,16 @@
 """One request inside the engine: its tokens, its KV cache and how far each has come."""
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from backend.cache.token_key import TokenKey
 from backend.core.delta import FinishReason
 from backend.core.request import GenerationRequest
-from backend.core.status import RequestPhase, RequestStatus
+from backend.core.status import HitKind, RequestPhase, RequestStatus
 from backend.engine.network import Caches
+
+MIN_BOUNDARY_DISTANCE = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -20,6 +24,12 @@ class Row:
         fed: How many of the tokens are in the KV cache.
         drawn: Generated tokens, the one in flight included.
         has_left: Finished or cancelled; what is still in flight for it is nobody's.
+        may_reuse: Whether its prefix may come from the prompt cache.
+        seen_version: The prompt cache's version when the prompt was looked up.
+        cached_tokens: Prompt tokens that came from the prompt cache.
+        branch: Where the prompt left what was stored when it was looked up.
+        saved: How many of the tokens were offered to it.
+        is_system_kept: Whether its system prompt was marked there.
     """
 
     request: GenerationRequest
@@ -31,14 +41,36 @@ class Row:
     fed: int = 0
     drawn: int = 0
     has_left: bool = False
+    may_reuse: bool = True
+    seen_version: int = -1
+    cached_tokens: int = 0
+    hit_kind: HitKind = HitKind.MISS
+    branch: int = 0
+    saved: int = 0
+    is_system_kept: bool = False
+    _places: tuple[int, ...] = field(default=(), init=False, repr=False)
+    _prompt_key: TokenKey | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt.token_ids)
+        self._places = tuple(_apart(self.request.prompt.boundaries))
 
     @property
     def request_id(self) -> str:
         """The request's one name."""
         return self.request.request_id
+
+    @property
+    def prompt_key(self) -> TokenKey:
+        """The prompt as the prompt cache reads it; packed on first use."""
+        if self._prompt_key is None:
+            self._prompt_key = TokenKey.from_ids(self.request.prompt.token_ids)
+        return self._prompt_key
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Where other prompts have branched off from this one, or may be expected to."""
+        return (*self._places, self.branch)
 
     @property
     def prefill_left(self) -> int:
@@ -63,10 +95,17 @@ class Row:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.request.max_tokens else None
 
+    def take_over(self, caches: Caches, tokens: int, kind: HitKind) -> None:
+        """Go on from caches of the prompt's first tokens, more than were computed so far."""
+        self.cached_tokens += tokens - self.fed
+        self.cache, self.fed, self.saved, self.hit_kind = caches, tokens, tokens, kind
+
     def rewind(self) -> None:
-        """Forget the KV cache, so that all tokens so far are prefilled again."""
+        """Forget the KV cache, so that all tokens so far are prefilled again, from nothing."""
         self.cache = None
-        self.fed = 0
+        self.fed = self.saved = self.cached_tokens = 0
+        self.hit_kind = HitKind.MISS
+        self.may_reuse = False
         self.drawn = self.generated
 
     def status(self, phase: RequestPhase) -> RequestStatus:
@@ -78,6 +117,8 @@ class Row:
             phase=phase,
             prompt_tokens=prompt_tokens,
             prefilled_tokens=min(self.fed, prompt_tokens),
+            cached_tokens=self.cached_tokens,
+            hit_kind=self.hit_kind,
             generated_tokens=self.generated,
             first_token_ms=max(self.first_token_at - self.submitted_at, 0.0) * 1000.0,
             tokens_per_s=max(self.generated - 1, 0) / decoding_s,
@@ -93,3 +134,12 @@ class Row:
     def cache_bytes(self) -> int:
         """Return what the row's own KV caches occupy."""
         return sum(cache.nbytes for cache in self.cache or ())
+
+
+def _apart(places: Sequence[int]) -> Iterator[int]:
+    """Yield places that are some tokens apart: computing those few is cheaper than storing."""
+    latest = 0
+    for place in places:
+        if place - latest >= MIN_BOUNDARY_DISTANCE:
+            latest = place
+            yield place

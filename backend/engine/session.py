@@ -3,21 +3,25 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
-from backend.config import TuningOptions
+from backend.config import PROMPT_CACHE_MEMORY_SHARE, TuningOptions
+from backend.core.model import ModelCard
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import PrefillDone
 from backend.engine.batch import Batch, RowStep
+from backend.engine.keeper import make_keeper
 from backend.engine.pacing import ChunkPacer, RateMeter
 from backend.engine.prefill import prefill_chunk
 from backend.engine.publisher import HandOver, Publisher
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
 from backend.errors import BackendError, GenerationFailedError
-from backend.model.loaded import RunnableModel
+from backend.model.loaded import LoadedModel, RunnableModel
+from backend.model.weights import memory_bytes
 
 TURNS_PER_CLEAR = 32
 MAX_UNEXPLAINED_FAILURES = 2
@@ -50,6 +54,7 @@ class Session:
             cap_alone=tuning.prefill_chunk_alone,
             pause_s=tuning.prefill_pause_ms / 1000.0,
         )
+        self._keeper = make_keeper(model.network, _cache_budget_bytes(tuning, model.card))
         self._rows: dict[str, Row] = {}
         # Whom the present computation is for: if it raises, one of them is to blame.
         self._in_hand: Sequence[Row] = ()
@@ -65,6 +70,11 @@ class Session:
     def is_idle(self) -> bool:
         """Whether a turn would have nothing to do."""
         return self._scheduler.is_idle and self._batch.is_empty
+
+    def plain_model(self) -> LoadedModel:
+        """Return what may cross the thread line, with what the caches tell of the model."""
+        card = replace(self.model.card, reuses_at_boundaries_only=self._keeper.needs_boundaries)
+        return replace(self.model.plain(), card=card)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request."""
@@ -103,26 +113,30 @@ class Session:
         """Fail the row that the last turn failed on; of several, find out which one it was.
 
         Rows that failed together lose their KV caches, are tried alone in the next turns, and
-        go on where they were if that works.
+        go on where they were if that works. A row with a prefix from the prompt cache gets a
+        second chance without.
         """
         rows, self._in_hand = self._in_hand, ()
-        if len(rows) == 1:
-            self._unexplained_failures = 0
-            log.error("request %s failed", rows[0].request_id, exc_info=error)
-            problem = GenerationFailedError(f"the model failed on this request: {error}")
-            self._fail(rows[0], problem)
-            self._publisher.flush()
-        else:
+        if len(rows) != 1 or (rows[0].cached_tokens and rows[0] in self._scheduler.active):
             self._suspect(rows, error)
+        elif rows[0].cached_tokens:
+            log.warning(
+                "request %s failed behind a cached prefix", rows[0].request_id, exc_info=error
+            )
+            rows[0].rewind()
+        else:
+            self._blame(rows[0], error)
 
     def status(self) -> EngineStatus:
         """Return a snapshot."""
         kv_bytes = self._batch.cache_bytes() + sum(row.cache_bytes() for row in self._rows.values())
+        prompt_cache = self._keeper.status()
         return EngineStatus(
             state=EngineState.READY if self.is_idle else EngineState.BUSY,
             memory_bytes={
                 "weights": self.model.card.weights_bytes,
                 "kv_active": kv_bytes,
+                "prompt_cache": prompt_cache.bytes,
                 "mlx_active": mx.get_active_memory(),
                 "mlx_cache": mx.get_cache_memory(),
                 "mlx_peak": mx.get_peak_memory(),
@@ -132,6 +146,7 @@ class Session:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             tokens_per_s=0.0 if self.is_idle else self._rate.since_last(self._generated_tokens),
+            prompt_cache=prompt_cache,
             requests=tuple(
                 row.status(phase)
                 for phase, rows in self._scheduler.phases().items()
@@ -142,6 +157,7 @@ class Session:
     def check(self) -> None:
         """Raise AssertionError unless the books balance."""
         self._scheduler.check()
+        self._keeper.check()
         if set(self._scheduler.rows()) != set(self._rows.values()):
             raise AssertionError("the scheduler and the session know different rows")
 
@@ -159,9 +175,14 @@ class Session:
         self._land()
         self._publisher.flush()
         self._in_hand = (row,)
-        budget = self._pacer.chunk(row.prefill_left, is_alone=not self._scheduler.active)
+        self._keeper.restore(row)
+        if row.prefill_left == 0:
+            return
+        room = self._keeper.room(row)
+        budget = self._pacer.chunk(room, is_alone=not self._scheduler.active)
         started = time.monotonic()
         prefill_chunk(self.model.network, row, budget)
+        self._keeper.save(row)
         self._pacer.record(budget, time.monotonic() - started)
         self._prompt_tokens += budget
 
@@ -170,6 +191,8 @@ class Session:
             return
         self._in_hand = tuple(self._scheduler.active)
         self._publish(self._batch.step(meanwhile=self._settle))
+        for row in self._batch.departed():
+            self._let_go(row)
         self._pacer.begin_pause()
         if len(self._in_hand) > 1:
             self._unexplained_failures = 0
@@ -178,6 +201,7 @@ class Session:
         for row in self._scheduler.activate():
             self._batch.add(row)
             if row.drawn == 0:
+                self._keeper.record(row)
                 self._publisher.put(row.request_id, _prefill_done(row))
 
     def _land(self) -> None:
@@ -199,6 +223,14 @@ class Session:
         """Give freed buffers back; with work in flight MLX would hold the GIL until it is done."""
         self._land()
         mx.clear_cache()
+
+    def _blame(self, row: Row, error: Exception) -> None:
+        self._unexplained_failures = 0
+        log.error("request %s failed", row.request_id, exc_info=error)
+        if row in self._scheduler.active:
+            self._batch.clear()
+        self._fail(row, GenerationFailedError(f"the model failed on this request: {error}"))
+        self._publisher.flush()
 
     def _suspect(self, rows: Sequence[Row], error: Exception) -> None:
         log.warning("a step of %d requests failed, trying each alone", len(rows), exc_info=error)
@@ -225,21 +257,35 @@ class Session:
             pass
 
     def _fail(self, row: Row, error: BackendError) -> None:
+        # What a failed pass has left in the caches must not be stored.
+        row.cache = None
         self._publisher.put(row.request_id, error, is_urgent=True)
         self._drop(row)
 
     def _drop(self, row: Row) -> None:
         row.has_left = True
-        row.cache = None
         self._forget(row)
 
     def _forget(self, row: Row) -> None:
         self._rows.pop(row.request_id, None)
         self._scheduler.release(row)
+        self._let_go(row)
+
+    def _let_go(self, row: Row) -> None:
+        self._keeper.leave(row)
+        row.cache = None
+
+
+def _cache_budget_bytes(tuning: TuningOptions, card: ModelCard) -> int:
+    if tuning.max_cache_bytes is not None:
+        return tuning.max_cache_bytes
+    free = max(memory_bytes() - card.weights_bytes, 0)
+    return int(PROMPT_CACHE_MEMORY_SHARE * free)
 
 
 def _prefill_done(row: Row) -> PrefillDone:
     return PrefillDone(
-        cached_tokens=0,
+        cached_tokens=row.cached_tokens,
         prefill_ms=(time.monotonic() - row.admitted_at) * 1000.0,
+        hit_kind=row.hit_kind,
     )

@@ -138,7 +138,7 @@ class EngineWorker:
         self._session = Session(model, tuning, self._publish)
         self._loading = None
         self.status = self._session.status()
-        if not _answer(command.reply, model.plain()):
+        if not _answer(command.reply, self._session.plain_model()):
             self._unload(LoadCancelledError("the caller of LoadModel left"))
 
     def _submit(self, request: GenerationRequest) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from backend.core.prompt import Message
-from backend.core.status import EngineState, EngineStatus, RequestStatus
+from backend.core.status import EngineState, EngineStatus, PromptCacheStatus, RequestStatus
 from backend.errors import InvalidRequestError, ModelNotLoadedError
 from backend.generation import TextEngine, output_format
 from backend.model.template import ChatTemplate
@@ -32,9 +32,13 @@ def status_response(status: EngineStatus) -> pb.StatusResponse:
 
 
 def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
-    """Return the totals since the model was loaded, and each request as JSON."""
+    """Return the totals since the model was loaded; requests and prompt cache as JSON."""
+    details = {
+        "requests": [_request_entry(request) for request in status.requests],
+        "prompt_cache": _prompt_cache_entry(status.prompt_cache),
+    }
     return pb.MetricsResponse(
-        prompt_json_for_slot=json.dumps([_request_entry(request) for request in status.requests]),
+        prompt_json_for_slot=json.dumps(details),
         tokens_per_second=status.tokens_per_s,
         tokens_generated=min(status.generated_tokens, _INT32_MAX),
         prompt_tokens_processed=min(status.prompt_tokens, _INT32_MAX),
@@ -45,9 +49,15 @@ def _request_entry(request: RequestStatus) -> dict[str, Any]:
     return {
         **asdict(request),
         "phase": request.phase.value,
+        "hit_kind": request.hit_kind.value,
         "first_token_ms": round(request.first_token_ms, 1),
         "tokens_per_s": round(request.tokens_per_s, 1),
     }
+
+
+def _prompt_cache_entry(books: PromptCacheStatus) -> dict[str, Any]:
+    hits = {kind.value: count for kind, count in books.hits.items()}
+    return {**asdict(books), "hits": hits}
 
 
 async def metadata_response(engine: TextEngine) -> pb.ModelMetadataResponse:

@@ -27,6 +27,7 @@ RANGES = {
     "prefill_chunk_alone": Range(1),
     "prefill_pause_ms": Range(1),
     "max_replies_per_s": Range(0),
+    "max_cache_bytes": Range(0),
     "max_tokens": Range(1),
     "top_p": Range(0, 1),
     "top_k": Range(-1),

@@ -176,7 +176,8 @@ async def test_metrics_list_each_request_with_its_progress(tiny_models):  # less
 
         async def requests() -> dict[str, dict]:
             metrics = await backend.stub.GetMetrics(pb.MetricsRequest())
-            return {r["request_id"][0]: r for r in json.loads(metrics.prompt_json_for_slot)}
+            listed = json.loads(metrics.prompt_json_for_slot)["requests"]
+            return {request["request_id"][0]: request for request in listed}
 
         active = backend.stub.PredictStream(raw(Tokens=0, CorrelationId="a"))
         await active.read()

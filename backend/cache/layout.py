@@ -1,0 +1,172 @@
+"""A network's caches as a whole: stored from them, restored to them, all layers at one place."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from mlx_lm.models.cache import CacheList
+
+from backend.cache.kv import MAX_NODE_TOKENS, Arrays, Block, Piece, Snapshot
+from backend.cache.layers import (
+    LayerKind,
+    PositionLayer,
+    StateLayer,
+    UpstreamCache,
+    WindowLayer,
+    layer_kind,
+)
+
+log = logging.getLogger(__name__)
+
+# One upstream cache object per layer.
+Caches: TypeAlias = Sequence[UpstreamCache]
+
+
+class CaptureError(Exception):
+    """Caches do not end where they should."""
+
+
+class CacheLayout:
+    """What the caches of a network are made of, decided over all layers.
+
+    Attributes:
+        has_state: Whether a prefix can be taken up only where a snapshot was made.
+        has_windows: Whether layers forget old positions.
+    """
+
+    def __init__(self, kinds: Sequence[LayerKind]) -> None:
+        """Take how each leaf of the caches is read and restored, in order."""
+        self._kinds = tuple(kinds)
+        self._window = max((k.size for k in kinds if isinstance(k, WindowLayer)), default=0)
+        self.has_state = any(isinstance(kind, StateLayer) for kind in kinds)
+        self.has_windows = self._window > 0
+
+    @classmethod
+    def of(cls, caches: Caches) -> "CacheLayout | None":
+        """Look at fresh caches; `None`, with a warning, for a class that cannot be stored."""
+        kinds: list[LayerKind] = []
+        for leaf in _leaves(caches):
+            kind = layer_kind(leaf)
+            if kind is None:
+                log.warning("no prompt cache for this model: it uses a %s", type(leaf).__name__)
+                return None
+            kinds.append(kind)
+        return cls(kinds)
+
+    def capture(self, caches: Caches, start: int, stop: int) -> tuple[Block, ...]:
+        """Copy the KV of the tokens from `start` to `stop`, where the caches end; lazily.
+
+        Raises:
+            CaptureError: The caches end elsewhere.
+        """
+        leaves = list(_leaves(caches))
+        self._check_end(leaves, stop)
+        known_from = min(max(self._windows_known_from(leaves), start), stop)
+        return (
+            *self._blocks(leaves, start, known_from, has_windows=not self.has_windows),
+            *self._blocks(leaves, known_from, stop, has_windows=True),
+        )
+
+    def snapshot(self, caches: Caches) -> Snapshot | None:
+        """Copy the states of all layers, lazily; `None` where no layer has one."""
+        if not self.has_state:
+            return None
+        pairs = zip(self._kinds, _leaves(caches), strict=True)
+        return Snapshot(
+            tuple(kind.snapshot(leaf) for kind, leaf in pairs if isinstance(kind, StateLayer))
+        )
+
+    def usable(self, path: Sequence[Piece], limit: int) -> int:
+        """Return the longest prefix, of at most `limit` tokens, that can be restored."""
+        best = position = windows_from = 0
+        for piece in path:
+            for block, taken in piece.blocks():
+                if self.has_windows and not block.has_windows:
+                    windows_from = position + block.tokens
+                position += taken
+                end = min(position, limit)
+                if not self.has_state and end - windows_from >= min(end, self._window - 1):
+                    best = max(best, end)
+            is_covered = position - windows_from >= min(position, self._window - 1)
+            if piece.snapshot is not None and position <= limit and is_covered:
+                best = position
+        return best
+
+    def restore(self, caches: Caches, path: Sequence[Piece], length: int, capacity: int) -> None:
+        """Fill fresh caches with a prefix; lazily.
+
+        Args:
+            caches: Of the same network; they share nothing with the store afterwards.
+            path: The pieces of the prefix, which `usable` has found to be whole.
+            length: Tokens of the prefix.
+            capacity: Tokens for which there shall be room.
+        """
+        blocks = [block for piece in path for block in piece.blocks()]
+        snapshot = path[-1].snapshot
+        states = iter(snapshot.states if snapshot else ())
+        for index, (kind, leaf) in enumerate(zip(self._kinds, _leaves(caches), strict=True)):
+            match kind:
+                case PositionLayer():
+                    kind.restore(leaf, _parts(blocks, index), length, capacity)
+                case WindowLayer():
+                    kind.restore(leaf, _latest_parts(blocks, index, kind.size), length)
+                case StateLayer():
+                    kind.restore(leaf, next(states))
+
+    def _blocks(
+        self, leaves: Sequence[UpstreamCache], start: int, stop: int, *, has_windows: bool
+    ) -> Iterator[Block]:
+        for first in range(start, stop, MAX_NODE_TOKENS):
+            last = min(first + MAX_NODE_TOKENS, stop)
+            yield self._block(leaves, first, last, has_windows=has_windows)
+
+    def _block(
+        self, leaves: Sequence[UpstreamCache], start: int, stop: int, *, has_windows: bool
+    ) -> Block:
+        layers: list[Arrays] = []
+        for kind, leaf in zip(self._kinds, leaves, strict=True):
+            match kind:
+                case PositionLayer():
+                    layers.append(kind.slices(leaf, start, stop))
+                case WindowLayer() if has_windows:
+                    layers.append(kind.slices(leaf, start, stop))
+                case _:
+                    layers.append(())
+        return Block(stop - start, tuple(layers), has_windows)
+
+    def _windows_known_from(self, leaves: Sequence[UpstreamCache]) -> int:
+        pairs = zip(self._kinds, leaves, strict=True)
+        return max(
+            (k.known_from(leaf) for k, leaf in pairs if isinstance(k, WindowLayer)), default=0
+        )
+
+    def _check_end(self, leaves: Sequence[UpstreamCache], stop: int) -> None:
+        for kind, leaf in zip(self._kinds, leaves, strict=True):
+            if not isinstance(kind, StateLayer) and not leaf.empty() and leaf.offset != stop:
+                raise CaptureError(f"a {type(leaf).__name__} ends at {leaf.offset}, not at {stop}")
+
+
+def _leaves(caches: Caches) -> Iterator[UpstreamCache]:
+    """Yield the caches that hold arrays, in a fixed order; a `CacheList` holds others."""
+    for cache in caches:
+        if type(cache) is CacheList:
+            yield from _leaves(cache.caches)
+        else:
+            yield cache
+
+
+def _parts(blocks: Sequence[tuple[Block, int]], index: int) -> list[Arrays]:
+    """Return a layer's arrays, cut to the tokens that are wanted."""
+    return [
+        tuple(array[..., :taken, :] for array in block.layers[index]) for block, taken in blocks
+    ]
+
+
+def _latest_parts(blocks: Sequence[tuple[Block, int]], index: int, window: int) -> list[Arrays]:
+    """Return as many of a layer's last arrays as cover a window."""
+    first = len(blocks)
+    covered = 0
+    while first > 0 and covered < window and blocks[first - 1][0].has_windows:
+        first -= 1
+        covered += blocks[first][1]
+    return _parts(blocks[first:], index)

@@ -1,0 +1,218 @@
+"""Between the rows and the prompt cache: what a row can take from it, and what it leaves there.
+
+Saving never fails a request, and a prefix that cannot be restored is computed.
+"""
+
+import logging
+from typing import Protocol
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from backend.cache.kv import Segment, evaluate
+from backend.cache.layout import CacheLayout, CaptureError
+from backend.cache.prompt_cache import PrefixHit, PromptCache
+from backend.cache.token_key import TokenKey
+from backend.cache.volatile import agrees_again
+from backend.core.status import PromptCacheStatus
+from backend.engine.network import Caches, Network
+from backend.engine.row import Row
+
+SAVE_INTERVAL_TOKENS = 2048
+# Taking over what another row computed meanwhile costs a rebuild.
+MIN_GAIN_TOKENS = 64
+
+_FAILURES = (CaptureError, RuntimeError, ValueError, TypeError, LookupError, MemoryError)
+
+log = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """Restores rows from a prompt cache and saves them to it; belongs to the engine thread."""
+
+    @property
+    def needs_boundaries(self) -> bool:
+        """Whether prefixes can be taken up only where a snapshot was made."""
+
+    def restore(self, row: Row) -> None:
+        """Give a row that prefills as much of its prompt as is stored, if it has less.
+
+        Cheap when nothing was stored since the last call for this row.
+        """
+
+    def room(self, row: Row) -> int:
+        """Return how many tokens the row may prefill before it has to be saved."""
+
+    def save(self, row: Row) -> None:
+        """Store what a row has prefilled, if it is time to."""
+
+    def leave(self, row: Row) -> None:
+        """Store all that a row has computed, and let go of its path."""
+
+    def record(self, row: Row) -> None:
+        """Count a row whose prompt is done."""
+
+    def status(self) -> PromptCacheStatus:
+        """Return a snapshot of the books."""
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books balance."""
+
+
+def make_keeper(network: Network, budget_bytes: int) -> Keeper:
+    """Return the keeper of a network: one that keeps nothing if there is no room or no way."""
+    layout = CacheLayout.of(make_prompt_cache(network)) if budget_bytes else None
+    return PrefixKeeper(network, layout, budget_bytes) if layout else NothingKept()
+
+
+class NothingKept:
+    """A keeper without a prompt cache."""
+
+    needs_boundaries = False
+
+    def restore(self, row: Row) -> None:
+        """Leave the row as it is."""
+
+    def room(self, row: Row) -> int:
+        """Never stop a prefill."""
+        return row.prefill_left
+
+    def save(self, row: Row) -> None:
+        """Store nothing."""
+
+    def leave(self, row: Row) -> None:
+        """Store nothing."""
+
+    def record(self, row: Row) -> None:
+        """Count nothing."""
+
+    def status(self) -> PromptCacheStatus:
+        """Return empty books."""
+        return PromptCacheStatus()
+
+    def check(self) -> None:
+        """Have nothing to check."""
+
+
+class PrefixKeeper:
+    """Keeps prefixes of one loaded model in a store of its own."""
+
+    def __init__(self, network: Network, layout: CacheLayout, budget_bytes: int) -> None:
+        """Start with an empty store.
+
+        Args:
+            network: Whose prefixes these are.
+            layout: What its caches are made of.
+            budget_bytes: What the store may hold.
+        """
+        self._network = network
+        self._layout = layout
+        self._store = PromptCache(budget_bytes, layout.usable)
+        self._volatile_places: set[int] = set()
+
+    @property
+    def needs_boundaries(self) -> bool:
+        """Whether some layer has a state."""
+        return self._layout.has_state
+
+    def restore(self, row: Row) -> None:
+        """Look the prompt up, unless that gave nothing the last time and nothing was stored."""
+        if not row.may_reuse or row.seen_version == self._store.version:
+            return
+        row.seen_version = self._store.version
+        hit = self._store.lookup(row.prompt_key, row.request_id)
+        self._warn_of_volatile(row, hit)
+        row.branch = hit.matched
+        if hit.length - row.fed >= (MIN_GAIN_TOKENS if row.fed else 1):
+            self._rebuild(row, hit)
+
+    def room(self, row: Row) -> int:
+        """Stop where a snapshot is to be made."""
+        if not self._layout.has_state:
+            return row.prefill_left
+        ahead = [place for place in row.boundaries if place > row.fed]
+        stop = min([*ahead, row.saved + SAVE_INTERVAL_TOKENS])
+        return min(stop - row.fed, row.prefill_left)
+
+    def save(self, row: Row) -> None:
+        """Store at boundaries and now and then; windows forget, so with them always."""
+        if self._layout.has_windows or self._is_due(row):
+            self._save(row)
+
+    def leave(self, row: Row) -> None:
+        """Store also what is not at a boundary: the next prompt may begin with the reply."""
+        if row.cache is not None and row.fed > row.saved:
+            self._save(row)
+        self._store.release(row.request_id)
+
+    def record(self, row: Row) -> None:
+        """Count the prompt, and what of it was restored."""
+        prompt_tokens = len(row.request.prompt.token_ids)
+        self._store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
+
+    def status(self) -> PromptCacheStatus:
+        """Return the books of the store."""
+        return self._store.status()
+
+    def check(self) -> None:
+        """Check the store."""
+        self._store.check()
+
+    def _is_due(self, row: Row) -> bool:
+        is_boundary = self._layout.has_state and row.fed in row.boundaries
+        is_long = row.fed >= row.saved + SAVE_INTERVAL_TOKENS
+        return is_boundary or is_long or row.prefill_left == 0
+
+    def _rebuild(self, row: Row, hit: PrefixHit) -> None:
+        caches = make_prompt_cache(self._network)
+        try:
+            self._layout.restore(caches, hit.path, hit.length, len(row.token_ids))
+            mx.eval([cache.state for cache in caches])
+        except _FAILURES as error:
+            problem = "request id=%s: its prefix cannot be restored and is computed"
+            log.warning(problem, row.request_id, exc_info=error)
+            row.may_reuse = False
+        else:
+            row.take_over(caches, hit.length, hit.kind)
+
+    def _save(self, row: Row) -> None:
+        try:
+            self._store_missing(row, row.cache or [])
+        except _FAILURES as error:
+            log.warning("request id=%s cannot be stored", row.request_id, exc_info=error)
+        row.saved = row.fed
+        system_tokens = row.request.prompt.system_tokens
+        if 0 < system_tokens <= row.fed and not row.is_system_kept:
+            self._store.keep(row.prompt_key[:system_tokens])
+            row.is_system_kept = True
+
+    def _store_missing(self, row: Row, caches: Caches) -> None:
+        """Store what the tree lacks of the tokens in a row's caches."""
+        key = TokenKey.from_ids(row.token_ids[: row.fed])
+        start = self._store.stored(key)
+        blocks = self._layout.capture(caches, start, row.fed)
+        snapshot = None if self._store.has_snapshot(key) else self._layout.snapshot(caches)
+        segments = [Segment((block,)) for block in blocks]
+        if snapshot is not None:
+            segments[-1:] = [Segment(blocks[-1:], snapshot)]
+        evaluate(segments)
+        for segment in segments:
+            stop = start + segment.tokens
+            if not self._store.insert(key[:stop], start, segment, row.request_id):
+                return
+            start = stop
+
+    def _warn_of_volatile(self, row: Row, hit: PrefixHit) -> None:
+        """Say once per place why prompts that are nearly the same do not hit."""
+        if hit.matched in self._volatile_places:
+            return
+        if agrees_again(row.prompt_key, hit.matched, hit.beyond):
+            self._volatile_places.add(hit.matched)
+            log.warning(
+                "request id=%s differs from an earlier prompt at token %d only for a moment: "
+                "something volatile there, such as a date or an id, makes the rest of %d tokens "
+                "be computed again",
+                row.request_id,
+                hit.matched,
+                len(row.prompt_key) - hit.matched,
+            )

@@ -1,0 +1,172 @@
+import mlx.core as mx
+import pytest
+from engine_driver import prompt_of
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from backend.cache.kv import Piece, Segment, evaluate
+from backend.cache.layout import CacheLayout, CaptureError
+
+pytestmark = pytest.mark.mlx
+
+CHUNK = 32
+PROMPT = prompt_of(160)
+CUTTABLE = ["llama", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3"]
+STATEFUL = ["qwen3_next", "qwen3_5", "mamba2", "llama4"]
+
+
+def feed(network, caches, tokens):
+    logits = network(mx.array([tokens]), cache=caches)[:, -1]
+    mx.eval(logits, [cache.state for cache in caches])
+    return logits
+
+
+def prefilled(network, stop):
+    caches = make_prompt_cache(network)
+    for start in range(0, stop, CHUNK):
+        feed(network, caches, PROMPT[start : min(start + CHUNK, stop)])
+    return caches
+
+
+def stored(network, layout, stop, snapshots_at=()):
+    """The segments of a prefill in chunks, as they would be captured on the way."""
+    caches = make_prompt_cache(network)
+    segments = []
+    stops = sorted({*range(CHUNK, stop, CHUNK), stop, *snapshots_at})
+    for start, end in zip([0, *stops], stops, strict=False):
+        feed(network, caches, PROMPT[start:end])
+        segments.append(Segment(layout.capture(caches, start, end), layout.snapshot(caches)))
+    evaluate(segments)
+    return segments
+
+
+def path_to(segments, length):
+    path = []
+    for segment in segments:
+        if length <= 0:
+            break
+        path.append(Piece(segment, min(segment.tokens, length)))
+        length -= segment.tokens
+    return path
+
+
+def restored(network, layout, segments, length, capacity=200):
+    caches = make_prompt_cache(network)
+    layout.restore(caches, path_to(segments, length), length, capacity)
+    mx.eval([cache.state for cache in caches])
+    return caches
+
+
+def continuation(network, caches, position):
+    """Logits of the rest of the prompt, in one piece, and of three more tokens."""
+    logits = [feed(network, caches, PROMPT[position:])]
+    logits += [feed(network, caches, [token]) for token in (5, 6, 7)]
+    return mx.stack(logits)
+
+
+@pytest.mark.parametrize("family", CUTTABLE)
+@pytest.mark.parametrize("cut", [1, 10, 31, 32, 33, 64, 90, 127, 159])
+def test_a_prefix_restored_at_any_cut_goes_on_like_one_that_was_computed(networks, family, cut):
+    network = networks(family)
+    layout = CacheLayout.of(make_prompt_cache(network))
+    segments = stored(network, layout, 160)
+    assert layout.usable(path_to(segments, 160), cut) == cut
+    warm = continuation(network, restored(network, layout, segments, cut), cut)
+    cold = continuation(network, prefilled(network, cut), cut)
+    assert mx.allclose(warm, cold, atol=2e-5).item()
+
+
+@pytest.mark.parametrize("family", STATEFUL)
+def test_a_model_with_state_is_restored_at_a_snapshot_only(networks, family):
+    network = networks(family)
+    layout = CacheLayout.of(make_prompt_cache(network))
+    segments = stored(network, layout, 150, snapshots_at=[50, 77])
+    path = path_to(segments, 150)
+    assert [layout.usable(path, limit) for limit in (31, 32, 49, 76, 77, 149, 150)] == [
+        *(0, 32, 32, 64, 77, 128, 150)
+    ]
+    for cut in (32, 50, 77, 150):
+        warm = continuation(network, restored(network, layout, segments, cut), cut)
+        cold = continuation(network, prefilled(network, cut), cut)
+        assert mx.allclose(warm, cold, atol=2e-5).item()
+
+
+@pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
+def test_what_is_restored_shares_nothing_with_the_store(networks, family):  # lessons 42, 56
+    network = networks(family)
+    layout = CacheLayout.of(make_prompt_cache(network))
+    segments = stored(network, layout, 100)
+    first = restored(network, layout, segments, 100, capacity=100)
+    second = restored(network, layout, segments, 100, capacity=100)
+    for token in range(20):
+        feed(network, first, [token])
+        feed(network, second, [token + 40])
+    warm = continuation(network, restored(network, layout, segments, 100), 100)
+    assert mx.allclose(warm, continuation(network, prefilled(network, 100), 100), atol=2e-5).item()
+
+
+@pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
+def test_segments_split_at_any_token_restore_the_same(networks, family):
+    network = networks(family)
+    layout = CacheLayout.of(make_prompt_cache(network))
+    whole = stored(network, layout, 96)
+    for at in (1, 13, 31):
+        halves = [half for segment in whole for half in segment.split(at)]
+        evaluate(halves)
+        assert sum(half.tokens for half in halves) == 96
+        assert layout.usable(path_to(halves, 96), 96) == 96
+        warm = continuation(network, restored(network, layout, halves, 96), 96)
+        cold = continuation(network, prefilled(network, 96), 96)
+        assert mx.allclose(warm, cold, atol=2e-5).item()
+
+
+@pytest.mark.parametrize("family", CUTTABLE)
+def test_a_store_holds_the_bytes_of_its_tokens_and_no_more(networks, family):  # lesson 40
+    network = networks(family)
+    layout = CacheLayout.of(make_prompt_cache(network))
+    short, long = stored(network, layout, 32), stored(network, layout, 160)
+    assert sum(s.nbytes for s in long) == 5 * sum(s.nbytes for s in short)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
+def test_a_window_that_was_overwritten_is_not_restored(networks, family):
+    network = networks(family)
+    layout = CacheLayout.of(make_prompt_cache(network))
+    caches = prefilled(network, 32)
+    for token in PROMPT[32:160]:
+        feed(network, caches, [token])
+    segment = Segment(layout.capture(caches, 0, 160))
+    known = [block.has_windows for block in segment.blocks]
+    assert known == [False, True]
+    lost = segment.blocks[0].tokens
+    path = [Piece(segment, 160)]
+    assert layout.usable(path, 160) == 160
+    assert layout.usable(path, lost + 3) == 0
+    evaluate([segment])
+    for cut in (160, 159):
+        assert layout.usable(path, cut) == cut
+        warm = restored(network, layout, [segment], cut)
+        cold = prefilled(network, cut)
+        tail = [feed(network, caches, [9]) for caches in (warm, cold)]
+        assert mx.allclose(*tail, atol=2e-5).item()
+
+
+def test_a_quantised_cache_is_cut_by_position_too(networks):
+    network = networks("llama")
+    caches = [cache.to_quantized(group_size=32, bits=8) for cache in make_prompt_cache(network)]
+    assert CacheLayout.of(caches) is not None
+
+
+def test_an_unknown_class_is_never_stored_and_says_so(caplog):  # lessons 28, 51
+    class OwnCache(KVCache):
+        pass
+
+    for unknown in (OwnCache(), ConcatenateKVCache(), RotatingKVCache(8, keep=4)):
+        assert CacheLayout.of([KVCache(), unknown]) is None
+        assert type(unknown).__name__ in caplog.text
+
+
+def test_a_cache_that_ends_elsewhere_is_not_captured(networks):
+    network = networks("llama")
+    layout = CacheLayout.of(make_prompt_cache(network))
+    with pytest.raises(CaptureError, match="KVCache ends at 20, not at 21"):
+        layout.capture(prefilled(network, 20), 0, 21)

@@ -1,0 +1,172 @@
+"""The prompt cache through the socket: what is reused, and that it changes no token."""
+
+import asyncio
+import json
+from itertools import pairwise
+
+import pytest
+from serving import chat, served, until, user
+
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+FAMILIES = [
+    *("llama", "llama_sliding", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32"),
+    *("qwen3_next", "qwen3_5", "mamba2", "nemotron_h", "granitemoehybrid", "kimi_linear", "llama4"),
+]
+SYSTEM = {"role": "system", "content": "You help. " + "be bi ba bo du " * 60}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Look a word up.",
+            "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+        },
+    }
+]
+SETTINGS = {"Tokens": 10, "IgnoreEOS": True}
+
+
+def raw(prompt, **options):
+    return pb.PredictOptions(Prompt=prompt, **SETTINGS | options)
+
+
+def agent_turn(history, **options):
+    return chat(history, tools=TOOLS, **SETTINGS | options)
+
+
+def agent_steps(turns):
+    """The messages that an agent sends in each turn: it calls the tool, then reads its result."""
+    history = [SYSTEM, user("Look up some words.")]
+    for turn in range(turns):
+        yield list(history)
+        call = {"id": f"c{turn}", "type": "function"}
+        call["function"] = {"name": "look_up", "arguments": json.dumps({"word": f"w{turn}"})}
+        history.append({"role": "assistant", "tool_calls": json.dumps([call])})
+        result = f"{turn} " + "bo ba du bi " * 12
+        history.append({"role": "tool", "content": result, "tool_call_id": f"c{turn}"})
+
+
+async def tokens_of(backend, request):
+    return list((await backend.stub.TokenizeString(request)).tokens)
+
+
+def shared(one, other):
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+
+
+async def ask(backend, *requests):
+    """Send requests at once; return the replies, and how many prompt tokens were cached."""
+    before = backend.engine.status().prompt_cache
+    replies = await asyncio.gather(*(backend.stub.Predict(request) for request in requests))
+    counted = before.looked_up_tokens + sum(reply.prompt_tokens for reply in replies)
+    await until(lambda: backend.engine.status().prompt_cache.looked_up_tokens == counted)
+    await until(lambda: backend.is_idle)
+    metrics = await backend.stub.GetMetrics(pb.MetricsRequest())
+    books = json.loads(metrics.prompt_json_for_slot)["prompt_cache"]
+    return [reply.message for reply in replies], books["hit_tokens"] - before.hit_tokens
+
+
+async def ask_uncached(directory, requests):
+    async with served(directory, MaxModelLen=8192, Options=["max_cache_bytes:0"]) as backend:
+        return [(await backend.stub.Predict(request)).message for request in requests]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_an_agent_computes_only_what_is_new(tiny_models, family):  # lessons 30, 35-37, 46
+    async with served(tiny_models(family), MaxModelLen=8192) as backend:
+        prompts, reused = [], []
+        for request in map(agent_turn, agent_steps(6)):
+            prompts.append(await tokens_of(backend, request))
+            reused.append((await ask(backend, request))[1])
+    reusable = [shared(before, after) for before, after in pairwise(prompts)]
+    assert reused[0] == 0
+    assert min(r / c for r, c in zip(reused[1:], reusable, strict=True)) >= 0.95
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_cached_conversation_reads_like_an_uncached_one(tiny_models, family):  # lesson 21
+    requests = [agent_turn(h, Temperature=0.8, Seed=5) for h in agent_steps(3)]
+    requests += [agent_turn([SYSTEM, user("Something else.")]), requests[1], requests[2]]
+    async with served(tiny_models(family), MaxModelLen=8192) as backend:
+        asked = [await ask(backend, request) for request in requests]
+    assert all(hit_tokens > 0 for _, hit_tokens in asked[1:])
+    warm = [messages[0] for messages, _ in asked]
+    assert warm == await ask_uncached(tiny_models(family), requests)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_another_conversation_reuses_all_of_the_system_prompt(tiny_models, family):
+    questions = [agent_turn([SYSTEM, user(text)]) for text in ("a question", "Some other")]
+    async with served(tiny_models(family), MaxModelLen=8192) as backend:
+        prompts = [await tokens_of(backend, question) for question in questions]
+        hits = [(await ask(backend, question))[1] for question in questions]
+    assert hits[0] == 0
+    assert hits[1] >= 0.99 * shared(*prompts)
+
+
+async def test_the_log_says_how_much_was_cached(tiny_models, caplog):
+    caplog.set_level("INFO")
+    async with served(tiny_models("llama")) as backend:
+        for name in ("first", "second"):
+            await ask(backend, raw("ba be bi bo bu " * 9, CorrelationId=name))
+    [line] = [r.getMessage() for r in caplog.records if "id=second" in r.getMessage()]
+    prompt_tokens = int(line.split("prompt_tokens=")[1].split()[0])
+    assert f"cached_tokens={prompt_tokens - 1} cache_hit=exact" in line
+
+
+async def test_status_tells_what_the_prompt_cache_holds_until_the_model_is_freed(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        await ask(backend, raw("ba be bi bo bu " * 9))
+        status = await backend.stub.Status(pb.HealthMessage())
+        assert status.memory.breakdown["prompt_cache"] > 0
+        assert status.memory.breakdown["kv_active"] == 0
+        await backend.stub.Free(pb.HealthMessage())
+        status = await backend.stub.Status(pb.HealthMessage())
+        assert "prompt_cache" not in status.memory.breakdown
+
+
+async def test_a_model_that_is_loaded_again_meets_none_of_the_old_prefixes(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        await ask(backend, raw("ba be bi bo bu " * 9))
+        assert (await backend.load(tiny_models("qwen3"))).success
+        assert (await ask(backend, raw("ba be bi bo bu " * 9)))[1] == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
+async def test_a_prompt_whose_caller_left_goes_on_where_it_stopped(tiny_models, family):
+    prompt = "ba be bi bo bu " * 500  # lessons 38, 97, 102
+    options = ["prefill_chunk_alone:16"]
+    async with served(tiny_models(family), MaxModelLen=8192, Options=options) as backend:
+        call = backend.stub.PredictStream(raw(prompt, CorrelationId="left"))
+        await until(lambda: any(r.prefilled_tokens > 100 for r in backend.engine.status().requests))
+        call.cancel()
+        await until(lambda: backend.is_idle)
+        warm, hit_tokens = await ask(backend, raw(prompt))
+    assert hit_tokens > 100
+    assert warm == await ask_uncached(tiny_models(family), [raw(prompt)])
+
+
+async def test_a_stop_string_leaves_a_prefix_that_is_right(tiny_models):
+    prompt = "ba be bi bo bu " * 9
+    [text] = await ask_uncached(tiny_models("llama"), [raw(prompt, Tokens=30)])
+    stop = text.decode()[len(text) // 2 :][:3]
+    before_stop = text.decode()[: text.decode().index(stop)]
+    longer = raw(prompt + before_stop + "bo")
+    async with served(tiny_models("llama")) as backend:
+        stopped, _ = await ask(backend, raw(prompt, Tokens=30, StopPrompts=[stop]))
+        warm, hit_tokens = await ask(backend, longer)
+    assert stopped == [before_stop.encode()]
+    assert hit_tokens > 20
+    assert warm == await ask_uncached(tiny_models("llama"), [longer])
+
+
+async def test_many_conversations_at_once_on_one_system_prompt(tiny_models):  # lesson 107
+    requests = [agent_turn([SYSTEM, user(f"Question {i}")], Seed=i) for i in range(12)]
+    async with served(tiny_models("qwen3"), MaxModelLen=8192) as backend:
+        warm, hit_tokens = await ask(backend, *requests)
+        length = len(await tokens_of(backend, requests[0]))
+    assert hit_tokens > 10 * 0.9 * length
+    assert warm == await ask_uncached(tiny_models("qwen3"), requests)

@@ -1,0 +1,229 @@
+"""Whatever the prompt cache serves, the tokens are those of a cold prefill."""
+
+import random
+
+import pytest
+from engine_driver import Driver, make_request, prompt_of
+
+from backend.core.request import SamplingParams
+from backend.core.status import HitKind
+
+pytestmark = pytest.mark.mlx
+
+CUTTABLE = ["llama", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32"]
+STATEFUL = ["qwen3_next", "qwen3_5", "mamba2", "nemotron_h", "granitemoehybrid", "llama4"]
+ALONE = {"llama4"}
+SEEDED = SamplingParams(temperature=1.0, seed=7)
+BASE = prompt_of(150)
+NEW = prompt_of(60, salt=3)
+
+
+def driver_for(networks, family, **tuning):
+    return Driver(networks(family), batches=family not in ALONE, **tuning)
+
+
+def cold(networks, family, *requests):
+    outcomes = driver_for(networks, family, max_cache_bytes=0).run(*requests)
+    assert all(outcome.cached_tokens == 0 for outcome in outcomes)
+    return [outcome.token_ids for outcome in outcomes]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
+@pytest.mark.parametrize(
+    ("tokens", "reused", "reused_with_state"),
+    [
+        pytest.param(BASE, 149, 149, id="exact"),  # lessons 25, 35, 95
+        pytest.param([*BASE, *NEW], 150, 149, id="longer"),
+        pytest.param(BASE[:90], 89, 64, id="shorter"),  # lessons 26, 27
+        pytest.param([*BASE[:90], *NEW], 90, 64, id="diverging"),  # lesson 30
+        pytest.param(NEW, 0, 0, id="unrelated"),
+    ],
+)
+def test_a_warm_prompt_gives_the_tokens_of_a_cold_one(
+    networks, family, sampling, tokens, reused, reused_with_state
+):
+    driver = driver_for(networks, family)
+    driver.run(make_request("first", BASE, sampling=sampling, boundaries=[64], max_tokens=3))
+    request = make_request("second", tokens, sampling=sampling)
+    outcome = driver.run(request)[0]
+    assert outcome.token_ids == cold(networks, family, request)[0]
+    assert outcome.cached_tokens == (reused_with_state if family in STATEFUL else reused)
+
+
+@pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
+def test_a_second_turn_takes_up_prompt_and_reply(networks, family):  # lessons 35, 47
+    driver = driver_for(networks, family)
+    first = make_request("first", BASE, max_tokens=40)
+    reply = driver.run(first)[0].token_ids
+    second = make_request("second", [*BASE, *reply, *NEW])
+    outcome = driver.run(second)[0]
+    # The last token of a reply is drawn and never fed.
+    assert outcome.cached_tokens == len(BASE) + len(reply) - 1
+    assert outcome.token_ids == cold(networks, family, second)[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
+def test_a_reply_that_ended_with_a_stop_token_is_taken_up(networks, family):  # lesson 47
+    [expected] = cold(networks, family, make_request("probe", BASE, max_tokens=12))
+    driver = driver_for(networks, family)
+    first = make_request("first", BASE, stop=[expected[-1]], max_tokens=100)
+    reply = driver.run(first)[0].token_ids
+    second = make_request("second", [*BASE, *reply, *NEW])
+    outcome = driver.run(second)[0]
+    assert outcome.cached_tokens >= len(BASE) + len(reply) - 1
+    assert outcome.token_ids == cold(networks, family, second)[0]
+
+
+@pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
+def test_eight_at_once_on_one_prefix_compute_it_once(networks, family):
+    requests = [
+        make_request(f"r{i}", [*BASE, *prompt_of(20 + i, salt=i)], boundaries=[len(BASE)])
+        for i in range(8)
+    ]
+    driver = driver_for(networks, family, prefill_chunk=64)
+    outcomes = driver.run(*requests)
+    assert [o.token_ids for o in outcomes] == cold(networks, family, *requests)
+    status = driver.session.status().prompt_cache
+    assert status.looked_up_tokens == sum(len(r.prompt.token_ids) for r in requests)
+    assert status.hit_tokens >= 7 * (len(BASE) - 1)
+
+
+@pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
+def test_an_aborted_prefill_goes_on_where_it_stopped(networks, family):  # lessons 15, 38, 39, 97
+    driver = driver_for(networks, family)
+    long = prompt_of(300)
+    driver.session.submit(make_request("aborted", long))
+    for _ in range(3):
+        driver.turn()
+    [status] = driver.session.status().requests
+    assert 0 < status.prefilled_tokens < 299
+    driver.session.cancel("aborted")
+    request = make_request("again", long)
+    outcome = driver.run(request)[0]
+    assert outcome.cached_tokens == status.prefilled_tokens
+    assert outcome.token_ids == cold(networks, family, request)[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
+def test_requests_on_shared_prefixes_that_come_and_go_at_any_step_are_right(networks, family):
+    rng = random.Random(11)
+    trunks = [prompt_of(rng.randint(40, 130), salt=s) for s in range(3)]
+    driver = driver_for(networks, family, prefill_chunk=24, max_cache_bytes=400_000)
+    requests = []
+    for i in range(30):
+        trunk = rng.choice(trunks)
+        shared = trunk[: rng.choice([9, 40, len(trunk)])]
+        tokens = [*shared, *prompt_of(rng.randint(1, 40), salt=i % 5)]
+        sampling = SEEDED if i % 2 else SamplingParams()
+        requests.append(
+            make_request(f"r{i}", tokens, sampling=sampling, max_tokens=rng.randint(1, 30))
+        )
+        driver.session.submit(requests[-1])
+        for _ in range(rng.randint(0, 5)):
+            driver.turn()
+        if i % 7 == 6:
+            driver.session.cancel(f"r{i - 1}")
+    driver.run()
+    finished = [r for r in requests if driver.outcome(r).finish is not None]
+    assert len(finished) > 20
+    tokens = [driver.outcomes[r.request_id].token_ids for r in finished]
+    assert tokens == cold(networks, family, *finished)
+    status = driver.session.status()
+    assert status.prompt_cache.evictions > 0
+    assert status.prompt_cache.hit_tokens > 0
+    assert status.memory_bytes["prompt_cache"] == status.prompt_cache.bytes
+
+
+@pytest.mark.parametrize("family", STATEFUL)
+def test_a_place_where_prompts_branched_is_where_the_next_one_is_taken_up(networks, family):
+    driver = driver_for(networks, family)
+    requests = [make_request(f"r{i}", [*BASE, *prompt_of(30, salt=i)]) for i in range(3)]
+    outcomes = [driver.run(request)[0] for request in requests]
+    assert [outcome.cached_tokens for outcome in outcomes] == [0, 0, len(BASE)]
+    assert [outcome.token_ids for outcome in outcomes] == cold(networks, family, *requests)
+
+
+def test_a_failed_restore_is_computed_once_and_never_tried_again(networks, caplog):  # lesson 22
+    driver = driver_for(networks, "llama")
+    driver.run(make_request("first", BASE))
+
+    def restore(*_):
+        raise ValueError("torn")
+
+    driver.session._keeper._layout.restore = restore
+    request = make_request("second", BASE)
+    outcome = driver.run(request)[0]
+    assert outcome.token_ids == cold(networks, "llama", request)[0]
+    assert outcome.cached_tokens == 0
+    assert caplog.text.count("its prefix cannot be restored") == 1
+
+
+def test_a_pass_that_fails_behind_a_cached_prefix_is_tried_without_it(networks):
+    network = networks("llama")
+
+    class FailsWhenWarm:
+        """Fails on the first chunk behind a prefix."""
+
+        has_failed = False
+
+        def __init__(self):
+            self.layers = network.layers
+
+        def __call__(self, inputs, cache):
+            if cache[0].offset == 149 and inputs.shape[1] > 1 and not self.has_failed:
+                self.has_failed = True
+                raise RuntimeError("bad prefix")
+            return network(inputs, cache=cache)
+
+    fails = FailsWhenWarm()
+    driver = Driver(fails)
+    driver.run(make_request("first", BASE, max_tokens=1))
+    request = make_request("second", [*BASE[:149], *NEW])
+    outcome = driver.run(request)[0]
+    assert fails.has_failed
+    assert outcome.token_ids == cold(networks, "llama", request)[0]
+
+
+def test_an_unrelated_sampler_takes_up_the_same_prefix(networks):  # lesson 45
+    driver = driver_for(networks, "llama")
+    driver.run(make_request("greedy", BASE))
+    outcome = driver.run(make_request("seeded", BASE, sampling=SEEDED))[0]
+    assert outcome.cached_tokens == 149
+
+
+def test_kinds_of_hits_and_tokens_are_counted(networks):  # lesson 46
+    driver = driver_for(networks, "llama")
+    prompts = [BASE, BASE, [*BASE, 1, 2], BASE[:40], [*BASE[:40], 3, 3], NEW]
+    for i, tokens in enumerate(prompts):
+        driver.run(make_request(f"r{i}", tokens, max_tokens=1))
+    status = driver.session.status().prompt_cache
+    assert status.hits == {
+        HitKind.MISS: 2,
+        HitKind.EXACT: 1,
+        HitKind.SHORTER: 1,
+        HitKind.LONGER: 1,
+        HitKind.DIVERGING: 1,
+    }
+    assert status.looked_up_tokens == sum(map(len, prompts))
+    assert status.hit_tokens == 149 + 150 + 39 + 40
+
+
+def test_a_prefix_of_one_token_is_no_hit(networks):  # lesson 107
+    driver = driver_for(networks, "llama")
+    driver.run(make_request("first", BASE))
+    outcome = driver.run(make_request("second", [BASE[0], *NEW]))[0]
+    assert outcome.cached_tokens == 0
+
+
+def test_nothing_is_stored_without_a_budget(networks):
+    driver = driver_for(networks, "llama", max_cache_bytes=0)
+    driver.run(make_request("a", BASE), make_request("b", BASE))
+    assert driver.session.status().prompt_cache.nodes == 0
+
+
+def test_something_volatile_early_in_a_prompt_is_told_once(networks, caplog):
+    driver = driver_for(networks, "llama")
+    for i in range(4):
+        driver.run(make_request(f"r{i}", [*BASE[:20], 400 + i, 300 + i, *BASE[22:]]))
+    assert caplog.text.count("at token 20 only for a moment") == 1
