@@ -21,8 +21,10 @@ from backend.journal import RequestJournal
 from backend.model.boundaries import Boundaries, find_boundaries
 from backend.model.loaded import LoadedModel
 from backend.model.prefix import TokenizedText
+from backend.output.detection import detect
 from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from backend.output.format import FormatEvidence, OutputFormat, detect
+from backend.output.evidence import FormatEvidence
+from backend.output.format import OutputFormat
 from backend.output.reply import ReplyCursor, ReplySpec
 
 PROMPT_TAIL_CHARS = 256
@@ -196,7 +198,7 @@ def _reply_cursor(
 ) -> ReplyCursor:
     spec = ReplySpec(
         format=wire,
-        tool_names=frozenset(tool.name for tool in _shown_tools(call)),
+        tools={tool.name: tool.parameters for tool in _shown_tools(call)},
         stop_strings=call.stop_strings,
         prompt_tail=prompt.tail,
         wants_logprobs=call.top_logprobs is not None,

@@ -1,7 +1,7 @@
 """One reply: engine steps go in, deltas and exactly one finish come out."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import assert_never
 
@@ -17,9 +17,10 @@ from backend.core.delta import (
 )
 from backend.core.step import StepLogprobs, TokenStep
 from backend.output.detokenizer import Detokenizer
-from backend.output.format import OutputFormat, opens_in_reasoning
+from backend.output.format import OutputFormat
 from backend.output.router import Router
 from backend.output.stop import StopMatcher
+from backend.output.tool_calls.schema import JsonSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +28,14 @@ class ReplySpec:
     """What is known of a reply before it begins.
 
     Attributes:
-        tool_names: Tools that may be called; without any, calls are content.
+        tools: Tools that may be called, and the JSON schemas of their arguments; without any,
+            calls are content.
         stop_strings: Content that ends the reply; it is never seen.
         prompt_tail: The end of the prompt: it tells in which channel the reply begins.
     """
 
     format: OutputFormat
-    tool_names: frozenset[str] = frozenset()
+    tools: Mapping[str, JsonSchema] = field(default_factory=dict)
     stop_strings: tuple[str, ...] = ()
     prompt_tail: str = ""
     wants_logprobs: bool = False
@@ -60,11 +62,7 @@ class ReplyCursor:
         self._spec = spec
         self._detokenizer = detokenizer
         self._token_bytes = token_bytes
-        self._router = Router(
-            spec.format,
-            tool_names=spec.tool_names,
-            opens_in_reasoning=opens_in_reasoning(spec.format, spec.prompt_tail),
-        )
+        self._router = Router(spec.format, tools=spec.tools, prompt_tail=spec.prompt_tail)
         self._stop = StopMatcher(spec.stop_strings)
         self._deltas: list[Delta] = []
         self._logprobs: list[TokenLogprob] = []

@@ -1,19 +1,22 @@
 """Text to deltas: splits a reply into content, thought and tool calls while it is written."""
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 
 from backend.core.delta import ContentDelta, Delta, ReasoningDelta
 from backend.output.automaton import Automaton, Scanner
-from backend.output.format import OutputFormat
+from backend.output.code_span import CodeTracker
+from backend.output.format import OutputFormat, opens_in_reasoning
+from backend.output.quotation import Quotation
 from backend.output.segment import (
-    PlainText,
+    FirstText,
     Segment,
     TextAfterCall,
     TextAfterThought,
     ThoughtText,
 )
+from backend.output.tool_calls.schema import JsonSchema
 from backend.output.tool_calls.wire import (
     CallLedger,
     WireContext,
@@ -29,32 +32,42 @@ class Router:
     """Routes the text of one reply; how the text is cut makes no difference.
 
     Everything that is no marker comes out, in order, but for the whitespace that belongs to
-    markers (see `segment`). A wire that raises is the end of routing: what was held back and
-    the rest of the reply are content then.
+    markers (see `segment`). A marker in Markdown code is text: models quote, most of all when
+    they are asked about tool calls. A fenced block with no prose before it is no quotation, but
+    a call that the model wrapped; nor is one that never ends.
+
+    A wire that raises is the end of routing: what was held back and the rest of the reply are
+    content then.
     """
 
     def __init__(
         self,
         output_format: OutputFormat,
         *,
-        tool_names: frozenset[str] | None,
-        opens_in_reasoning: bool,
+        tools: Mapping[str, JsonSchema] | None,
+        prompt_tail: str = "",
         make_call_id: Callable[[], str] = new_call_id,
     ) -> None:
         """Begin a reply.
 
         Args:
             output_format: How the model writes.
-            tool_names: The names that were offered; `None` takes any name for one. Without
-                any, calls are content.
-            opens_in_reasoning: Whether the prompt ended inside a thought.
+            tools: The names that were offered, and the schemas of their arguments; `None` takes
+                any name for one. Without any, calls are content.
+            prompt_tail: The end of the prompt: it tells in which channel the reply begins.
             make_call_id: Makes an id for a call whose wire carries none.
         """
         self._format = output_format
-        self._calls = CallLedger(tool_names, make_call_id)
+        self._tools = tools
+        self._prompt_tail = prompt_tail
+        self._calls = CallLedger(tools, make_call_id)
         self._scanner = Scanner(_automaton(self._markers()))
-        self._in_thought = opens_in_reasoning
-        self._segment: Segment = ThoughtText() if opens_in_reasoning else PlainText()
+        self._in_thought = opens_in_reasoning(output_format, prompt_tail)
+        self._segment: Segment = ThoughtText() if self._in_thought else FirstText()
+        self._code = CodeTracker()
+        self._quotation: Quotation | None = None
+        self._may_quote = output_format.tools.is_quotable
+        self._is_to_be_owned = output_format.tools.owns_reply
         self._wire: WireCursor | None = None
         self._rest = ""
         self._deltas: list[Delta] = []
@@ -101,23 +114,36 @@ class Router:
     def _switch_off(self) -> None:
         """Turn everything that is held back into content to come."""
         held = self._wire.held if self._wire else self._scanner.finish()
-        self._rest = self._segment.held + held + self._rest
+        quoted = self._quotation.text if self._quotation else ""
+        self._rest = self._segment.held + quoted + held + self._rest
         self._is_off = True
 
     def _route(self) -> None:
+        if self._is_to_be_owned:
+            self._is_to_be_owned = False
+            self._open_wire("")
         while self._rest:
             if self._wire is not None:
                 self._apply(self._wire.feed(self._rest))
+            elif self._quotation is not None and not self._quotation.is_call:
+                self._try_quotation(self._quotation)
             else:
-                scan = self._scanner.feed(self._rest)
-                self._rest = scan.match + scan.rest
-                self._emit(scan.safe)
-                self._enter(scan.match)
-                self._rest = scan.rest
+                self._scan()
+
+    def _scan(self) -> None:
+        scan = self._scanner.feed(self._rest)
+        self._rest = scan.match + scan.rest
+        self._emit(scan.safe)
+        self._enter(scan.match)
+        self._rest = scan.rest
 
     def _end(self, *, truncated: bool) -> None:
+        self._route()
+        if self._quotation is not None:
+            self._end_quotation(self._quotation, truncated=truncated)
         if self._wire is None:
             self._emit(self._scanner.finish())
+            self._send(self._segment.finish())
             return
         self._ended_mid_call = self._wire.is_mid_call
         self._apply(self._wire.finish(truncated=truncated))
@@ -136,15 +162,31 @@ class Router:
         reasoning = self._format.reasoning
         if not marker:
             return
-        if marker == reasoning.end:
+        if self._is_in_code():
+            self._quote(marker)
+        elif marker in reasoning.ends:
             if self._in_thought or self._segment.is_blank:
                 self._begin(TextAfterThought())
-        elif marker != reasoning.start:
+        elif marker in reasoning.starts:
+            self._enter_thought(marker)
+        elif marker in reasoning.frames:
+            return
+        elif self._may_call_at(marker):
             self._open_wire(marker)
-        elif not self._in_thought:
+        else:
+            self._emit(marker)
+
+    def _enter_thought(self, marker: str) -> None:
+        if not self._in_thought:
             self._begin(ThoughtText(), in_thought=True)
         elif not self._segment.is_blank:
             self._emit(marker)
+
+    def _may_call_at(self, marker: str) -> bool:
+        tools = self._format.tools
+        if marker in tools.leads:
+            return self._segment.is_blank and not self._in_thought
+        return tools.ends_thought or not self._in_thought
 
     def _begin(self, segment: Segment, *, in_thought: bool = False) -> None:
         self._segment = segment
@@ -152,18 +194,75 @@ class Router:
 
     def _open_wire(self, opener: str) -> None:
         if self._format.tools.make_cursor is not None:
-            context = WireContext(opener=opener, calls=self._calls, in_thought=self._in_thought)
-            self._wire = self._format.tools.make_cursor(context)
+            self._wire = self._format.tools.make_cursor(self._context(opener, self._calls))
+
+    def _context(self, opener: str, calls: CallLedger) -> WireContext:
+        return WireContext(
+            opener=opener,
+            calls=calls,
+            in_thought=self._in_thought,
+            prompt_tail=self._prompt_tail,
+        )
+
+    def _is_in_code(self) -> bool:
+        """Tell whether a marker here is text for now, code being more than a wrapped call."""
+        self._code.settle()
+        if self._in_thought or not self._may_quote or not self._code.is_open:
+            return False
+        return self._code.has_prose or not self._code.is_fenced
+
+    def _quote(self, marker: str) -> None:
+        """Take a marker in code for text, unless it may begin a call in a block that never ends."""
+        make_cursor = self._format.tools.make_cursor
+        is_opener = marker in self._format.tools.openers and self._code.is_fenced
+        if self._quotation is None and is_opener and make_cursor is not None:
+            wire = make_cursor(self._context(marker, CallLedger(self._tools)))
+            self._quotation = Quotation(marker, wire)
+            self._code.feed(marker)
+        else:
+            self._emit(marker)
+
+    def _try_quotation(self, quotation: Quotation) -> None:
+        output = quotation.try_wire(self._rest)
+        self._rest = output.rest or ""
+        if output.rest is not None and not quotation.is_call:
+            self._quotation = None
+            self._emit(output.rejected)
+
+    def _end_quotation(self, quotation: Quotation, *, truncated: bool) -> None:
+        """End with a code block that may be open: then there was no quotation, but a call."""
+        self._code.settle()
+        text = quotation.text + self._scanner.finish()
+        self._quotation = None
+        if truncated or not self._code.is_fenced:
+            self._deltas.append(ContentDelta(text))
+            return
+        self._may_quote = False
+        self._rest = text
+        self._route()
 
     def _emit(self, text: str) -> None:
-        if passing := self._segment.feed(text):
-            kind = ReasoningDelta if self._in_thought else ContentDelta
-            self._deltas.append(kind(passing))
+        self._send(self._segment.feed(text))
+
+    def _send(self, text: str) -> None:
+        if not text:
+            return
+        if self._in_thought:
+            self._deltas.append(ReasoningDelta(text))
+            return
+        self._code.feed(text)
+        if self._quotation is not None:
+            self._quotation.add(text)
+            if self._code.is_fenced:
+                return
+            text = self._quotation.text
+            self._quotation = None
+        self._deltas.append(ContentDelta(text))
 
     def _markers(self) -> tuple[str, ...]:
         reasoning, tools = self._format.reasoning, self._format.tools
-        openers = tools.openers if self._calls.expects_calls else ()
-        return tuple(filter(None, (reasoning.start, reasoning.end, *openers)))
+        calls = (*tools.openers, *tools.leads) if self._calls.expects_calls else ()
+        return (*reasoning.starts, *reasoning.ends, *reasoning.frames, *calls)
 
 
 @lru_cache

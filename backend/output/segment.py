@@ -8,7 +8,7 @@ class Segment(Protocol):
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing has passed yet."""
+        """Whether nothing but whitespace has passed yet."""
 
     @property
     def held(self) -> str:
@@ -17,19 +17,41 @@ class Segment(Protocol):
     def feed(self, text: str) -> str:
         """Return what may pass."""
 
+    def finish(self) -> str:
+        """Return what passes when the reply ends here."""
 
-class PlainText:
-    """Text that stands for itself."""
 
-    held = ""
+class FirstText:
+    """Content that a reply begins with: leading newlines pass only with text behind them."""
 
     def __init__(self) -> None:
         self.is_blank = True
+        self._newlines = 0
+        self._is_at_start = True
+
+    @property
+    def held(self) -> str:
+        """Newlines so far."""
+        return "\n" * self._newlines
 
     def feed(self, text: str) -> str:
-        """Let everything pass."""
-        self.is_blank = self.is_blank and not text
-        return text
+        """Hold back leading newlines."""
+        if not self._is_at_start:
+            self.is_blank = self.is_blank and not text.strip()
+            return text
+        body = text.lstrip("\n")
+        self._newlines += len(text) - len(body)
+        if not body:
+            return ""
+        passing = self.held + body
+        self._newlines = 0
+        self._is_at_start = False
+        self.is_blank = not body.strip()
+        return passing
+
+    def finish(self) -> str:
+        """Let newlines pass: the reply was nothing else."""
+        return self.held
 
 
 class ThoughtText:
@@ -57,6 +79,10 @@ class ThoughtText:
         self._newlines = len(text) - len(body)
         return passing
 
+    def finish(self) -> str:
+        """Leave out what is held back."""
+        return ""
+
 
 class TextAfterThought:
     """Content behind a thought: its leading newlines are left out."""
@@ -65,13 +91,19 @@ class TextAfterThought:
 
     def __init__(self) -> None:
         self.is_blank = True
+        self._is_at_start = True
 
     def feed(self, text: str) -> str:
         """Let everything pass from the first other character on."""
-        if self.is_blank:
+        if self._is_at_start:
             text = text.lstrip("\n")
-            self.is_blank = not text
+            self._is_at_start = not text
+        self.is_blank = self.is_blank and not text.strip()
         return text
+
+    def finish(self) -> str:
+        """Leave out what is held back."""
+        return ""
 
 
 class TextAfterCall:
@@ -97,3 +129,7 @@ class TextAfterCall:
         self.is_blank = False
         self._whitespace.clear()
         return passing
+
+    def finish(self) -> str:
+        """Leave out what is held back."""
+        return ""

@@ -85,7 +85,8 @@ def _render_sample(template: ChatTemplate) -> str:
 def _tool_format(wire: OutputFormat) -> pb.ToolFormatMarkers:
     return pb.ToolFormatMarkers(
         format_type=wire.tools.name,
-        per_call_start=next(iter(wire.tools.openers), ""),
+        per_call_start=wire.tools.opener,
+        per_call_end=wire.tools.closer,
         reasoning_start=wire.reasoning.start,
         reasoning_end=wire.reasoning.end,
     )

@@ -1,6 +1,10 @@
 import pytest
 
-from backend.output.format import FormatEvidence, detect, opens_in_reasoning
+from backend.output.detection import detect
+from backend.output.evidence import FormatEvidence, warn_once
+from backend.output.format import opens_in_reasoning
+from backend.output.reasoning_rows import REASONING_ROWS
+from backend.output.tool_rows import TOOL_ROWS
 
 THINK_TOKENS = {"<think>", "</think>"}
 QWEN_TEMPLATE = """<tool_call>
@@ -20,18 +24,84 @@ def test_both_halves_are_found_independently():
     assert found(THINK_TOKENS, QWEN_TEMPLATE) == ("hermes_json", "think")
 
 
-@pytest.mark.parametrize(
-    "wire",
-    [
-        "<tool_call>\n<function={{ tool_call.name }}>",
-        "'<tool_call>\\n<function=' + tool_call.name",
-        "<tool_call>{{ tool_call.name }}<arg_key>",
-        "<tool_call>{{ tool_call.name }}<tool_sep>",
-        "<minimax:tool_call> or <tool_call>{{ tool_call.name }}",
-    ],
-)
-def test_a_family_that_shares_the_marker_is_not_taken_for_hermes(wire):
-    assert found(THINK_TOKENS, wire) == ("none", "think")
+TOOL_EVIDENCE = [
+    ("deepseek_dsml", "<｜DSML｜invoke", ()),
+    ("deepseek_dsml", "", ("｜DSML｜",)),
+    ("harmony", "<tool_call>", ("<|channel|>", "<|call|>", "<|constrain|>")),
+    ("kimi_k3", "", ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")),
+    ("minimax_m3", "]<]minimax[>[<tool_call>", ()),
+    ("minimax_m2", "<minimax:tool_call> or <tool_call>{{ tool_call.name }}", ()),
+    ("gemma4", "<|tool_call>call:f{}<tool_call|>", ()),
+    ("functiongemma", "<start_function_call>", ()),
+    ("muse_spark", "<atem:function_calls>", ()),
+    ("longcat", "<longcat_tool_call>", ()),
+    ("seed_oss", "<seed:tool_call>\n<function=", ()),
+    ("hunyuan_v3", "<tool_call>{{ tool_call.name }}<tool_sep><arg_key>", ()),
+    ("hunyuan_v3", "<tool_call:a><tool_sep:a><arg_key:a>", ()),
+    ("glm4", "<tool_call>{{ tool_call.name }}<arg_key>", ()),
+    ("kimi_k2", "<|tool_calls_section_begin|>", ()),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜> ```json", ()),
+    ("deepseek_v31", "", ("<｜tool▁calls▁begin｜>",)),
+    ("cohere", "<|START_ACTION|>", ()),
+    ("pythonic", "", ("<|tool_call_start|>", "<|tool_call_end|>")),
+    ("qwen3_coder_xml", "<tool_call>\n<function={{ tool_call.name }}>", ()),
+    ("qwen3_coder_xml", "'<tool_call>\\n<function=' + tool_call.name", ()),
+    ("minicpm5", '<function name="f"><param name="a">', ()),
+    ("nemotron", "<TOOLCALL>[", ()),
+    ("mistral", "", ("[TOOL_CALLS]",)),
+    ("granite", "<|start_of_role|> <|tool_call|>", ()),
+    ("phi4", "<|tool|> <|tool_call|>", ()),
+    ("phi4", "functools[", ()),
+    ("olmo3", "<function_calls>", ()),
+    ("llama3_json", "<|python_tag|>", ()),
+    ("functionary", "'>>>'", ()),
+    ("json_list", "<tool_calls>", ()),
+    ("apertus", "<|tools_prefix|>", ()),
+    ("hermes_json", "<tool_call>{{ tool_call.name }}", ()),
+    ("none", "plain", ()),
+]
+REASONING_EVIDENCE = [
+    ("harmony", "", ("<|channel|>", "<|call|>", "<|constrain|>")),
+    ("xtml_think", "", ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")),
+    ("muse", "<atem:function_calls>", ()),
+    ("mm_think", "<mm:think>", ()),
+    ("gemma4_channel", "", ("<|channel>", "<channel|>")),
+    ("longcat_think", "<longcat_think>", ()),
+    ("seed_think", "<seed:think>", ()),
+    ("kimi_think", "◁think▷", ()),
+    ("cohere_think", "", ("<|START_THINKING|>",)),
+    ("apertus_inner", "", ("<|inner_prefix|>", "<|inner_suffix|>")),
+    ("colon_think", "", ("<|think:start|>", "<|think:end|>")),
+    ("mistral_think", "", ("[THINK]", "[/THINK]")),
+    ("granite_text", "<|start_of_role|><think></think><response>", ()),
+    ("think", "", ("<think>", "</think>")),
+    ("think", "{{ content.split('</think>')[-1] }}", ()),
+    ("none", "plain", ()),
+]
+
+
+@pytest.mark.parametrize(("name", "template", "vocabulary"), TOOL_EVIDENCE)
+def test_a_wire_is_found_from_its_evidence(name, template, vocabulary):
+    assert found(vocabulary, template)[0] == name
+
+
+@pytest.mark.parametrize(("name", "template", "vocabulary"), REASONING_EVIDENCE)
+def test_thoughts_are_found_from_their_evidence(name, template, vocabulary):
+    assert found(vocabulary, template)[1] == name
+
+
+@pytest.mark.parametrize("rows", [TOOL_ROWS, REASONING_ROWS], ids=["tools", "reasoning"])
+def test_a_name_means_one_format(rows):
+    names = [name for row in rows for name in (row.format.name, *row.aliases)]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("template", ["{{ message.tool_calls }}", "<start_function_call>"])
+def test_calls_that_nothing_can_read_are_warned_of_once(template, caplog):  # lesson 90
+    warn_once.cache_clear()
+    for _ in range(3):
+        assert not detect(FormatEvidence((), template)).tools.openers
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_marker_without_a_call_behind_it_is_no_evidence():
@@ -75,6 +145,8 @@ def test_a_format_tells_its_name_and_the_markers_that_must_stay_visible():
         ("<|im_start|>assistant\n<think>\nhm, so", True),
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
         ("<｜Assistant｜><think>", True),
+        ("]~b]ai\n<think>\n", True),
+        ("<|turn>model\n", False),
         ("<｜Assistant｜></think>", False),
         ("<|im_start|>assistant\n<think>\n<|im_end|>\n<|im_start|>assistant\n", False),
         ("User: What is <think>?\nBot:", False),

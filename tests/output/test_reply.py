@@ -17,7 +17,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def make_spec(**parts):
-    return ReplySpec(format=named_format("hermes", "think"), tool_names=frozenset({"f"}), **parts)
+    return ReplySpec(format=named_format("hermes", "think"), tools={"f": {}}, **parts)
 
 
 def make_cursor(chunks, **parts):

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 from golden import named_format
@@ -6,21 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
-from backend.output.format import NO_REASONING, THINK, OutputFormat, ToolFormat
+from backend.output.format import NO_REASONING, OutputFormat, ReasoningFormat, ToolFormat
+from backend.output.reasoning_rows import THINK
 from backend.output.router import Router
 from backend.output.tool_calls.wire import WireOutput
 
 HERMES = named_format("hermes", "think")
 PLAIN = named_format("none", "none")
-NAMES = frozenset({"f", "get_weather"})
+TOOLS = {"f": {}, "get_weather": {}}
+IN_THOUGHT = "<think>\n"
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "</t", "<to"]
 CALLS = ['{"name": "f", "arguments": {}}', '{"name": "f", ', '"arguments": {"a": "']
 CALLS += ['{"arguments": ', '"name": "f"}', "}}", "{", "}", "[", "]", '"', "\\", ","]
 FRAGMENTS = [*MARKERS, *CALLS, "\n", " ", "é", "word"]
+TAILS = st.sampled_from(["", IN_THOUGHT])
 
 
-def make_router(output_format=HERMES, tool_names=NAMES, *, opens_in_reasoning=False):
-    return Router(output_format, tool_names=tool_names, opens_in_reasoning=opens_in_reasoning)
+def make_router(output_format=HERMES, tools=TOOLS, *, prompt_tail=""):
+    return Router(output_format, tools=tools, prompt_tail=prompt_tail)
 
 
 def run(chunks, router=None, *, truncated=False):
@@ -75,7 +79,7 @@ def test_routers_do_not_mix():  # lesson 78
 
 
 def test_a_call_ends_the_thought_around_it():
-    deltas = run(['hm\n<tool_call>{"name": "f"}</tool_call>'], make_router(opens_in_reasoning=True))
+    deltas = run(['hm\n<tool_call>{"name": "f"}</tool_call>'], make_router(prompt_tail=IN_THOUGHT))
     assert folded(deltas) == ("", "hm", {0: ("f", "{}")})
 
 
@@ -86,29 +90,29 @@ def test_completed_calls_are_counted_and_an_open_end_is_told():
     assert router.ended_mid_call
 
 
-@given(st.lists(st.sampled_from(FRAGMENTS), max_size=15), st.booleans(), st.booleans())
-def test_the_cut_makes_no_difference(fragments, opens_in_reasoning, truncated):
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=15), TAILS, st.booleans())
+def test_the_cut_makes_no_difference(fragments, tail, truncated):
     text = "".join(fragments)
     outcomes = []
     for chunks in ([text], text, fragments):
-        router = make_router(opens_in_reasoning=opens_in_reasoning)
+        router = make_router(prompt_tail=tail)
         deltas = run(chunks, router, truncated=truncated)
         outcomes.append((folded(deltas), router.completed_calls, router.ended_mid_call))
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-@given(st.lists(st.sampled_from(FRAGMENTS), max_size=15), st.booleans())
-def test_nothing_is_lost_doubled_or_moved_but_markup(fragments, opens_in_reasoning):
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=15), TAILS)
+def test_nothing_is_lost_doubled_or_moved_but_markup(fragments, tail):
     words = [f"w{index}" for index in range(len(fragments))]
     text = "".join(word + fragment for word, fragment in zip(words, fragments, strict=True))
-    deltas = run(text, make_router(opens_in_reasoning=opens_in_reasoning))
+    deltas = run(text, make_router(prompt_tail=tail))
     assert re.findall(r"w\d+", in_order(deltas)) == re.findall(r"w\d+", text)
 
 
-@given(st.lists(st.sampled_from(FRAGMENTS), max_size=15), st.booleans())
-def test_without_calls_nothing_but_thought_markers_and_newlines_is_left_out(fragments, opens):
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=15), TAILS)
+def test_without_calls_nothing_but_thought_markers_and_newlines_is_left_out(fragments, tail):
     text = "".join(fragments)
-    deltas = run(text, make_router(tool_names=frozenset(), opens_in_reasoning=opens))
+    deltas = run(text, make_router(tools={}, prompt_tail=tail))
     leavable = re.compile(r"</?think>|\n")
     assert leavable.sub("", in_order(deltas)) == leavable.sub("", text)
 
@@ -140,7 +144,9 @@ class BrokenCursor:
         raise RuntimeError("a bug")
 
 
-BROKEN = OutputFormat(THINK, ToolFormat("broken", ("<call>",), ("<call>",), BrokenCursor))
+BROKEN = OutputFormat(
+    THINK, ToolFormat(name="broken", openers=("<call>",), make_cursor=BrokenCursor)
+)
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
@@ -155,7 +161,8 @@ def test_a_wire_that_raises_is_switched_off(size, caplog):  # lessons 75, 80, 81
 
 
 def test_a_wire_that_cannot_begin_leaves_its_opener_as_text(caplog):
-    broken = OutputFormat(THINK, ToolFormat("broken", ("<call>",), ("<call>",), lambda _: 1 // 0))
+    wire = ToolFormat(name="broken", openers=("<call>",), make_cursor=lambda _: 1 // 0)
+    broken = OutputFormat(THINK, wire)
     assert folded(run(["Hi <call>", " a"], make_router(broken)))[0] == "Hi <call> a"
     assert len(caplog.records) == 1
 
@@ -170,3 +177,176 @@ def test_a_format_without_thoughts_leaves_their_markers_alone():
     wire = OutputFormat(NO_REASONING, HERMES.tools)
     text = '<think>\n</think>\n<tool_call>{"name": "f"}</tool_call>'
     assert folded(run(text, make_router(wire))) == ("<think>\n</think>\n", "", {0: ("f", "{}")})
+
+
+CALL = '<tool_call>{"name": "f"}</tool_call>'
+F_CALLED = {0: ("f", "{}")}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"See:\n```\n{CALL}\n```\nSo.", f"See:\n```\n{CALL}\n```\nSo.", {}),
+        (f"See:\n```\n{CALL}\n```", f"See:\n```\n{CALL}\n```", {}),
+        (f"See `{CALL}` or `<think>`.", f"See `{CALL}` or `<think>`.", {}),
+        ("See:\n```\n<think> <tool_call>x", "See:\n```\n<think> <tool_call>x", {}),
+        (f"See:\n```\n{CALL}\n```\n{CALL}", f"See:\n```\n{CALL}\n```\n", F_CALLED),
+        (f"Use `x`.{CALL}", "Use `x`.", F_CALLED),
+        (f"A ` is no code\n{CALL}", "A ` is no code\n", F_CALLED),
+    ],
+)
+def test_a_marker_in_code_is_text(text, content, calls, size):
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    assert folded(run(chunks)) == (content, "", calls)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_call_that_is_wrapped_in_a_fence_and_has_no_prose_before_it_is_a_call(size):
+    text = f"```json\n{CALL}\n```\n"
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    assert folded(run(chunks)) == ("```json\n\n```\n", "", F_CALLED)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_call_in_a_fence_that_never_closes_is_a_call_unless_the_reply_was_cut_off(size):
+    text = f"So:\n```\nx = 1\n{CALL} y"
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    assert folded(run(chunks)) == ("So:\n```\nx = 1\n y", "", F_CALLED)
+    assert folded(run(chunks, truncated=True)) == (text, "", {})
+
+
+def test_code_that_only_mentions_a_marker_is_not_held_up():
+    router = make_router()
+    assert (
+        in_order(router.feed("See:\n```\nx = '<tool_call>'\ny"))
+        == "See:\n```\nx = '<tool_call>'\ny"
+    )
+    assert in_order(router.feed(" = 1\n")) == " = 1\n"
+
+
+def test_a_wire_that_raises_on_quoted_text_loses_nothing(caplog):
+    deltas = run(["See:\n```\n<call> a", " b!", " c"], make_router(BROKEN))
+    assert folded(deltas)[0] == "See:\n```\n<call> a b! c"
+    assert len(caplog.records) == 1
+
+
+class BareCursor:
+    """Knows one call, `{"name": "f"}`, behind its brace."""
+
+    is_mid_call = True
+    BODY = '"name": "f"}'
+
+    def __init__(self, context):
+        self._context = context
+        self._text = ""
+
+    @property
+    def held(self):
+        return self._context.opener + self._text
+
+    def feed(self, text):
+        self._text += text
+        if self._text.startswith(self.BODY):
+            calls = self._context.calls
+            deltas = (calls.open("f"), calls.extend("{}"))
+            return WireOutput(deltas, rest=self._text.removeprefix(self.BODY))
+        if self.BODY.startswith(self._text):
+            return WireOutput()
+        return WireOutput(rejected=self._context.opener, rest=self._text)
+
+    def finish(self, **_):
+        return WireOutput(rejected=self.held)
+
+
+LEADING = OutputFormat(THINK, ToolFormat(name="bare", leads=("{",), make_cursor=BareCursor))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning", "calls"),
+    [
+        ('{"name": "f"}', "", "", F_CALLED),
+        ('\n {"name": "f"}', "\n ", "", F_CALLED),
+        ('<think>{"name": "f"}</think>\n{"name": "f"}', "", '{"name": "f"}', F_CALLED),
+        ('So: {"name": "f"}', 'So: {"name": "f"}', "", {}),
+        ('{"a": 1} {"name": "f"}', '{"a": 1} {"name": "f"}', "", {}),
+        ('{"na', '{"na', "", {}),
+    ],
+)
+def test_a_wire_without_an_opener_begins_where_content_begins(
+    text, content, reasoning, calls, size
+):
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    assert folded(run(chunks, make_router(LEADING))) == (content, reasoning, calls)
+
+
+class FramedCursor:
+    """Owns a reply of lines: `T` thought, `A` answer, `C` call."""
+
+    held = ""
+    is_mid_call = False
+
+    def __init__(self, context):
+        self._calls = context.calls
+        self.began_with = (context.opener, context.in_thought, context.prompt_tail)
+        self._line = ""
+
+    def feed(self, text):
+        *lines, self._line = (self._line + text).split("\n")
+        return WireOutput(tuple(delta for line in lines for delta in self._deltas(line)))
+
+    def finish(self, *, truncated):
+        return WireOutput(() if truncated else tuple(self._deltas(self._line)))
+
+    def _deltas(self, line):
+        match line[:1]:
+            case "T":
+                yield ReasoningDelta(line[1:])
+            case "A":
+                yield ContentDelta(line[1:])
+            case "C":
+                yield self._calls.open(line[1:])
+                yield self._calls.extend("{}")
+                self._calls.complete()
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_a_wire_may_own_the_whole_reply(size):
+    tools = ToolFormat(name="framed", make_cursor=FramedCursor, owns_reply=True)
+    router = make_router(OutputFormat(THINK, tools))
+    text = "T<think>\nA<tool_call>\nCf\nAbye"
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    assert folded(run(chunks, router)) == ("<tool_call>bye", "<think>", F_CALLED)
+    assert router.completed_calls == {0}
+
+
+def test_a_wire_that_owns_the_reply_knows_how_the_prompt_ended():
+    made = []
+
+    def make(context):
+        made.append(FramedCursor(context))
+        return made[-1]
+
+    tools = ToolFormat(name="framed", make_cursor=make, owns_reply=True)
+    run([], make_router(OutputFormat(THINK, tools), {}, prompt_tail=IN_THOUGHT))
+    assert [cursor.began_with for cursor in made] == [("", True, IN_THOUGHT)]
+
+
+def test_a_format_may_leave_calls_inside_a_thought_alone():
+    wire = replace(HERMES.tools, ends_thought=False)
+    router = make_router(OutputFormat(THINK, wire), prompt_tail=IN_THOUGHT)
+    assert folded(run([f"hm {CALL}</think>{CALL}"], router)) == ("", f"hm {CALL}", F_CALLED)
+
+
+def test_frames_around_an_answer_are_left_out():
+    framed = ReasoningFormat("framed", ("<think>", "<T>"), ("</think>",), ("<A>", "</A>"))
+    text = "<T>hm</think><A>Hi `<A>`.</A>"
+    router = make_router(OutputFormat(framed, HERMES.tools))
+    assert folded(run(text, router)) == ("Hi `<A>`.", "hm", {})
+
+
+def test_newlines_before_the_first_marker_belong_to_it():
+    assert folded(run("\n<think>hm</think>\n\nHi")) == ("Hi", "hm", {})
+    assert folded(run(f"\n\n{CALL}")) == ("", "", F_CALLED)
+    assert folded(run("\n\n")) == ("\n\n", "", {})

@@ -8,13 +8,15 @@ from pathlib import Path
 from backend.core.delta import Delta, Finish, FinishReason, Increment, Usage
 from backend.core.step import TokenStep
 from backend.output.collect import Collector, Completion
-from backend.output.format import FormatEvidence, OutputFormat, detect
+from backend.output.detection import detect
+from backend.output.evidence import FormatEvidence
+from backend.output.format import OutputFormat
 from backend.output.reply import ReplyCursor, ReplySpec
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GoldenCase:
     """One line of a golden file; `tool_calls` are names and arguments."""
 
@@ -33,7 +35,7 @@ class GoldenCase:
 
 def cases(name: str = "*") -> Iterator[GoldenCase]:
     for path in sorted(GOLDEN.glob(f"{name}.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"):
             yield _case(json.loads(line))
 
 
@@ -44,7 +46,10 @@ def named_format(tools: str, reasoning: str) -> OutputFormat:
 def _case(line: dict) -> GoldenCase:
     spec = ReplySpec(
         format=named_format(line["format"], line["reasoning_format"]),
-        tool_names=frozenset(tool["function"]["name"] for tool in line["tools"]),
+        tools={
+            tool["function"]["name"]: tool["function"].get("parameters", {})
+            for tool in line["tools"]
+        },
         prompt_tail=line["prompt_tail"],
     )
     return GoldenCase(

@@ -7,8 +7,8 @@ a list or one behind the other, and so are braces doubled as in a template.
 from collections.abc import Callable
 from typing import TypeAlias
 
-from backend.output.tool_calls.json_call import JsonCallReader, NotACallError
-from backend.output.tool_calls.wire import Outbox, WireContext, WireOutput
+from backend.output.tool_calls.json_call import JsonCallReader
+from backend.output.tool_calls.wire import NotACallError, Outbox, WireContext, WireOutput
 
 _Step: TypeAlias = Callable[[str, int], int]
 

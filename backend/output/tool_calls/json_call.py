@@ -6,21 +6,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from backend.output.tool_calls.json_scanner import JsonScanner, JsonState
-from backend.output.tool_calls.wire import CallLedger, Outbox
+from backend.output.tool_calls.wire import CallLedger, NotACallError, Outbox
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _MAX_KEY_CHARS = 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Step: TypeAlias = Callable[[str, int], int]
-
-
-class NotACallError(Exception):
-    """The text is no call from `position` on."""
-
-    def __init__(self, position: int) -> None:
-        super().__init__(position)
-        self.position = position
 
 
 class JsonCallReader:

@@ -1,11 +1,12 @@
 """What a tool-call wire is to the router: a cursor over the text behind its opener."""
 
 import uuid
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from backend.core.delta import Delta, ToolCallDelta
+from backend.output.tool_calls.schema import JsonSchema, ParameterTypes
 
 MAX_NAME_CHARS = 256
 
@@ -15,21 +16,30 @@ def new_call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
+class NotACallError(Exception):
+    """The text is no call from `position` on."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.position = position
+
+
 class CallLedger:
     """The calls of one reply: which names count, how many were begun, which were completed."""
 
     def __init__(
-        self, tool_names: frozenset[str] | None, make_id: Callable[[], str] = new_call_id
+        self, tools: Mapping[str, JsonSchema] | None, make_id: Callable[[], str] = new_call_id
     ) -> None:
         """Begin a reply.
 
         Args:
-            tool_names: The names that were offered; `None` takes any name for one.
+            tools: The names that were offered, and the schemas of their arguments; `None` takes
+                any name for one.
             make_id: Makes an id for a call whose wire carries none.
         """
-        self._tool_names = tool_names
+        self._tools = tools
         self._make_id = make_id
-        self._opened = 0
+        self._ids: list[str] = []
         self._completed: set[int] = set()
 
     @property
@@ -40,31 +50,41 @@ class CallLedger:
     @property
     def expects_calls(self) -> bool:
         """Whether there is any name that a call may have."""
-        return self._tool_names is None or bool(self._tool_names)
+        return self._tools is None or bool(self._tools)
 
     def is_offered(self, name: str) -> bool:
         """Tell whether a call may have this name."""
-        return bool(name) and (self._tool_names is None or name in self._tool_names)
+        return bool(name) and (self._tools is None or name in self._tools)
 
     def may_become_offered(self, beginning: str) -> bool:
         """Tell whether a name that begins so may be that of a call."""
-        if self._tool_names is None:
+        if self._tools is None:
             return len(beginning) <= MAX_NAME_CHARS
-        return any(name.startswith(beginning) for name in self._tool_names)
+        return any(name.startswith(beginning) for name in self._tools)
 
-    def open(self, name: str) -> ToolCallDelta:
-        """Begin the next call; its arguments follow under the same index."""
-        delta = ToolCallDelta(self._opened, call_id=self._make_id(), name=name)
-        self._opened += 1
-        return delta
+    def parameter_types(self, name: str) -> ParameterTypes:
+        """Return what is known of the arguments of a tool."""
+        return ParameterTypes((self._tools or {}).get(name, {}))
+
+    def open(self, name: str, call_id: str = "") -> ToolCallDelta:
+        """Begin the next call; its arguments follow under the same index.
+
+        Args:
+            name: An offered name.
+            call_id: The id that the wire carries; one that this reply has seen is replaced.
+        """
+        if not call_id or call_id in self._ids:
+            call_id = self._make_id()
+        self._ids.append(call_id)
+        return ToolCallDelta(len(self._ids) - 1, call_id=call_id, name=name)
 
     def extend(self, arguments: str) -> ToolCallDelta:
         """Return a piece of the arguments of the latest call."""
-        return ToolCallDelta(self._opened - 1, arguments=arguments)
+        return ToolCallDelta(len(self._ids) - 1, arguments=arguments)
 
     def complete(self) -> None:
         """Count the latest call as handed out whole."""
-        self._completed.add(self._opened - 1)
+        self._completed.add(len(self._ids) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +92,17 @@ class WireContext:
     """Where a wire begins.
 
     Attributes:
-        opener: The marker that was read; it is the wire's first raw text.
+        opener: The text that was read; it is the wire's first raw text. A wire that owns the
+            reply begins without one.
         in_thought: Whether a thought is open, where a marker may be a mere quotation.
+        prompt_tail: The end of the prompt, for a wire whose reply goes on with a message that
+            the prompt began.
     """
 
     opener: str
     calls: CallLedger
     in_thought: bool
+    prompt_tail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +139,20 @@ class Outbox:
         self._settled = None
 
     def send(self, delta: Delta, settled: int) -> None:
-        """Hand out a delta that accounts for the text up to a position."""
+        """Hand out a delta that accounts for the text up to a position.
+
+        Positions count from the start of this `feed`; below zero lies what was fed before.
+        """
         self._deltas.append(delta)
         self._settled = settled
 
     def end(self, taken: str) -> tuple[Delta, ...]:
         """End a `feed` that took this text, and return the deltas."""
-        if self._settled is None:
-            self._raw.append(taken)
-        else:
-            self._raw = [taken[self._settled :]]
+        settled = self._settled
+        self._raw.append(taken)
+        if settled is not None:
+            raw = taken if settled >= 0 else self.held
+            self._raw = [raw[len(raw) - len(taken) + settled :]]
         return tuple(self._deltas)
 
 

@@ -9,12 +9,13 @@ from backend.core.delta import ToolCallDelta
 from backend.output.tool_calls.json_block import JsonBlockCursor
 from backend.output.tool_calls.wire import CallLedger, WireContext, WireOutput, new_call_id
 
+TOOLS = {"f": {}, "get": {}}
 OPENER, CLOSER = "<tool_call>", "</tool_call>"
 
 
-def make_cursor(tool_names=frozenset({"f", "get"}), *, in_thought=False):
+def make_cursor(tools=TOOLS, *, in_thought=False):
     ids = count()
-    calls = CallLedger(tool_names, lambda: f"id{next(ids)}")
+    calls = CallLedger(tools, lambda: f"id{next(ids)}")
     context = WireContext(opener=OPENER, calls=calls, in_thought=in_thought)
     return JsonBlockCursor(context, closer=CLOSER)
 

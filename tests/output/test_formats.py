@@ -1,0 +1,75 @@
+"""Every format on random pieces of its own golden cases."""
+
+import re
+
+import golden
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
+from backend.output.router import Router
+from backend.output.tool_rows import TOOL_ROWS
+
+BUILT = [row.format for row in TOOL_ROWS if row.format.make_cursor]
+PIECE = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|[^<\[]{1,12}|.", re.DOTALL)
+CASES = list(golden.cases())
+
+
+def fragments(tools):
+    texts = [case.text for case in CASES if case.spec.format.tools is tools]
+    return sorted({piece for text in texts for piece in PIECE.findall(text)})
+
+
+def run(case, chunks, tools, *, truncated=False):
+    router = Router(case.spec.format, tools=tools, prompt_tail=case.spec.prompt_tail)
+    deltas = [delta for chunk in chunks for delta in router.feed(chunk)]
+    deltas += router.finish(truncated=truncated)
+    calls = {}
+    for delta in deltas:
+        if isinstance(delta, ToolCallDelta):
+            name, arguments = calls.get(delta.index, ("", ""))
+            calls[delta.index] = (name + delta.name, arguments + delta.arguments)
+    content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    return content, reasoning, calls, router.completed_calls, router.ended_mid_call
+
+
+@pytest.mark.parametrize("tools", BUILT, ids=lambda tools: tools.name)
+def test_no_text_makes_a_wire_raise_or_depend_on_the_cut(tools, caplog):
+    cases = [case for case in CASES if case.spec.format.tools is tools]
+
+    @settings(max_examples=150)
+    @given(
+        st.sampled_from(cases),
+        st.lists(st.sampled_from(fragments(tools)), max_size=15),
+        st.booleans(),
+    )
+    def check(case, pieces, truncated):
+        text = "".join(pieces)
+        offered = case.spec.tools
+        whole = run(case, [text], offered, truncated=truncated)
+        assert run(case, text, offered, truncated=truncated) == whole
+        assert run(case, pieces, offered, truncated=truncated) == whole
+        assert not caplog.records
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "tools", [tools for tools in BUILT if not tools.owns_reply], ids=lambda tools: tools.name
+)
+def test_without_tools_every_character_of_a_wire_is_text(tools):
+    @settings(max_examples=50)
+    @given(st.lists(st.sampled_from(fragments(tools)), max_size=15))
+    def check(pieces):
+        case = next(case for case in CASES if case.spec.format.tools is tools)
+        wire = case.spec.format.reasoning
+        text = "".join(pieces)
+        content, reasoning, calls, *_ = run(case, text, {})
+        leavable = re.compile("|".join(map(re.escape, [*wire.starts, *wire.ends, "\n"])))
+        kept = leavable.sub("", content + reasoning)
+        assert sorted(kept) == sorted(leavable.sub("", text))
+        assert not calls
+
+    check()

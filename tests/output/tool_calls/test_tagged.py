@@ -1,0 +1,108 @@
+import json
+import re
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.core.delta import ToolCallDelta
+from backend.output.tool_calls.markup import Tag
+from backend.output.tool_calls.schema import NOT_A_STRING, STRING
+from backend.output.tool_calls.tagged import TaggedCursor, TaggedDialect
+from backend.output.tool_calls.wire import CallLedger, WireContext, WireOutput
+
+QUOTED = re.compile(r'(?P<name>[^"]+)"(?: string="(?P<string>true|false)")?')
+DIALECT = TaggedDialect(
+    call=Tag('<call name="', re.compile(r'(?P<name>[^"]+)"')),
+    call_end="</call>",
+    parameter=Tag('<arg name="', QUOTED),
+    parameter_end="</arg>",
+    block_end="</calls>",
+    types_on_wire=lambda tag: (
+        {"true": STRING, "false": NOT_A_STRING}[tag["string"]] if tag["string"] else None
+    ),
+)
+PROPERTIES = {"a": {"type": "string"}, "b": {"type": "string"}, "n": {"type": "integer"}}
+TOOLS = {"f": {"properties": PROPERTIES}}
+BEGIN = '<call name="f"><arg name="a">'
+END = "</arg></call></calls>"
+HOSTILE = ["</arg>", "</call>", "</calls>", '<arg name="b">', '<arg name="x">', "<", "\n", "é", '"']
+
+
+def make_cursor(opener="<calls>"):
+    ids = count()
+    calls = CallLedger(TOOLS, lambda: f"id{next(ids)}")
+    return TaggedCursor(WireContext(opener=opener, calls=calls, in_thought=False), dialect=DIALECT)
+
+
+def arguments(chunks, opener="<calls>"):
+    cursor = make_cursor(opener)
+    outputs = [cursor.feed(chunk) for chunk in chunks] + [cursor.finish(truncated=False)]
+    return "".join(delta.arguments for output in outputs for delta in output.deltas)
+
+
+def test_a_string_leaves_as_it_is_written():  # lesson 71
+    cursor = make_cursor()
+    assert cursor.feed('<call name="f"') == WireOutput()
+    assert cursor.feed(">").deltas == (ToolCallDelta(0, "id0", "f"),)
+    pieces = ['<arg name="a">', "x", "y<", "z", "</ar", "g>", "\n", '<arg name="n">', "1", "2"]
+    sent = ["".join(d.arguments for d in cursor.feed(piece).deltas) for piece in pieces]
+    assert sent == ['{"a": ', '"x', "y", "<z", "", "", "", '", "n": ', "", ""]
+    assert cursor.is_mid_call
+    assert cursor.feed("</arg></call>").deltas == ()
+    assert cursor.feed("</calls> bye").rest == " bye"
+    assert not cursor.is_mid_call
+
+
+def test_the_end_of_a_call_leaves_when_it_is_certain():
+    cursor = make_cursor()
+    cursor.feed(BEGIN + "x</arg></call>")
+    assert cursor.is_mid_call
+    assert "".join(d.arguments for d in cursor.feed("</calls>").deltas) == '"}'
+
+
+def test_types_may_stand_on_the_wire():
+    text = '<call name="f"><arg name="a" string="false">12</arg><arg name="n" string="true">12'
+    assert arguments([text + END]) == '{"a": 12, "n": "12"}'
+
+
+@pytest.mark.parametrize("text", ["oops", "<call x", '<call name="g">', "</calls>"])
+def test_what_is_no_call_is_given_back(text):  # lessons 75, 76, 106
+    output = make_cursor().feed(text)
+    assert not output.deltas
+    assert output.rejected + (output.rest or "") == "<calls>" + text
+    assert output.rejected
+
+
+def test_a_call_that_opens_itself_is_given_back_with_its_opener():
+    output = make_cursor('<call name="').feed('g">')
+    assert output == WireOutput(rejected='<call name="', rest='g">')
+
+
+def test_a_long_value_costs_no_more_than_its_length():
+    value = "</arg> " * 20_000
+    assert json.loads(arguments(BEGIN + value + END)) == {"a": value}
+
+
+@given(st.lists(st.sampled_from([*HOSTILE, "word"]), max_size=12).map("".join))
+def test_the_cut_makes_no_difference(value):
+    text = BEGIN + value + END
+    outcomes = []
+    for chunks in ([text], text):
+        cursor, rejected, rest, deltas = make_cursor(), "", None, []
+        for chunk in chunks:
+            if rest is not None:
+                rest += chunk
+                continue
+            output = cursor.feed(chunk)
+            deltas += output.deltas
+            rejected, rest = rejected + output.rejected, output.rest
+        outcomes.append(("".join(d.arguments for d in deltas), rejected, rest))
+    assert outcomes[0] == outcomes[1]
+
+
+@given(st.text(), st.text())
+def test_values_arrive_as_they_were_written(first, second):
+    text = f'{BEGIN}{first}</arg>\n<arg name="b">{second}{END}'
+    assert json.loads(arguments(text)) == {"a": first, "b": second}
