@@ -37,6 +37,11 @@ class TuningOptions:
     prefill_pause_ms: int = 500
     max_replies_per_s: int = 400
     max_cache_bytes: int | None = None
+    cache_dir: str | None = None
+    max_cache_disk_bytes: int = 10 * 2**30
+    cache_bits: int | None = None
+    kv_bits: int | None = None
+    kv_group_size: int = 64
     max_tokens: int | None = None
     top_p: float | None = None
     top_k: int | None = None

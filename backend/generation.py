@@ -190,6 +190,8 @@ def _request(call: GenerationCall, prompt: Prompt, model: LoadedModel) -> Genera
         max_tokens=min(call.max_tokens or room, room),
         stop_token_ids=frozenset() if call.ignore_eos else model.card.eos_token_ids,
         top_logprobs=call.top_logprobs,
+        remembered=call.remembered,
+        cache_path=call.cache_path,
     )
 
 

@@ -74,6 +74,22 @@ _LATENT: Mapping[str, Any] = {
     "v_head_dim": 16,
 }
 
+_GEMMA3: Mapping[str, Any] = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 3,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 24,
+    "sliding_window_pattern": 3,
+}
+
+_QWEN3_NEXT: Mapping[str, Any] = {
+    **_EXPERTS,
+    **_GATED_DELTA,
+    "model_type": "qwen3_next",
+    "shared_expert_intermediate_size": 32,
+    "partial_rotary_factor": 0.5,
+}
+
 # What each family adds to the common shape; the key is its `model_type`, unless it says otherwise.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
@@ -85,12 +101,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen3": {},
     "qwen3_moe": _EXPERTS,
-    "gemma3_text": {
-        "num_hidden_layers": 3,
-        "query_pre_attn_scalar": 16,
-        "sliding_window": 24,
-        "sliding_window_pattern": 3,
-    },
+    "gemma3_text": _GEMMA3,
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -99,12 +110,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_v3": _LATENT,
     "deepseek_v32": {**_LATENT, "index_head_dim": 32, "index_n_heads": 2, "index_topk": 32},
-    "qwen3_next": {
-        **_EXPERTS,
-        **_GATED_DELTA,
-        "shared_expert_intermediate_size": 32,
-        "partial_rotary_factor": 0.5,
-    },
+    "qwen3_next": _QWEN3_NEXT,
     "qwen3_5": _GATED_DELTA,
     "mamba2": {
         "max_position_embeddings": None,
@@ -173,6 +179,10 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "qk_rope_head_dim": 16,
         "v_head_dim": 16,
     },
+    # Heads that are wide enough to be quantised.
+    "llama_wide": {"model_type": "llama", "head_dim": 64},
+    "gemma3_wide": {**_GEMMA3, "head_dim": 32},
+    "qwen3_next_wide": {**_QWEN3_NEXT, "head_dim": 32},
     "llama4": {
         "attention_bias": False,
         "attention_chunk_size": 32,
@@ -224,6 +234,31 @@ def build_llama(
         "num_attention_heads": heads,
         "num_key_value_heads": heads // 2 if heads % 2 == 0 else heads,
         "head_dim": 64,
+        "vocab_size": vocab,
+    }
+    return _write(shape, directory, seed=seed, dtype=dtype)
+
+
+def build_mamba2(
+    directory: Path,
+    *,
+    hidden: int,
+    layers: int,
+    vocab: int,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> Path:
+    """Write a mamba2 of a chosen size, for benchmarks; the arguments are those of `build_llama`."""
+    shape = {
+        **_COMMON,
+        **FAMILIES["mamba2"],
+        "model_type": "mamba2",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": 2 * hidden,
+        "num_heads": hidden // 32,
+        "head_dim": 64,
+        "state_size": 64,
         "vocab_size": vocab,
     }
     return _write(shape, directory, seed=seed, dtype=dtype)

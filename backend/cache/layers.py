@@ -1,7 +1,8 @@
 """How the cache of one layer is read and restored: a row per class of mlx-lm.
 
-The one place, beside the batch, that knows mlx-lm's cache classes. They are told apart by exact
-class: a subclass that keeps its data elsewhere must not be taken for its parent.
+The one place, beside the batch and the factory of fresh caches, that knows mlx-lm's cache classes.
+They are told apart by exact class: a subclass that keeps its data elsewhere must not be taken for
+its parent.
 """
 
 import copy
@@ -19,6 +20,7 @@ from mlx_lm.models.cache import (
 )
 
 from backend.cache.kv import Arrays, State
+from backend.cache.packing import UNPACKED, Packing
 
 # An object of mlx-lm, which is untyped.
 UpstreamCache: TypeAlias = Any
@@ -28,16 +30,21 @@ _ALLOCATION_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class PositionLayer:
-    """KV of every position: it can be cut anywhere."""
+    """KV of every position: it can be cut anywhere.
+
+    Attributes:
+        packing: How the store keeps it.
+    """
 
     read: Callable[[UpstreamCache], Arrays]
     write: Callable[[UpstreamCache, Arrays], None]
+    packing: Packing = UNPACKED
 
     def slices(self, cache: UpstreamCache, start: int, stop: int) -> Arrays:
         """Copy positions, lazily; nothing for a layer that does not use its cache."""
         if cache.empty():
             return ()
-        return _cut(self.read(cache), start, stop)
+        return self.packing.pack(_cut(self.read(cache), start, stop))
 
     def restore(
         self, cache: UpstreamCache, parts: Sequence[Arrays], length: int, capacity: int
@@ -52,7 +59,7 @@ class PositionLayer:
         """
         steps = capacity // _ALLOCATION_STEP + 1
         spare = steps * _ALLOCATION_STEP - length
-        if columns := list(zip(*parts, strict=True)):
+        if columns := list(zip(*map(self.packing.unpack, parts), strict=True)):
             self.write(cache, tuple(_with_room(column, spare) for column in columns))
             cache.offset = length
 
@@ -63,9 +70,11 @@ class WindowLayer:
 
     Attributes:
         size: Positions that a token sees, itself included.
+        packing: How the store keeps them.
     """
 
     size: int
+    packing: Packing = UNPACKED
 
     def known_from(self, cache: UpstreamCache) -> int:
         """Return the first position that the ring still holds."""
@@ -79,7 +88,7 @@ class WindowLayer:
             return ()
         arrays = _in_order(cache)
         first = cache.offset - arrays[0].shape[-2]
-        return _cut(arrays, start - first, stop - first)
+        return self.packing.pack(_cut(arrays, start - first, stop - first))
 
     def restore(self, cache: UpstreamCache, parts: Sequence[Arrays], length: int) -> None:
         """Fill a fresh cache.
@@ -90,7 +99,7 @@ class WindowLayer:
                 the window is left out.
             length: The last position's number plus one.
         """
-        columns = list(zip(*parts, strict=True))
+        columns = list(zip(*map(self.packing.unpack, parts), strict=True))
         if not columns:
             return
         keys, values = (self._ring(column, length) for column in columns)
@@ -132,11 +141,22 @@ class StateLayer:
 LayerKind: TypeAlias = PositionLayer | WindowLayer | StateLayer
 
 
-def layer_kind(cache: UpstreamCache) -> LayerKind | None:
-    """Return how a fresh cache is read and restored; `None` for a class not known here."""
+def layer_kind(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
+    """Return how a fresh cache is read and restored; `None` for a class not known here.
+
+    Args:
+        cache: Of the layer.
+        packing: How its keys and values are stored; what is quantised in use is not packed again.
+    """
     if type(cache) is RotatingKVCache:
-        return WindowLayer(cache.max_size) if cache.keep == 0 else None
+        return WindowLayer(cache.max_size, packing) if cache.keep == 0 else None
+    if type(cache) is KVCache:
+        return PositionLayer(_read_pair, _write_pair, packing)
     return _KINDS.get(type(cache))
+
+
+def _read_pair(cache: UpstreamCache) -> Arrays:
+    return cache.keys, cache.values
 
 
 def _write_pair(cache: UpstreamCache, arrays: Arrays) -> None:
@@ -168,7 +188,6 @@ def _write_chunk(cache: UpstreamCache, state: State) -> None:
 
 
 _KINDS: Mapping[type, LayerKind] = {
-    KVCache: PositionLayer(lambda cache: (cache.keys, cache.values), _write_pair),
     QuantizedKVCache: PositionLayer(_read_quantized, _write_quantized),
     ArraysCache: StateLayer(lambda cache: State(tuple(cache.cache)), _write_arrays),
     ChunkedKVCache: StateLayer(_read_chunk, _write_chunk),

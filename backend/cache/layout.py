@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from mlx_lm.models.cache import CacheList
 
-from backend.cache.kv import MAX_NODE_TOKENS, Arrays, Block, Piece, Snapshot
+from backend.cache.kv import MAX_NODE_TOKENS, Arrays, Block, Piece, Segment, Snapshot
 from backend.cache.layers import (
     LayerKind,
     PositionLayer,
@@ -15,6 +15,8 @@ from backend.cache.layers import (
     WindowLayer,
     layer_kind,
 )
+from backend.cache.node_store import Thinning
+from backend.cache.packing import UNPACKED, Packing
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +44,11 @@ class CacheLayout:
         self.has_windows = self._window > 0
 
     @classmethod
-    def of(cls, caches: Caches) -> "CacheLayout | None":
+    def of(cls, caches: Caches, packing: Packing = UNPACKED) -> "CacheLayout | None":
         """Look at fresh caches; `None`, with a warning, for a class that cannot be stored."""
         kinds: list[LayerKind] = []
-        for leaf in _leaves(caches):
-            kind = layer_kind(leaf)
+        for leaf in cache_leaves(caches):
+            kind = layer_kind(leaf, packing)
             if kind is None:
                 log.warning("no prompt cache for this model: it uses a %s", type(leaf).__name__)
                 return None
@@ -59,7 +61,7 @@ class CacheLayout:
         Raises:
             CaptureError: The caches end elsewhere.
         """
-        leaves = list(_leaves(caches))
+        leaves = list(cache_leaves(caches))
         self._check_end(leaves, stop)
         known_from = min(max(self._windows_known_from(leaves), start), stop)
         return (
@@ -71,10 +73,17 @@ class CacheLayout:
         """Copy the states of all layers, lazily; `None` where no layer has one."""
         if not self.has_state:
             return None
-        pairs = zip(self._kinds, _leaves(caches), strict=True)
+        pairs = zip(self._kinds, cache_leaves(caches), strict=True)
         return Snapshot(
             tuple(kind.snapshot(leaf) for kind, leaf in pairs if isinstance(kind, StateLayer))
         )
+
+    @property
+    def thinning(self) -> Thinning | None:
+        """What nodes in the middle of a conversation can give up; `None` is nothing."""
+        if not (self.has_state or self.has_windows):
+            return None
+        return Thinning(self._thinned, self._window, self.has_state)
 
     def usable(self, path: Sequence[Piece], limit: int) -> int:
         """Return the longest prefix, of at most `limit` tokens, that can be restored."""
@@ -104,7 +113,7 @@ class CacheLayout:
         blocks = [block for piece in path for block in piece.blocks()]
         snapshot = path[-1].snapshot
         states = iter(snapshot.states if snapshot else ())
-        for index, (kind, leaf) in enumerate(zip(self._kinds, _leaves(caches), strict=True)):
+        for index, (kind, leaf) in enumerate(zip(self._kinds, cache_leaves(caches), strict=True)):
             match kind:
                 case PositionLayer():
                     kind.restore(leaf, _parts(blocks, index), length, capacity)
@@ -134,6 +143,15 @@ class CacheLayout:
                     layers.append(())
         return Block(stop - start, tuple(layers), has_windows)
 
+    def _thinned(self, segment: Segment) -> Segment:
+        """Return a segment without its snapshot and the layers that only a cut inside needs."""
+        return Segment(tuple(self._without_windows(block) for block in segment.blocks))
+
+    def _without_windows(self, block: Block) -> Block:
+        layers = zip(self._kinds, block.layers, strict=True)
+        rest = tuple(() if isinstance(kind, WindowLayer) else arrays for kind, arrays in layers)
+        return Block(block.tokens, rest, has_windows=not self.has_windows)
+
     def _windows_known_from(self, leaves: Sequence[UpstreamCache]) -> int:
         pairs = zip(self._kinds, leaves, strict=True)
         return max(
@@ -146,11 +164,11 @@ class CacheLayout:
                 raise CaptureError(f"a {type(leaf).__name__} ends at {leaf.offset}, not at {stop}")
 
 
-def _leaves(caches: Caches) -> Iterator[UpstreamCache]:
+def cache_leaves(caches: Caches) -> Iterator[UpstreamCache]:
     """Yield the caches that hold arrays, in a fixed order; a `CacheList` holds others."""
     for cache in caches:
         if type(cache) is CacheList:
-            yield from _leaves(cache.caches)
+            yield from cache_leaves(cache.caches)
         else:
             yield cache
 

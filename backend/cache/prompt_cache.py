@@ -1,31 +1,31 @@
-"""The store of KV by token prefix: look up, insert, evict; safe from any thread.
+"""The prompt cache: KV by token prefix, looked up and stored from any thread.
 
-The lock guards the tree and its books. Arrays are computed before it is taken or after it is
+The lock guards the nodes and the books. Arrays are computed before it is taken or after it is
 released, never in between.
 """
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from backend.cache.kv import Piece, Segment, Snapshot, evaluate
-from backend.cache.radix import Match, Node, RadixTree
+from backend.cache.kv import Piece, Segment, evaluate
+from backend.cache.node_store import LooseNode, NodeStore, Thinning
+from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
 from backend.core.status import HitKind, PromptCacheStatus
 
 # A prefix of one token is the same BOS for everybody.
 MIN_HIT_TOKENS = 2
-MAX_KEPT_SHARE = 0.5
 
-SegmentNode: TypeAlias = Node[Segment]
 Usable: TypeAlias = Callable[[Sequence[Piece], int], int]
+Rescue: TypeAlias = Callable[[Sequence[LooseNode]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What the store knows of a prompt.
+    """What is known of a prompt.
 
     Attributes:
         length: Tokens that can be restored: fewer than the prompt has, 0 on a miss.
@@ -42,31 +42,42 @@ class PrefixHit:
 
 
 class PromptCache:
-    """KV of token prefixes, each prefix stored once.
+    """KV of token prefixes, each prefix stored once."""
 
-    Attributes:
-        version: Counts the insertions: an unchanged one gives the same hits.
-    """
-
-    def __init__(self, budget_bytes: int, usable: Usable) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        usable: Usable,
+        *,
+        thinning: Thinning | None = None,
+        rescue: Rescue | None = None,
+    ) -> None:
         """Start empty.
 
         Args:
             budget_bytes: What all nodes together may hold.
             usable: How long a prefix can be restored from a path, up to a limit.
+            thinning: What can be given up before whole nodes are.
+            rescue: Takes what is evicted and nobody else holds; called without the lock, by
+                whoever inserts.
         """
-        self._budget_bytes = budget_bytes
         self._usable = usable
+        self._rescue = rescue
         self._lock = threading.Lock()
-        self._tree: RadixTree[Segment] = RadixTree()
-        self._bytes = 0
-        self._held: dict[str, SegmentNode] = {}
-        self._kept: OrderedDict[SegmentNode, None] = OrderedDict()
+        self._nodes = NodeStore(budget_bytes, thinning)
         self._hits: Counter[HitKind] = Counter()
         self._looked_up_tokens = 0
         self._hit_tokens = 0
-        self._evictions = 0
-        self.version = 0
+
+    @property
+    def version(self) -> int:
+        """Counts the insertions: an unchanged one gives the same hits."""
+        return self._nodes.version
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether there are nodes that only this cache holds."""
+        return bool(self._nodes.unsaved)
 
     def lookup(self, key: TokenKey, owner: str) -> PrefixHit:
         """Return the most of a prompt that can be restored; one token is always left.
@@ -76,69 +87,81 @@ class PromptCache:
             owner: Who looks: the path is not evicted until `release`.
         """
         with self._lock:
-            found = self._tree.match(key)
+            found = self._nodes.tree.match(key)
             path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
             length = self._usable(path, len(key) - 1)
             beyond = _beyond(found)
             if length < MIN_HIT_TOKENS:
                 return PrefixHit(HitKind.MISS, 0, (), found.length, beyond)
             last = next(node for node in found.nodes if node.end >= length)
-            self._tree.touch(last)
-            self._held[owner] = last
-        return PrefixHit(_kind(found, key), length, _cut(path, length), found.length, beyond)
+            self._nodes.tree.touch(last)
+            self._nodes.held[owner] = last
+            kind = _kind(found, key)
+        return PrefixHit(kind, length, _cut(path, length), found.length, beyond)
 
     def release(self, owner: str) -> None:
         """Let the path of `owner` be evicted again."""
         with self._lock:
-            self._held.pop(owner, None)
+            self._nodes.held.pop(owner, None)
 
     def stored(self, key: TokenKey) -> int:
         """Return how many of the first tokens of `key` are stored."""
         with self._lock:
-            return self._tree.match(key).length
+            return self._nodes.tree.match(key).length
 
     def has_snapshot(self, key: TokenKey) -> bool:
         """Tell whether the state behind the last token of `key` is stored."""
         with self._lock:
-            found = self._tree.match(key)
-            last = found.last
-            is_end = last is not None and last.end == found.length == len(key)
+            last = self._nodes.tree.match(key).last
+            is_end = last is not None and last.end == len(key)
             return is_end and last is not None and last.value.snapshot is not None
 
-    def insert(self, key: TokenKey, start: int, segment: Segment, owner: str) -> bool:
-        """Store what the tree lacks of a prefix.
+    def insert(
+        self,
+        key: TokenKey,
+        start: int,
+        segment: Segment,
+        *,
+        owner: str | None = None,
+        is_saved: bool = False,
+    ) -> bool:
+        """Store what is lacking of a prefix.
 
         Args:
             key: The whole prefix.
             start: Where `segment` begins; all before it should be stored.
             segment: KV of `key[start:]`, perhaps none, and the state behind it, computed.
-            owner: Its path is not evicted until `release`.
+            owner: Its path is not evicted until `release`; `None` holds nothing.
+            is_saved: Whether somebody else holds it as well.
 
         Returns:
             Whether the prefix is stored now: not if what was before it has been evicted, or if
             there is no room.
         """
-        dropped: list[Segment] = []
         with self._lock:
-            divided = self._insert(key, start, segment, dropped)
-            if divided is None:
-                return False
-            self._held[owner] = self._tree.match(key).nodes[-1]
-        evaluate(divided)
-        return True
+            node = self._nodes.insert(key, start, segment)
+            if node is not None and owner is not None:
+                self._nodes.held[owner] = node
+            if node is not None and self._rescue is not None and not is_saved:
+                self._nodes.unsaved[node] = None
+            divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
+        evaluate([*divided, segment])
+        if self._rescue is not None and evicted:
+            self._rescue(evicted)
+        return node is not None
 
     def keep(self, key: TokenKey) -> None:
         """Evict this prefix, a system prompt, after everything else; no effect unless stored."""
         with self._lock:
-            found = self._tree.match(key)
-            if found.last is None or found.length < len(key):
-                return
-            node, divided = self._ending_at(found)
-            self._tree.keep(node)
-            self._kept[node] = None
-            self._kept.move_to_end(node)
-            self._bound_kept()
+            self._nodes.keep(key)
+            divided = self._nodes.take_divided()
         evaluate(divided)
+
+    def take_unsaved(self) -> list[LooseNode]:
+        """Return the nodes that only this cache holds, and count them as saved from now on."""
+        with self._lock:
+            nodes, self._nodes.unsaved = self._nodes.unsaved, {}
+            return [LooseNode(node.key, node.start, node.value) for node in nodes]
 
     def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:
         """Count a prompt that was looked up, and how much of it was restored in the end."""
@@ -151,93 +174,20 @@ class PromptCache:
         """Return a snapshot of the books."""
         with self._lock:
             return PromptCacheStatus(
-                bytes=self._bytes,
-                budget_bytes=self._budget_bytes,
-                nodes=len(self._tree),
-                tokens=self._tree.tokens,
+                bytes=self._nodes.bytes,
+                budget_bytes=self._nodes.budget_bytes,
+                nodes=len(self._nodes.tree),
+                tokens=self._nodes.tree.tokens,
                 looked_up_tokens=self._looked_up_tokens,
                 hit_tokens=self._hit_tokens,
                 hits=dict(self._hits),
-                evictions=self._evictions,
+                evictions=self._nodes.evictions,
             )
 
     def check(self) -> None:
         """Raise AssertionError unless the books balance."""
         with self._lock:
-            self._tree.check()
-            nodes = list(self._tree.walk())
-            if self._bytes != sum(node.value.nbytes for node in nodes):
-                raise AssertionError("bytes are miscounted")
-            if any(node.value.tokens != len(node.label) for node in nodes):
-                raise AssertionError("a node holds other tokens than its own")
-            if not set(nodes).issuperset([*self._held.values(), *self._kept]):
-                raise AssertionError("a node that is held has been evicted")
-            if self._bytes > self._budget_bytes:
-                raise AssertionError("more is stored than may be")
-
-    def _insert(
-        self, key: TokenKey, start: int, segment: Segment, dropped: list[Segment]
-    ) -> list[Segment] | None:
-        """Insert, and return the values that were divided on the way; `None` if it cannot be."""
-        found = self._tree.match(key)
-        if found.length < start:
-            return None
-        if found.length > start:
-            segment = _rest(segment, found.length - start)
-        if not self._make_room(segment.nbytes, found.last, dropped):
-            return None
-        found = self._tree.match(key)
-        if found.length == len(key):
-            return self._attach(found, segment.snapshot)
-        inside = found.last if found.last and found.length < found.last.end else None
-        node = self._tree.insert(key, found.length, segment)
-        self._bytes += segment.nbytes
-        self.version += 1
-        divided = [segment]
-        if inside is not None and node.parent is not None:
-            divided += [inside.value, node.parent.value]
-        return divided
-
-    def _attach(self, found: Match[Segment], snapshot: Snapshot | None) -> list[Segment]:
-        """Put a snapshot where a match ends, unless one is there."""
-        node, divided = self._ending_at(found)
-        if snapshot is not None and node.value.snapshot is None:
-            self._tree.replace(node, Segment(node.value.blocks, snapshot))
-            self._bytes += snapshot.nbytes
-            self.version += 1
-        self._tree.touch(node)
-        return divided
-
-    def _ending_at(self, found: Match[Segment]) -> tuple[SegmentNode, list[Segment]]:
-        """Return the node that ends where a match does, and the values divided for it."""
-        node = found.nodes[-1]
-        if node.end == found.length:
-            return node, []
-        upper = self._tree.split_at(node, found.length - node.start)
-        return upper, [upper.value, node.value]
-
-    def _make_room(self, needed: int, path_end: SegmentNode | None, dropped: list[Segment]) -> bool:
-        """Evict the least recent leaves until so many bytes fit beside the others."""
-        held = {*self._held.values(), *filter(None, (path_end,))}
-        while self._bytes + needed > self._budget_bytes:
-            leaf = self._tree.least_recent(skip=held)
-            if leaf is None:
-                return False
-            dropped.append(self._tree.remove(leaf, skip=held))
-            self._kept.pop(leaf, None)
-            self._bytes -= dropped[-1].nbytes
-            self._evictions += 1
-        return True
-
-    def _bound_kept(self) -> None:
-        """Let system prompts crowd out no more than a share of the rest."""
-        while len(self._kept) > 1 and self._kept_bytes() > MAX_KEPT_SHARE * self._budget_bytes:
-            node, _ = self._kept.popitem(last=False)
-            self._tree.unkeep(node)
-
-    def _kept_bytes(self) -> int:
-        nodes = {node for kept in self._kept for node in kept.lineage()}
-        return sum(node.value.nbytes for node in nodes)
+            self._nodes.check()
 
 
 def _kind(found: Match[Segment], key: TokenKey) -> HitKind:
@@ -270,10 +220,3 @@ def _cut(path: Sequence[Piece], length: int) -> tuple[Piece, ...]:
             pieces.append(Piece(piece.segment, min(piece.tokens, length)))
         length -= piece.tokens
     return tuple(pieces)
-
-
-def _rest(segment: Segment, known: int) -> Segment:
-    """Return a segment without its first tokens."""
-    if known >= segment.tokens:
-        return Segment((), segment.snapshot)
-    return segment.split(known)[1]

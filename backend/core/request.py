@@ -2,11 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice
 
 # Below it logits divided by the temperature leave the range of float32.
 MIN_TEMPERATURE = 1e-5
+
+
+class Remembered(Enum):
+    """What of a request may be put into the prompt cache."""
+
+    NOTHING = "nothing"
+    PROMPT = "prompt"
+    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,8 @@ class GenerationCall:
             (`enable_thinking`, `reasoning_effort`, ...); a missing key stays undefined there.
         max_tokens: Limit of generated tokens; `None` is up to the context.
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
+        remembered: What of it may be put into the prompt cache.
+        cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
         debug: Whether the log may hold the text of this request.
     """
 
@@ -78,6 +89,8 @@ class GenerationCall:
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    remembered: Remembered = Remembered.ALL
+    cache_path: str = ""
     debug: bool = False
 
 
@@ -89,6 +102,8 @@ class GenerationRequest:
         max_tokens: At least 1; prompt and limit together fit the context.
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
+        remembered: What of it may be put into the prompt cache.
+        cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
     """
 
     request_id: str
@@ -97,3 +112,5 @@ class GenerationRequest:
     max_tokens: int
     stop_token_ids: frozenset[int]
     top_logprobs: int | None = None
+    remembered: Remembered = Remembered.ALL
+    cache_path: str = ""

@@ -33,6 +33,25 @@ class HitKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCacheStatus:
+    """The books of the prompt cache's files.
+
+    Attributes:
+        bytes: What the files of all models take.
+        files: Of this model.
+        read_tokens: Tokens whose KV was read back.
+        damaged: Files that were put aside.
+        dropped: Nodes that were not written because too many were waiting.
+    """
+
+    bytes: int = 0
+    files: int = 0
+    read_tokens: int = 0
+    damaged: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCacheStatus:
     """The books of the prompt cache; counts are totals since the model was loaded.
 
@@ -54,6 +73,7 @@ class PromptCacheStatus:
     hit_tokens: int = 0
     hits: Mapping[HitKind, int] = field(default_factory=dict)
     evictions: int = 0
+    disk: DiskCacheStatus = field(default_factory=DiskCacheStatus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
 from backend.core.step import TokenStep
 from backend.engine.logprobs import LogprobsInFlight, logprobs_in_flight
-from backend.engine.network import Caches, Network
+from backend.engine.network import Caches, FreshCaches, Network
 from backend.engine.row import Row
 from backend.sampling.processors import History, LogitsAdjuster
 from backend.sampling.sampler import Sampler
@@ -44,8 +43,9 @@ class _Flight:
 class Batch:
     """The rows being decoded; belongs to the engine thread."""
 
-    def __init__(self, network: Network, vocab_size: int) -> None:
+    def __init__(self, network: Network, fresh_caches: FreshCaches, vocab_size: int) -> None:
         self._network = network
+        self._fresh_caches = fresh_caches
         self._vocab_size = vocab_size
         self._rows: list[Row] = []
         self._joining: list[Row] = []
@@ -155,7 +155,7 @@ class Batch:
     def _taken_cache(self, row: Row) -> Caches:
         """Take over a row's caches; a prompt of one token comes without."""
         cache, row.cache = row.cache, None
-        return make_prompt_cache(self._network) if cache is None else cache
+        return self._fresh_caches() if cache is None else cache
 
     def _prepare_sampling(self) -> None:
         params = [row.request.sampling for row in self._rows]

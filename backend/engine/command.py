@@ -6,11 +6,14 @@ A reply future is answered on the engine thread; cancelling it is how its caller
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from backend.config import ModelOptions
 from backend.core.request import GenerationRequest
 from backend.model.loaded import LoadedModel
+
+if TYPE_CHECKING:
+    from backend.cache.node_directory import StoredNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +51,17 @@ class Stop:
     """End all requests and the thread."""
 
 
-Command: TypeAlias = Load | Submit | Cancel | Free | Stop
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What the disk had for a request; comes from the disk's thread.
+
+    Attributes:
+        source: Who asked: a model that was freed meanwhile gets nothing.
+    """
+
+    source: object
+    request_id: str
+    nodes: "tuple[StoredNode, ...]"
+
+
+Command: TypeAlias = Load | Submit | Cancel | Free | Stop | Fetched

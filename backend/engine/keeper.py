@@ -4,23 +4,30 @@ Saving never fails a request, and a prefix that cannot be restored is computed.
 """
 
 import logging
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, assert_never
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
 from backend.cache.kv import Segment, evaluate
 from backend.cache.layout import CacheLayout, CaptureError
+from backend.cache.packing import Packing
+from backend.cache.plain import from_plain
 from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.token_key import TokenKey
 from backend.cache.volatile import agrees_again
+from backend.core.request import Remembered
 from backend.core.status import PromptCacheStatus
-from backend.engine.network import Caches, Network
+from backend.engine.command import Fetched
+from backend.engine.disk_link import DiskLink, DiskSettings
+from backend.engine.network import Caches, FreshCaches
 from backend.engine.row import Row
 
 SAVE_INTERVAL_TOKENS = 2048
 # Taking over what another row computed meanwhile costs a rebuild.
 MIN_GAIN_TOKENS = 64
+# Reading less from disk is no faster than computing it.
+MIN_FETCH_TOKENS = 128
 
 _FAILURES = (CaptureError, RuntimeError, ValueError, TypeError, LookupError, MemoryError)
 
@@ -33,6 +40,12 @@ class Keeper(Protocol):
     @property
     def needs_boundaries(self) -> bool:
         """Whether prefixes can be taken up only where a snapshot was made."""
+
+    def fetch(self, row: Row) -> bool:
+        """Begin to read a new row's prefix from disk; false when there is nothing to wait for."""
+
+    def take_in(self, fetched: Fetched) -> None:
+        """Store what was read from disk for a row."""
 
     def restore(self, row: Row) -> None:
         """Give a row that prefills as much of its prompt as is stored, if it has less.
@@ -52,6 +65,16 @@ class Keeper(Protocol):
     def record(self, row: Row) -> None:
         """Count a row whose prompt is done."""
 
+    @property
+    def wants_rest(self) -> bool:
+        """Whether `rest` would have something to do."""
+
+    def rest(self) -> None:
+        """Have written to disk what is not there yet; called when nobody waits for anything."""
+
+    def close(self) -> None:
+        """Have the rest written, for a bounded time."""
+
     def status(self) -> PromptCacheStatus:
         """Return a snapshot of the books."""
 
@@ -59,16 +82,26 @@ class Keeper(Protocol):
         """Raise AssertionError unless the books balance."""
 
 
-def make_keeper(network: Network, budget_bytes: int) -> Keeper:
-    """Return the keeper of a network: one that keeps nothing if there is no room or no way."""
-    layout = CacheLayout.of(make_prompt_cache(network)) if budget_bytes else None
-    return PrefixKeeper(network, layout, budget_bytes) if layout else NothingKept()
+def make_keeper(
+    fresh_caches: FreshCaches, budget_bytes: int, packing: Packing, disk: DiskSettings
+) -> Keeper:
+    """Return the keeper of a model: one that keeps nothing if there is no room or no way."""
+    layout = CacheLayout.of(fresh_caches(), packing) if budget_bytes else None
+    return PrefixKeeper(fresh_caches, layout, budget_bytes, disk) if layout else NothingKept()
 
 
 class NothingKept:
     """A keeper without a prompt cache."""
 
     needs_boundaries = False
+    wants_rest = False
+
+    def fetch(self, row: Row) -> bool:  # noqa: ARG002 (the protocol's)
+        """Never wait."""
+        return False
+
+    def take_in(self, fetched: Fetched) -> None:
+        """Store nothing."""
 
     def restore(self, row: Row) -> None:
         """Leave the row as it is."""
@@ -86,6 +119,12 @@ class NothingKept:
     def record(self, row: Row) -> None:
         """Count nothing."""
 
+    def rest(self) -> None:
+        """Write nothing."""
+
+    def close(self) -> None:
+        """Write nothing."""
+
     def status(self) -> PromptCacheStatus:
         """Return empty books."""
         return PromptCacheStatus()
@@ -97,23 +136,53 @@ class NothingKept:
 class PrefixKeeper:
     """Keeps prefixes of one loaded model in a store of its own."""
 
-    def __init__(self, network: Network, layout: CacheLayout, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        fresh_caches: FreshCaches,
+        layout: CacheLayout,
+        budget_bytes: int,
+        disk: DiskSettings,
+    ) -> None:
         """Start with an empty store.
 
         Args:
-            network: Whose prefixes these are.
-            layout: What its caches are made of.
+            fresh_caches: Makes caches of the model whose prefixes these are.
+            layout: What they are made of.
             budget_bytes: What the store may hold.
+            disk: Where nodes that are evicted or idle go, if anywhere.
         """
-        self._network = network
+        self._fresh_caches = fresh_caches
         self._layout = layout
-        self._store = PromptCache(budget_bytes, layout.usable)
+        self._disk = DiskLink(disk, ends_at_snapshots=layout.has_state)
+        self._store = PromptCache(
+            budget_bytes, layout.usable, thinning=layout.thinning, rescue=self._disk.write
+        )
         self._volatile_places: set[int] = set()
 
     @property
     def needs_boundaries(self) -> bool:
         """Whether some layer has a state."""
         return self._layout.has_state
+
+    def fetch(self, row: Row) -> bool:
+        """Ask the disk for what memory lacks, if that is worth it."""
+        known = self._store.stored(row.prompt_key)
+        lacks = len(row.prompt_key) - known
+        return lacks >= MIN_FETCH_TOKENS and self._disk.read(row, known)
+
+    def take_in(self, fetched: Fetched) -> None:
+        """Store nodes as far as there is room; none of them is written again."""
+        if fetched.source is not self._disk:
+            return
+        for node in fetched.nodes:
+            try:
+                segment = from_plain(node.segment)
+                evaluate([segment])
+            except _FAILURES as error:
+                log.warning("what was read from disk does not fit", exc_info=error)
+                return
+            if not self._store.insert(node.key, node.start, segment, is_saved=True):
+                return
 
     def restore(self, row: Row) -> None:
         """Look the prompt up, unless that gave nothing the last time and nothing was stored."""
@@ -136,12 +205,12 @@ class PrefixKeeper:
 
     def save(self, row: Row) -> None:
         """Store at boundaries and now and then; windows forget, so with them always."""
-        if self._layout.has_windows or self._is_due(row):
+        if _is_remembered(row) and (self._layout.has_windows or self._is_due(row)):
             self._save(row)
 
     def leave(self, row: Row) -> None:
         """Store also what is not at a boundary: the next prompt may begin with the reply."""
-        if row.cache is not None and row.fed > row.saved:
+        if row.cache is not None and row.fed > row.saved and _is_remembered(row):
             self._save(row)
         self._store.release(row.request_id)
 
@@ -150,9 +219,23 @@ class PrefixKeeper:
         prompt_tokens = len(row.request.prompt.token_ids)
         self._store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
 
+    @property
+    def wants_rest(self) -> bool:
+        """Whether the store holds what the disk does not."""
+        return self._disk.is_open and self._store.has_unsaved
+
+    def rest(self) -> None:
+        """Write what is not on disk."""
+        self._disk.write(self._store.take_unsaved())
+
+    def close(self) -> None:
+        """Write what is not on disk, as far as time allows."""
+        self.rest()
+        self._disk.close()
+
     def status(self) -> PromptCacheStatus:
-        """Return the books of the store."""
-        return self._store.status()
+        """Return the books of the store and of the disk."""
+        return replace(self._store.status(), disk=self._disk.status)
 
     def check(self) -> None:
         """Check the store."""
@@ -164,7 +247,7 @@ class PrefixKeeper:
         return is_boundary or is_long or row.prefill_left == 0
 
     def _rebuild(self, row: Row, hit: PrefixHit) -> None:
-        caches = make_prompt_cache(self._network)
+        caches = self._fresh_caches()
         try:
             self._layout.restore(caches, hit.path, hit.length, len(row.token_ids))
             mx.eval([cache.state for cache in caches])
@@ -198,7 +281,7 @@ class PrefixKeeper:
         evaluate(segments)
         for segment in segments:
             stop = start + segment.tokens
-            if not self._store.insert(key[:stop], start, segment, row.request_id):
+            if not self._store.insert(key[:stop], start, segment, owner=row.request_id):
                 return
             start = stop
 
@@ -216,3 +299,16 @@ class PrefixKeeper:
                 hit.matched,
                 len(row.prompt_key) - hit.matched,
             )
+
+
+def _is_remembered(row: Row) -> bool:
+    """Tell whether what the row's caches hold may be stored."""
+    match row.request.remembered:
+        case Remembered.ALL:
+            return True
+        case Remembered.PROMPT:
+            return row.fed <= len(row.request.prompt.token_ids)
+        case Remembered.NOTHING:
+            return False
+        case _:
+            assert_never(row.request.remembered)

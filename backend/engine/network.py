@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -9,6 +10,12 @@ if TYPE_CHECKING:
 
 Caches: TypeAlias = list[Any]
 """One upstream cache object per layer."""
+
+FreshCaches: TypeAlias = Callable[[], Caches]
+"""Makes the empty caches of one sequence."""
+
+MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a network raises when it cannot compute with the caches it is given."""
 
 
 class Network(Protocol):

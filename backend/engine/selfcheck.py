@@ -7,17 +7,15 @@ they would answer wrongly without any error.
 from collections.abc import Sequence
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
-from backend.engine.network import Caches, Network
+from backend.engine.network import MODEL_ERRORS, Caches, FreshCaches, Network
 
 _PROMPT_LENGTHS = (4, 11)
 _STEPS = 3
-_MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _TOLERANCE = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.3}
 
 
-def batching_fault(network: Network, vocab_size: int) -> str | None:
+def batching_fault(network: Network, fresh_caches: FreshCaches, vocab_size: int) -> str | None:
     """Return why this model may not be batched, or `None` when it may.
 
     Two prompts of different length are decoded for some steps, alone and together.
@@ -25,14 +23,17 @@ def batching_fault(network: Network, vocab_size: int) -> str | None:
     prompts = [
         [(7 * i + 3 * n) % vocab_size for i in range(1, n + _STEPS + 1)] for n in _PROMPT_LENGTHS
     ]
-    prefilled = [_prefilled(network, p[:n]) for p, n in zip(prompts, _PROMPT_LENGTHS, strict=True)]
+    prefilled = [
+        _prefilled(network, fresh_caches(), p[:n])
+        for p, n in zip(prompts, _PROMPT_LENGTHS, strict=True)
+    ]
     for cache in {type(c) for c in prefilled[0] if not hasattr(c, "merge")}:
         return f"{cache.__name__} cannot be merged"
     tails = [p[n:] for p, n in zip(prompts, _PROMPT_LENGTHS, strict=True)]
     tokens = list(zip(*tails, strict=True))
     try:
         together = _decoded_together(network, prefilled, tokens)
-    except _MODEL_ERRORS as error:
+    except MODEL_ERRORS as error:
         return f"a batch raises {type(error).__name__}: {error}"
     return _difference(_decoded_alone(network, prefilled, tokens), together)
 
@@ -65,8 +66,7 @@ def _difference(single: mx.array, batched: mx.array) -> str | None:
     return None if gap <= tolerance else f"log-probabilities differ by {gap:.2g} in a batch"
 
 
-def _prefilled(network: Network, tokens: Sequence[int]) -> Caches:
-    caches: Caches = make_prompt_cache(network)
+def _prefilled(network: Network, caches: Caches, tokens: Sequence[int]) -> Caches:
     network(mx.array([tokens]), cache=caches)
     mx.eval([cache.state for cache in caches])
     return caches

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from backend.config import PROMPT_CACHE_MEMORY_SHARE, TuningOptions
-from backend.core.model import ModelCard
+from backend.config import TuningOptions
 from backend.core.request import GenerationRequest
-from backend.core.status import EngineState, EngineStatus
+from backend.core.status import EngineState, EngineStatus, RequestPhase
 from backend.core.step import PrefillDone
 from backend.engine.batch import Batch, RowStep
-from backend.engine.keeper import make_keeper
+from backend.engine.command import Fetched
+from backend.engine.keeper import Keeper
+from backend.engine.network import FreshCaches
 from backend.engine.pacing import ChunkPacer, RateMeter
 from backend.engine.prefill import prefill_chunk
 from backend.engine.publisher import HandOver, Publisher
@@ -21,10 +22,11 @@ from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
 from backend.errors import BackendError, GenerationFailedError
 from backend.model.loaded import LoadedModel, RunnableModel
-from backend.model.weights import memory_bytes
 
 TURNS_PER_CLEAR = 32
 MAX_UNEXPLAINED_FAILURES = 2
+IDLE_TIMEOUT_S = 1.0
+PARKED_LIMIT_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -35,27 +37,39 @@ class Session:
     A turn may raise whatever a model raises: the caller hands it to `recover`, then goes on.
     """
 
-    def __init__(self, model: RunnableModel, tuning: TuningOptions, hand_over: HandOver) -> None:
+    def __init__(
+        self,
+        model: RunnableModel,
+        fresh_caches: FreshCaches,
+        keeper: Keeper,
+        tuning: TuningOptions,
+        hand_over: HandOver,
+    ) -> None:
         """Start idle.
 
         Args:
             model: A model that belongs to this thread.
+            fresh_caches: Makes its caches.
+            keeper: Keeps its prefixes.
             tuning: Its limits.
             hand_over: Takes the events of all requests, in order; must not block.
         """
         self.model = model
+        self._fresh_caches = fresh_caches
         self._scheduler = Scheduler(
             max_slots=tuning.max_slots,
             max_active=tuning.max_slots if model.card.batches else 1,
         )
-        self._batch = Batch(model.network, model.card.vocab_size)
+        self._batch = self._new_batch()
         self._pacer = ChunkPacer(
             cap=tuning.prefill_chunk,
             cap_alone=tuning.prefill_chunk_alone,
             pause_s=tuning.prefill_pause_ms / 1000.0,
         )
-        self._keeper = make_keeper(model.network, _cache_budget_bytes(tuning, model.card))
+        self._keeper = keeper
         self._rows: dict[str, Row] = {}
+        # What waits for the disk is nobody else's: with nothing but that, the engine is idle.
+        self._parked: dict[str, Row] = {}
         # Whom the present computation is for: if it raises, one of them is to blame.
         self._in_hand: Sequence[Row] = ()
         self._suspects: list[Row] = []
@@ -71,6 +85,11 @@ class Session:
         """Whether a turn would have nothing to do."""
         return self._scheduler.is_idle and self._batch.is_empty
 
+    @property
+    def idle_timeout_s(self) -> float | None:
+        """How long to wait for a command before the next turn and `rest`; `None` is for ever."""
+        return IDLE_TIMEOUT_S if self._parked or self._keeper.wants_rest else None
+
     def plain_model(self) -> LoadedModel:
         """Return what may cross the thread line, with what the caches tell of the model."""
         card = replace(self.model.card, reuses_at_boundaries_only=self._keeper.needs_boundaries)
@@ -80,7 +99,23 @@ class Session:
         """Queue a request."""
         row = Row(request)
         self._rows[request.request_id] = row
-        self._scheduler.enqueue(row)
+        if self._keeper.fetch(row):
+            self._parked[request.request_id] = row
+        else:
+            self._scheduler.enqueue(row)
+
+    def take_in(self, fetched: Fetched) -> None:
+        """Go on with a request that waited for the disk."""
+        self._keeper.take_in(fetched)
+        self._unpark(fetched.request_id)
+
+    def rest(self) -> None:
+        """Do what can wait until nothing else is to do."""
+        self._keeper.rest()
+
+    def close(self) -> None:
+        """End for good, after every request has ended."""
+        self._keeper.close()
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its slot; no effect when it has ended or was never known."""
@@ -97,6 +132,10 @@ class Session:
     def turn(self) -> None:
         """Admit, then run one prefill chunk or one decode step."""
         now = time.monotonic()
+        for row in list(self._parked.values()):
+            if now > row.submitted_at + PARKED_LIMIT_S:
+                log.warning("request id=%s waits no longer for the disk", row.request_id)
+                self._unpark(row.request_id)
         for row in self._scheduler.admit():
             row.admitted_at = now
         if self._suspects:
@@ -142,15 +181,18 @@ class Session:
                 "mlx_peak": mx.get_peak_memory(),
             },
             slots_taken=self._scheduler.slots_taken,
-            waiting=len(self._scheduler.waiting),
+            waiting=len(self._scheduler.waiting) + len(self._parked),
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             tokens_per_s=0.0 if self.is_idle else self._rate.since_last(self._generated_tokens),
             prompt_cache=prompt_cache,
-            requests=tuple(
-                row.status(phase)
-                for phase, rows in self._scheduler.phases().items()
-                for row in rows
+            requests=(
+                *(row.status(RequestPhase.WAITING) for row in self._parked.values()),
+                *(
+                    row.status(phase)
+                    for phase, rows in self._scheduler.phases().items()
+                    for row in rows
+                ),
             ),
         )
 
@@ -158,8 +200,12 @@ class Session:
         """Raise AssertionError unless the books balance."""
         self._scheduler.check()
         self._keeper.check()
-        if set(self._scheduler.rows()) != set(self._rows.values()):
+        if {*self._scheduler.rows(), *self._parked.values()} != set(self._rows.values()):
             raise AssertionError("the scheduler and the session know different rows")
+
+    def _unpark(self, request_id: str) -> None:
+        if row := self._parked.pop(request_id, None):
+            self._scheduler.enqueue(row)
 
     def _compute(self) -> None:
         """Run a chunk, unless there is none or decoding rows have waited long enough."""
@@ -181,7 +227,7 @@ class Session:
         room = self._keeper.room(row)
         budget = self._pacer.chunk(room, is_alone=not self._scheduler.active)
         started = time.monotonic()
-        prefill_chunk(self.model.network, row, budget)
+        prefill_chunk(self.model.network, self._fresh_caches, row, budget)
         self._keeper.save(row)
         self._pacer.record(budget, time.monotonic() - started)
         self._prompt_tokens += budget
@@ -250,11 +296,15 @@ class Session:
         self._in_hand = (row,)
         twin = row.twin()
         while left := twin.prefill_left:
-            prefill_chunk(self.model.network, twin, self._pacer.chunk(left, is_alone=True))
-        trial = Batch(self.model.network, self.model.card.vocab_size)
+            count = self._pacer.chunk(left, is_alone=True)
+            prefill_chunk(self.model.network, self._fresh_caches, twin, count)
+        trial = self._new_batch()
         trial.add(twin)
         while not trial.step(meanwhile=self._settle):
             pass
+
+    def _new_batch(self) -> Batch:
+        return Batch(self.model.network, self._fresh_caches, self.model.card.vocab_size)
 
     def _fail(self, row: Row, error: BackendError) -> None:
         # What a failed pass has left in the caches must not be stored.
@@ -268,19 +318,13 @@ class Session:
 
     def _forget(self, row: Row) -> None:
         self._rows.pop(row.request_id, None)
+        self._parked.pop(row.request_id, None)
         self._scheduler.release(row)
         self._let_go(row)
 
     def _let_go(self, row: Row) -> None:
         self._keeper.leave(row)
         row.cache = None
-
-
-def _cache_budget_bytes(tuning: TuningOptions, card: ModelCard) -> int:
-    if tuning.max_cache_bytes is not None:
-        return tuning.max_cache_bytes
-    free = max(memory_bytes() - card.weights_bytes, 0)
-    return int(PROMPT_CACHE_MEMORY_SHARE * free)
 
 
 def _prefill_done(row: Row) -> PrefillDone:

@@ -8,16 +8,15 @@ import logging
 import queue
 import time
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import replace
 from typing import Any, assert_never
 
 import mlx.core as mx
 
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineStatus
-from backend.engine.command import Cancel, Command, Free, Load, Stop, Submit
+from backend.engine.assembly import Outlets, assemble_session
+from backend.engine.command import Cancel, Command, Fetched, Free, Load, Stop, Submit
 from backend.engine.publisher import HandOver
-from backend.engine.selfcheck import batching_fault
 from backend.engine.session import Session
 from backend.engine.stream import Publication
 from backend.errors import (
@@ -29,7 +28,7 @@ from backend.errors import (
     RequestCancelledError,
     ShuttingDownError,
 )
-from backend.model.loaded import LoadedModel, RunnableModel
+from backend.model.loaded import LoadedModel
 from backend.model.loader import load
 
 STATUS_INTERVAL_S = 0.25
@@ -101,8 +100,10 @@ class EngineWorker:
         is_idle = self._session is None or self._session.is_idle
         while not self._is_stopping:
             try:
-                command = self._commands.get(block=is_idle)
+                command = self._commands.get(block=is_idle, timeout=self._idle_timeout_s())
             except queue.Empty:
+                if is_idle and self._session is not None:
+                    self._session.rest()
                 return
             self._carry_out(command)
             is_idle = False
@@ -121,6 +122,9 @@ class EngineWorker:
                 _answer(reply, None)
             case Stop():
                 self._is_stopping = True
+            case Fetched():
+                if self._session is not None:
+                    self._session.take_in(command)
             case _:
                 assert_never(command)
 
@@ -131,11 +135,8 @@ class EngineWorker:
         if tuning.wired_limit_mb > 0:
             mx.set_wired_limit(tuning.wired_limit_mb * 2**20)
         model = load(command.options, command.directory, cancelled=command.reply.cancelled)
-        if tuning.batching:
-            model = _with_batching_checked(model)
-        else:
-            model = replace(model, card=replace(model.card, batches=False))
-        self._session = Session(model, tuning, self._publish)
+        outlets = Outlets(self._publish, self._commands.put)
+        self._session = assemble_session(model, command.options, outlets)
         self._loading = None
         self.status = self._session.status()
         if not _answer(command.reply, self._session.plain_model()):
@@ -150,10 +151,14 @@ class EngineWorker:
     def _unload(self, reason: BackendError) -> None:
         if self._session is not None:
             self._session.fail_all(reason)
+            self._session.close()
         self._session = None
         gc.collect()
         mx.clear_cache()
         mx.reset_peak_memory()
+
+    def _idle_timeout_s(self) -> float | None:
+        return self._session.idle_timeout_s if self._session else None
 
     def _refresh_status(self) -> None:
         now = time.monotonic()
@@ -162,14 +167,6 @@ class EngineWorker:
             return
         self._status_due_at = now + STATUS_INTERVAL_S
         self.status = self._session.status() if self._session else EngineStatus()
-
-
-def _with_batching_checked(model: RunnableModel) -> RunnableModel:
-    fault = batching_fault(model.network, model.card.vocab_size)
-    if fault is None:
-        return model
-    log.warning("this model runs one request at a time: %s", fault)
-    return replace(model, card=replace(model.card, batches=False))
 
 
 def _load_error(error: Exception) -> LoadFailedError:

@@ -23,13 +23,18 @@ def apply_adapters(network: Network, adapters: Sequence[Adapter], models_dir: Pa
     Raises:
         LoadError: An adapter is missing, or does not fit; names it.
     """
-    directories = [_directory(adapter, models_dir) for adapter in adapters]
+    directories = [adapter_directory(adapter, models_dir) for adapter in adapters]
     for adapter, directory in zip(adapters, directories, strict=True):
         _fuse(network)
         _apply(network, adapter, directory)
 
 
-def _directory(adapter: Adapter, models_dir: Path | None) -> Path:
+def adapter_directory(adapter: Adapter, models_dir: Path | None) -> Path:
+    """Return where an adapter lies.
+
+    Raises:
+        LoadError: It is missing, or in another format.
+    """
     path = find_path(adapter.path, models_dir)
     if path is None:
         raise LoadError(f"the LoRA adapter {adapter.path} does not exist")

@@ -2,11 +2,13 @@
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
-from backend.config import Adapter, ModelOptions
+from backend.config import Adapter, ModelOptions, TuningOptions
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.rpc.cache_types import kv_bits
 from backend.rpc.tuning_options import tuning_options
 
 DTYPES = {
@@ -47,8 +49,14 @@ def model_options(request: pb.ModelOptions) -> ModelOptions:
         max_model_len=_max_model_len(request.MaxModelLen),
         dtype=_dtype(request.DType),
         adapters=_adapters(request),
-        tuning=tuning,
+        tuning=_with_cache_types(tuning, request),
     )
+
+
+def _with_cache_types(tuning: TuningOptions, request: pb.ModelOptions) -> TuningOptions:
+    """Let the fields decide where the option does not."""
+    bits = kv_bits(request.CacheTypeKey, request.CacheTypeValue)
+    return replace(tuning, kv_bits=bits) if tuning.kv_bits is None else tuning
 
 
 def _max_model_len(limit: int) -> int | None:

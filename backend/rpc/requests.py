@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterable
 
 from backend.config import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, TuningOptions
-from backend.core.request import GenerationCall
+from backend.core.request import GenerationCall, Remembered
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.conversation import messages, template_options
@@ -38,6 +38,8 @@ def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> Genera
         stop_strings=_stop_strings(request.StopPrompts),
         ignore_eos=request.IgnoreEOS,
         top_logprobs=_top_logprobs(request),
+        remembered=_remembered(request),
+        cache_path=request.PromptCachePath,
         debug=request.Debug or request.DebugMode,
     )
 
@@ -75,6 +77,15 @@ def _request_id(correlation_id: str) -> str:
         problem = f"must be at most {MAX_REQUEST_ID_CHARS} printable characters"
         raise InvalidRequestError("CorrelationId", problem)
     return f"{correlation_id}-{unique}"
+
+
+def _remembered(request: pb.PredictOptions) -> Remembered:
+    """Return what may be stored; without a path, `PromptCacheAll` is just not set."""
+    if request.PromptCacheRO:
+        return Remembered.NOTHING
+    if request.PromptCachePath and not request.PromptCacheAll:
+        return Remembered.PROMPT
+    return Remembered.ALL
 
 
 def _stop_strings(stop_prompts: Iterable[str]) -> tuple[str, ...]:

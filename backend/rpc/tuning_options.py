@@ -28,6 +28,7 @@ RANGES = {
     "prefill_pause_ms": Range(1),
     "max_replies_per_s": Range(0),
     "max_cache_bytes": Range(0),
+    "max_cache_disk_bytes": Range(0),
     "max_tokens": Range(1),
     "top_p": Range(0, 1),
     "top_k": Range(-1),
@@ -37,6 +38,13 @@ RANGES = {
     "xtc_probability": Range(0, 1),
     "xtc_threshold": Range(0, 1),
     "wired_limit_mb": Range(0),
+}
+
+# What MLX quantises to, and how many values may share a scale.
+CHOICES = {
+    "cache_bits": (4, 8),
+    "kv_bits": (4, 8),
+    "kv_group_size": (32, 64, 128),
 }
 
 Given = TypeVar("Given")
@@ -85,6 +93,7 @@ def _read(
         except ValueError as error:
             raise InvalidRequestError(f"{source}: {name}", str(error)) from None
         _check_range(f"{source}: {name}", name, values[name])
+        _check_choice(f"{source}: {name}", name, values[name])
     return values
 
 
@@ -95,3 +104,10 @@ def _check_range(field: str, name: str, value: OptionValue) -> None:
     if not low <= value <= high:
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise InvalidRequestError(field, f"must be {bounds}, not {value:g}")
+
+
+def _check_choice(field: str, name: str, value: OptionValue) -> None:
+    choices = CHOICES.get(name)
+    if choices is not None and value is not None and value not in choices:
+        known = ", ".join(map(str, choices))
+        raise InvalidRequestError(field, f"must be one of {known}, not {value}")

@@ -1,16 +1,24 @@
 import mlx.core as mx
 import pytest
 from engine_driver import prompt_of
-from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 from backend.cache.kv import Piece, Segment, evaluate
-from backend.cache.layout import CacheLayout, CaptureError
+from backend.cache.layout import CacheLayout, CaptureError, cache_leaves
+from backend.cache.packing import Packing
 
 pytestmark = pytest.mark.mlx
 
 CHUNK = 32
 PROMPT = prompt_of(160)
 CUTTABLE = ["llama", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3"]
+WIDE = ["llama_wide", "gemma3_wide"]
 STATEFUL = ["qwen3_next", "qwen3_5", "mamba2", "llama4"]
 
 
@@ -54,6 +62,12 @@ def restored(network, layout, segments, length, capacity=200):
     layout.restore(caches, path_to(segments, length), length, capacity)
     mx.eval([cache.state for cache in caches])
     return caches
+
+
+def arrays_of(*all_caches):
+    """What caches of the same kinds hold, side by side."""
+    columns = [[leaf.keys_and_values() for leaf in cache_leaves(c)] for c in all_caches]
+    return [pair for leaves in zip(*columns, strict=True) for pair in zip(*leaves, strict=True)]
 
 
 def continuation(network, caches, position):
@@ -150,10 +164,72 @@ def test_a_window_that_was_overwritten_is_not_restored(networks, family):
         assert mx.allclose(*tail, atol=2e-5).item()
 
 
-def test_a_quantised_cache_is_cut_by_position_too(networks):
-    network = networks("llama")
-    caches = [cache.to_quantized(group_size=32, bits=8) for cache in make_prompt_cache(network)]
-    assert CacheLayout.of(caches) is not None
+class Quantised:
+    """A network whose caches of all positions are quantised."""
+
+    def __init__(self, network, bits):
+        self.network, self.bits = network, bits
+
+    def make_cache(self):
+        return [
+            cache.to_quantized(group_size=32, bits=self.bits) if type(cache) is KVCache else cache
+            for cache in make_prompt_cache(self.network)
+        ]
+
+    def __call__(self, inputs, cache):
+        return self.network(inputs, cache=cache)
+
+
+@pytest.mark.parametrize("family", WIDE)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("cut", [1, 10, 31, 32, 33, 90, 159])
+def test_a_quantised_cache_restored_at_any_cut_holds_what_was_computed(networks, family, bits, cut):
+    network = Quantised(networks(family), bits)
+    layout = CacheLayout.of(make_prompt_cache(network))
+    halves = [half for segment in stored(network, layout, 160) for half in segment.split(13)]
+    warm = restored(network, layout, halves, cut)
+    computed = prefilled(network, 160)
+    assert type(warm[-1]) is QuantizedKVCache
+    for near, far in zip(warm[-1].keys_and_values(), computed[-1].keys_and_values(), strict=True):
+        assert all(
+            mx.array_equal(one, other[..., :cut, :]) for one, other in zip(near, far, strict=True)
+        )
+    cold = continuation(network, prefilled(network, cut), cut)
+    assert mx.allclose(continuation(network, warm, cut), cold, atol=2e-5).item()
+
+
+@pytest.mark.parametrize("family", [*WIDE, "deepseek_v32"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("cut", [1, 10, 31, 32, 33, 90, 159])
+def test_packed_segments_restore_the_same_wherever_they_are_cut(networks, family, bits, cut):
+    network = networks(family)
+    layout = CacheLayout.of(make_prompt_cache(network), Packing(bits))
+    segments = stored(network, layout, 160)
+    whole = restored(network, layout, segments, cut)
+    halves = [half for segment in segments for half in segment.split(13)]
+    evaluate(halves)
+    assert layout.usable(path_to(halves, 160), cut) == cut
+    split = restored(network, layout, halves, cut)
+    assert all(mx.array_equal(*pair).item() for pair in arrays_of(whole, split))
+
+
+@pytest.mark.parametrize("family", WIDE)
+@pytest.mark.parametrize(("bits", "bytes_share"), [(4, 0.19), (8, 0.32)])
+def test_packed_segments_are_small_and_near_to_what_was_computed(
+    networks, family, bits, bytes_share
+):
+    network = networks(family)
+    plain = CacheLayout.of(make_prompt_cache(network))
+    packed = CacheLayout.of(make_prompt_cache(network), Packing(bits))
+    segments = stored(network, packed, 160)
+    full_bytes = sum(segment.nbytes for segment in stored(network, plain, 160))
+    assert sum(segment.nbytes for segment in segments) < bytes_share * full_bytes
+    warm, cold = restored(network, packed, segments, 160), prefilled(network, 160)
+    for near, exact in arrays_of(warm, cold):
+        assert near.dtype == exact.dtype
+        step = (mx.max(exact) - mx.min(exact)) / (2**bits - 1)
+        near, exact = near[..., -20:, :], exact[..., -20:, :]
+        assert mx.max(mx.abs(near - exact)).item() <= step.item()
 
 
 def test_an_unknown_class_is_never_stored_and_says_so(caplog):  # lessons 28, 51

@@ -149,6 +149,46 @@ async def test_a_prompt_whose_caller_left_goes_on_where_it_stopped(tiny_models, 
     assert warm == await ask_uncached(tiny_models(family), [raw(prompt)])
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "mamba2"])
+async def test_a_prefix_on_disk_survives_a_restart(tiny_models, tmp_path, family):
+    request = agent_turn(next(agent_steps(1)))
+    options = {"MaxModelLen": 8192, "Options": [f"cache_dir:{tmp_path}"]}
+    async with served(tiny_models(family), **options) as backend:
+        first, hit_tokens = await ask(backend, request)
+        assert hit_tokens == 0
+    async with served(tiny_models(family), **options) as backend:
+        second, hit_tokens = await ask(backend, request)
+        length = len(await tokens_of(backend, request))
+    assert second == first
+    assert hit_tokens >= 0.95 * length
+
+
+async def test_an_idle_model_writes_its_prefixes_to_disk(tiny_models, tmp_path):
+    async with served(tiny_models("llama"), Options=[f"cache_dir:{tmp_path}"]) as backend:
+        await ask(backend, raw("ba be bi bo bu " * 30))
+        await until(lambda: any(tmp_path.glob("*/*.safetensors")))
+
+
+async def test_a_request_names_a_directory_below_the_models_only(tiny_models, tmp_path, caplog):
+    prompt = "ba be bi bo bu " * 30
+    paths = {"ModelPath": str(tmp_path)}
+    async with served(tiny_models("llama"), **paths) as backend:
+        await ask(backend, raw(prompt, PromptCachePath=str(tmp_path.parent / "elsewhere")))
+        assert "is not below the models" in caplog.text
+        await ask(backend, raw(prompt[3:], PromptCachePath=str(tmp_path / "prefixes")))
+    assert list((tmp_path / "prefixes").glob("*/*.safetensors"))
+    assert not (tmp_path.parent / "elsewhere").exists()
+
+
+async def test_a_read_only_request_leaves_nothing(tiny_models):
+    prompt = "ba be bi bo bu " * 30
+    async with served(tiny_models("llama")) as backend:
+        await ask(backend, raw(prompt, PromptCacheRO=True))
+        assert backend.engine.status().prompt_cache.tokens == 0
+        await ask(backend, raw(prompt))
+        assert (await ask(backend, raw(prompt, PromptCacheRO=True)))[1] > 0
+
+
 async def test_a_stop_string_leaves_a_prefix_that_is_right(tiny_models):
     prompt = "ba be bi bo bu " * 9
     [text] = await ask_uncached(tiny_models("llama"), [raw(prompt, Tokens=30)])

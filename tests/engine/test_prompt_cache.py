@@ -144,6 +144,25 @@ def test_a_place_where_prompts_branched_is_where_the_next_one_is_taken_up(networ
     assert [outcome.token_ids for outcome in outcomes] == cold(networks, family, *requests)
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_next", "mamba2"])
+def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family):  # lesson 33
+    def last_turn(**tuning):
+        driver = driver_for(networks, family, **tuning)
+        tokens = list(BASE)
+        for turn in range(8):
+            outcome = driver.run(make_request(f"t{turn}", tokens, boundaries=[len(tokens) - 9]))[0]
+            tokens += [*outcome.token_ids, *prompt_of(30, salt=turn)]
+        return outcome, driver.session.status().prompt_cache
+
+    roomy, books = last_turn()
+    assert books.evictions == 0
+    tight, tight_books = last_turn(max_cache_bytes=int(0.8 * books.bytes))
+    assert tight_books.evictions == 0
+    assert tight_books.tokens == books.tokens
+    assert tight.token_ids == roomy.token_ids
+    assert tight.cached_tokens == roomy.cached_tokens > 0
+
+
 def test_a_failed_restore_is_computed_once_and_never_tried_again(networks, caplog):  # lesson 22
     driver = driver_for(networks, "llama")
     driver.run(make_request("first", BASE))

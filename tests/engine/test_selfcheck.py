@@ -4,17 +4,22 @@ import mlx.core as mx
 import pytest
 from engine_driver import VOCAB
 
+from backend.engine.caches import CacheFactory
 from backend.engine.selfcheck import batching_fault
 from backend.model.upstream import import_mlx_lm
 
 pytestmark = pytest.mark.mlx
 
 
+def fault(network):
+    return batching_fault(network, CacheFactory(network), VOCAB)
+
+
 @pytest.mark.parametrize(
     "family", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2"]
 )
 def test_families_that_batch_correctly_pass(networks, family):
-    assert batching_fault(networks(family), VOCAB) is None
+    assert fault(networks(family)) is None
 
 
 def test_caches_without_merge_are_told():
@@ -32,11 +37,11 @@ def test_caches_without_merge_are_told():
         def __call__(self, inputs, cache):  # noqa: ARG002
             return mx.zeros((*inputs.shape, VOCAB))
 
-    assert "Unmergeable cannot be merged" in batching_fault(Network(), VOCAB)
+    assert "Unmergeable cannot be merged" in fault(Network())
 
 
 def test_llama4_cannot_be_batched(networks):
-    assert "ChunkedKVCache" in batching_fault(networks("llama4"), VOCAB)
+    assert "ChunkedKVCache" in fault(networks("llama4"))
 
 
 class SwappingNetwork:
@@ -51,7 +56,7 @@ class SwappingNetwork:
 
 
 def test_a_model_that_mixes_rows_up_is_told(networks):
-    assert "differ" in batching_fault(SwappingNetwork(networks("llama")), VOCAB)
+    assert "differ" in fault(SwappingNetwork(networks("llama")))
 
 
 class RaisingNetwork(SwappingNetwork):
@@ -62,7 +67,7 @@ class RaisingNetwork(SwappingNetwork):
 
 
 def test_a_model_that_raises_in_a_batch_is_told(networks):
-    assert "no batches, please" in batching_fault(RaisingNetwork(networks("llama")), VOCAB)
+    assert "no batches, please" in fault(RaisingNetwork(networks("llama")))
 
 
 def test_gemma2_of_this_mlx_lm_breaks_in_a_batch():
@@ -83,4 +88,4 @@ def test_gemma2_of_this_mlx_lm_breaks_in_a_batch():
             num_key_value_heads=2,
         )
     )
-    assert batching_fault(network, VOCAB) is not None
+    assert fault(network) is not None

@@ -10,7 +10,7 @@ from backend.config import Adapter, ModelOptions, TuningOptions
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.model_options import model_options
-from backend.rpc.tuning_options import OPTION_FIELDS, RANGES, tuning_options
+from backend.rpc.tuning_options import CHOICES, OPTION_FIELDS, RANGES, tuning_options
 
 
 def read(**given):
@@ -79,6 +79,11 @@ def test_adapters_have_a_scale_of_1_unless_told(given, adapters):
     [
         ({"Model": ""}, "Model: is empty, and so is ModelFile"),
         ({"MaxModelLen": -1}, "MaxModelLen: is negative: -1"),
+        (
+            {"CacheTypeKey": "int8"},
+            "CacheTypeKey: 'int8' is unknown; known are f16, bf16, f32, q8_0",
+        ),
+        ({"CacheTypeValue": "int8"}, "CacheTypeValue: 'int8' is unknown"),
         ({"DType": "int8"}, "DType: 'int8' is unknown; known are bfloat16, float16, float32"),
         ({"LoraAdapters": ["a"], "LoraScales": [1, 2]}, "LoraScales: holds 2 scales for 1 Lora"),
         ({"LoraScales": [1]}, "LoraScales: holds 1 scales for 0 LoraAdapters"),
@@ -127,6 +132,7 @@ def test_a_flag_needs_no_value():
 @pytest.mark.parametrize("name", OPTION_FIELDS)
 def test_every_option_can_be_set_both_ways(name):
     value = {int: 2, float: 0.25, bool: True, str: "x"}[OPTION_FIELDS[name].kind]
+    value = CHOICES.get(name, (value,))[0]
     from_options = tuning_options([f"{name}:{str(value).lower()}"], "")
     assert getattr(from_options, name) == value
     assert from_options == tuning_options([], json.dumps({name: value}))
@@ -136,6 +142,18 @@ def test_every_option_can_be_set_both_ways(name):
 def test_every_range_refuses_what_is_below_it(name):
     with pytest.raises(InvalidRequestError, match=f"Options: {name}: must be"):
         tuning_options([f"{name}:-2"], "")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_choice_refuses_what_is_not_in_it(name):
+    with pytest.raises(InvalidRequestError, match=f"Options: {name}: must be one of .*, not 5"):
+        tuning_options([f"{name}:5"], "")
+
+
+def test_cache_types_set_the_bits_where_the_option_does_not():
+    assert read(CacheTypeKey="q8_0").tuning.kv_bits == 8
+    assert read(CacheTypeKey="q8_0", Options=["kv_bits:4"]).tuning.kv_bits == 4
+    assert read(CacheTypeKey="f16").tuning.kv_bits is None
 
 
 def test_a_base_for_an_adapter_is_ignored_with_a_warning(caplog):

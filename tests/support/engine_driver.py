@@ -1,7 +1,9 @@
 """Sessions on tiny networks, driven turn by turn without a thread."""
 
+import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from backend.config import TuningOptions
@@ -32,6 +34,10 @@ class Driver:
     """A session and what it has published so far."""
 
     def __init__(self, network: Any, *, batches: bool = True, **tuning: Any) -> None:
+        from backend.cache.packing import Packing
+        from backend.engine.caches import make_cache_factory
+        from backend.engine.disk_link import DiskSettings
+        from backend.engine.keeper import make_keeper
         from backend.engine.session import Session
         from backend.model.loaded import RunnableModel
 
@@ -50,7 +56,17 @@ class Driver:
         model = RunnableModel(tokenizer=None, template=None, card=card, network=network)
         self.published: list[Publication] = []
         options = TuningOptions(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
-        self.session = Session(model, options, self.published.extend)
+        fresh_caches = make_cache_factory(network, options)
+        self.fetched: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        disk = DiskSettings(
+            root=Path(options.cache_dir) if options.cache_dir else None,
+            fingerprint="tiny",
+            budget_bytes=options.max_cache_disk_bytes,
+            post=self.fetched.put,
+        )
+        budget_bytes = 2**30 if options.max_cache_bytes is None else options.max_cache_bytes
+        keeper = make_keeper(fresh_caches, budget_bytes, Packing(options.cache_bits), disk)
+        self.session = Session(model, fresh_caches, keeper, options, self.published.extend)
         self.outcomes: dict[str, Outcome] = {}
 
     def turn(self) -> None:
@@ -79,7 +95,9 @@ class Driver:
     def run(self, *requests: GenerationRequest) -> list[Outcome]:
         for request in requests:
             self.session.submit(request)
-        while not self.session.is_idle:
+        while not self.session.is_idle or self.session.status().waiting:
+            if self.session.is_idle:
+                self.session.take_in(self.fetched.get(timeout=10))
             self.turn()
         return [self.outcomes[request.request_id] for request in requests]
 

@@ -1,0 +1,45 @@
+"""The identity of a loaded model: whatever changes its KV changes its fingerprint."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from backend.config import ModelOptions
+from backend.model.adapters import adapter_directory
+
+_DIGEST_BYTES = 12
+# Upstream code computes the KV: another version may compute it differently.
+_PACKAGES = ("mlx", "mlx-lm")
+
+
+def fingerprint(options: ModelOptions, directory: Path) -> str:
+    """Return a name for a model, its adapters and how they are run, in letters and digits.
+
+    Weights are told apart by name, size and time: reading them all would take too long.
+
+    Args:
+        options: What it was loaded with.
+        directory: Where it lies.
+    """
+    adapters = [
+        (list(_files(adapter_directory(adapter, options.models_dir))), adapter.scale)
+        for adapter in options.adapters
+    ]
+    identity = {
+        "model": list(_files(directory)),
+        "adapters": adapters,
+        "dtype": options.dtype,
+        "kv": [options.tuning.kv_bits, options.tuning.kv_group_size, options.tuning.cache_bits],
+        "versions": [version(name) for name in _PACKAGES],
+    }
+    text = json.dumps(identity)
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _files(directory: Path) -> Iterator[tuple[str, int, int]]:
+    for path in sorted(directory.rglob("*")):
+        if path.suffix in (".json", ".safetensors", ".py"):
+            status = path.stat()
+            yield str(path.relative_to(directory)), status.st_size, status.st_mtime_ns

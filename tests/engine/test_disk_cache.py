@@ -1,0 +1,149 @@
+"""The disk tier below the prompt cache: after a restart, after eviction, with damaged files."""
+
+import pytest
+from engine_driver import Driver, make_request, prompt_of
+
+from backend.core.request import Remembered
+
+pytestmark = pytest.mark.mlx
+
+FAMILIES = ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2", "llama4"]
+BASE = prompt_of(300)
+NEW = prompt_of(40, salt=3)
+
+
+def driver_for(networks, family, directory, **tuning):
+    tuning = {"cache_dir": str(directory), **tuning} if directory else tuning
+    return Driver(networks(family), batches=family != "llama4", **tuning)
+
+
+def restarted(networks, family, directory, **tuning):
+    """A driver on the files that another one has left."""
+    return driver_for(networks, family, directory, **tuning)
+
+
+def leave(driver):
+    """End a session as the worker does."""
+    driver.session.close()
+
+
+def cold(networks, family, request):
+    return driver_for(networks, family, None, max_cache_bytes=0).run(request)[0].token_ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tokens", [BASE, [*BASE, *NEW], [*BASE[:200], *NEW]])
+def test_a_prefix_survives_a_restart(networks, tmp_path, family, tokens):
+    first = driver_for(networks, family, tmp_path)
+    first.run(make_request("first", BASE, boundaries=[128], max_tokens=5))
+    leave(first)
+    second = restarted(networks, family, tmp_path)
+    request = make_request("second", tokens)
+    outcome = second.run(request)[0]
+    assert outcome.cached_tokens >= 128
+    assert outcome.token_ids == cold(networks, family, request)
+    leave(second)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
+def test_what_was_evicted_from_memory_comes_back_from_disk(networks, tmp_path, family):
+    driver = driver_for(networks, family, tmp_path, max_cache_bytes=300_000)
+    prompts = [prompt_of(250, salt=salt) for salt in range(5)]
+    for i, prompt in enumerate(prompts):
+        driver.run(make_request(f"r{i}", prompt, max_tokens=3))
+    assert driver.session.status().prompt_cache.evictions > 0
+    request = make_request("again", prompts[0])
+    outcome = driver.run(request)[0]
+    assert outcome.cached_tokens > 0
+    assert outcome.token_ids == cold(networks, family, request)
+    leave(driver)
+
+
+def test_two_processes_share_a_directory(networks, tmp_path):
+    one = driver_for(networks, "llama", tmp_path)
+    other = driver_for(networks, "llama", tmp_path)
+    one.run(make_request("first", BASE))
+    leave(one)
+    outcome = other.run(make_request("second", BASE))[0]
+    assert outcome.cached_tokens == len(BASE) - 1
+    leave(other)
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", None], ids=["empty", "nonsense", "one bit"])
+def test_a_damaged_file_is_put_aside_and_the_prompt_computed(networks, tmp_path, damage, caplog):
+    first = driver_for(networks, "llama", tmp_path)
+    first.run(make_request("first", BASE))
+    leave(first)
+    for path in tmp_path.glob("*/*.safetensors"):
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 1
+        path.write_bytes(content if damage is None else damage)
+    second = restarted(networks, "llama", tmp_path)
+    request = make_request("second", BASE)
+    outcome = second.run(request)[0]
+    assert outcome.cached_tokens == 0
+    assert outcome.token_ids == cold(networks, "llama", request)
+    leave(second)
+    assert "is damaged and put aside" in caplog.text
+    assert list(tmp_path.glob("*/*.damaged"))
+
+
+def test_a_file_that_vanishes_is_a_miss(networks, tmp_path):
+    first = driver_for(networks, "llama", tmp_path)
+    first.run(make_request("first", BASE))
+    leave(first)
+    second = restarted(networks, "llama", tmp_path)
+    second.run(make_request("warm-up", NEW))
+    for path in tmp_path.glob("*/*.safetensors"):
+        path.unlink()
+    outcome = second.run(make_request("second", BASE))[0]
+    assert outcome.cached_tokens == 0
+    leave(second)
+
+
+def test_the_files_stay_within_their_budget(networks, tmp_path):
+    budget = 300_000
+    driver = driver_for(networks, "llama", tmp_path, max_cache_disk_bytes=budget)
+    for salt in range(8):
+        driver.run(make_request(f"r{salt}", prompt_of(200, salt=salt)))
+    leave(driver)
+    sizes = [path.stat().st_size for path in tmp_path.glob("*/*")]
+    assert 0.5 * budget < sum(sizes) < 1.2 * budget
+
+
+def test_a_prompt_that_memory_knows_does_not_wait_for_the_disk(networks, tmp_path):
+    driver = driver_for(networks, "llama", tmp_path)
+    driver.run(make_request("first", BASE))
+    driver.session.submit(make_request("second", BASE))
+    assert driver.session.status().waiting == 1
+    assert not driver.session.is_idle
+    driver.run()
+    leave(driver)
+
+
+def test_a_request_may_leave_while_it_waits_for_the_disk(networks, tmp_path):
+    driver = driver_for(networks, "llama", tmp_path)
+    driver.session.submit(make_request("first", BASE))
+    assert driver.session.is_idle
+    driver.session.cancel("first")
+    driver.session.take_in(driver.fetched.get(timeout=10))
+    driver.session.check()
+    assert driver.session.status().waiting == 0
+    leave(driver)
+
+
+def test_what_is_not_to_be_remembered_is_not_stored(networks, tmp_path):
+    driver = driver_for(networks, "llama", tmp_path)
+    driver.run(make_request("nothing", BASE, remembered=Remembered.NOTHING))
+    assert driver.session.status().prompt_cache.tokens == 0
+    driver.run(make_request("prompt", BASE, remembered=Remembered.PROMPT))
+    assert driver.session.status().prompt_cache.tokens == len(BASE) - 1
+    leave(driver)
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
+
+
+def test_a_directory_that_cannot_be_made_is_told_and_done_without(networks, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    driver = driver_for(networks, "llama", tmp_path / "file")
+    assert driver.run(make_request("first", BASE))[0].finish is not None
+    assert "nothing is kept on disk" in caplog.text
