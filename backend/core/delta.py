@@ -30,7 +30,10 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of call number `index`: id and name stand in its first piece, arguments append."""
+    """A piece of call number `index`: its first has id and name, arguments append.
+
+    An id in a later piece replaces the first: some models write it behind the arguments.
+    """
 
     index: int
     call_id: str = ""

@@ -88,6 +88,11 @@ class Scanner:
         self._automaton = automaton
         self._state = automaton.root
 
+    @property
+    def held(self) -> str:
+        """Text that may be the beginning of a match."""
+        return self._state.text
+
     def feed(self, text: str) -> Scan:
         """Read on, up to the end of the first match."""
         before = state = self._state
@@ -107,7 +112,7 @@ class Scanner:
 
     def finish(self) -> str:
         """Return what is held back, and begin anew."""
-        held = self._state.text
+        held = self.held
         self._state = self._automaton.root
         return held
 

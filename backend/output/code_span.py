@@ -17,6 +17,7 @@ class CodeTracker:
 
     def __init__(self) -> None:
         self._fence = ""
+        self._fences_begun = 0
         self._inline = 0
         self._run = ""
         self._indent: int | None = 0
@@ -26,6 +27,11 @@ class CodeTracker:
     def is_fenced(self) -> bool:
         """Whether a fenced block is open."""
         return bool(self._fence)
+
+    @property
+    def fences_begun(self) -> int:
+        """How many fenced blocks began so far; it tells the open one from those before."""
+        return self._fences_begun
 
     @property
     def is_open(self) -> bool:
@@ -62,6 +68,7 @@ class CodeTracker:
                 self._fence = ""
         elif begins_line and len(run) >= _MIN_FENCE:
             self._fence = run
+            self._fences_begun += 1
         elif run[0] == "`":
             self._inline = 0 if self._inline == len(run) else self._inline or len(run)
             self._has_prose = True

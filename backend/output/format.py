@@ -1,8 +1,9 @@
 """How models write thoughts and tool calls: the types of a format, apart from the families."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from backend.output.tool_calls.wire import WireFactory
+from backend.output.tool_calls.wire import WireFactory, new_call_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,14 @@ class ToolFormat:
         tokens: Further texts of the wire that a tokenizer may know as special tokens.
         make_cursor: Makes the wire's cursor at an opener; `None` for models without calls, and
             for wires that are known by name only.
+        make_call_id: Makes an id for a call whose wire carries none.
         ends_thought: Whether a call may begin inside a thought, and so end it; else an opener
             there is text.
         is_quotable: Whether a model can write the openers without calling, so that they are
             text in code. Special tokens cannot be quoted.
         owns_reply: Whether the wire frames the whole reply, thoughts and answers too: its
             cursor then begins with the reply, without an opener, and hands out every delta.
+            One that ends leaves the rest of the reply to the router.
     """
 
     name: str
@@ -58,6 +61,7 @@ class ToolFormat:
     closers: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     make_cursor: WireFactory | None = None
+    make_call_id: Callable[[], str] = new_call_id
     ends_thought: bool = True
     is_quotable: bool = True
     owns_reply: bool = False

@@ -11,7 +11,12 @@ REASONING_ROWS = (
             "harmony",
             ("<|channel|>analysis<|message|>",),
             ("<|end|>",),
-            frames=("<|start|>assistant", "<|channel|>final<|message|>", "<|return|>"),
+            frames=(
+                "<|start|>assistant",
+                "<|channel|>final<|message|>",
+                "<|channel|>commentary<|message|>",
+                "<|return|>",
+            ),
             tokens=("<|start|>", "<|channel|>", "<|message|>"),
         ),
         (as_tokens("<|channel|>", "<|call|>", "<|constrain|>"),),
@@ -21,8 +26,9 @@ REASONING_ROWS = (
         ReasoningFormat(
             "xtml_think",
             ("<|open|>think<|sep|>",),
-            ("<|close|>think<|sep|>",),
-            frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+            # An answer that begins ends a thought that was not closed.
+            ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
+            frames=("<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
             tokens=("<|open|>", "<|close|>", "<|sep|>"),
         ),
         (as_tokens("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),),

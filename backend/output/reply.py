@@ -29,13 +29,13 @@ class ReplySpec:
 
     Attributes:
         tools: Tools that may be called, and the JSON schemas of their arguments; without any,
-            calls are content.
+            calls are content. `None` takes any name for a tool's.
         stop_strings: Content that ends the reply; it is never seen.
         prompt_tail: The end of the prompt: it tells in which channel the reply begins.
     """
 
     format: OutputFormat
-    tools: Mapping[str, JsonSchema] = field(default_factory=dict)
+    tools: Mapping[str, JsonSchema] | None = field(default_factory=dict)
     stop_strings: tuple[str, ...] = ()
     prompt_tail: str = ""
     wants_logprobs: bool = False
@@ -159,9 +159,15 @@ def _whole(group: Sequence[Delta]) -> Delta:
         case ReasoningDelta():
             return ReasoningDelta(text)
         case ToolCallDelta():
-            return replace(first, arguments=text)
+            return replace(first, call_id=_last_id(group), arguments=text)
         case _:
             assert_never(first)
+
+
+def _last_id(group: Sequence[Delta]) -> str:
+    """Return the id of a call that some of its pieces may give: the latest holds."""
+    ids = [delta.call_id for delta in group if isinstance(delta, ToolCallDelta) and delta.call_id]
+    return ids[-1] if ids else ""
 
 
 def _text(delta: Delta) -> str:

@@ -22,7 +22,6 @@ from backend.output.tool_calls.wire import (
     WireContext,
     WireCursor,
     WireOutput,
-    new_call_id,
 )
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ class Router:
         *,
         tools: Mapping[str, JsonSchema] | None,
         prompt_tail: str = "",
-        make_call_id: Callable[[], str] = new_call_id,
     ) -> None:
         """Begin a reply.
 
@@ -55,17 +53,17 @@ class Router:
             tools: The names that were offered, and the schemas of their arguments; `None` takes
                 any name for one. Without any, calls are content.
             prompt_tail: The end of the prompt: it tells in which channel the reply begins.
-            make_call_id: Makes an id for a call whose wire carries none.
         """
         self._format = output_format
         self._tools = tools
         self._prompt_tail = prompt_tail
-        self._calls = CallLedger(tools, make_call_id)
+        self._calls = CallLedger(tools, output_format.tools.make_call_id)
         self._scanner = Scanner(_automaton(self._markers()))
         self._in_thought = opens_in_reasoning(output_format, prompt_tail)
         self._segment: Segment = ThoughtText() if self._in_thought else FirstText()
         self._code = CodeTracker()
         self._quotation: Quotation | None = None
+        self._quoting_fence = 0
         self._may_quote = output_format.tools.is_quotable
         self._is_to_be_owned = output_format.tools.owns_reply
         self._wire: WireCursor | None = None
@@ -218,6 +216,7 @@ class Router:
         if self._quotation is None and is_opener and make_cursor is not None:
             wire = make_cursor(self._context(marker, CallLedger(self._tools)))
             self._quotation = Quotation(marker, wire)
+            self._quoting_fence = self._code.fences_begun
             self._code.feed(marker)
         else:
             self._emit(marker)
@@ -253,7 +252,7 @@ class Router:
         self._code.feed(text)
         if self._quotation is not None:
             self._quotation.add(text)
-            if self._code.is_fenced:
+            if self._code.is_fenced and self._code.fences_begun == self._quoting_fence:
                 return
             text = self._quotation.text
             self._quotation = None

@@ -38,3 +38,9 @@ def track(chunks):
 )
 def test_code_is_told_from_prose_however_the_text_is_cut(text, is_open, is_fenced, has_prose):
     assert track([text]) == track(text) == (is_open, is_fenced, has_prose)
+
+
+def test_a_fenced_block_is_told_from_those_before_it():
+    tracker = CodeTracker()
+    tracker.feed("```\nf\n```\n```\n")
+    assert (tracker.is_fenced, tracker.fences_begun) == (True, 2)

@@ -44,6 +44,7 @@ TOOL_EVIDENCE = [
     ("deepseek_v31", "", ("<｜tool▁calls▁begin｜>",)),
     ("cohere", "<|START_ACTION|>", ()),
     ("pythonic", "", ("<|tool_call_start|>", "<|tool_call_end|>")),
+    ("pythonic", "[func_name1(params_name1=params_value1)]", ()),
     ("qwen3_coder_xml", "<tool_call>\n<function={{ tool_call.name }}>", ()),
     ("qwen3_coder_xml", "'<tool_call>\\n<function=' + tool_call.name", ()),
     ("minicpm5", '<function name="f"><param name="a">', ()),
@@ -96,11 +97,10 @@ def test_a_name_means_one_format(rows):
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("template", ["{{ message.tool_calls }}", "<start_function_call>"])
-def test_calls_that_nothing_can_read_are_warned_of_once(template, caplog):  # lesson 90
+def test_calls_that_nothing_can_read_are_warned_of_once(caplog):  # lesson 90
     warn_once.cache_clear()
     for _ in range(3):
-        assert not detect(FormatEvidence((), template)).tools.openers
+        assert not detect(FormatEvidence((), "{{ message.tool_calls }}")).tools.openers
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 

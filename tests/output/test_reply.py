@@ -98,6 +98,15 @@ def test_several_steps_at_once_give_joined_deltas():
     assert finish.reason is FinishReason.TOOL_CALLS
 
 
+def test_of_joined_pieces_of_a_call_the_last_id_holds():
+    chunks = ['[TOOL_CALLS][{"name": "f", "arguments": {}', ', "id": "aB3dE5fG7"}]']
+    spec = ReplySpec(format=named_format("mistral", "none"), tools={"f": {}})
+    (together,) = [delta for deltas, _ in stream(spec, ["".join(chunks)]) for delta in deltas]
+    first, last = [delta for deltas, _ in stream(spec, chunks) for delta in deltas]
+    assert together.call_id == last.call_id == "aB3dE5fG7"
+    assert first.call_id not in ("", last.call_id)
+
+
 def test_the_finishing_increment_comes_even_when_its_text_was_swallowed():  # lesson 89
     *_, (deltas, finish) = stream(make_spec(), ["Hi.", CALL[:-1], ">"])
     assert deltas == ()

@@ -193,6 +193,7 @@ F_CALLED = {0: ("f", "{}")}
         ("See:\n```\n<think> <tool_call>x", "See:\n```\n<think> <tool_call>x", {}),
         (f"See:\n```\n{CALL}\n```\n{CALL}", f"See:\n```\n{CALL}\n```\n", F_CALLED),
         (f"Use `x`.{CALL}", "Use `x`.", F_CALLED),
+        (f"So:\n```\n{CALL}\n```\n```\nx", f"So:\n```\n{CALL}\n```\n```\nx", {}),
         (f"A ` is no code\n{CALL}", "A ` is no code\n", F_CALLED),
     ],
 )

@@ -40,8 +40,8 @@ class JsonScanner:
     """Takes one value from its first character to its last, and not a character more.
 
     What it took is the beginning of valid JSON, character for character as it was written,
-    but for control characters in strings: JSON forbids them, models write them, and their
-    meaning is plain, so they are escaped.
+    but for control characters and lone backslashes in strings: JSON forbids them, models write
+    them, and their meaning is plain, so they are escaped.
     """
 
     def __init__(self) -> None:
@@ -137,11 +137,9 @@ class JsonScanner:
         if char == "u":
             self._hex_digits_left = 4
             self._step = self._in_code_point
-        elif char in _SIMPLE_ESCAPES:
-            self._step = self._in_string
-        else:
-            return self._fail(position)
-        return char, position + 1
+            return char, position + 1
+        self._step = self._in_string
+        return (char, position + 1) if char in _SIMPLE_ESCAPES else ("\\", position)
 
     def _in_code_point(self, text: str, position: int) -> tuple[str, int]:
         char = text[position]

@@ -6,6 +6,7 @@ nothing stays open for long.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 REFUTED = -1
@@ -27,6 +28,7 @@ class Tag:
         ends: The texts of which the first to come ends it.
         leaves_end: Whether the end is the beginning of something else.
         unfinished: What the body may look like while its end has not come.
+        unescape: Turns the name into what it stands for.
     """
 
     start: str
@@ -34,6 +36,7 @@ class Tag:
     ends: tuple[str, ...] = (">",)
     leaves_end: bool = False
     unfinished: re.Pattern[str] = re.compile(r"[^<\n]*")
+    unescape: Callable[[str], str] = str
 
     def match(self, text: str, position: int) -> "TagMatch":
         """Look for the tag at a position."""
@@ -47,22 +50,20 @@ class Tag:
             return TagMatch(UNDECIDED if is_open else REFUTED)
         at, end = min(found)
         body = self.body.fullmatch(text, begin, at)
-        if body is None:
+        # What would have been refuted before its end came is refuted with its end, too.
+        if body is None or not self.unfinished.fullmatch(text, begin, at + len(end) - 1):
             return TagMatch(REFUTED)
-        return TagMatch(at if self.leaves_end else at + len(end), body)
+        name = self.unescape(body["name"])
+        return TagMatch(at if self.leaves_end else at + len(end), body, name)
 
 
 @dataclass(frozen=True, slots=True)
 class TagMatch:
-    """Where a tag ends, or that it is refuted or undecided."""
+    """Where a tag ends, or that it is refuted or undecided; the name is empty then."""
 
     end: int
     body: re.Match[str] | None = None
-
-    @property
-    def name(self) -> str:
-        """The name in the tag; empty unless it was found."""
-        return self.body["name"] if self.body else ""
+    name: str = ""
 
 
 def after(text: str, position: int, expected: str) -> int:

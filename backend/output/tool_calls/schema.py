@@ -33,10 +33,16 @@ _MARKS = {"properties": "object", "items": "array"}
 class ParameterTypes:
     """The names and types of a tool's arguments."""
 
-    def __init__(self, schema: JsonSchema) -> None:
-        self._schema = schema
+    def __init__(self, schema: JsonSchema, root: JsonSchema | None = None) -> None:
+        """Read a schema; its references are to `root`, or to itself."""
+        self._root = root or schema
         self._properties = _mapping(schema.get("properties"))
         self._is_open = not self._properties or schema.get("additionalProperties") is True
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The declared names, in the order of the schema."""
+        return self._properties
 
     def is_declared(self, name: str) -> bool:
         """Tell whether an argument may have this name: any may where the schema tells none."""
@@ -45,6 +51,12 @@ class ParameterTypes:
     def of(self, name: str) -> JsonTypes:
         """Return the JSON types that an argument may have."""
         return self._types(_mapping(self._properties.get(name)), _MAX_DEPTH)
+
+    def inside(self, name: str) -> "ParameterTypes":
+        """Return what is known of the values in an argument: its properties, or each `item`."""
+        schema = self._resolved(_mapping(self._properties.get(name)))
+        properties = {"item": schema.get("items"), **_mapping(schema.get("properties"))}
+        return ParameterTypes({"properties": properties}, self._root)
 
     def _types(self, schema: JsonSchema, depth: int) -> JsonTypes:
         """Return the types of a part of the schema; where it does not end, none is known."""
@@ -61,7 +73,7 @@ class ParameterTypes:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return schema
-        place: JsonValue = self._schema
+        place: JsonValue = self._root
         for part in reference.removeprefix("#/").split("/"):
             place = _mapping(place).get(part.replace("~1", "/").replace("~0", "~"))
         return _mapping(place)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
 
 from backend.output.tool_calls.json_scanner import JsonScanner, JsonState
 from backend.output.tool_calls.markup import (
@@ -22,12 +21,9 @@ from backend.output.tool_calls.markup import (
     either,
 )
 from backend.output.tool_calls.schema import UNKNOWN, JsonTypes, ParameterTypes
+from backend.output.tool_calls.stepping import SteppingCursor
 from backend.output.tool_calls.typed_value import ValueWriter, json_string
-from backend.output.tool_calls.wire import NotACallError, Outbox, WireContext, WireOutput
-
-_SPACE = re.compile(r"\s*")
-
-_Step: TypeAlias = Callable[[int], int]
+from backend.output.tool_calls.wire import WireContext, WireOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +35,16 @@ class TaggedDialect:
         call_end: How it ends.
         parameter: How an argument begins, up to the first character of its value; its group
             `name` is the key.
-        parameter_end: How it ends.
+        parameter_end: How it ends; may refer to groups of its tag, as `re.Match.expand` has it.
         block_end: How a block of calls ends, in wires that have blocks.
         pads_values: Whether a newline at each end of a value belongs to the tags.
+        verbatim: Marks that may stand around a value, in which nothing is a tag.
+        requires_ends: Whether a parameter without an end is none: where values may hold tags
+            that look like those of parameters.
         types_on_wire: Tells the types of a value from its tag; `None` where the schema must.
+        make_value: Makes what converts a value of a parameter, where its text is not all.
+        json_start: How a JSON object begins that stands for all parameters, where it has tags.
+        json_end: How it ends there.
     """
 
     call: Tag
@@ -51,14 +53,19 @@ class TaggedDialect:
     parameter_end: str
     block_end: str = ""
     pads_values: bool = False
+    verbatim: tuple[str, str] = ("", "")
+    requires_ends: bool = False
     types_on_wire: Callable[[re.Match[str]], JsonTypes | None] | None = None
+    make_value: Callable[[ParameterTypes, str], ValueWriter] | None = None
+    json_start: Tag | None = None
+    json_end: str = ""
 
     def may_end_with(self, rest: str) -> bool:
         """Tell whether a text is the beginning of what ends a call."""
-        return self.call_end.startswith(rest) or self.block_end.startswith(rest)
+        return any(end.startswith(rest) for end in (self.call_end, self.block_end, self.json_end))
 
 
-class TaggedCursor:
+class TaggedCursor(SteppingCursor):
     """Reads one block of calls, or one call where there is no block around it.
 
     An opener that begins a call itself says that there is no block. A JSON object in place of
@@ -66,45 +73,15 @@ class TaggedCursor:
     """
 
     def __init__(self, context: WireContext, *, dialect: TaggedDialect) -> None:
-        self._context = context
+        self._is_in_block = context.opener != dialect.call.start
+        super().__init__(context, opener_is_call=not self._is_in_block)
         self._dialect = dialect
-        self._is_in_block = bool(dialect.block_end) and context.opener != dialect.call.start
-        self._outbox = Outbox(context.opener)
-        self._buffer = "" if self._is_in_block else context.opener
-        self._fed_before = len(self._buffer)
-        self._step: _Step = self._before_call
         self._types = ParameterTypes({})
         self._given: set[str] = set()
         self._value = ValueWriter(UNKNOWN)
+        self._value_end = ""
+        self._may_lack_end = False
         self._json = JsonScanner()
-        self._missing_end = ""
-        self._calls_begun = 0
-        self._calls_ended = 0
-        self._is_over = False
-
-    @property
-    def held(self) -> str:
-        """Raw text since the last delta."""
-        return self._outbox.held
-
-    @property
-    def is_mid_call(self) -> bool:
-        """Whether a call is open, or none was complete yet."""
-        return self._calls_begun > self._calls_ended or not self._calls_ended
-
-    def feed(self, text: str) -> WireOutput:
-        """Read on."""
-        self._begin(text)
-        position = 0
-        try:
-            while not self._is_over and (end := self._step(position)) >= 0:
-                position = end
-        except NotACallError as error:
-            return self._reject(text, error.position)
-        rest = self._buffer[position:]
-        self._buffer = rest
-        deltas = self._outbox.end(text)
-        return WireOutput(deltas, rest=rest if self._is_over else None)
 
     def finish(self, *, truncated: bool) -> WireOutput:
         """End; after the end of a value, what is missing does no harm unless it was cut off."""
@@ -114,58 +91,51 @@ class TaggedCursor:
         if self._step == self._in_value and (end := self._closer_at(0)) >= 0:
             self._end_value(self._without_padding(0, end), end)
             self._buffer = self._buffer[end:]
-        is_between = self._step in (self._between_parameters, self._after_json)
+        is_between = self._step in (self._between_parameters, self._after_json, self._at_call_end)
         if is_between and self._dialect.may_end_with(self._buffer.strip()):
             self._end_call(0)
         is_text = self.is_mid_call
         deltas = self._outbox.end("")
         return WireOutput(deltas, rejected=self.held if is_text else "")
 
-    def _begin(self, text: str) -> None:
-        self._fed_before = len(self._buffer)
-        self._buffer += text
-        self._outbox.begin()
-
-    def _reject(self, text: str, position: int) -> WireOutput:
-        """End with what is no call, or with what just follows the last one."""
-        deltas = self._outbox.end(text)
-        if not self._calls_begun and not self._is_in_block:
-            position = max(position, len(self._context.opener))
-        raw, rest = self.held, self._buffer[position:]
-        raw = raw[: len(raw) - len(rest)]
-        if self.is_mid_call:
-            return WireOutput(deltas, rejected=raw, rest=rest)
-        return WireOutput(deltas, rest=raw + rest)
-
     def _before_call(self, position: int) -> int:
         position = self._skip_space(position)
         call = self._next_call_at(position)
         if call.end >= 0:
-            self._begin_call(call.name, call.end)
+            self._open_call(call.name, call.end)
             return call.end
         end = self._block_end_at(position) if self._calls_ended else REFUTED
         self._is_over = end >= 0
         return self._expected(position, end, call.end)
 
-    def _begin_call(self, name: str, end: int) -> None:
-        self._calls_begun += 1
+    def _open_call(self, name: str, end: int) -> None:
         self._types = self._context.calls.parameter_types(name)
-        self._missing_end = "{}"
         self._given.clear()
-        self._outbox.send(self._context.calls.open(name), end - self._fed_before)
+        self._begin_call(name, end)
         self._step = self._between_parameters
 
     def _between_parameters(self, position: int) -> int:
         position = self._skip_space(position)
         parameter = self._dialect.parameter.match(self._buffer, position)
         if parameter.body is not None:
-            self._begin_value(parameter.body, parameter.end)
+            self._begin_value(parameter, parameter.body)
             return parameter.end
-        if self._missing_end == "{}" and self._buffer.startswith("{", position):
+        json_start = self._json_at(position) if self._missing_end == "{}" else REFUTED
+        if json_start >= 0:
             self._json = JsonScanner()
             self._step = self._in_json
+            return json_start
+        return self._end_call_at(position, either(parameter.end, json_start))
+
+    def _json_at(self, position: int) -> int:
+        """Return where a JSON object begins that stands for all parameters."""
+        if self._dialect.json_start is not None:
+            tag = self._dialect.json_start.match(self._buffer, position)
+            position = after_space(self._buffer, tag.end) if tag.end >= 0 else tag.end
+        if position < 0:
             return position
-        return self._end_call_at(position, parameter.end)
+        begin = after(self._buffer, position, "{")
+        return position if begin >= 0 else begin
 
     def _end_call_at(self, position: int, otherwise: int = REFUTED) -> int:
         """Take the end of a call: its tag, or for want of it that of the block or the next call."""
@@ -175,30 +145,40 @@ class TaggedCursor:
             end = position if max(ends) >= 0 else min(ends)
         if end >= 0:
             self._end_call(end)
+            self._is_over = not self._dialect.block_end
         return self._expected(position, end, otherwise)
 
-    def _end_call(self, end: int) -> None:
-        self._send(self._missing_end, end)
-        self._context.calls.complete()
-        self._calls_ended += 1
-        self._is_over = not self._dialect.block_end
-        self._step = self._before_call
+    def _begin_value(self, parameter: TagMatch, tag: re.Match[str]) -> None:
+        dialect, name = self._dialect, parameter.name
+        self._begin_argument(json_string(name), parameter.end)
+        self._given.add(name)
+        self._value = self._new_value(name, tag)
+        self._value_end = tag.expand(dialect.parameter_end)
+        self._may_lack_end = not dialect.requires_ends
+        self._step = self._at_value
 
-    def _begin_value(self, tag: re.Match[str], end: int) -> None:
-        key = json_string(tag["name"])
-        self._send(f"{{{key}: " if self._missing_end == "{}" else f", {key}: ", end)
-        self._missing_end = "}"
-        self._given.add(tag["name"])
-        tell = self._dialect.types_on_wire
-        types = tell(tag) if tell else None
-        self._value = ValueWriter(self._types.of(tag["name"]) if types is None else types)
-        self._step = self._at_value if self._dialect.pads_values else self._in_value
+    def _new_value(self, name: str, tag: re.Match[str]) -> ValueWriter:
+        dialect = self._dialect
+        if dialect.make_value:
+            return dialect.make_value(self._types, name)
+        types = dialect.types_on_wire(tag) if dialect.types_on_wire else None
+        return ValueWriter(self._types.of(name) if types is None else types)
 
     def _at_value(self, position: int) -> int:
+        """Take what stands before a value and is not its own."""
         if position == len(self._buffer):
             return UNDECIDED
+        begin, end = self._dialect.verbatim
+        verbatim = after(self._buffer, position, begin) if begin else REFUTED
+        if verbatim == UNDECIDED:
+            return verbatim
         self._step = self._in_value
-        return position + self._buffer.startswith("\n", position)
+        if verbatim == REFUTED:
+            is_padded = self._dialect.pads_values and self._buffer.startswith("\n", position)
+            return position + is_padded
+        self._value_end = end + self._value_end
+        self._may_lack_end = False
+        return verbatim
 
     def _in_value(self, position: int) -> int:
         """Pass on the value up to its end, or to where it may end."""
@@ -213,7 +193,7 @@ class TaggedCursor:
 
     def _find_value_end(self, position: int) -> tuple[int, int]:
         """Return where the value may end, and where its end tag does, if that is known."""
-        for candidate in _candidates(self._dialect).finditer(self._buffer, position):
+        for candidate in self._candidates().finditer(self._buffer, position):
             start = candidate.start()
             end = self._value_end_at(start)
             if end != REFUTED:
@@ -247,6 +227,8 @@ class TaggedCursor:
 
         It does before a parameter on a new line, and before all that ends a block.
         """
+        if not self._may_lack_end:
+            return REFUTED
         line = start + self._buffer.startswith("\n", start)
         follows = either(
             self._next_parameter_at(line, is_bare=True) if line > start else REFUTED,
@@ -256,7 +238,12 @@ class TaggedCursor:
 
     def _closer_at(self, start: int) -> int:
         line = start + self._buffer.startswith("\n", start)
-        return after(self._buffer, line, self._dialect.parameter_end)
+        return after(self._buffer, line, self._value_end)
+
+    def _candidates(self) -> re.Pattern[str]:
+        dialect = self._dialect
+        ends = (dialect.call_end, dialect.parameter.start) if self._may_lack_end else ()
+        return _places(frozenset(text[0] for text in (self._value_end, *ends)))
 
     def _next_parameter_at(self, position: int, *, is_bare: bool = False) -> int:
         parameter = self._dialect.parameter.match(self._buffer, position)
@@ -293,6 +280,15 @@ class TaggedCursor:
         return self._expected(end, REFUTED if self._json.state is JsonState.MALFORMED else end)
 
     def _after_json(self, position: int) -> int:
+        """Take the end tag of a JSON object; it may be missing."""
+        position = self._skip_space(position)
+        end = after(self._buffer, position, self._dialect.json_end)
+        if end == UNDECIDED:
+            return UNDECIDED
+        self._step = self._at_call_end
+        return max(position, end)
+
+    def _at_call_end(self, position: int) -> int:
         return self._end_call_at(self._skip_space(position))
 
     def _block_end_at(self, position: int) -> int:
@@ -304,25 +300,9 @@ class TaggedCursor:
         is_foreign = call.end >= 0 and not self._context.calls.is_offered(call.name)
         return TagMatch(REFUTED) if is_foreign else call
 
-    def _skip_space(self, position: int) -> int:
-        space = _SPACE.match(self._buffer, position)
-        return space.end() if space else position
-
-    def _expected(self, position: int, *ends: int) -> int:
-        """Return the end of what must stand at a position."""
-        end = either(*ends)
-        if end == REFUTED:
-            raise NotACallError(position)
-        return end
-
-    def _send(self, piece: str, end: int) -> None:
-        if piece:
-            self._outbox.send(self._context.calls.extend(piece), end - self._fed_before)
-
 
 @lru_cache
-def _candidates(dialect: TaggedDialect) -> re.Pattern[str]:
-    """Return a pattern for all places where a value may end."""
-    texts = (dialect.parameter_end, dialect.call_end, dialect.parameter.start)
-    first = "".join(re.escape(char) for char in sorted({text[0] for text in texts}))
-    return re.compile(rf"\n?[{first}]|\n\Z")
+def _places(first: frozenset[str]) -> re.Pattern[str]:
+    """Return a pattern for all places where a value may end: before one of these characters."""
+    chars = "".join(map(re.escape, sorted(first)))
+    return re.compile(rf"\n?[{chars}]|\n\Z")

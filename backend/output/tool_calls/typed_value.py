@@ -9,6 +9,7 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Callable
 
 from backend.output.tool_calls.schema import STRING, UNKNOWN, JsonTypes, json_type
 
@@ -35,8 +36,12 @@ def json_value(raw: str, types: JsonTypes) -> str:
 class ValueWriter:
     """Turns one value to JSON while it comes: a string grows, all else waits for its end."""
 
-    def __init__(self, types: JsonTypes) -> None:
+    def __init__(
+        self, types: JsonTypes, convert: Callable[[str, JsonTypes], str] = json_value
+    ) -> None:
+        """Begin a value that may have these types; `convert` reads it unless it is a string."""
         self._types = types
+        self._convert = convert
         self._is_text = types == STRING
         self._raw: list[str] = []
         self._quote = '"'
@@ -53,7 +58,7 @@ class ValueWriter:
         """Return the rest of the value."""
         if self._is_text:
             return self._quote + '"'
-        return json_value("".join(self._raw), self._types)
+        return self._convert("".join(self._raw), self._types)
 
 
 def _is_wanted(text: str, types: JsonTypes) -> bool:

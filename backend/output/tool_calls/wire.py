@@ -78,6 +78,17 @@ class CallLedger:
         self._ids.append(call_id)
         return ToolCallDelta(len(self._ids) - 1, call_id=call_id, name=name)
 
+    def identify(self, call_id: str) -> ToolCallDelta:
+        """Return a piece that gives the latest call the id that its wire tells late.
+
+        Args:
+            call_id: The id; without one, or with one that this reply has seen, the call keeps
+                the id that it has.
+        """
+        if call_id and call_id not in self._ids:
+            self._ids[-1] = call_id
+        return ToolCallDelta(len(self._ids) - 1, call_id=self._ids[-1])
+
     def extend(self, arguments: str) -> ToolCallDelta:
         """Return a piece of the arguments of the latest call."""
         return ToolCallDelta(len(self._ids) - 1, arguments=arguments)
@@ -144,6 +155,10 @@ class Outbox:
         Positions count from the start of this `feed`; below zero lies what was fed before.
         """
         self._deltas.append(delta)
+        self._settled = settled
+
+    def drop(self, settled: int) -> None:
+        """Take the text up to a position for markup: there is nothing to hand out for it."""
         self._settled = settled
 
     def end(self, taken: str) -> tuple[Delta, ...]:

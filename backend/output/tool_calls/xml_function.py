@@ -1,9 +1,11 @@
 """Calls as `<function=f><parameter=a>…</parameter></function>`: Qwen3-Coder and its relatives.
 
-A newline at each end of a value belongs to the tags. The block around the calls may be missing.
+A newline at each end of a value belongs to the tags, but for Seed-OSS. The block around the
+calls may be missing.
 """
 
 import re
+from dataclasses import replace
 from functools import partial
 
 from backend.output.tool_calls.choice import ChoiceCursor
@@ -14,6 +16,7 @@ from backend.output.tool_calls.wire import WireContext, WireCursor
 
 OPENERS = ("<tool_call>", "<function=")
 CLOSER = "</tool_call>"
+SEED_OPENER, SEED_CLOSER = "<seed:tool_call>", "</seed:tool_call>"
 
 _NAME = re.compile(r"\s*(?P<name>[^<>\s]+)\s*")
 
@@ -25,6 +28,7 @@ DIALECT = TaggedDialect(
     block_end=CLOSER,
     pads_values=True,
 )
+SEED = replace(DIALECT, block_end=SEED_CLOSER, pads_values=False)
 
 
 def make_xml_function(context: WireContext) -> WireCursor:
@@ -39,3 +43,6 @@ def make_json_or_xml(context: WireContext) -> WireCursor:
     read_json = partial(JsonBlockCursor, closer=CLOSER)
     read_tags = partial(TaggedCursor, dialect=DIALECT)
     return ChoiceCursor(context, choices={"<function=": read_tags}, otherwise=read_json)
+
+
+make_seed = partial(TaggedCursor, dialect=SEED)

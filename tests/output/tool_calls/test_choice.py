@@ -30,7 +30,7 @@ def make_cursor():
 @pytest.mark.parametrize(
     ("text", "wire"), [("{", "json:"), (" \n{1", "json:"), ("\n<f=", "tags:"), ("<g", "else:")]
 )
-def test_what_follows_the_opener_decides(text, wire):
+def test_what_follows_the_opener_decides(text, wire):  # lesson 73
     for size in (1, 2, len(text)):
         cursor = make_cursor()
         chunks = [text[start : start + size] for start in range(0, len(text), size)]

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,13 @@ VALUES = st.recursive(
 )
 BROKEN = ['{"a" 1}', "{,}", "[1,]", '{"a": 1,}', "[01]", "[nul]", "[1 2]", "]", "[}", "{]"]
 TOKENS = ['"', "\\", "{", "}", "[", "]", ":", ",", " ", "\n", "0", "1", "-", ".", "e", "+"]
+LONE_BACKSLASH = re.compile(r'(\\["\\/bfnrtu])|\\')
 TOKENS += ["true", "false", "null", "tru", '"a"', '"a":', "\\u00e9", "\\n", "\\x", "é", "\x01"]
+
+
+def escaped(text):
+    """Double the backslashes that escape nothing."""
+    return LONE_BACKSLASH.sub(lambda match: match[1] or r"\\", text)
 
 
 def take(chunks):
@@ -32,7 +39,7 @@ def test_json_is_taken_as_it_was_written(value, ensure_ascii, indent):
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=12).map("".join), st.sampled_from("{["))
 def test_it_is_json_when_the_standard_library_says_so(text, opener):
-    text = opener + text
+    text = escaped(opener + text)
     scanner = JsonScanner()
     taken, end = scanner.feed(text)
     try:
@@ -70,6 +77,17 @@ def test_a_value_ends_before_what_follows_it():
 def test_control_characters_in_strings_are_escaped():
     taken, _ = take('["a\n\t\x00b"]')
     assert taken == '["a\\n\\t\\u0000b"]'
+
+
+def test_lone_backslashes_in_strings_are_escaped():
+    assert take([r'["\d+\|\\ \n\u00e9"]'])[0] == r'["\\d+\\|\\ \n\u00e9"]'
+    assert take(['["\\\t"]'])[0] == r'["\\\t"]'
+
+
+@given(st.lists(st.sampled_from(TOKENS), max_size=12).map("".join))
+def test_a_lone_backslash_is_taken_for_an_escaped_one(text):
+    text = f"[{text} "
+    assert take([text]) == take([escaped(text)])
 
 
 @pytest.mark.parametrize("text", BROKEN)

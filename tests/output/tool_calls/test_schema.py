@@ -42,3 +42,16 @@ def test_a_name_is_declared_or_the_schema_is_open():
     assert not ParameterTypes(closed).is_declared("y")
     assert ParameterTypes(closed | {"additionalProperties": True}).is_declared("y")
     assert ParameterTypes({}).is_declared("y")
+
+
+def test_the_parts_of_an_argument_have_types_too():
+    types = ParameterTypes(
+        {
+            "properties": {"x": {"properties": {"y": {"$ref": "#/$defs/z"}}}, "l": {"items": {}}},
+            "$defs": {"z": {"type": "array", "items": {"type": "integer"}}},
+        }
+    )
+    assert list(types.names) == ["x", "l"]
+    assert types.inside("x").of("y") == {"array"}
+    assert types.inside("x").inside("y").of("item") == {"integer"}
+    assert types.inside("l").of("item") == types.inside("nothing").of("item") == UNKNOWN

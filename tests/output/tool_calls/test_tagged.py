@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -30,14 +31,14 @@ END = "</arg></call></calls>"
 HOSTILE = ["</arg>", "</call>", "</calls>", '<arg name="b">', '<arg name="x">', "<", "\n", "é", '"']
 
 
-def make_cursor(opener="<calls>"):
+def make_cursor(opener="<calls>", dialect=DIALECT):
     ids = count()
     calls = CallLedger(TOOLS, lambda: f"id{next(ids)}")
-    return TaggedCursor(WireContext(opener=opener, calls=calls, in_thought=False), dialect=DIALECT)
+    return TaggedCursor(WireContext(opener=opener, calls=calls, in_thought=False), dialect=dialect)
 
 
-def arguments(chunks, opener="<calls>"):
-    cursor = make_cursor(opener)
+def arguments(chunks, opener="<calls>", dialect=DIALECT):
+    cursor = make_cursor(opener, dialect)
     outputs = [cursor.feed(chunk) for chunk in chunks] + [cursor.finish(truncated=False)]
     return "".join(delta.arguments for output in outputs for delta in output.deltas)
 
@@ -65,6 +66,25 @@ def test_the_end_of_a_call_leaves_when_it_is_certain():
 def test_types_may_stand_on_the_wire():
     text = '<call name="f"><arg name="a" string="false">12</arg><arg name="n" string="true">12'
     assert arguments([text + END]) == '{"a": 12, "n": "12"}'
+
+
+def test_nothing_is_a_tag_in_a_value_between_marks():
+    dialect = replace(DIALECT, verbatim=("<![", "]]"))
+    value = '</arg><arg name="b"></call></calls>]] <!['
+    assert arguments([f"{BEGIN}<![{value}]]{END}"], dialect=dialect) == json.dumps({"a": value})
+    assert arguments([f"{BEGIN}<!x{END}"], dialect=dialect) == '{"a": "<!x"}'
+
+
+def test_an_end_may_be_named_after_its_tag():
+    dialect = replace(
+        DIALECT,
+        parameter=Tag("<", re.compile(r"(?P<name>[ab])")),
+        parameter_end=r"</\g<name>>",
+        requires_ends=True,
+        types_on_wire=None,
+    )
+    text = '<call name="f"><a>x</b>\n<b></a><b>y</b></call></calls>'
+    assert arguments([text], dialect=dialect) == '{"a": "x</b>\\n<b>", "b": "y"}'
 
 
 @pytest.mark.parametrize("text", ["oops", "<call x", '<call name="g">', "</calls>"])

@@ -20,6 +20,14 @@ def test_an_id_is_never_used_twice():  # lesson 106
     assert [calls.open("f", "x").call_id for _ in range(3)] == ["x", "new0", "new1"]
 
 
+def test_an_id_that_comes_late_replaces_the_first():
+    calls = make_ledger()
+    calls.open("f")
+    assert calls.identify("x") == ToolCallDelta(0, "x")
+    calls.open("f")
+    assert [calls.identify(late).call_id for late in ("x", "", "y")] == ["new1", "new1", "y"]
+
+
 def test_the_types_of_arguments_come_from_the_offered_schema():
     calls = make_ledger({"f": {"properties": {"a": {"type": "string"}}}})
     assert calls.parameter_types("f").of("a") == {"string"}

@@ -1,0 +1,204 @@
+"""Replies that somebody wrote down, played again without their model.
+
+A recording is one line of JSON, as bug reports and the tests have it.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, assert_never
+
+from backend.core.delta import (
+    ContentDelta,
+    Delta,
+    Finish,
+    FinishReason,
+    Increment,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+)
+from backend.core.prompt import JsonValue
+from backend.core.step import TokenStep
+from backend.output.collect import Collector, Completion
+from backend.output.evidence import FormatRow
+from backend.output.format import OutputFormat, ReasoningFormat, ToolFormat
+from backend.output.reasoning_rows import REASONING_ROWS
+from backend.output.reply import ReplyCursor, ReplySpec
+from backend.output.tool_calls.schema import JsonSchema
+from backend.output.tool_rows import TOOL_ROWS
+
+_STOPS = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH)}
+_LONGEST_RANDOM_CHUNK = 8
+
+FormatT = TypeVar("FormatT", ReasoningFormat, ToolFormat)
+
+
+class RecordingError(ValueError):
+    """A line is no recording."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a model wrote, and how it ended.
+
+    Attributes:
+        stop: `STOP` if a stop token followed, `LENGTH` if the limit cut the text off.
+    """
+
+    recording_id: JsonValue
+    spec: ReplySpec
+    chunks: tuple[str, ...]
+    stop: FinishReason
+
+
+def read_recording(line: str | bytes) -> Recording:
+    """Read one line.
+
+    Raises:
+        RecordingError: It is none; the message says why.
+    """
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(f"no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise RecordingError("no JSON object")
+    stop = _text(fields, "stop", FinishReason.STOP.value)
+    if stop not in _STOPS:
+        raise RecordingError(f'"stop" is {stop!r}, not one of {", ".join(_STOPS)}')
+    spec = ReplySpec(
+        format=OutputFormat(
+            _named(REASONING_ROWS, "reasoning_format", _text(fields, "reasoning_format", "none")),
+            _named(TOOL_ROWS, "format", _text(fields, "format")),
+        ),
+        tools=_tools(fields.get("tools")),
+        prompt_tail=_text(fields, "prompt_tail", ""),
+    )
+    return Recording(fields.get("id"), spec, _chunks(fields.get("chunks")), _STOPS[stop])
+
+
+def stream(
+    spec: ReplySpec, chunks: Sequence[str], stop: FinishReason
+) -> Iterator[tuple[tuple[Delta, ...], Finish | None]]:
+    """Play a reply, each chunk as one step; a last one holds the stop token, or no text."""
+    chunks = (*chunks, "")
+    cursor = ReplyCursor(spec, ChunkDetokenizer(chunks), lambda token_id: chunks[token_id].encode())
+    for token_id in range(len(chunks)):
+        is_last = token_id == len(chunks) - 1
+        yield cursor.feed([TokenStep(token_id, stop if is_last else None)])
+
+
+def fold(outputs: Iterable[tuple[tuple[Delta, ...], Finish | None]]) -> Completion:
+    """Return what a played reply comes to."""
+    collector = Collector()
+    for deltas, finish in outputs:
+        collector.add(Increment(deltas, Usage(), finish))
+    return collector.completion
+
+
+def report(recording: Recording, chunks: Sequence[str]) -> dict[str, JsonValue]:
+    """Play a recording, cut into these chunks, and return what a client gets."""
+    outputs = list(stream(recording.spec, chunks, recording.stop))
+    completion = fold(outputs)
+    return {
+        "id": recording.recording_id,
+        "content": completion.content,
+        "reasoning": completion.reasoning,
+        "tool_calls": [
+            {"id": call.call_id, "name": call.name, "arguments": call.arguments}
+            for call in completion.tool_calls
+        ],
+        "finish_reason": completion.finish.reason.value,
+        "deltas": [_delta_fields(delta) for deltas, _ in outputs for delta in deltas],
+    }
+
+
+def cut_evenly(text: str, chars: int) -> list[str]:
+    """Cut a text into chunks of one length."""
+    return [text[start : start + chars] for start in range(0, len(text), chars)]
+
+
+def cut_randomly(text: str, seed: str) -> list[str]:
+    """Cut a text into short chunks, the same ones for the same seed."""
+    lengths = random.Random(seed)  # noqa: S311 - no secret is made
+    chunks = []
+    start = 0
+    while start < len(text):
+        end = start + lengths.randint(1, _LONGEST_RANDOM_CHUNK)
+        chunks.append(text[start:end])
+        start = end
+    return chunks
+
+
+class ChunkDetokenizer:
+    """Gives chunk i for token id i."""
+
+    def __init__(self, chunks: Sequence[str]) -> None:
+        self._chunks = chunks
+
+    def feed(self, token_id: int) -> str:
+        """Return the chunk."""
+        return self._chunks[token_id]
+
+    def finish(self) -> str:
+        """Return nothing: no text is held back."""
+        return ""
+
+
+def _text(fields: Mapping[str, JsonValue], name: str, default: str | None = None) -> str:
+    value = fields.get(name)
+    value = default if value is None else value
+    if not isinstance(value, str):
+        raise RecordingError(f'"{name}" is missing' if value is None else f'"{name}" is no text')
+    return value
+
+
+def _named(rows: Sequence[FormatRow[FormatT]], field: str, name: str) -> FormatT:
+    for row in rows:
+        if row.is_called(name):
+            return row.format
+    known = ", ".join(row.format.name for row in rows)
+    raise RecordingError(f'"{field}" is {name!r}, which is not known; known are {known}')
+
+
+def _tools(value: JsonValue) -> Mapping[str, JsonSchema] | None:
+    """Return what was offered; where nothing was, any name counts: a reporter may leave it out."""
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise RecordingError('"tools" is no array')
+    return dict(_tool(tool) for tool in value)
+
+
+def _tool(value: JsonValue) -> tuple[str, JsonSchema]:
+    """Return name and schema of a tool in the shape of the OpenAI API, or of its inner half."""
+    tool = value.get("function", value) if isinstance(value, dict) else None
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(name, str):
+        raise RecordingError('"tools" holds a tool without a name')
+    schema = tool.get("parameters")
+    return name, schema if isinstance(schema, dict) else {}
+
+
+def _chunks(value: JsonValue) -> tuple[str, ...]:
+    chunks = [value] if isinstance(value, str) else value
+    if isinstance(chunks, list):
+        texts = tuple(chunk for chunk in chunks if isinstance(chunk, str))
+        if len(texts) == len(chunks):
+            return texts
+    raise RecordingError('"chunks" is neither text nor an array of texts')
+
+
+def _delta_fields(delta: Delta) -> dict[str, JsonValue]:
+    match delta:
+        case ContentDelta():
+            return {"content": delta.text}
+        case ReasoningDelta():
+            return {"reasoning": delta.text}
+        case ToolCallDelta():
+            call = {"id": delta.call_id, "name": delta.name, "arguments": delta.arguments}
+            return {"tool_call": {"index": delta.index, **call}}
+        case _:
+            assert_never(delta)

@@ -1,0 +1,72 @@
+"""The arguments of a tool call as JSON, while they are written."""
+
+import json
+import re
+
+from backend.output.tool_calls.json_scanner import JsonScanner, JsonState
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class JsonArguments:
+    """Reads an object as it was written, one inside a JSON string, or `null` for none.
+
+    The last brace is kept back: whoever reads the call knows when it is whole.
+    """
+
+    def __init__(self) -> None:
+        self._scanner = JsonScanner()
+        self._has_begun = False
+        self._is_object = False
+        self._wrapped: list[str] = []
+        self.is_whole = False
+        self.is_malformed = False
+        self.missing_end = "{}"
+
+    @staticmethod
+    def may_begin_with(char: str) -> bool:
+        """Tell whether a character, other than whitespace, can be their first."""
+        return char in '{"n'
+
+    def feed(self, text: str, position: int) -> tuple[str, int]:
+        """Read on from a position of `text`, up to their end or to where they are malformed.
+
+        Returns:
+            What can be handed out, and the position behind what was read.
+        """
+        if not self._has_begun:
+            if text[position].isspace():
+                return "", position + 1
+            self._begin(text[position])
+        if self.is_malformed:
+            return "", position
+        piece, position = self._scanner.feed(text, position)
+        self.is_whole = self._scanner.state is JsonState.COMPLETE
+        self.is_malformed = self._scanner.state is JsonState.MALFORMED
+        if not self._is_object:
+            piece = self._unwrap(piece)
+        if self.is_whole:
+            piece, self.missing_end = piece[:-1], piece[-1]
+        return piece, position
+
+    def _begin(self, char: str) -> None:
+        self._has_begun = True
+        self._is_object = char == "{"
+        self.is_malformed = not self.may_begin_with(char)
+
+    def _unwrap(self, piece: str) -> str:
+        """Return the object inside a value that is whole."""
+        self._wrapped.append(piece)
+        unwrapped = _unwrapped("".join(self._wrapped)) if self.is_whole else ""
+        self.is_malformed |= self.is_whole and not unwrapped
+        self.is_whole = bool(unwrapped)
+        return unwrapped
+
+
+def _unwrapped(value: str) -> str:
+    """Return the object in a JSON string, `{}` for null and the empty string, else nothing."""
+    text = (json.loads(value) or "{}").strip()
+    scanner = JsonScanner()
+    taken, end = scanner.feed(text)
+    is_object = taken.startswith("{") and scanner.state is JsonState.COMPLETE and end == len(text)
+    return taken if is_object and not _SURROGATE.search(taken) else ""
