@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, prefill, startup
+from benchmarks import decode, prefill, prompt_cache, startup
 from benchmarks.figure import Figure, Settings
 from benchmarks.models import ensure_built
 
@@ -25,12 +25,13 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "startup": startup.measure,
     "decode": decode.measure,
     "prefill": prefill.measure,
+    "prompt_cache": prompt_cache.measure,
 }
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--quick", is_flag=True, help="Measure less: about a minute.")
+@click.option("--quick", is_flag=True, help="Measure less: about two minutes.")
 @click.option("--only", type=click.Choice(list(BENCHMARKS)), multiple=True, help="Run this one.")
 def main(*, as_json: bool, quick: bool, only: tuple[str, ...]) -> None:
     """Measure the backend against raw mlx-lm, on this machine, in this run."""

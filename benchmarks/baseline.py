@@ -1,4 +1,4 @@
-"""The raw mlx-lm process, from the side of the one that asks it."""
+"""Processes of ours that compute beside the server, from the side of the one that asks them."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.models import ROOT, BenchModel
 from benchmarks.workload import Speed, Workload
@@ -58,6 +58,27 @@ class Baseline:
         if not line:
             raise BaselineError(f"raw mlx-lm exited with code {self._process.wait()}")
         return Speed(**json.loads(line))
+
+
+def answer_of(
+    module: str, question: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run a module once: a JSON object goes in, another comes back.
+
+    Raises:
+        CalledProcessError: It failed; its own words went to standard error.
+    """
+    answer = subprocess.run(
+        [sys.executable, "-m", module],
+        cwd=ROOT,
+        env={**environment, **QUIET},
+        input=json.dumps(question),
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    result: dict[str, Any] = json.loads(answer.stdout)
+    return result
 
 
 def environment_of(pid: int) -> dict[str, str]:

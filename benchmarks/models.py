@@ -11,29 +11,51 @@ CACHE = ROOT / "build" / "bench"
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A float32 llama; its name tells how many parameters it has."""
+    """A float32 model.
+
+    Attributes:
+        name: What reports call it: its parameters, or its family.
+        family: A key of `FAMILIES` in `scripts/tiny_models.py`.
+        shape: Hidden size, layers and vocabulary; empty for the family's tiny model.
+    """
 
     name: str
-    hidden: int
-    layers: int
-    vocab: int
+    family: str
+    shape: tuple[int, ...] = ()
 
     @property
     def directory(self) -> Path:
         """Where it lies, built or not; another shape lies elsewhere."""
-        return CACHE / f"llama-{self.hidden}x{self.layers}-{self.vocab}"
+        return CACHE / "-".join(map(str, (self.family, *self.shape)))
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it is there; its config is written last."""
+        return (self.directory / "config.json").exists()
 
 
-SMALL = BenchModel("4M", hidden=256, layers=4, vocab=2048)
+SMALL = BenchModel("4M", "llama", (256, 4, 2048))
 """So small that everything around the model shows."""
 
-LARGE = BenchModel("60M", hidden=640, layers=8, vocab=16384)
+LARGE = BenchModel("60M", "llama", (640, 8, 16384))
+
+RECURRENT = BenchModel("3M mamba2", "mamba2", (256, 4, 2048))
+"""A state instead of keys and values, computed by matrix products also without a GPU."""
+
+TINY = {
+    family: BenchModel(family, family)
+    for family in (
+        *("llama", "llama_sliding", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss"),
+        *("deepseek_v3", "deepseek_v32", "qwen3_next", "qwen3_5", "mamba2", "nemotron_h"),
+        *("granitemoehybrid", "kimi_linear", "llama4"),
+    )
+}
+"""One of each family, by its name."""
+
+ALL = (SMALL, LARGE, RECURRENT, *TINY.values())
 
 
 def ensure_built() -> None:
-    """Build the models that are missing, in processes of their own: this one imports no MLX."""
-    for model in (SMALL, LARGE):
-        if not (model.directory / "config.json").exists():
-            shape = map(str, (model.hidden, model.layers, model.vocab))
-            command = (sys.executable, "-m", "benchmarks.build_model", str(model.directory))
-            subprocess.run([*command, *shape], cwd=ROOT, check=True)
+    """Build the models that are missing, in a process of its own: this one imports no MLX."""
+    if not all(model.is_built for model in ALL):
+        subprocess.run([sys.executable, "-m", "benchmarks.build_models"], cwd=ROOT, check=True)

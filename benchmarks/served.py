@@ -1,11 +1,13 @@
 """The server under measurement, and what its clients see; they share no interpreter with it."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import grpc.aio
 
@@ -14,6 +16,9 @@ from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from benchmarks.models import BenchModel
 from benchmarks.workload import Sampling, Speed, Timeline, Workload, speed, words
+
+MAX_MODEL_LEN = 32768
+POLL_INTERVAL_S = 0.02
 
 
 @contextmanager
@@ -43,19 +48,29 @@ class Served:
     def __init__(self, process: ServerProcess, channel: grpc.aio.Channel) -> None:
         self.process = process
         self._stub = backend_pb2_grpc.BackendStub(channel)
+        self._sent_tokens = 0
 
     async def load(self, model: BenchModel, options: Sequence[str] = ()) -> None:
-        """Load a model with `key:value` options."""
+        """Load a model with `key:value` options, in place of the one before."""
         await self._stub.LoadModel(
-            pb.ModelOptions(Model=model.name, ModelFile=str(model.directory), Options=options)
+            pb.ModelOptions(
+                Model=model.name,
+                ModelFile=str(model.directory),
+                MaxModelLen=MAX_MODEL_LEN,
+                Options=options,
+            )
         )
+        self._sent_tokens = 0
 
     async def prompt(self, tokens: int, seed: int) -> str:
         """Return a text of about so many tokens; another seed gives a text of another start."""
-        text = pb.PredictOptions(Prompt=words(tokens, seed))
-        token_ids = (await self._stub.TokenizeString(text)).tokens
+        token_ids = await self.token_ids(pb.PredictOptions(Prompt=words(tokens, seed)))
         reply = await self._stub.Detokenize(pb.DetokenizeRequest(tokens=token_ids[:tokens]))
         return str(reply.content)
+
+    async def token_ids(self, request: pb.PredictOptions) -> list[int]:
+        """Return the prompt of a request as the model reads it."""
+        return list((await self._stub.TokenizeString(request)).tokens)
 
     async def stream(self, prompt: str, new_tokens: int, sampling: Sampling) -> Timeline:
         """Generate one row, and return when its tokens arrived."""
@@ -68,10 +83,38 @@ class Served:
             TopP=sampling.top_p,
             MinP=sampling.min_p,
         )
+        return await self.send(request)
+
+    async def send(self, request: pb.PredictOptions) -> Timeline:
+        """Generate one row, and return when its tokens arrived."""
         row = Timeline()
+        prompt_tokens = 0
         async for reply in self._stub.PredictStream(request):
             row.mark(time.perf_counter(), reply.tokens)
+            prompt_tokens = reply.prompt_tokens
+        self._sent_tokens += prompt_tokens
         return row
+
+    async def first_token_ms(self, request: pb.PredictOptions) -> float:
+        """Generate one row, and return how long its first token took."""
+        started = time.perf_counter()
+        row = await self.send(request)
+        return (row.times[0] - started) * 1000.0
+
+    async def prompt_cache(self) -> dict[str, Any]:
+        """Return the books of the prompt cache, once all that was sent is in them."""
+        while True:
+            metrics = await self._stub.GetMetrics(pb.MetricsRequest())
+            details = json.loads(metrics.prompt_json_for_slot)
+            books: dict[str, Any] = details["prompt_cache"]
+            if not details["requests"] and books["looked_up_tokens"] == self._sent_tokens:
+                return books
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def memory(self) -> dict[str, int]:
+        """Return the bytes that are held, by part."""
+        status = await self._stub.Status(pb.HealthMessage())
+        return dict(status.memory.breakdown)
 
     async def run(self, workload: Workload) -> Speed:
         """Generate all rows of a workload at the same time, and return how fast that was."""

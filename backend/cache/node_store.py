@@ -111,7 +111,7 @@ class NodeStore:
         self.tree.keep(node)
         self._kept[node] = None
         self._kept.move_to_end(node)
-        while len(self._kept) > 1 and self._kept_bytes() > MAX_KEPT_SHARE * self.budget_bytes:
+        while len(self._kept) > 1 and _path_bytes(self._kept) > MAX_KEPT_SHARE * self.budget_bytes:
             oldest, _ = self._kept.popitem(last=False)
             self.tree.unkeep(oldest)
 
@@ -142,6 +142,8 @@ class NodeStore:
         if found.last is not None:
             self._ending_at(found)
         node = self.tree.insert(key, found.length, segment)
+        # Perhaps the rest of a longer one.
+        self._divided.append(segment)
         self.bytes += segment.nbytes
         self.version += 1
         self._note_far(node)
@@ -169,12 +171,18 @@ class NodeStore:
         return upper
 
     def _make_room(self, needed: int, path_end: SegmentNode | None) -> bool:
-        """Thin, then evict the least recent leaves, until so many bytes fit beside the others."""
+        """Thin, then evict the least recent leaves, until so many bytes fit beside the others.
+
+        What cannot fit beside the paths that are held evicts nothing.
+        """
         held = {*self.held.values(), *filter(None, (path_end,))}
+        while self._far and self.bytes + needed > self.budget_bytes:
+            self._thin_oldest(held)
+        if self.bytes + needed <= self.budget_bytes:
+            return True
+        if _path_bytes(held) + needed > self.budget_bytes:
+            return False
         while self.bytes + needed > self.budget_bytes:
-            if self._far:
-                self._thin_oldest(held)
-                continue
             leaf = self.tree.least_recent(skip=held)
             if leaf is None:
                 return False
@@ -216,9 +224,11 @@ class NodeStore:
         self.bytes -= node.value.nbytes - thinned.nbytes
         self.tree.replace(node, thinned)
 
-    def _kept_bytes(self) -> int:
-        nodes: Iterable[SegmentNode] = {n for kept in self._kept for n in kept.lineage()}
-        return sum(node.value.nbytes for node in nodes)
+
+def _path_bytes(ends: Iterable[SegmentNode]) -> int:
+    """Return what is held by nodes and all that is above them, what they share once."""
+    nodes = {node for end in ends for node in end.lineage()}
+    return sum(node.value.nbytes for node in nodes)
 
 
 def _rest(segment: Segment, known: int) -> Segment:

@@ -112,9 +112,11 @@ class PromptCache:
     def has_snapshot(self, key: TokenKey) -> bool:
         """Tell whether the state behind the last token of `key` is stored."""
         with self._lock:
-            last = self._nodes.tree.match(key).last
-            is_end = last is not None and last.end == len(key)
-            return is_end and last is not None and last.value.snapshot is not None
+            found = self._nodes.tree.match(key)
+            last = found.last
+            if last is None or not found.length == last.end == len(key):
+                return False
+            return last.value.snapshot is not None
 
     def insert(
         self,
@@ -145,7 +147,7 @@ class PromptCache:
             if node is not None and self._rescue is not None and not is_saved:
                 self._nodes.unsaved[node] = None
             divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
-        evaluate([*divided, segment])
+        evaluate(divided)
         if self._rescue is not None and evicted:
             self._rescue(evicted)
         return node is not None

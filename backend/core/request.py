@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from backend.core.guide import ReplyGrammar
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice
 
 # Below it logits divided by the temperature leave the range of float32.
@@ -73,6 +74,8 @@ class GenerationCall:
             (`enable_thinking`, `reasoning_effort`, ...); a missing key stays undefined there.
         max_tokens: Limit of generated tokens; `None` is up to the context.
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
+        grammar: GBNF or a JSON schema that the reply must follow; wins over `tool_choice`.
+        parallel_tool_calls: Whether a reply may hold more than one call.
         remembered: What of it may be put into the prompt cache.
         cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
         debug: Whether the log may hold the text of this request.
@@ -89,6 +92,8 @@ class GenerationCall:
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    grammar: str = ""
+    parallel_tool_calls: bool = True
     remembered: Remembered = Remembered.ALL
     cache_path: str = ""
     debug: bool = False
@@ -102,6 +107,7 @@ class GenerationRequest:
         max_tokens: At least 1; prompt and limit together fit the context.
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
+        grammar: What the reply must follow; `None` is nothing.
         remembered: What of it may be put into the prompt cache.
         cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
     """
@@ -112,5 +118,6 @@ class GenerationRequest:
     max_tokens: int
     stop_token_ids: frozenset[int]
     top_logprobs: int | None = None
+    grammar: ReplyGrammar | None = None
     remembered: Remembered = Remembered.ALL
     cache_path: str = ""

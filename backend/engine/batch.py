@@ -14,6 +14,7 @@ from backend.core.step import TokenStep
 from backend.engine.logprobs import LogprobsInFlight, logprobs_in_flight
 from backend.engine.network import Caches, FreshCaches, Network
 from backend.engine.row import Row
+from backend.sampling.masks import Guided, TokenMasks
 from backend.sampling.processors import History, LogitsAdjuster
 from backend.sampling.sampler import Sampler
 
@@ -70,10 +71,16 @@ class Batch:
                 wakes run beside the device: on a CPU, dispatching takes as long as computing.
         """
         before, self._flight = self._flight, None
-        self._flight = self._described(before)
+        inputs = self._regroup(before)
+        if inputs is None:
+            meanwhile()
+            return _landed(before)
+        logits = self._network(inputs[:, None], cache=self._cache)[:, -1].astype(mx.float32)
+        if self._masks:
+            return self._step_guided(before, inputs, logits, meanwhile)
+        self._flight = self._drawn(inputs, logits)
         meanwhile()
-        if self._flight is not None:
-            mx.async_eval(*self._flight.arrays)
+        mx.async_eval(*self._flight.arrays)
         return _landed(before)
 
     def land(self) -> list[RowStep]:
@@ -85,6 +92,11 @@ class Batch:
         departed, self._departed = self._departed, []
         return departed
 
+    def astray(self) -> list[tuple[Row, str]]:
+        """Return the rows whose grammars can go no further, and why."""
+        guided = [(row, row.matcher) for row in self._rows if not row.has_left]
+        return [(row, problem) for row, m in guided if m and (problem := m.error)]
+
     def clear(self) -> None:
         """Let go of all rows and of everything in flight."""
         self._rows, self._joining, self._cache, self._flight = [], [], [], None
@@ -94,13 +106,27 @@ class Batch:
         """Return what the batch's KV caches occupy."""
         return sum(cache.nbytes for cache in self._cache)
 
-    def _described(self, before: _Flight | None) -> _Flight | None:
-        """Build the graph of the next pass; nothing of it is computed yet."""
-        inputs = self._regroup(before)
-        if inputs is None:
-            return None
-        logits = self._network(inputs[:, None], cache=self._cache)[:, -1].astype(mx.float32)
-        adjusted = self._adjuster.adjust(logits, inputs)
+    def _step_guided(
+        self,
+        before: _Flight | None,
+        inputs: mx.array,
+        logits: mx.array,
+        meanwhile: Callable[[], None],
+    ) -> list[RowStep]:
+        """Step in two halves: a mask needs the token before, the forward pass does not.
+
+        The host reads that token and finds the masks beside the pass.
+        """
+        meanwhile()
+        mx.async_eval(logits)
+        steps = _landed(before)
+        self._flight = self._drawn(inputs, logits)
+        mx.async_eval(*self._flight.arrays)
+        return steps
+
+    def _drawn(self, inputs: mx.array, logits: mx.array) -> _Flight:
+        """Build the graph of the next tokens; nothing of it is computed yet."""
+        adjusted = self._masks.apply(self._adjuster.adjust(logits, inputs))
         tokens = self._sampler.draw(adjusted, [row.drawn for row in self._rows])
         wanted = [row.request.top_logprobs for row in self._rows]
         logprobs = logprobs_in_flight(logits, tokens, wanted)
@@ -160,6 +186,8 @@ class Batch:
     def _prepare_sampling(self) -> None:
         params = [row.request.sampling for row in self._rows]
         self._sampler = Sampler(params, self._vocab_size)
+        guided = [Guided(i, row.matcher) for i, row in enumerate(self._rows) if row.matcher]
+        self._masks = TokenMasks(guided, self._vocab_size)
         self._adjuster = LogitsAdjuster(
             [History(row.request.sampling, row.token_ids, row.fed) for row in self._rows],
             self._vocab_size,

@@ -90,7 +90,8 @@ def _fault(fresh_caches: CacheFactory) -> str | None:
         _computed(fresh_caches.network, _TRIAL_PROMPT, caches)
         logits = _computed(fresh_caches.network, _TRIAL_PROMPT[:1], caches)
     except MODEL_ERRORS as error:
-        return f"its attention raises {type(error).__name__}: {error}"
+        first_line = str(error).partition("\n")[0]
+        return f"its attention raises {type(error).__name__}: {first_line}"
     return None if mx.isfinite(logits).all().item() else "its logits are not finite"
 
 

@@ -150,7 +150,7 @@ class Engine:
             self._is_unused.set()
 
     def status(self) -> EngineStatus:
-        """Return the latest snapshot of the engine thread, at once."""
+        """Return the latest snapshot of the engine thread, at once; from any thread."""
         if self._worker is None or self._model is None or not self.is_computing:
             return EngineStatus(state=self._state_without_session())
         return self._worker.status

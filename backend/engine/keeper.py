@@ -21,7 +21,7 @@ from backend.core.status import PromptCacheStatus
 from backend.engine.command import Fetched
 from backend.engine.disk_link import DiskLink, DiskSettings
 from backend.engine.network import Caches, FreshCaches
-from backend.engine.row import Row
+from backend.engine.row import MIN_BOUNDARY_DISTANCE, Row
 
 SAVE_INTERVAL_TOKENS = 2048
 # Taking over what another row computed meanwhile costs a rebuild.
@@ -63,7 +63,7 @@ class Keeper(Protocol):
         """Store all that a row has computed, and let go of its path."""
 
     def record(self, row: Row) -> None:
-        """Count a row whose prompt is done."""
+        """Count a row whose first token has come."""
 
     @property
     def wants_rest(self) -> bool:
@@ -191,7 +191,8 @@ class PrefixKeeper:
         row.seen_version = self._store.version
         hit = self._store.lookup(row.prompt_key, row.request_id)
         self._warn_of_volatile(row, hit)
-        row.branch = hit.matched
+        if hit.matched - hit.length >= MIN_BOUNDARY_DISTANCE:
+            row.branch = hit.matched
         if hit.length - row.fed >= (MIN_GAIN_TOKENS if row.fed else 1):
             self._rebuild(row, hit)
 
@@ -278,8 +279,9 @@ class PrefixKeeper:
         segments = [Segment((block,)) for block in blocks]
         if snapshot is not None:
             segments[-1:] = [Segment(blocks[-1:], snapshot)]
-        evaluate(segments)
         for segment in segments:
+            # One at a time: what there is no room for must not be copied.
+            evaluate([segment])
             stop = start + segment.tokens
             if not self._store.insert(key[:stop], start, segment, owner=row.request_id):
                 return

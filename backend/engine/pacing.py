@@ -7,6 +7,7 @@ _GRANULE = 16
 _FIRST_CHUNK = 128
 _SMOOTHING = 0.5
 _STRETCH = 1.25
+_RATE_WINDOW_S = 0.2
 
 
 @dataclass(slots=True)
@@ -63,14 +64,16 @@ class ChunkPacer:
 
 @dataclass(slots=True)
 class RateMeter:
-    """Turns a growing count into a rate between two looks."""
+    """Turns a growing count into a rate, measured over a while."""
 
     _count: int = field(default=0, init=False)
     _at: float = field(default_factory=time.monotonic, init=False)
+    _rate: float = field(default=0.0, init=False)
 
-    def since_last(self, count: int) -> float:
-        """Return the growth per second since the last call."""
+    def of_late(self, count: int) -> float:
+        """Return the growth per second between two looks, as far apart as it takes to tell."""
         now = time.monotonic()
-        growth, seconds = count - self._count, now - self._at
-        self._count, self._at = count, now
-        return growth / seconds if seconds > 0.0 else 0.0
+        if now - self._at >= _RATE_WINDOW_S:
+            self._rate = (count - self._count) / (now - self._at)
+            self._count, self._at = count, now
+        return self._rate

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from backend.cache.token_key import TokenKey
 from backend.core.delta import FinishReason
+from backend.core.guide import ReplyMatcher
 from backend.core.request import GenerationRequest
 from backend.core.status import HitKind, RequestPhase, RequestStatus
 from backend.engine.network import Caches
@@ -27,7 +28,7 @@ class Row:
         may_reuse: Whether its prefix may come from the prompt cache.
         seen_version: The prompt cache's version when the prompt was looked up.
         cached_tokens: Prompt tokens that came from the prompt cache.
-        branch: Where the prompt left what was stored when it was looked up.
+        branch: Where the prompt left what was stored, if that is some way behind what was restored.
         saved: How many of the tokens were offered to it.
         is_system_kept: Whether its system prompt was marked there.
     """
@@ -49,6 +50,7 @@ class Row:
     saved: int = 0
     is_system_kept: bool = False
     _places: tuple[int, ...] = field(default=(), init=False, repr=False)
+    _matcher: ReplyMatcher | None = field(default=None, init=False, repr=False)
     _prompt_key: TokenKey | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +61,15 @@ class Row:
     def request_id(self) -> str:
         """The request's one name."""
         return self.request.request_id
+
+    @property
+    def matcher(self) -> ReplyMatcher | None:
+        """Follows the row's grammar, if it has one; it has consumed what was generated."""
+        if self._matcher is None and self.request.grammar is not None:
+            self._matcher = self.request.grammar.matcher()
+            for token_id in self.token_ids[len(self.request.prompt.token_ids) :]:
+                self._matcher.consume(token_id)
+        return self._matcher
 
     @property
     def prompt_key(self) -> TokenKey:
@@ -89,6 +100,8 @@ class Row:
 
     def take(self, token_id: int) -> FinishReason | None:
         """Append a generated token and say whether it is the last."""
+        if self.matcher is not None:
+            self.matcher.consume(token_id)
         self.token_ids.append(token_id)
         self.first_token_at = self.first_token_at or time.monotonic()
         if token_id in self.request.stop_token_ids:
@@ -102,7 +115,7 @@ class Row:
 
     def rewind(self) -> None:
         """Forget the KV cache, so that all tokens so far are prefilled again, from nothing."""
-        self.cache = None
+        self.cache = self._matcher = None
         self.fed = self.saved = self.cached_tokens = 0
         self.hit_kind = HitKind.MISS
         self.may_reuse = False

@@ -1,7 +1,8 @@
 """Who is admitted, who prefills next, who may decode: pure policy, without MLX.
 
-A row is waiting (no slot yet), prefilling (a slot, its prompt on the way into the KV cache) or
-active (a slot, decoding). Rows whose prefill is done stay prefilling until the batch has room.
+A row is parked (its prefix is being read from disk), waiting (no slot yet), prefilling (a slot, its
+prompt on the way into the KV cache) or active (a slot, decoding). Rows whose prefill is done stay
+prefilling until the batch has room.
 """
 
 from collections import deque
@@ -25,6 +26,7 @@ class Scheduler:
         """
         self._max_slots = max_slots
         self.max_active = max_active
+        self.parked: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.prefilling: list[Row] = []
         self.active: list[Row] = []
@@ -32,7 +34,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing at all to do."""
+        """Whether there is nothing to do: for parked rows others do it."""
         return not (self.waiting or self.prefilling or self.active)
 
     @property
@@ -42,15 +44,30 @@ class Scheduler:
 
     def rows(self) -> list[Row]:
         """Return every row, in no particular order."""
-        return [*self.waiting, *self.prefilling, *self.active]
+        return [*self.parked, *self.waiting, *self.prefilling, *self.active]
 
     def phases(self) -> Mapping[RequestPhase, Sequence[Row]]:
         """Return every row by its phase."""
         return {
-            RequestPhase.WAITING: self.waiting,
+            RequestPhase.WAITING: [*self.parked, *self.waiting],
             RequestPhase.PREFILLING: self.prefilling,
             RequestPhase.ACTIVE: self.active,
         }
+
+    @property
+    def waiting_count(self) -> int:
+        """Rows that wait for something."""
+        return len(self.parked) + len(self.waiting)
+
+    def park(self, row: Row) -> None:
+        """Let a row wait until its prefix was read from disk."""
+        self.parked.append(row)
+
+    def unpark(self, row: Row) -> None:
+        """Let a parked row wait for a slot; no effect on any other."""
+        if row in self.parked:
+            self.parked.remove(row)
+            self.enqueue(row)
 
     def enqueue(self, row: Row) -> None:
         """Let a row wait for a slot."""
@@ -102,7 +119,7 @@ class Scheduler:
 
     def release(self, row: Row) -> None:
         """Take a row out, wherever it is; its slot is free."""
-        for place in (self.waiting, self.prefilling, self.active):
+        for place in (self.parked, self.waiting, self.prefilling, self.active):
             if row in place:
                 place.remove(row)
         self._passed_over.pop(row, None)

@@ -9,10 +9,11 @@ import mlx.core as mx
 
 from backend.config import TuningOptions
 from backend.core.request import GenerationRequest
-from backend.core.status import EngineState, EngineStatus, RequestPhase
+from backend.core.status import EngineState, EngineStatus
 from backend.core.step import PrefillDone
 from backend.engine.batch import Batch, RowStep
 from backend.engine.command import Fetched
+from backend.engine.isolation import Isolation
 from backend.engine.keeper import Keeper
 from backend.engine.network import FreshCaches
 from backend.engine.pacing import ChunkPacer, RateMeter
@@ -20,11 +21,10 @@ from backend.engine.prefill import prefill_chunk
 from backend.engine.publisher import HandOver, Publisher
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
-from backend.errors import BackendError, GenerationFailedError
+from backend.errors import BackendError, GenerationFailedError, GrammarError
 from backend.model.loaded import LoadedModel, RunnableModel
 
 TURNS_PER_CLEAR = 32
-MAX_UNEXPLAINED_FAILURES = 2
 IDLE_TIMEOUT_S = 1.0
 PARKED_LIMIT_S = 10.0
 
@@ -68,12 +68,9 @@ class Session:
         )
         self._keeper = keeper
         self._rows: dict[str, Row] = {}
-        # What waits for the disk is nobody else's: with nothing but that, the engine is idle.
-        self._parked: dict[str, Row] = {}
         # Whom the present computation is for: if it raises, one of them is to blame.
         self._in_hand: Sequence[Row] = ()
-        self._suspects: list[Row] = []
-        self._unexplained_failures = 0
+        self._isolation = Isolation(model.network, fresh_caches, self._new_batch)
         self._publisher = Publisher(hand_over, tuning.max_replies_per_s)
         self._turns = 0
         self._prompt_tokens = 0
@@ -88,7 +85,7 @@ class Session:
     @property
     def idle_timeout_s(self) -> float | None:
         """How long to wait for a command before the next turn and `rest`; `None` is for ever."""
-        return IDLE_TIMEOUT_S if self._parked or self._keeper.wants_rest else None
+        return IDLE_TIMEOUT_S if self._scheduler.parked or self._keeper.wants_rest else None
 
     def plain_model(self) -> LoadedModel:
         """Return what may cross the thread line, with what the caches tell of the model."""
@@ -100,14 +97,15 @@ class Session:
         row = Row(request)
         self._rows[request.request_id] = row
         if self._keeper.fetch(row):
-            self._parked[request.request_id] = row
+            self._scheduler.park(row)
         else:
             self._scheduler.enqueue(row)
 
     def take_in(self, fetched: Fetched) -> None:
         """Go on with a request that waited for the disk."""
         self._keeper.take_in(fetched)
-        self._unpark(fetched.request_id)
+        if row := self._rows.get(fetched.request_id):
+            self._scheduler.unpark(row)
 
     def rest(self) -> None:
         """Do what can wait until nothing else is to do."""
@@ -131,15 +129,10 @@ class Session:
 
     def turn(self) -> None:
         """Admit, then run one prefill chunk or one decode step."""
-        now = time.monotonic()
-        for row in list(self._parked.values()):
-            if now > row.submitted_at + PARKED_LIMIT_S:
-                log.warning("request id=%s waits no longer for the disk", row.request_id)
-                self._unpark(row.request_id)
-        for row in self._scheduler.admit():
-            row.admitted_at = now
-        if self._suspects:
-            self._try_alone(self._suspects.pop())
+        self._admit()
+        if suspect := self._isolation.next_suspect():
+            self._in_hand = (suspect,)
+            self._isolation.try_alone(suspect, self._settle)
         else:
             self._join()
             self._compute()
@@ -147,6 +140,7 @@ class Session:
         self._turns += 1
         if self._turns % TURNS_PER_CLEAR == 0:
             self._clear_cache()
+        self._in_hand = ()
 
     def recover(self, error: Exception) -> None:
         """Fail the row that the last turn failed on; of several, find out which one it was.
@@ -157,7 +151,10 @@ class Session:
         """
         rows, self._in_hand = self._in_hand, ()
         if len(rows) != 1 or (rows[0].cached_tokens and rows[0] in self._scheduler.active):
-            self._suspect(rows, error)
+            self._batch.clear()
+            self._isolation.suspect(self._scheduler.deactivate(), error)
+            if self._isolation.batches_keep_failing:
+                self._scheduler.max_active = 1
         elif rows[0].cached_tokens:
             log.warning(
                 "request %s failed behind a cached prefix", rows[0].request_id, exc_info=error
@@ -170,8 +167,10 @@ class Session:
         """Return a snapshot."""
         kv_bytes = self._batch.cache_bytes() + sum(row.cache_bytes() for row in self._rows.values())
         prompt_cache = self._keeper.status()
+        # A pass may still be in flight for a request that has ended: nobody waits for it.
+        is_ready = not self._rows
         return EngineStatus(
-            state=EngineState.READY if self.is_idle else EngineState.BUSY,
+            state=EngineState.READY if is_ready else EngineState.BUSY,
             memory_bytes={
                 "weights": self.model.card.weights_bytes,
                 "kv_active": kv_bytes,
@@ -181,18 +180,15 @@ class Session:
                 "mlx_peak": mx.get_peak_memory(),
             },
             slots_taken=self._scheduler.slots_taken,
-            waiting=len(self._scheduler.waiting) + len(self._parked),
+            waiting=self._scheduler.waiting_count,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            tokens_per_s=0.0 if self.is_idle else self._rate.since_last(self._generated_tokens),
+            tokens_per_s=0.0 if is_ready else self._rate.of_late(self._generated_tokens),
             prompt_cache=prompt_cache,
-            requests=(
-                *(row.status(RequestPhase.WAITING) for row in self._parked.values()),
-                *(
-                    row.status(phase)
-                    for phase, rows in self._scheduler.phases().items()
-                    for row in rows
-                ),
+            requests=tuple(
+                row.status(phase)
+                for phase, rows in self._scheduler.phases().items()
+                for row in rows
             ),
         )
 
@@ -200,12 +196,17 @@ class Session:
         """Raise AssertionError unless the books balance."""
         self._scheduler.check()
         self._keeper.check()
-        if {*self._scheduler.rows(), *self._parked.values()} != set(self._rows.values()):
+        if set(self._scheduler.rows()) != set(self._rows.values()):
             raise AssertionError("the scheduler and the session know different rows")
 
-    def _unpark(self, request_id: str) -> None:
-        if row := self._parked.pop(request_id, None):
-            self._scheduler.enqueue(row)
+    def _admit(self) -> None:
+        now = time.monotonic()
+        for row in list(self._scheduler.parked):
+            if now > row.submitted_at + PARKED_LIMIT_S:
+                log.warning("request id=%s waits no longer for the disk", row.request_id)
+                self._scheduler.unpark(row)
+        for row in self._scheduler.admit():
+            row.admitted_at = now
 
     def _compute(self) -> None:
         """Run a chunk, unless there is none or decoding rows have waited long enough."""
@@ -237,17 +238,18 @@ class Session:
             return
         self._in_hand = tuple(self._scheduler.active)
         self._publish(self._batch.step(meanwhile=self._settle))
+        for row, problem in self._batch.astray():
+            self._fail(row, GrammarError(f"cannot be followed any further: {problem}"))
         for row in self._batch.departed():
             self._let_go(row)
         self._pacer.begin_pause()
         if len(self._in_hand) > 1:
-            self._unexplained_failures = 0
+            self._isolation.explain()
 
     def _join(self) -> None:
         for row in self._scheduler.activate():
             self._batch.add(row)
             if row.drawn == 0:
-                self._keeper.record(row)
                 self._publisher.put(row.request_id, _prefill_done(row))
 
     def _land(self) -> None:
@@ -257,6 +259,8 @@ class Session:
     def _publish(self, steps: Sequence[RowStep]) -> None:
         for row, step in steps:
             has_ended = step.finish_reason is not None
+            if row.generated == 1:
+                self._keeper.record(row)
             self._publisher.put(row.request_id, step, is_urgent=has_ended or row.generated == 1)
             self._generated_tokens += 1
             if has_ended:
@@ -271,37 +275,12 @@ class Session:
         mx.clear_cache()
 
     def _blame(self, row: Row, error: Exception) -> None:
-        self._unexplained_failures = 0
+        self._isolation.explain()
         log.error("request %s failed", row.request_id, exc_info=error)
         if row in self._scheduler.active:
             self._batch.clear()
         self._fail(row, GenerationFailedError(f"the model failed on this request: {error}"))
         self._publisher.flush()
-
-    def _suspect(self, rows: Sequence[Row], error: Exception) -> None:
-        log.warning("a step of %d requests failed, trying each alone", len(rows), exc_info=error)
-        self._unexplained_failures += 1
-        if self._unexplained_failures > MAX_UNEXPLAINED_FAILURES:
-            log.warning("batches of this model keep failing: one request at a time from now on")
-            self._scheduler.max_active = 1
-        self._batch.clear()
-        self._suspects = self._scheduler.deactivate()
-        for row in self._suspects:
-            row.rewind()
-
-    def _try_alone(self, row: Row) -> None:
-        """Run a twin of the row from its first token to its next; raises if the row is to blame."""
-        if row.has_left:
-            return
-        self._in_hand = (row,)
-        twin = row.twin()
-        while left := twin.prefill_left:
-            count = self._pacer.chunk(left, is_alone=True)
-            prefill_chunk(self.model.network, self._fresh_caches, twin, count)
-        trial = self._new_batch()
-        trial.add(twin)
-        while not trial.step(meanwhile=self._settle):
-            pass
 
     def _new_batch(self) -> Batch:
         return Batch(self.model.network, self._fresh_caches, self.model.card.vocab_size)
@@ -318,7 +297,6 @@ class Session:
 
     def _forget(self, row: Row) -> None:
         self._rows.pop(row.request_id, None)
-        self._parked.pop(row.request_id, None)
         self._scheduler.release(row)
         self._let_go(row)
 

@@ -16,6 +16,13 @@ class Publication:
     event: EngineEvent | BackendError
 
 
+def is_last(event: EngineEvent | BackendError) -> bool:
+    """Tell whether an event ends its request."""
+    return isinstance(event, BackendError) or (
+        isinstance(event, TokenStep) and event.finish_reason is not None
+    )
+
+
 class TokenStream(AsyncIterator[Sequence[EngineEvent]]):
     """Yields what was published since the last look, all of it together.
 
@@ -35,10 +42,10 @@ class TokenStream(AsyncIterator[Sequence[EngineEvent]]):
     def deliver(self, event: EngineEvent | BackendError) -> None:
         """Take over one event."""
         if isinstance(event, BackendError):
-            self._failure, self.has_ended = event, True
+            self._failure = event
         else:
             self._events.append(event)
-            self.has_ended = isinstance(event, TokenStep) and event.finish_reason is not None
+        self.has_ended = is_last(event)
         self._arrival.set()
 
     async def __anext__(self) -> Sequence[EngineEvent]:

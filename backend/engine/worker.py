@@ -7,6 +7,7 @@ import gc
 import logging
 import queue
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, assert_never
 
@@ -18,7 +19,7 @@ from backend.engine.assembly import Outlets, assemble_session
 from backend.engine.command import Cancel, Command, Fetched, Free, Load, Stop, Submit
 from backend.engine.publisher import HandOver
 from backend.engine.session import Session
-from backend.engine.stream import Publication
+from backend.engine.stream import Publication, is_last
 from backend.errors import (
     BackendError,
     GenerationFailedError,
@@ -40,7 +41,8 @@ class EngineWorker:
     """The loop of the engine thread.
 
     Attributes:
-        status: The latest snapshot; replaced as a whole, so any thread may read it.
+        status: The latest snapshot; replaced as a whole, so any thread may read it. Whoever has
+            the last event of a request no longer finds the request in it.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class EngineWorker:
             case Cancel(request_id):
                 if self._session is not None:
                     self._session.cancel(request_id)
+                    self._status_due_at = 0.0
             case Free(reply):
                 self._unload(RequestCancelledError("the model was freed"))
                 _answer(reply, None)
@@ -135,7 +138,7 @@ class EngineWorker:
         if tuning.wired_limit_mb > 0:
             mx.set_wired_limit(tuning.wired_limit_mb * 2**20)
         model = load(command.options, command.directory, cancelled=command.reply.cancelled)
-        outlets = Outlets(self._publish, self._commands.put)
+        outlets = Outlets(self._hand_over, self._commands.put)
         self._session = assemble_session(model, command.options, outlets)
         self._loading = None
         self.status = self._session.status()
@@ -160,12 +163,20 @@ class EngineWorker:
     def _idle_timeout_s(self) -> float | None:
         return self._session.idle_timeout_s if self._session else None
 
+    def _hand_over(self, publications: Sequence[Publication]) -> None:
+        """Publish events of the session, behind a snapshot that knows which requests end."""
+        if any(is_last(publication.event) for publication in publications):
+            self._take_snapshot()
+        self._publish(publications)
+
     def _refresh_status(self) -> None:
-        now = time.monotonic()
+        """Take a snapshot now and then, and before there is nothing to do for long."""
         is_idle = self._session is None or self._session.is_idle
-        if now < self._status_due_at and not is_idle:
-            return
-        self._status_due_at = now + STATUS_INTERVAL_S
+        if is_idle or time.monotonic() >= self._status_due_at:
+            self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        self._status_due_at = time.monotonic() + STATUS_INTERVAL_S
         self.status = self._session.status() if self._session else EngineStatus()
 
 

@@ -119,7 +119,7 @@ def test_what_is_restored_shares_nothing_with_the_store(networks, family):  # le
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
-def test_segments_split_at_any_token_restore_the_same(networks, family):
+def test_segments_split_at_any_token_restore_the_same(networks, family):  # lesson 53
     network = networks(family)
     layout = CacheLayout.of(make_prompt_cache(network))
     whole = stored(network, layout, 96)
@@ -230,6 +230,17 @@ def test_packed_segments_are_small_and_near_to_what_was_computed(
         step = (mx.max(exact) - mx.min(exact)) / (2**bits - 1)
         near, exact = near[..., -20:, :], exact[..., -20:, :]
         assert mx.max(mx.abs(near - exact)).item() <= step.item()
+
+
+def test_a_layer_that_does_not_use_its_cache_is_left_alone(networks):  # lesson 52
+    network = networks("llama")
+    caches = [*prefilled(network, 40), KVCache()]
+    layout = CacheLayout.of([*make_prompt_cache(network), KVCache()])
+    segment = Segment(layout.capture(caches, 0, 40))
+    evaluate([segment])
+    fresh = [*make_prompt_cache(network), KVCache()]
+    layout.restore(fresh, [Piece(segment, 40)], 40, 64)
+    assert [cache.empty() for cache in fresh] == [cache.empty() for cache in caches]
 
 
 def test_an_unknown_class_is_never_stored_and_says_so(caplog):  # lessons 28, 51

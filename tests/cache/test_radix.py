@@ -295,7 +295,7 @@ def test_a_chain_of_ten_thousand_nodes_needs_no_recursion(tree):
     assert len(tree) == 0
 
 
-def test_ten_thousand_entries_with_one_prefix_are_not_scanned(tree):  # lesson 32
+def test_ten_thousand_entries_with_one_prefix_are_not_scanned(tree):  # lessons 32, 57
     prefix = tuple(range(300))
     for entry in range(10_000):
         key = TokenKey.from_ids((*prefix, entry, -entry))

@@ -174,6 +174,34 @@ async def test_a_load_that_ends_while_it_is_freed_leaves_nothing(engine, tiny_mo
     assert len(await collect(engine, make_request("c", [1], max_tokens=2))) == 3
 
 
+async def test_who_has_the_last_event_finds_the_request_in_the_snapshot_no_more(
+    engine, tiny_models
+):
+    await engine.load(options(tiny_models("llama")))
+    running = asyncio.create_task(collect(engine, make_request("z", prompt_of(5), max_tokens=4000)))
+    generated = 0
+    for i in range(40):
+        await collect(engine, make_request(f"r{i}", prompt_of(5, i), max_tokens=1 + i % 7))
+        generated += 1 + i % 7
+        status = engine.status()
+        assert f"r{i}" not in [request.request_id for request in status.requests]
+        assert status.generated_tokens >= generated
+        assert status.state is EngineState.BUSY
+    await engine.free()
+    with pytest.raises(RequestCancelledError):
+        await running
+
+
+async def test_a_lone_request_leaves_a_ready_engine_whatever_ends_it(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    prompt = prompt_of(5)
+    *_, last = await collect(engine, make_request("a", prompt, max_tokens=2))
+    assert engine.status().state is EngineState.READY
+    await collect(engine, make_request("b", prompt, max_tokens=9, stop=[last.token_id]))
+    assert engine.status().state is EngineState.READY
+    assert engine.status().prompt_cache.looked_up_tokens == 2 * len(prompt)
+
+
 async def test_too_many_requests_are_refused_at_once(engine, tiny_models):
     await engine.load(options(tiny_models("llama"), max_slots=1, max_waiting=1))
     for name in ("a", "b"):

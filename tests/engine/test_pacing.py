@@ -1,6 +1,8 @@
 import time
 
-from backend.engine.pacing import ChunkPacer
+import pytest
+
+from backend.engine.pacing import ChunkPacer, RateMeter
 
 
 def make_pacer(**overrides: float) -> ChunkPacer:
@@ -64,3 +66,15 @@ def test_a_short_rest_is_taken_along():
 
 def test_a_rest_never_exceeds_the_cap():
     assert warmed_up(1e6).chunk(600, is_alone=False) == 512
+
+
+def test_a_rate_is_taken_over_a_while_however_often_it_is_read(monkeypatch):
+    start = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: start)
+    meter = RateMeter()
+    rates = []
+    for tenths in range(1, 8):
+        monkeypatch.setattr(time, "monotonic", lambda now=start + tenths / 10.0: now)
+        rates.append(meter.of_late(10 * tenths))
+    assert rates[0] == 0.0
+    assert rates[-4:] == pytest.approx([100.0] * 4, rel=0.01)

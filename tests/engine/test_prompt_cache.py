@@ -2,8 +2,10 @@
 
 import random
 
+import mlx.core as mx
 import pytest
 from engine_driver import Driver, make_request, prompt_of
+from mlx.utils import tree_flatten
 
 from backend.core.request import SamplingParams
 from backend.core.status import HitKind
@@ -16,6 +18,10 @@ ALONE = {"llama4"}
 SEEDED = SamplingParams(temperature=1.0, seed=7)
 BASE = prompt_of(150)
 NEW = prompt_of(60, salt=3)
+
+
+def is_of_tokens(value):
+    return isinstance(value, mx.array) and value.ndim > 2
 
 
 def driver_for(networks, family, **tuning):
@@ -36,7 +42,7 @@ def cold(networks, family, *requests):
         pytest.param(BASE, 149, 149, id="exact"),  # lessons 25, 35, 95
         pytest.param([*BASE, *NEW], 150, 149, id="longer"),
         pytest.param(BASE[:90], 89, 64, id="shorter"),  # lessons 26, 27
-        pytest.param([*BASE[:90], *NEW], 90, 64, id="diverging"),  # lesson 30
+        pytest.param([*BASE[:90], *NEW], 90, 64, id="diverging"),  # lessons 30, 36
         pytest.param(NEW, 0, 0, id="unrelated"),
     ],
 )
@@ -90,7 +96,9 @@ def test_eight_at_once_on_one_prefix_compute_it_once(networks, family):
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
-def test_an_aborted_prefill_goes_on_where_it_stopped(networks, family):  # lessons 15, 38, 39, 97
+def test_an_aborted_prefill_goes_on_where_it_stopped(
+    networks, family
+):  # lessons 15, 20, 38, 39, 97
     driver = driver_for(networks, family)
     long = prompt_of(300)
     driver.session.submit(make_request("aborted", long))
@@ -144,6 +152,14 @@ def test_a_place_where_prompts_branched_is_where_the_next_one_is_taken_up(networ
     assert [outcome.token_ids for outcome in outcomes] == cold(networks, family, *requests)
 
 
+def test_no_state_is_stored_a_token_behind_another(networks):
+    driver = driver_for(networks, "mamba2")
+    driver.run(make_request("first", BASE))
+    two_states = driver.session.status().prompt_cache.bytes
+    driver.run(make_request("second", [*BASE, *NEW]))
+    assert driver.session.status().prompt_cache.bytes == 2 * two_states
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_next", "mamba2"])
 def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family):  # lesson 33
     def last_turn(**tuning):
@@ -163,7 +179,9 @@ def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family)
     assert tight.cached_tokens == roomy.cached_tokens > 0
 
 
-def test_a_failed_restore_is_computed_once_and_never_tried_again(networks, caplog):  # lesson 22
+def test_a_failed_restore_is_computed_once_and_never_tried_again(
+    networks, caplog
+):  # lessons 22, 29
     driver = driver_for(networks, "llama")
     driver.run(make_request("first", BASE))
 
@@ -178,7 +196,7 @@ def test_a_failed_restore_is_computed_once_and_never_tried_again(networks, caplo
     assert caplog.text.count("its prefix cannot be restored") == 1
 
 
-def test_a_pass_that_fails_behind_a_cached_prefix_is_tried_without_it(networks):
+def test_a_pass_that_fails_behind_a_cached_prefix_is_tried_without_it(networks):  # lesson 96
     network = networks("llama")
 
     class FailsWhenWarm:
@@ -202,6 +220,8 @@ def test_a_pass_that_fails_behind_a_cached_prefix_is_tried_without_it(networks):
     outcome = driver.run(request)[0]
     assert fails.has_failed
     assert outcome.token_ids == cold(networks, "llama", request)[0]
+    again = driver.run(make_request("third", BASE))[0]
+    assert again.cached_tokens == len(BASE) - 1
 
 
 def test_an_unrelated_sampler_takes_up_the_same_prefix(networks):  # lesson 45
@@ -209,6 +229,39 @@ def test_an_unrelated_sampler_takes_up_the_same_prefix(networks):  # lesson 45
     driver.run(make_request("greedy", BASE))
     outcome = driver.run(make_request("seeded", BASE, sampling=SEEDED))[0]
     assert outcome.cached_tokens == 149
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v32", "qwen3_next"])
+def test_rows_leave_a_batch_with_plain_caches_of_their_own(networks, family):  # lessons 43, 44
+    driver = driver_for(networks, family)
+    left = []
+    driver.session._keeper.leave = lambda row: left.append(row.cache) if row.cache else None
+    driver.run(*(make_request(f"r{i}", prompt_of(40 + i, salt=i)) for i in range(3)))
+    fresh = driver.session._fresh_caches()
+    assert len(left) == 3
+    for caches in left:
+        assert [type(cache) for cache in caches] == [type(cache) for cache in fresh]
+        assert all(
+            a.shape[0] == 1 for _, a in tree_flatten([c.state for c in caches]) if is_of_tokens(a)
+        )
+
+
+def test_storing_takes_no_more_memory_than_what_is_stored(networks):  # lesson 41
+    driver = driver_for(networks, "llama", prefill_chunk_alone=512)
+    keeper = driver.session._keeper
+    save, peaks = keeper.save, []
+
+    def measured(row):
+        mx.reset_peak_memory()
+        active = mx.get_active_memory()
+        stored = keeper.status().bytes
+        save(row)
+        peaks.append((mx.get_peak_memory() - active, keeper.status().bytes - stored))
+
+    keeper.save = measured
+    driver.run(make_request("long", prompt_of(3000), max_tokens=1))
+    assert any(stored for _, stored in peaks)
+    assert all(peak <= 1.1 * stored + 2**16 for peak, stored in peaks)
 
 
 def test_kinds_of_hits_and_tokens_are_counted(networks):  # lesson 46

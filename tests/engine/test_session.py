@@ -36,7 +36,9 @@ def test_one_request_gives_the_tokens_of_mlx_lm(networks, family):
 
 
 @pytest.mark.parametrize("family", BATCHED_FAMILIES)
-def test_requests_that_join_and_leave_at_any_step_give_the_tokens_of_mlx_lm(networks, family):
+def test_requests_that_join_and_leave_at_any_step_give_the_tokens_of_mlx_lm(
+    networks, family
+):  # lesson 50
     network = networks(family)
     rng = random.Random(5)
     driver = Driver(network, prefill_chunk=16)

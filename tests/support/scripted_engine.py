@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -11,7 +12,15 @@ from backend.config import ModelOptions, ServerConfig
 from backend.core.delta import FinishReason
 from backend.core.model import ModelCard
 from backend.core.request import GenerationRequest
-from backend.core.status import EngineState, EngineStatus
+from backend.core.status import (
+    DiskCacheStatus,
+    EngineState,
+    EngineStatus,
+    HitKind,
+    PromptCacheStatus,
+    RequestPhase,
+    RequestStatus,
+)
 from backend.core.step import EngineEvent, PrefillDone, StepLogprobs, TokenStep
 from backend.errors import BackendError
 from backend.model.loaded import LoadedModel
@@ -21,6 +30,40 @@ from backend.rpc.server import BackendServer
 
 EOS = 0
 TIMEOUT_S = 5.0
+
+
+STATUS = EngineStatus(
+    memory_bytes={"weights": 5, "mlx_active": 7, "mlx_cache": 3},
+    slots_taken=1,
+    waiting=0,
+    prompt_tokens=11,
+    generated_tokens=13,
+    tokens_per_s=1.5,
+    prompt_cache=PromptCacheStatus(
+        bytes=2**33,
+        budget_bytes=2**34,
+        nodes=3,
+        tokens=40,
+        looked_up_tokens=50,
+        hit_tokens=20,
+        hits={HitKind.MISS: 2, HitKind.EXACT: 1},
+        evictions=4,
+        disk=DiskCacheStatus(bytes=2**35, files=6, read_tokens=70, damaged=8, dropped=9),
+    ),
+    requests=(
+        RequestStatus(
+            request_id="a",
+            phase=RequestPhase.PREFILLING,
+            prompt_tokens=30,
+            prefilled_tokens=20,
+            cached_tokens=10,
+            hit_kind=HitKind.SHORTER,
+            generated_tokens=0,
+            first_token_ms=0.0,
+            tokens_per_s=0.0,
+        ),
+    ),
+)
 
 
 class ByteTokenizer:
@@ -123,13 +166,7 @@ class ScriptedEngine:
 
     def status(self) -> EngineStatus:
         state = EngineState.READY if self.model else EngineState.UNINITIALIZED
-        return EngineStatus(
-            state=state,
-            memory_bytes={"weights": 5, "mlx_active": 7, "mlx_cache": 3},
-            prompt_tokens=11,
-            generated_tokens=13,
-            tokens_per_s=1.5,
-        )
+        return replace(STATUS, state=state)
 
     async def close(self, **_options: float) -> None:
         self.closing.set()
@@ -185,3 +222,8 @@ async def served(engine: ScriptedEngine, **config: Any) -> AsyncIterator[grpc.ai
 def stub(channel: grpc.aio.Channel) -> Any:
     """Return the client of the service."""
     return backend_pb2_grpc.BackendStub(channel)
+
+
+def inspector(channel: grpc.aio.Channel) -> Any:
+    """Return the client of the service beside it."""
+    return backend_pb2_grpc.InspectorStub(channel)

@@ -1,0 +1,189 @@
+"""The prompt cache against a set of prefixes, with caches in which every wrong position shows."""
+
+from functools import lru_cache
+from itertools import chain
+
+import mlx.core as mx
+import pytest
+from exact_network import ExactNetwork
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from backend.cache.kv import Segment, evaluate
+from backend.cache.layout import CacheLayout
+from backend.cache.prompt_cache import MIN_HIT_TOKENS, PromptCache
+from backend.cache.token_key import TokenKey
+
+pytestmark = pytest.mark.mlx
+
+WORDS = st.sampled_from([(1,), (2, 3), (1, 2, 3, 4, 5), (7, 7, 7, 7, 7, 7, 7), (-9,)])
+PROMPTS = st.lists(WORDS, min_size=1, max_size=7).map(lambda words: tuple(chain(*words)))
+OWNERS = st.sampled_from(["a", "b", "c"])
+CUTS = st.sets(st.integers(1, 30), max_size=3)
+
+
+@lru_cache
+def next_token(kinds, ids):
+    """What comes behind `ids`, computed from nothing."""
+    network = ExactNetwork(*kinds)
+    return feed(network, network.make_cache(), ids)
+
+
+def feed(network, caches, ids):
+    logits = network(mx.array([ids]), cache=caches)
+    mx.eval([cache.state for cache in caches])
+    return logits[0, -1].argmax().item()
+
+
+class PromptCacheMachine(RuleBasedStateMachine):
+    """Serves prompts with a store as the engine does.
+
+    Attributes:
+        prefixes: What is stored, and whether the state behind it is.
+        lacks_windows: Whether windows have been forgotten: a shorter prefix may be taken up.
+    """
+
+    kinds = ()
+
+    def __init__(self):
+        super().__init__()
+        self.network = ExactNetwork(*self.kinds)
+        self.layout = CacheLayout.of(self.network.make_cache())
+        self.prefixes = {}
+        self.paths = {}
+        self.lacks_windows = False
+        self.evictions = 0
+
+    @initialize(budget=st.one_of(st.integers(0, 2000), st.just(10**6)))
+    def open_store(self, budget):
+        self.store = PromptCache(budget, self.layout.usable)
+
+    @rule(ids=PROMPTS, cuts=CUTS, owner=OWNERS)
+    def serve(self, ids, cuts, owner):
+        """Take up what is stored and compute the rest, storing it at every cut."""
+        caches, fed = self.restored(ids, owner)
+        for stop in sorted({cut for cut in cuts if fed < cut < len(ids)} | {len(ids)}):
+            token = feed(self.network, caches, ids[fed:stop])
+            assert token == next_token(self.kinds, ids[:stop])
+            self.save(caches, ids[:stop], owner)
+            fed = stop
+
+    @rule(ids=PROMPTS, owner=OWNERS)
+    def reply(self, ids, owner):
+        """Compute token by token and store at the end: windows keep the latest only."""
+        caches, fed = self.restored(ids, owner)
+        for place in range(fed, len(ids)):
+            token = feed(self.network, caches, ids[place : place + 1])
+        assert token == next_token(self.kinds, ids)
+        self.lacks_windows = self.layout.has_windows
+        self.save(caches, ids, owner)
+
+    @rule(ids=PROMPTS)
+    def keep(self, ids):
+        self.store.keep(TokenKey.from_ids(ids))
+
+    @rule(owner=OWNERS)
+    def release(self, owner):
+        self.store.release(owner)
+        self.paths.pop(owner, None)
+
+    def restored(self, ids, owner):
+        hit = self.store.lookup(TokenKey.from_ids(ids), owner)
+        assert hit.matched == self.longest(ids, len(ids))
+        usable = self.longest(ids, len(ids) - 1, needs_state=self.layout.has_state)
+        expected = usable if usable >= MIN_HIT_TOKENS else 0
+        assert hit.length <= expected
+        assert hit.length == expected or self.lacks_windows
+        caches = self.network.make_cache()
+        if hit.length:
+            self.paths[owner] = ids[: hit.length]
+            self.layout.restore(caches, hit.path, hit.length, len(ids))
+        return caches, hit.length
+
+    def longest(self, ids, limit, *, needs_state=False):
+        return max(
+            (n for n in range(1, limit + 1) if self.is_there(ids[:n], needs_state=needs_state)),
+            default=0,
+        )
+
+    def is_there(self, prefix, *, needs_state):
+        return prefix in self.prefixes and (self.prefixes[prefix] or not needs_state)
+
+    def save(self, caches, ids, owner):
+        key = TokenKey.from_ids(ids)
+        start = self.store.stored(key)
+        segment = Segment(
+            self.layout.capture(caches, start, len(ids)),
+            None if self.store.has_snapshot(key) else self.layout.snapshot(caches),
+        )
+        evaluate([segment])
+        is_stored = self.store.insert(key, start, segment, owner=owner)
+        assert is_stored or self.store.status().bytes + segment.nbytes > self.budget
+        if is_stored:
+            self.paths[owner] = ids
+            self.prefixes |= {ids[:n]: False for n in range(start + 1, len(ids) + 1)}
+            self.prefixes[ids] = self.layout.has_state
+        self.forget_what_was_evicted()
+
+    @property
+    def budget(self):
+        return self.store.status().budget_bytes
+
+    def forget_what_was_evicted(self):
+        there = {ids: flag for ids, flag in self.prefixes.items() if self.stores(ids)}
+        assert there == self.prefixes or self.store.status().evictions > self.evictions
+        self.prefixes, self.evictions = there, self.store.status().evictions
+
+    def stores(self, ids):
+        return self.store.stored(TokenKey.from_ids(ids)) == len(ids)
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "store"):
+            return
+        self.store.check()
+        assert self.store.status().tokens == len(self.prefixes)
+        for ids, has_state in self.prefixes.items():
+            assert self.store.has_snapshot(TokenKey.from_ids(ids)) is has_state
+
+    @invariant()
+    def paths_of_owners_are_there(self):
+        assert all(path in self.prefixes for path in self.paths.values())
+
+    @invariant()
+    def bytes_are_those_of_the_tokens_and_states(self):
+        if self.lacks_windows or not hasattr(self, "store"):
+            return
+        arrays = {"kv": 2, "window": 2, "pair": 4, "state": 0}
+        per_token = 4 * sum(arrays[kind] for kind in self.kinds)
+        per_state = 4 * self.kinds.count("state")
+        states = sum(self.prefixes.values())
+        assert self.store.status().bytes == per_token * len(self.prefixes) + per_state * states
+
+
+class CuttableMachine(PromptCacheMachine):
+    kinds = ("kv", "pair")
+
+
+class WindowMachine(PromptCacheMachine):
+    kinds = ("window", "kv")
+
+
+class StateMachine(PromptCacheMachine):
+    kinds = ("state", "kv")
+
+
+_SETTINGS = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+class TestCuttable(CuttableMachine.TestCase):
+    settings = _SETTINGS
+
+
+class TestWindows(WindowMachine.TestCase):
+    settings = _SETTINGS
+
+
+class TestState(StateMachine.TestCase):
+    settings = _SETTINGS

@@ -1,0 +1,137 @@
+"""Threads that look up, store, keep and let go of the same few prefixes at once."""
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from token_blocks import (
+    BYTES_PER_TOKEN,
+    SNAPSHOT_BYTES,
+    anywhere,
+    at_snapshots,
+    segment_of,
+    tokens_of,
+)
+
+from backend.cache.prompt_cache import PromptCache
+from backend.cache.token_key import TokenKey
+
+pytestmark = pytest.mark.mlx
+
+THREADS = 4
+STEPS = 2500
+LONGEST = 14
+
+
+class Client:
+    """One thread's random work on a store; each of its operations leaves the books balanced."""
+
+    def __init__(self, store: PromptCache, seed: int) -> None:
+        self.store = store
+        self.rng = random.Random(seed)
+        self.name = f"client {seed}"
+        self.path: tuple[int, ...] = ()
+        self.error: BaseException | None = None
+        self.hits = 0
+        self.refusals = 0
+
+    def run(self) -> None:
+        try:
+            for _ in range(STEPS):
+                self.step()
+            self.let_go()
+        except BaseException as error:  # noqa: BLE001 (told by the main thread)
+            self.error = error
+
+    def step(self) -> None:
+        work = [self.look, self.look, self.go_on, self.go_on, self.store_late, self.keep]
+        self.rng.choice([*work, self.let_go, self.read_books])()
+        self.store.check()
+        self.see_that_the_path_is_there()
+
+    def ids(self) -> tuple[int, ...]:
+        return tuple(self.rng.choices((0, 1, -1), k=self.rng.randint(0, LONGEST)))
+
+    def look(self) -> None:
+        ids = self.ids()
+        hit = self.store.lookup(TokenKey.from_ids(ids), self.name)
+        assert tokens_of(hit) == ids[: hit.length]
+        assert hit.length <= max(len(ids) - 1, 0)
+        assert hit.length <= hit.matched <= len(ids)
+        if hit.length:
+            self.path = ids[: hit.length]
+            self.hits += 1
+
+    def go_on(self) -> None:
+        """Store what a row would have computed behind its path."""
+        self.insert((*self.path, *self.ids())[:LONGEST], known=None)
+
+    def store_late(self) -> None:
+        """Store behind what was perhaps never there, or is there no longer."""
+        ids = self.ids()
+        self.insert(ids, known=self.rng.randint(0, len(ids)))
+
+    def insert(self, ids: tuple[int, ...], known: int | None) -> None:
+        if not ids:
+            return
+        key = TokenKey.from_ids(ids)
+        start = self.store.stored(key) if known is None else known
+        segment = segment_of(ids, start, has_snapshot=self.rng.random() < 0.4)
+        if self.store.insert(key, start, segment, owner=self.name):
+            self.path = ids
+        else:
+            self.refusals += 1
+
+    def keep(self) -> None:
+        self.store.keep(TokenKey.from_ids(self.ids()[:5]))
+
+    def let_go(self) -> None:
+        self.store.release(self.name)
+        self.path = ()
+
+    def read_books(self) -> None:
+        status = self.store.status()
+        assert 0 <= status.bytes <= status.budget_bytes
+        self.store.has_snapshot(TokenKey.from_ids(self.ids()))
+
+    def see_that_the_path_is_there(self) -> None:
+        assert self.store.stored(TokenKey.from_ids(self.path)) == len(self.path)
+
+
+@pytest.fixture
+def _switching_often() -> Iterator[None]:
+    """Let threads take turns every few bytecodes, so that what is not locked shows."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_switching_often")
+@pytest.mark.parametrize("usable", [anywhere, at_snapshots])
+def test_threads_at_work_on_one_store_keep_its_books_balanced(usable):  # lesson 107
+    store = PromptCache(60 * BYTES_PER_TOKEN + 8 * SNAPSHOT_BYTES, usable)
+    clients = [Client(store, seed) for seed in range(THREADS)]
+    threads = [threading.Thread(target=client.run) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for client in clients:
+        if client.error is not None:
+            raise client.error
+    store.check()
+    assert sum(client.hits for client in clients) > 100
+    assert sum(client.refusals for client in clients) > 0
+    assert store.status().evictions > 100
+    evict_all(store)
+
+
+def evict_all(store: PromptCache) -> None:
+    """Fill a store with one entry: nothing is held any more."""
+    budget = store.status().budget_bytes // BYTES_PER_TOKEN
+    ids = tuple(range(100, 100 + budget))
+    assert store.insert(TokenKey.from_ids(ids), 0, segment_of(ids))
+    assert store.status().tokens == budget

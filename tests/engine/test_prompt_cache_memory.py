@@ -1,0 +1,230 @@
+"""What the prompt cache and finished requests leave in memory."""
+
+import gc
+import os
+import random
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from engine_driver import VOCAB, Driver, make_request, prompt_of
+from exact_network import ExactNetwork
+from mlx_lm.models.cache import KVCache, _BaseCache
+from token_blocks import anywhere
+
+from backend.cache.kv import MAX_NODE_TOKENS, Block, Segment, evaluate
+from backend.cache.prompt_cache import PromptCache
+from backend.cache.token_key import TokenKey
+from backend.core.delta import FinishReason
+from backend.engine.row import Row
+from backend.errors import GenerationFailedError, RequestCancelledError
+
+pytestmark = pytest.mark.mlx
+
+KIB = 2**10
+MIB = 2**20
+LONG = prompt_of(300)
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def serve_unlike_prompts(driver, count, rng):
+    """Run requests that have nothing in common, some at once."""
+    for first in range(0, count, 5):
+        requests = []
+        for i in range(first, first + 5):
+            tokens = [rng.randrange(VOCAB) for _ in range(rng.randint(12, 40))]
+            requests.append(make_request(f"r{i}", tokens, max_tokens=rng.randint(1, 4)))
+        driver.run(*requests)
+        driver.outcomes.clear()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own books")
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+def test_memory_stays_level_over_three_hundred_requests(networks, family):
+    driver = Driver(networks(family), max_cache_bytes=400_000)
+    rng = random.Random(9)
+    serve_unlike_prompts(driver, 100, rng)
+    gc.collect()
+    resident, active = resident_bytes(), mx.get_active_memory()
+    serve_unlike_prompts(driver, 200, rng)
+    gc.collect()
+    status = driver.session.status().prompt_cache
+    assert status.evictions > 200
+    assert 300_000 < status.bytes <= 400_000
+    assert resident_bytes() < resident + 8 * MIB
+    assert mx.get_active_memory() < active + MIB
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2", "qwen3_next"])
+def test_nothing_but_the_weights_is_left_when_a_session_is_dropped(networks, family):
+    network = networks(family)
+    gc.collect()
+    weights = mx.get_active_memory()
+    driver = Driver(network)
+    driver.run(*(make_request(f"r{i}", prompt_of(80 + i, salt=i)) for i in range(6)))
+    assert mx.get_active_memory() > weights + 64 * KIB
+    del driver
+    gc.collect()
+    assert mx.get_active_memory() <= weights + KIB
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+def test_no_token_of_branching_conversations_is_stored_twice(networks, family):
+    network = networks(family)
+    alone = Driver(network)
+    alone.run(make_request("alone", LONG, max_tokens=1))
+    status = alone.session.status().prompt_cache
+    bytes_per_token = status.bytes / status.tokens
+    driver = Driver(network)
+    fed = set()
+    trunk = prompt_of(200)
+    for i in range(10):
+        tokens = [*trunk, *prompt_of(20, salt=i + 1)]
+        for turn in range(3):
+            request = make_request(f"c{i} t{turn}", tokens, max_tokens=8)
+            reply = driver.run(request)[0].token_ids
+            fed |= {(*tokens, *reply)[:n] for n in range(1, len(tokens) + len(reply))}
+            tokens = [*tokens, *reply, *prompt_of(15, salt=10 * i + turn)]
+    status = driver.session.status().prompt_cache
+    assert status.tokens == len(fed)
+    assert status.bytes <= 1.1 * bytes_per_token * len(fed)
+
+
+def block_of(tokens):
+    """A block of one KiB per token."""
+    return Block(tokens, ((mx.zeros((1, 1, tokens, 256)),),))
+
+
+def insert(store, ids, start):
+    segment = Segment((block_of(len(ids) - start),))
+    evaluate([segment])
+    assert store.insert(TokenKey.from_ids(ids), start, segment)
+
+
+def test_what_is_cut_off_a_segment_takes_no_memory():
+    store = PromptCache(2**30, anywhere)
+    before = mx.get_active_memory()
+    insert(store, range(1000), 0)
+    insert(store, range(1100), 0)
+    insert(store, [*range(500), *range(5000, 5100)], 500)
+    insert(store, [*range(900), *range(6000, 6100)], 850)
+    store.keep(TokenKey.from_ids(range(20)))
+    tokens = store.status().tokens
+    assert tokens == 1300
+    assert mx.get_active_memory() - before <= tokens * KIB + 64 * KIB
+
+
+def test_what_there_is_no_room_for_is_not_copied():  # lesson 41
+    tokens = 8 * MAX_NODE_TOKENS
+    cache = KVCache()
+    cache.update_and_fetch(mx.zeros((1, 1, tokens, 128)), mx.zeros((1, 1, tokens, 128)))
+    mx.eval(cache.state)
+    block_bytes = MAX_NODE_TOKENS * KIB
+    driver = Driver(ExactNetwork("kv"), max_cache_bytes=block_bytes + KIB)
+    row = Row(make_request("long", [1] * tokens), cache=[cache], fed=tokens)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    driver.session._keeper.leave(row)
+    assert driver.session.status().prompt_cache.tokens == MAX_NODE_TOKENS
+    assert mx.get_peak_memory() - before < 3 * block_bytes
+
+
+class Poisoned:
+    """Fails on every pass that holds the poison."""
+
+    POISON = VOCAB - 1
+
+    def __init__(self, network):
+        self._network = network
+        self.layers = network.layers
+        if hasattr(network, "make_cache"):
+            self.make_cache = network.make_cache
+
+    def __call__(self, inputs, cache):
+        logits = self._network(inputs, cache=cache)
+        if (inputs == self.POISON).any().item():
+            raise RuntimeError("poison")
+        return logits
+
+
+def stop_by_token(driver):
+    [probe] = driver.run(make_request("probe", LONG))
+    [outcome] = driver.run(make_request("stops", LONG, stop=[probe.token_ids[4]], max_tokens=99))
+    assert outcome.finish is FinishReason.STOP
+
+
+def stop_by_length(driver):
+    [outcome] = driver.run(make_request("ends", LONG))
+    assert outcome.finish is FinishReason.LENGTH
+
+
+def cancel_waiting(driver):
+    for i in range(3):
+        driver.session.submit(make_request(f"r{i}", LONG))
+    for i in range(3):
+        driver.session.cancel(f"r{i}")
+
+
+def cancel_in_prefill(driver):
+    driver.session.submit(make_request("a", LONG))
+    driver.turn()
+    [status] = driver.session.status().requests
+    assert 0 < status.prefilled_tokens < len(LONG) - 1
+    driver.session.cancel("a")
+
+
+def cancel_in_decode(driver):
+    for i in range(3):
+        driver.session.submit(make_request(f"r{i}", [*LONG[:90], i], max_tokens=99))
+    while not all(row.generated_tokens > 2 for row in driver.session.status().requests):
+        driver.turn()
+    for i in range(3):
+        driver.session.cancel(f"r{i}")
+
+
+def fail_in_prefill(driver):
+    [outcome] = driver.run(make_request("bad", [*LONG, Poisoned.POISON, *LONG]))
+    assert isinstance(outcome.error, GenerationFailedError)
+
+
+def fail_in_decode(driver):
+    good, bad = driver.run(make_request("good", LONG), make_request("bad", [3, Poisoned.POISON]))
+    assert isinstance(bad.error, GenerationFailedError)
+    assert good.finish is FinishReason.LENGTH
+
+
+def fail_all(driver):
+    for i in range(4):
+        driver.session.submit(make_request(f"r{i}", LONG[: 40 * i + 40], max_tokens=99))
+        for _ in range(5):
+            driver.turn()
+    driver.session.fail_all(RequestCancelledError("freed"))
+
+
+ENDINGS = [
+    *(stop_by_token, stop_by_length, cancel_waiting, cancel_in_prefill, cancel_in_decode),
+    *(fail_in_prefill, fail_in_decode, fail_all),
+]
+
+
+def alive(kind):
+    gc.collect()
+    return [thing for thing in gc.get_objects() if isinstance(thing, kind)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_no_row_and_no_cache_outlives_a_request(networks, family, ending, caplog):
+    # A log record keeps its traceback, and that the caches.
+    caplog.set_level("CRITICAL", logger="backend")
+    before = len(alive(Row)), len(alive(_BaseCache))
+    driver = Driver(Poisoned(networks(family)), prefill_chunk_alone=64)
+    ending(driver)
+    while not driver.session.is_idle:
+        driver.turn()
+    assert (len(alive(Row)), len(alive(_BaseCache))) == before
+    driver.session.check()
