@@ -5,17 +5,23 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from backend.config import ServerConfig
 from backend.engine.engine import Engine
-from backend.rpc.server import AddressError, BackendServer
+from backend.rpc.server import BackendServer
 from common import log as logs
+from common.address import AddressError
 from common.lifecycle import StopRequest, exit_with_parent, parse_interval
 
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
 log = logging.getLogger("backend")
+
+
+class MissingPackageError(Exception):
+    """An optional package that was asked for is not installed."""
 
 
 def main() -> int:
@@ -26,7 +32,7 @@ def main() -> int:
         exit_with_parent(config.parent_watch_interval_s)
     try:
         asyncio.run(serve(config))
-    except AddressError as error:
+    except (AddressError, MissingPackageError) as error:
         log.critical("%s", error)
         return 1
     return 0
@@ -37,15 +43,17 @@ async def serve(config: ServerConfig) -> None:
 
     Raises:
         AddressError: The server cannot listen where it was told to.
+        MissingPackageError: Something that was asked for is not installed.
     """
     stop_request = StopRequest()
     stop_request.listen()
     engine = Engine()
-    server = BackendServer(config, engine)
-    port = await server.start()
-    log.info("listening on %s:%d", config.address.rpartition(":")[0], port)
-    await stop_request.wait()
-    await server.stop()
+    with _metrics_served(config.metrics_address, engine):
+        server = BackendServer(config, engine)
+        port = await server.start()
+        log.info("listening on %s:%d", config.address.rpartition(":")[0], port)
+        await stop_request.wait()
+        await server.stop()
     log.info("stopped")
     if engine.is_computing:
         # MLX aborts a process that ends while another thread of it computes.
@@ -53,17 +61,36 @@ async def serve(config: ServerConfig) -> None:
         os._exit(0)
 
 
+@contextmanager
+def _metrics_served(address: str, engine: Engine) -> Iterator[None]:
+    """Let Prometheus scrape the engine, if there is an address for it."""
+    if not address:
+        yield
+        return
+    try:
+        from backend.metrics import MetricsServer
+    except ImportError as error:
+        raise MissingPackageError(
+            f"--metrics-addr: {error}; install the extra: pip install 'mlx-grpc-backend[metrics]'"
+        ) from None
+    with MetricsServer(address, engine) as server:
+        log.info("metrics on %s:%d", address.rpartition(":")[0], server.port)
+        yield
+
+
 def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
     """Return what the command line and the environment ask for; hosts add arguments of theirs."""
     defaults = ServerConfig()
     parser = argparse.ArgumentParser(prog="run.sh", allow_abbrev=False, description=__doc__)
     parser.add_argument("--addr", default=defaults.address, metavar="HOST:PORT")
+    parser.add_argument("--metrics-addr", default=defaults.metrics_address, metavar="HOST:PORT")
     known, _ = parser.parse_known_args(arguments)
     watch = environment.get("LOCALAI_BACKEND_PARENT_WATCH", "")
     interval = environment.get("LOCALAI_BACKEND_PARENT_WATCH_INTERVAL", "")
     levels = (environment.get(name) for name in ("MLX_BACKEND_LOG_LEVEL", "LOCALAI_LOG_LEVEL"))
     return ServerConfig(
         address=known.addr,
+        metrics_address=known.metrics_addr,
         auth_token=environment.get("LOCALAI_GRPC_AUTH_TOKEN", ""),
         watches_parent=watch.strip().lower() not in FALSE_WORDS,
         parent_watch_interval_s=_interval_s(interval, defaults.parent_watch_interval_s),

@@ -13,9 +13,14 @@ PROMPT_CACHE_MEMORY_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How the process serves; built from argv and the environment in `__main__`."""
+    """How the process serves; built from argv and the environment in `__main__`.
+
+    Attributes:
+        metrics_address: Where Prometheus may scrape; empty is nowhere.
+    """
 
     address: str = "127.0.0.1:50051"
+    metrics_address: str = ""
     auth_token: str = ""
     watches_parent: bool = True
     parent_watch_interval_s: float = 2.0

@@ -2,7 +2,9 @@
 
 BackendError
 ├── InvalidRequestError        a field is absent, malformed or out of range
-│   └── ContextLengthError     the prompt does not fit the context
+│   ├── ContextLengthError     the prompt does not fit the context
+│   └── GrammarError           a grammar or schema cannot be enforced
+│       └── GrammarSyntaxError it is malformed, and the message says where
 ├── ModelNotLoadedError        nothing is loaded
 ├── OverloadedError            too many requests are waiting
 ├── UnsupportedError           the loaded model cannot do it
@@ -33,6 +35,23 @@ class InvalidRequestError(BackendError):
 
 class ContextLengthError(InvalidRequestError):
     """The prompt leaves no room in the context; the message holds both numbers."""
+
+
+class GrammarError(InvalidRequestError):
+    """A grammar or a JSON schema is malformed, too large, or cannot be enforced."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("Grammar", problem)
+        self.problem = problem
+
+
+class GrammarSyntaxError(GrammarError):
+    """A place in the grammar's text is wrong; line and column count from 1."""
+
+    def __init__(self, line: int, column: int, problem: str) -> None:
+        super().__init__(f"line {line}, column {column}: {problem}")
+        self.line = line
+        self.column = column
 
 
 class ModelNotLoadedError(BackendError):

@@ -63,8 +63,9 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
     if call.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
         log.warning("request id=%s: tool_choice is not enforced, taken for auto", call.request_id)
     prompt = await asyncio.to_thread(render, call, model)
+    wire = output_format(engine)
     request = _request(call, prompt, model)
-    cursor = _reply_cursor(call, prompt, model, output_format(engine))
+    cursor = _reply_cursor(call, prompt, model, wire)
     journal = RequestJournal(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))
     try:
         async for events in engine.submit(request):

@@ -5,6 +5,7 @@ import importlib
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 from rich.console import Console
@@ -14,11 +15,18 @@ from backend.cli.client import BackendClient, CallError
 from backend.cli.conversation import model_options
 from backend.cli.demo import DemoError, run_demo
 from backend.cli.render import printable
+from backend.cli.replay import Cut, parse_cut
+from backend.cli.replay import replay as replay_lines
+from backend.cli.status import StatusSettings, explained, show_status
 from backend.cli.tools import Toolbox, read_toolbox, weather_toolbox
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_TEMPERATURE = 0.7
+DEFAULT_INTERVAL_S = 1.0
 
+address_option = click.option(
+    "--addr", "address", default=DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT"
+)
 token_option = click.option(
     "--token",
     default="",
@@ -43,7 +51,7 @@ def demo(token: str) -> None:
 
 
 @main.command()
-@click.option("--addr", "address", default=DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT")
+@address_option
 @click.option("--model", help="Path or hub id to load first; without it the loaded model answers.")
 @token_option
 @click.option("--system", default="", help="System message.")
@@ -99,6 +107,57 @@ def chat(  # noqa: PLR0913 - a parameter per option
             raise click.ClickException(printable(f"{address}: {error}")) from None
         finally:
             runner.run(client.close())
+
+
+@main.command()
+@address_option
+@token_option
+@click.option("--watch/--once", default=None, help="Default: watch on a terminal, else once.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=DEFAULT_INTERVAL_S,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
+def status(
+    *, address: str, token: str, watch: bool | None, interval_s: float, as_json: bool
+) -> None:
+    """Show what a running backend does, like a process viewer; Ctrl-C leaves."""
+    console = Console()
+    settings = StatusSettings(
+        watches=console.is_terminal if watch is None else watch,
+        interval_s=interval_s,
+        as_json=as_json,
+    )
+    try:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_show_status(console, address, token, settings))
+    except CallError as error:
+        raise click.ClickException(printable(f"{address}: {explained(error)}")) from None
+
+
+async def _show_status(
+    console: Console, address: str, token: str, settings: StatusSettings
+) -> None:
+    async with BackendClient(address, token) as client:
+        await show_status(console, client, settings)
+
+
+@main.command()
+@click.argument("source", type=click.File("rb"), default="-", metavar="[FILE]")
+@click.option(
+    "--cut",
+    callback=parse_cut,
+    metavar="N|random:SEED",
+    help="Cut the text anew, into chunks of N characters or of random lengths.",
+)
+def replay(source: BinaryIO, cut: Cut) -> None:
+    """Play recorded replies again: JSON lines from FILE or standard input, without a model."""
+    if not replay_lines(source, cut):
+        sys.exit(1)
 
 
 async def _connected(address: str, token: str) -> BackendClient:

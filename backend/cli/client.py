@@ -4,13 +4,14 @@ It is asynchronous although one person needs no concurrency: asyncio turns Ctrl-
 cancellation, whereas a KeyboardInterrupt inside gRPC's synchronous client can leave a lock taken.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from backend.config import MESSAGE_LIMIT_BYTES
 from backend.core.delta import (
@@ -24,7 +25,7 @@ from backend.core.delta import (
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 
-HEALTH_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 HEALTHY = b"OK"
 
 CHANNEL_OPTIONS = (
@@ -36,7 +37,15 @@ CHANNEL_OPTIONS = (
 
 
 class CallError(Exception):
-    """A call failed; the message is one line: `INVALID_ARGUMENT: Temperature: must be ...`."""
+    """A call failed; the message is one line: `INVALID_ARGUMENT: Temperature: must be ...`.
+
+    Attributes:
+        code: The status, or `None` when the call came back and said so itself.
+    """
+
+    def __init__(self, message: str, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class BackendClient:
@@ -45,6 +54,7 @@ class BackendClient:
     def __init__(self, address: str, token: str = "") -> None:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub = backend_pb2_grpc.BackendStub(self._channel)
+        self._inspector = backend_pb2_grpc.InspectorStub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     async def __aenter__(self) -> Self:
@@ -68,10 +78,7 @@ class BackendClient:
         Raises:
             CallError: It cannot be reached, refuses the token, or answers anything but OK.
         """
-        with _translated_errors():
-            reply: pb.Reply = await self._stub.Health(
-                pb.HealthMessage(), metadata=self._metadata, timeout=HEALTH_TIMEOUT_S
-            )
+        reply: pb.Reply = await self._ask(self._stub.Health, pb.HealthMessage())
         if reply.message != HEALTHY:
             raise CallError(f"Health answered {reply.message!r}")
 
@@ -92,11 +99,33 @@ class BackendClient:
         Raises:
             CallError: The backend does not say.
         """
-        with _translated_errors():
-            status: pb.StatusResponse = await self._stub.Status(
-                pb.HealthMessage(), metadata=self._metadata
-            )
+        status: pb.StatusResponse = await self._ask(self._stub.Status, pb.HealthMessage())
         return status.state != pb.StatusResponse.UNINITIALIZED
+
+    async def inspect(self) -> pb.InspectReply:
+        """Return a snapshot of the engine.
+
+        Raises:
+            CallError: The backend cannot be reached, refuses the token, or knows no such call.
+        """
+        reply: pb.InspectReply = await self._ask(self._inspector.Inspect, pb.InspectRequest())
+        return reply
+
+    async def counters(self) -> pb.InspectReply:
+        """Return as much of a snapshot as any backend of the host's contract can tell.
+
+        Raises:
+            CallError: The backend cannot be reached, refuses the token, or tells nothing.
+        """
+        status: pb.StatusResponse = await self._ask(self._stub.Status, pb.HealthMessage())
+        metrics: pb.MetricsResponse = await self._ask(self._stub.GetMetrics, pb.MetricsRequest())
+        return pb.InspectReply(
+            state=status.state,
+            memory=status.memory,
+            prompt_tokens=metrics.prompt_tokens_processed,
+            generated_tokens=metrics.tokens_generated,
+            tokens_per_s=metrics.tokens_per_second,
+        )
 
     async def stream(self, request: pb.PredictOptions) -> AsyncGenerator[Increment, None]:
         """Yield a reply as it arrives; closing the generator cancels the call.
@@ -111,6 +140,11 @@ class BackendClient:
                     yield _increment(reply)
         finally:
             call.cancel()
+
+    async def _ask(self, method: Callable[..., Awaitable[Any]], request: Message) -> Any:  # noqa: ANN401 - as the stubs
+        """Make a call that is answered at once, if at all."""
+        with _translated_errors():
+            return await method(request, metadata=self._metadata, timeout=ANSWER_TIMEOUT_S)
 
 
 def _increment(reply: pb.Reply) -> Increment:
@@ -142,7 +176,7 @@ def _translated_errors() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         details = _one_line(error.details() or "no details")
-        raise CallError(f"{error.code().name}: {details}") from None
+        raise CallError(f"{error.code().name}: {details}", error.code()) from None
 
 
 def _one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from backend.model.template import ChatTemplate
 from backend.model.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LoadedModel:
     """All of a model but its weights: plain Python, safe from any thread."""
 

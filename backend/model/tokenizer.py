@@ -17,6 +17,7 @@ class Tokenizer:
         vocabulary: All tokens, added ones included.
         special_ids: Ids whose text is markup for the model, not for a reader.
         special_texts: How they are written.
+        added_texts: How all tokens are written that are never spelled out, special or not.
         pieces: Token id to bytes, or `None` where only `decode` knows.
         trims_leading_space: Whether decoding drops one space at the start of a text.
         longest_piece_bytes: No token stands for more bytes than this.
@@ -35,6 +36,9 @@ class Tokenizer:
         self.vocabulary: Mapping[str, int] = MappingProxyType(hf_tokenizer.get_vocab())
         self._ids = frozenset(self.vocabulary.values())
         self.special_ids = _special_ids(hf_tokenizer)
+        self.added_texts: Mapping[int, str] = {
+            token_id: token.content for token_id, token in hf_tokenizer.added_tokens_decoder.items()
+        }
         self.special_texts: Mapping[int, str] = {
             token_id: text
             for text, token_id in self.vocabulary.items()

@@ -33,17 +33,19 @@ class Undecodable:
 
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):
-    """Raises `InvalidRequestError` for an unreadable or oversized request of a service."""
+    """Raises `InvalidRequestError` for an unreadable or oversized request of some services."""
 
-    def __init__(self, service: ServiceDescriptor) -> None:
+    def __init__(self, *services: ServiceDescriptor) -> None:
         self._request_types = {
-            f"/{service.full_name}/{method.name}": method.input_type for method in service.methods
+            f"/{service.full_name}/{method.name}": method.input_type
+            for service in services
+            for method in service.methods
         }
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> FoundHandler:
-        """Give the service's handlers a deserializer that never fails."""
+        """Give the services' handlers a deserializer that never fails."""
         handler = await continuation(handler_call_details)
         request_type = self._request_types.get(handler_call_details.method)
         if handler is None or request_type is None or handler.request_deserializer is None:

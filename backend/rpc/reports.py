@@ -1,4 +1,4 @@
-"""What the backend tells about itself: state, counters, the loaded model."""
+"""What the backend tells about itself: state, counters, requests, the loaded model."""
 
 import asyncio
 import json
@@ -24,11 +24,8 @@ _SAMPLE = (Message(role="user", content="test"),)
 
 
 def status_response(status: EngineStatus) -> pb.StatusResponse:
-    """Return state and memory; the total is what MLX holds from the system."""
-    parts = status.memory_bytes
-    total = parts.get("mlx_active", 0) + parts.get("mlx_cache", 0)
-    memory = pb.MemoryUsageData(total=total, breakdown=parts)
-    return pb.StatusResponse(state=_STATES[status.state], memory=memory)
+    """Return state and memory."""
+    return pb.StatusResponse(state=_STATES[status.state], memory=_memory(status))
 
 
 def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
@@ -42,6 +39,42 @@ def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
         tokens_per_second=status.tokens_per_s,
         tokens_generated=min(status.generated_tokens, _INT32_MAX),
         prompt_tokens_processed=min(status.prompt_tokens, _INT32_MAX),
+    )
+
+
+def inspect_reply(engine: TextEngine, status: EngineStatus) -> pb.InspectReply:
+    """Return all of a snapshot, and what is loaded."""
+    return pb.InspectReply(
+        state=_STATES[status.state],
+        model=_model_report(engine),
+        memory=_memory(status),
+        prompt_cache=pb.PromptCacheReport(**_prompt_cache_entry(status.prompt_cache)),
+        slots_taken=status.slots_taken,
+        waiting=status.waiting,
+        prompt_tokens=status.prompt_tokens,
+        generated_tokens=status.generated_tokens,
+        tokens_per_s=round(status.tokens_per_s, 1),
+        requests=[pb.RequestReport(**_request_entry(request)) for request in status.requests],
+    )
+
+
+def _memory(status: EngineStatus) -> pb.MemoryUsageData:
+    """Return the parts, and as their total what MLX holds from the system."""
+    parts = status.memory_bytes
+    total = parts.get("mlx_active", 0) + parts.get("mlx_cache", 0)
+    return pb.MemoryUsageData(total=total, breakdown=parts)
+
+
+def _model_report(engine: TextEngine) -> pb.ModelReport | None:
+    if engine.model is None or engine.options is None:
+        return None
+    card = engine.model.card
+    return pb.ModelReport(
+        name=card.name,
+        type=card.model_type,
+        path=card.path,
+        context_length=card.context_length or 0,
+        max_slots=engine.options.tuning.max_slots,
     )
 
 

@@ -11,14 +11,15 @@ from backend.config import DRAIN_TIMEOUT_S, MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES, DecodingInterceptor
+from backend.rpc.inspector import InspectorServicer
 from backend.rpc.servicer import BackendServicer, ServedEngine
 from backend.rpc.status import StatusInterceptor
+from common.address import AddressError, split_address
 from common.auth import BearerTokenInterceptor
 from common.identity import ModelIdentityInterceptor
 
-SERVICE = pb.DESCRIPTOR.services_by_name["Backend"]
+SERVICES = tuple(pb.DESCRIPTOR.services_by_name.values())
 FLUSH_TIMEOUT_S = 0.5
-MAX_PORT = 65535
 
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
@@ -35,13 +36,6 @@ CHANNEL_OPTIONS = (
 )
 
 
-class AddressError(Exception):
-    """The server cannot listen where it was told to."""
-
-    def __init__(self, address: str, problem: str) -> None:
-        super().__init__(f"cannot listen on {address}: {problem}")
-
-
 class BackendServer:
     """Serves one engine; built and used on a running event loop."""
 
@@ -52,10 +46,11 @@ class BackendServer:
         self._server = grpc.aio.server(
             interceptors=_interceptors(config, engine), options=CHANNEL_OPTIONS
         )
-        servicer = BackendServicer(engine)
-        backend_pb2_grpc.add_BackendServicer_to_server(servicer, self._server)
+        backend_pb2_grpc.add_BackendServicer_to_server(BackendServicer(engine), self._server)
+        backend_pb2_grpc.add_InspectorServicer_to_server(InspectorServicer(engine), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        ours = [service.full_name for service in SERVICES]
+        names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> int:
@@ -64,13 +59,14 @@ class BackendServer:
         Raises:
             AddressError: The address is malformed, not ours, or taken.
         """
-        host, port = _split(self._address)
+        host, port = split_address(self._address)
         try:
             bound_port = self._server.add_insecure_port(self._address)
         except RuntimeError:
             raise AddressError(self._address, _bind_problem(host, port)) from None
         await self._server.start()
-        await self._health.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
+        for service in SERVICES:
+            await self._health.set(service.full_name, health_pb2.HealthCheckResponse.SERVING)
         return bound_port
 
     async def stop(self) -> None:
@@ -90,18 +86,9 @@ def _interceptors(config: ServerConfig, engine: ServedEngine) -> list[grpc.aio.S
     return [
         *authentication,
         StatusInterceptor(),
-        DecodingInterceptor(SERVICE),
+        DecodingInterceptor(*SERVICES),
         ModelIdentityInterceptor(loaded_model),
     ]
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal()):
-        raise AddressError(address, "it is not HOST:PORT")
-    if int(port) > MAX_PORT:
-        raise AddressError(address, f"the port is above {MAX_PORT}")
-    return host, int(port)
 
 
 def _bind_problem(host: str, port: int) -> str:

@@ -33,7 +33,7 @@ class ServedEngine(TextEngine, Protocol):
         """End what runs and drop the model."""
 
     def status(self) -> EngineStatus:
-        """Return a snapshot, at once."""
+        """Return a snapshot, at once; from any thread."""
 
     async def close(self, *, drain_timeout_s: float) -> None:
         """Refuse new work, let the running finish up to the timeout, then end."""

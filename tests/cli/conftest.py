@@ -42,10 +42,14 @@ Script = Sequence[pb.Reply | Refuse | Act]
 
 
 @dataclass
-class ScriptedBackend(backend_pb2_grpc.BackendServicer):
-    """Plays a script per PredictStream and remembers what it was asked."""
+class ScriptedBackend(backend_pb2_grpc.BackendServicer, backend_pb2_grpc.InspectorServicer):
+    """Plays a script per PredictStream, a report per Inspect, and remembers what it was asked.
+
+    Without any reports it does not know Inspect.
+    """
 
     scripts: list[Script] = field(default_factory=list)
+    reports: list[pb.InspectReply | Refuse | Act] | None = None
     requests: list[pb.PredictOptions] = field(default_factory=list)
     loads: list[pb.ModelOptions] = field(default_factory=list)
     load_result: pb.Result = field(default_factory=lambda: pb.Result(success=True))
@@ -55,14 +59,26 @@ class ScriptedBackend(backend_pb2_grpc.BackendServicer):
     address: str = ""
 
     async def Health(self, _request: Any, context: Any) -> pb.Reply:
-        if self.token and ("authorization", f"Bearer {self.token}") not in list(
-            context.invocation_metadata()
-        ):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        await self._check_token(context)
         return pb.Reply(message=b"OK")
 
     async def Status(self, _request: Any, _context: Any) -> pb.StatusResponse:
-        return pb.StatusResponse(state=self.state)
+        memory = pb.MemoryUsageData(total=2000, breakdown={"weights": 1000})
+        return pb.StatusResponse(state=self.state, memory=memory)
+
+    async def GetMetrics(self, _request: Any, _context: Any) -> pb.MetricsResponse:
+        return pb.MetricsResponse(
+            tokens_per_second=1.5, tokens_generated=13, prompt_tokens_processed=11
+        )
+
+    async def Inspect(self, _request: Any, context: Any) -> pb.InspectReply:
+        await self._check_token(context)
+        if self.reports is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        step = self.reports.pop(0)
+        if isinstance(step, pb.InspectReply):
+            return step
+        return await self._play(step, context)
 
     async def LoadModel(self, request: pb.ModelOptions, _context: Any) -> pb.Result:
         self.loads.append(request)
@@ -76,6 +92,11 @@ class ScriptedBackend(backend_pb2_grpc.BackendServicer):
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
+
+    async def _check_token(self, context: Any) -> None:
+        given = list(context.invocation_metadata())
+        if self.token and ("authorization", f"Bearer {self.token}") not in given:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
 
     async def _play(self, step: pb.Reply | Refuse | Act, context: Any) -> None:
         match step:
@@ -115,6 +136,40 @@ def weather_call(city: str, index: int = 0) -> list[pb.Reply]:
     ]
 
 
+def report(*requests: pb.RequestReport) -> pb.InspectReply:
+    return pb.InspectReply(
+        state=pb.StatusResponse.BUSY,
+        model=pb.ModelReport(
+            name="org/tiny", type="llama", path="/models/tiny", context_length=4096, max_slots=16
+        ),
+        memory=pb.MemoryUsageData(
+            total=3_000_000_000, breakdown={"weights": 1_500_000_000, "mlx_peak": 6_000_000_000}
+        ),
+        prompt_cache=pb.PromptCacheReport(
+            bytes=2_000_000_000,
+            budget_bytes=8_000_000_000,
+            nodes=35,
+            tokens=12_345,
+            looked_up_tokens=1000,
+            hit_tokens=630,
+            hits={"miss": 1, "exact": 4},
+            evictions=3,
+        ),
+        slots_taken=2,
+        waiting=1,
+        prompt_tokens=370,
+        generated_tokens=5_000_000_000,
+        tokens_per_s=45.2,
+        requests=requests,
+    )
+
+
+def request(request_id: str, phase: str, **counts: Any) -> pb.RequestReport:
+    return pb.RequestReport(
+        request_id=request_id, phase=phase, prompt_tokens=1000, **{"hit_kind": "miss", **counts}
+    )
+
+
 @dataclass
 class Scripts:
     """Builders of replies and steps, as tests cannot import a conftest."""
@@ -123,6 +178,8 @@ class Scripts:
     content = staticmethod(content)
     call_piece = staticmethod(call_piece)
     weather_call = staticmethod(weather_call)
+    report = staticmethod(report)
+    request = staticmethod(request)
     refuse = Refuse
     press_ctrl_c = Act.PRESS_CTRL_C
     hang = Act.HANG
@@ -136,6 +193,7 @@ def script() -> Scripts:
 async def _serve(backend: ScriptedBackend, ready: Future[str], stop: asyncio.Event) -> None:
     server = grpc.aio.server()
     backend_pb2_grpc.add_BackendServicer_to_server(backend, server)
+    backend_pb2_grpc.add_InspectorServicer_to_server(backend, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     ready.set_result(f"127.0.0.1:{port}")
@@ -179,5 +237,16 @@ def run_chat(scripted: ScriptedBackend):
     def run(*lines: str, options: Sequence[str] = ()) -> Result:
         arguments = ["chat", "--addr", scripted.address, *options]
         return CliRunner().invoke(main, arguments, input="".join(f"{line}\n" for line in lines))
+
+    return run
+
+
+@pytest.fixture
+def run_status(scripted: ScriptedBackend):
+    """Run `status`, in the main thread, on a console without a terminal."""
+
+    def run(*options: str, address: str = "") -> Result:
+        arguments = ["status", "--addr", address or scripted.address, *options]
+        return CliRunner(env={"COLUMNS": "100"}).invoke(main, arguments)
 
     return run

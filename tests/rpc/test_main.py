@@ -23,6 +23,12 @@ def test_the_address_is_found_among_other_arguments(arguments, address):
     assert server_config(arguments, {}).address == address
 
 
+def test_the_metrics_have_an_address_of_their_own_or_none():
+    assert server_config(["--addr", "h:7", "--metrics-addr", "h:8"], {}) == ServerConfig(
+        address="h:7", metrics_address="h:8"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "watches"),
     [("", True), ("true", True), ("1", True), ("0", False), ("False", False), (" off ", False)],

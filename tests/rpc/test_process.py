@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,7 @@ START_TIMEOUT_S = 20.0
 EXIT_TIMEOUT_S = 15.0
 SESAME = "s3cret"
 LISTENING = re.compile(r"listening on 127\.0\.0\.1:([1-9]\d*)$")
+METRICS = re.compile(r"metrics on 127\.0\.0\.1:([1-9]\d*)$")
 
 
 class Backend:
@@ -157,6 +159,15 @@ def test_port_0_takes_a_free_one_and_logs_it():
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
         process.terminate()
+
+
+def test_metrics_are_served_on_an_address_of_their_own(start):
+    backend = start("--addr=127.0.0.1:{port}", "--metrics-addr", "127.0.0.1:0")
+    assert backend.health() == b"OK"
+    (port,) = [match[1] for line in backend.lines() if (match := METRICS.search(line))]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+        assert b'mlx_backend_state{state="uninitialized"} 1.0' in reply.read()
+    assert backend.stop() == 0
 
 
 def test_with_a_token_even_health_wants_it(start):

@@ -5,13 +5,14 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from scripted_engine import TIMEOUT_S, ScriptedEngine, served, steps, stub
+from scripted_engine import TIMEOUT_S, ScriptedEngine, inspector, served, steps, stub
 from serving import code_of
 
 from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.pb import backend_pb2 as pb
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES
-from backend.rpc.server import SERVICE, AddressError, BackendServer
+from backend.rpc.server import SERVICES, BackendServer
+from common.address import AddressError
 from common.identity import IDENTITY_FIELD
 
 CODE = grpc.StatusCode
@@ -50,7 +51,7 @@ async def test_it_listens_on_ipv6():
     await server.stop()
 
 
-@pytest.mark.parametrize("service", ["", "backend.Backend"])
+@pytest.mark.parametrize("service", ["", "backend.Backend", "backend.Inspector"])
 async def test_the_standard_health_service_follows_the_server(service):
     engine = ScriptedEngine()
     request = health_pb2.HealthCheckRequest(service=service)
@@ -86,15 +87,16 @@ async def test_reflection_lists_the_services():
         reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
         (answer,) = [answer async for answer in reflect([listing])]
     names = {service.name for service in answer.list_services_response.service}
-    assert {"backend.Backend", "grpc.health.v1.Health"} <= names
+    assert {"backend.Backend", "backend.Inspector", "grpc.health.v1.Health"} <= names
 
 
-async def test_a_token_guards_health_and_reflection_too():
+async def test_a_token_guards_everything():
     async with served(ScriptedEngine(), auth_token=SESAME) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         health = stub(channel).Health(pb.HealthMessage())
-        for call in (check, reflect.read(), health):
+        inspect = inspector(channel).Inspect(pb.InspectRequest())
+        for call in (check, reflect.read(), health, inspect):
             assert (await code_of(call))[0] is CODE.UNAUTHENTICATED
         reply = await stub(channel).Health(pb.HealthMessage(), metadata=SESAME_METADATA)
     assert reply.message == b"OK"
@@ -103,7 +105,8 @@ async def test_a_token_guards_health_and_reflection_too():
 def test_the_guarded_calls_are_those_that_name_a_model():
     named = [
         method.name
-        for method in SERVICE.methods
+        for service in SERVICES
+        for method in service.methods
         if IDENTITY_FIELD in method.input_type.fields_by_name
     ]
     assert sorted(named) == GUARDED

@@ -1,0 +1,147 @@
+"""One frame of the status command: a backend as a process viewer would show it."""
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from backend.cli.inspection import Inspection
+from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
+from backend.pb import backend_pb2 as pb
+
+MEMORY_BAR_WIDTH = 24
+PREFILL_BAR_WIDTH = 12
+BAR_STYLE, BAR_BACK_STYLE = "cyan", "bright_black"
+SEPARATOR = " · "
+
+_STATE_STYLES = {
+    pb.StatusResponse.UNINITIALIZED: QUIET_STYLE,
+    pb.StatusResponse.BUSY: "yellow",
+    pb.StatusResponse.READY: "green",
+    pb.StatusResponse.ERROR: ERROR_STYLE,
+}
+# In the order in which requests are listed: those that get on come first.
+_PHASE_STYLES = {"active": "green", "prefilling": "yellow", "waiting": QUIET_STYLE}
+
+
+def dashboard(inspection: Inspection) -> RenderableType:
+    """Return the frame of one snapshot."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style=LABEL_STYLE)
+    facts.add_column()
+    for label, content in _facts(inspection):
+        facts.add_row(label, content)
+    requests = inspection.report.requests
+    return Group(facts, Text(), _request_table(requests)) if requests else facts
+
+
+def _facts(inspection: Inspection) -> Iterator[tuple[str, RenderableType]]:
+    report = inspection.report
+    if not inspection.is_whole:
+        yield "note", "this backend does not know Inspect and tells no more than this"
+    is_loaded = report.HasField("model")
+    if is_loaded:
+        yield "model", _model(report.model)
+    yield "state", _state(report)
+    yield "memory", _memory(report.memory)
+    if is_loaded:
+        yield "cache", _prompt_cache(report.prompt_cache)
+    if report.prompt_cache.disk.bytes:
+        yield "disk", _disk_cache(report.prompt_cache.disk)
+    yield "totals", _totals(report)
+
+
+def _model(model: pb.ModelReport) -> Text:
+    context = f"context {model.context_length:,}" if model.context_length else "no context limit"
+    facts = f"{model.name} ({model.type}){SEPARATOR}{context}"
+    place = f"\n{model.path}" if model.path != model.name else ""
+    return Text.assemble(printable(facts), (printable(place), QUIET_STYLE))
+
+
+def _state(report: pb.InspectReply) -> Text:
+    state = (pb.StatusResponse.State.Name(report.state), _STATE_STYLES[report.state])
+    if not report.HasField("model"):
+        return Text.assemble(state)
+    slots = f"{report.slots_taken} of {report.model.max_slots} slots taken"
+    return Text.assemble(state, SEPARATOR, slots, SEPARATOR, f"{report.waiting} waiting")
+
+
+def _memory(memory: pb.MemoryUsageData) -> Table:
+    """Return a bar per part; the parts overlap, and the longest bar is the largest of them."""
+    bars = Table.grid(padding=(0, 2))
+    bars.add_column()
+    bars.add_column(justify="right")
+    parts = {"total": memory.total, **dict(sorted(memory.breakdown.items()))}
+    largest = max(parts.values())
+    for part, size in parts.items():
+        bars.add_row(Text(printable(part)), decimal(size), _bar(size, largest, MEMORY_BAR_WIDTH))
+    return bars
+
+
+def _prompt_cache(books: pb.PromptCacheReport) -> Text:
+    if not books.budget_bytes:
+        return Text("switched off")
+    hits = ", ".join(f"{kind} {count:,}" for kind, count in sorted(books.hits.items()))
+    room = f"{decimal(books.bytes)} of {decimal(books.budget_bytes)}"
+    content = f"{books.nodes:,} nodes, {books.tokens:,} tokens, {books.evictions:,} evictions"
+    reuse = _share(books.hit_tokens, books.looked_up_tokens)
+    rate = f"{reuse} of {books.looked_up_tokens:,} prompt tokens reused"
+    use = f"{rate}{SEPARATOR}{hits}" if hits else rate
+    return Text(printable(f"{room}{SEPARATOR}{content}\n{use}"))
+
+
+def _disk_cache(books: pb.DiskCacheReport) -> str:
+    files = f"{decimal(books.bytes)}{SEPARATOR}{books.files:,} files of this model"
+    troubles = f"{books.damaged:,} damaged, {books.dropped:,} not written"
+    return SEPARATOR.join([files, f"{books.read_tokens:,} tokens read", troubles])
+
+
+def _totals(report: pb.InspectReply) -> str:
+    prefilled = f"{report.prompt_tokens:,} prompt tokens prefilled"
+    generated = f"{report.generated_tokens:,} tokens generated"
+    return SEPARATOR.join([prefilled, generated, f"{report.tokens_per_s:.1f} tokens/s"])
+
+
+def _request_table(requests: Iterable[pb.RequestReport]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style=LABEL_STYLE)
+    table.add_column("request")
+    for name in ("phase", "prefill"):
+        table.add_column(name, no_wrap=True)
+    for name in ("prompt", "cached", "tokens", "tokens/s", "first ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    ranks = {phase: rank for rank, phase in enumerate(_PHASE_STYLES)}
+    for request in sorted(requests, key=lambda request: ranks.get(request.phase, len(ranks))):
+        table.add_row(*_cells(request))
+    return table
+
+
+def _cells(request: pb.RequestReport) -> Iterator[RenderableType]:
+    has_begun = request.generated_tokens > 0
+    # On a narrow terminal it is the one that gives way.
+    yield Text(printable(request.request_id), no_wrap=True, overflow="ellipsis")
+    yield Text(printable(request.phase), _PHASE_STYLES.get(request.phase, ""))
+    yield _bar(request.prefilled_tokens, request.prompt_tokens, PREFILL_BAR_WIDTH)
+    yield f"{request.prompt_tokens:,}"
+    share = _share(request.cached_tokens, request.prompt_tokens)
+    yield Text(printable(f"{share} {request.hit_kind}"))
+    yield f"{request.generated_tokens:,}"
+    yield f"{request.tokens_per_s:.1f}" if has_begun else ""
+    yield f"{request.first_token_ms:,.0f}" if has_begun else ""
+
+
+def _bar(part: int, whole: int, width: int) -> ProgressBar:
+    return ProgressBar(
+        whole,
+        part,
+        width=width,
+        style=BAR_BACK_STYLE,
+        complete_style=BAR_STYLE,
+        finished_style=BAR_STYLE,
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"

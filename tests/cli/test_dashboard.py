@@ -1,0 +1,117 @@
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from backend.cli.dashboard import dashboard
+from backend.cli.inspection import Inspection
+from backend.pb import backend_pb2 as pb
+
+
+def frame(report, *, width=100, **options):
+    """The frame's lines, each with its blanks run together."""
+    console = Console(file=StringIO(), width=width)
+    console.print(dashboard(Inspection(report, **options)))
+    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def test_model_and_slots_stand_on_top(script):
+    lines = frame(script.report())
+    assert lines[0] == "model org/tiny (llama) · context 4,096"
+    assert lines[1] == "/models/tiny"
+    assert lines[2] == "state BUSY · 2 of 16 slots taken · 1 waiting"
+
+
+def test_memory_is_a_bar_per_part_as_long_as_its_share_of_the_largest(script):
+    lines = frame(script.report())[3:6]
+    assert [line.removeprefix("memory ").rsplit(" ", 1)[0] for line in lines] == [
+        "total 3.0 GB",
+        "mlx_peak 6.0 GB",
+        "weights 1.5 GB",
+    ]
+    assert [line.count("━") for line in lines] == [12, 24, 6]
+
+
+def test_the_prompt_cache_tells_its_room_and_its_use(script):
+    lines = frame(script.report())
+    assert "cache 2.0 GB of 8.0 GB · 35 nodes, 12,345 tokens, 3 evictions" in lines
+    assert "63% of 1,000 prompt tokens reused · exact 4, miss 1" in lines
+
+
+def test_files_are_told_of_where_there_are_any(script):
+    report = script.report()
+    assert not any(line.startswith("disk") for line in frame(report))
+    report.prompt_cache.disk.CopyFrom(
+        pb.DiskCacheReport(bytes=4_000_000, files=7, read_tokens=1500, damaged=1, dropped=2)
+    )
+    assert (
+        "disk 4.0 MB · 7 files of this model · 1,500 tokens read · 1 damaged, 2 not written"
+        in frame(report)
+    )
+
+
+def test_a_prompt_cache_without_a_budget_is_switched_off(script):
+    report = script.report()
+    report.prompt_cache.Clear()
+    assert "cache switched off" in frame(report)
+
+
+def test_totals_are_counts_and_a_rate(script):
+    expected = "totals 370 prompt tokens prefilled · 5,000,000,000 tokens generated · 45.2 tokens/s"
+    assert expected in frame(script.report())
+
+
+def test_each_request_is_a_row_and_those_that_get_on_come_first(script):
+    rows = frame(
+        script.report(
+            script.request("w", "waiting"),
+            script.request("p", "prefilling", prefilled_tokens=500),
+            script.request("?", "paused"),
+            script.request(
+                "a",
+                "active",
+                prefilled_tokens=1000,
+                cached_tokens=850,
+                hit_kind="exact",
+                generated_tokens=1200,
+                first_token_ms=1234.4,
+                tokens_per_s=33.3,
+            ),
+        )
+    )[-5:]
+    assert rows == [
+        "request phase prefill prompt cached tokens tokens/s first ms",
+        "a active ━━━━━━━━━━━━ 1,000 85% exact 1,200 33.3 1,234",
+        "p prefilling ━━━━━━ 1,000 0% miss 0",
+        "w waiting 1,000 0% miss 0",
+        "? paused 1,000 0% miss 0",
+    ]
+
+
+def test_on_a_narrow_terminal_only_the_names_are_cut(script):
+    request = script.request("request-" + "x" * 40, "prefilling", cached_tokens=9, hit_kind="exact")
+    row = frame(script.report(request), width=80)[-1]
+    assert row == "request… prefilling 1,000 1% exact 0"
+
+
+def test_without_a_model_there_is_little_to_tell():
+    assert frame(pb.InspectReply()) == [
+        "state UNINITIALIZED",
+        "memory total 0 bytes ━━━━━━━━━━━━━━━━━━━━━━━━",
+        "totals 0 prompt tokens prefilled · 0 tokens generated · 0.0 tokens/s",
+    ]
+
+
+def test_a_backend_that_told_little_is_said_to():
+    assert frame(pb.InspectReply(), is_whole=False)[0].startswith("note this backend does not know")
+
+
+@pytest.mark.parametrize("name", ["\x1b[2Jx", "[red]x[/red]"])
+def test_names_cannot_steer_the_terminal(script, name):
+    report = script.report(script.request(name, name, hit_kind=name))
+    report.model.name = name
+    report.memory.breakdown[name] = 1
+    report.prompt_cache.hits[name] = 1
+    text = "\n".join(frame(report, width=200))
+    assert text.count(name.replace("\x1b", "")) == 6
+    assert "\x1b" not in text

@@ -1,0 +1,96 @@
+import json
+from dataclasses import fields
+
+import grpc
+import pytest
+from scripted_engine import STATUS, ScriptedEngine, inspector, served, stub
+from serving import code_of
+
+from backend.core.status import DiskCacheStatus, PromptCacheStatus, RequestStatus
+from backend.pb import backend_pb2 as pb
+
+CODE = grpc.StatusCode
+
+
+async def inspected(engine):
+    async with served(engine) as channel:
+        return await inspector(channel).Inspect(pb.InspectRequest())
+
+
+# lesson 19
+async def test_a_request_is_told_with_its_progress():
+    (request,) = (await inspected(ScriptedEngine())).requests
+    assert request == pb.RequestReport(
+        request_id="a",
+        phase="prefilling",
+        prompt_tokens=30,
+        prefilled_tokens=20,
+        cached_tokens=10,
+        hit_kind="shorter",
+    )
+
+
+async def test_the_books_of_the_prompt_cache_are_told():
+    books = (await inspected(ScriptedEngine())).prompt_cache
+    assert (books.bytes, books.budget_bytes) == (2**33, 2**34)
+    assert (books.nodes, books.tokens, books.evictions) == (3, 40, 4)
+    assert (books.looked_up_tokens, books.hit_tokens) == (50, 20)
+    assert dict(books.hits) == {"miss": 2, "exact": 1}
+    assert books.disk == pb.DiskCacheReport(
+        bytes=2**35, files=6, read_tokens=70, damaged=8, dropped=9
+    )
+
+
+async def test_the_model_and_the_totals_are_told():
+    reply = await inspected(ScriptedEngine())
+    assert reply.state == pb.StatusResponse.READY
+    assert reply.model == pb.ModelReport(
+        name="org/tiny", type="bytes", context_length=4096, max_slots=16
+    )
+    assert (reply.slots_taken, reply.waiting) == (1, 0)
+    assert (reply.prompt_tokens, reply.generated_tokens, reply.tokens_per_s) == (11, 13, 1.5)
+    assert reply.memory.total == 10
+    assert dict(reply.memory.breakdown) == STATUS.memory_bytes
+
+
+async def test_without_a_model_none_is_told():
+    reply = await inspected(ScriptedEngine(loaded=False))
+    assert reply.state == pb.StatusResponse.UNINITIALIZED
+    assert not reply.HasField("model")
+
+
+async def test_the_hosts_metrics_tell_the_same():
+    async with served(ScriptedEngine()) as channel:
+        reply = await inspector(channel).Inspect(pb.InspectRequest())
+        metrics = await stub(channel).GetMetrics(pb.MetricsRequest())
+    details = json.loads(metrics.prompt_json_for_slot)
+    assert [pb.RequestReport(**request) for request in details["requests"]] == reply.requests
+    assert pb.PromptCacheReport(**details["prompt_cache"]) == reply.prompt_cache
+
+
+@pytest.mark.parametrize(
+    ("message", "value"),
+    [
+        (pb.RequestReport, RequestStatus),
+        (pb.PromptCacheReport, PromptCacheStatus),
+        (pb.DiskCacheReport, DiskCacheStatus),
+    ],
+)
+def test_nothing_of_a_snapshot_is_left_out(message, value):
+    told = [field.name for field in message.DESCRIPTOR.fields]
+    assert told == [field.name for field in fields(value)]
+
+
+async def test_it_answers_while_a_model_loads():
+    async with served(ScriptedEngine(hangs=True, loaded=False)) as channel:
+        load = stub(channel).LoadModel(pb.ModelOptions(Model="x"))
+        assert not (await inspector(channel).Inspect(pb.InspectRequest())).HasField("model")
+        load.cancel()
+
+
+async def test_bytes_that_are_no_request_are_an_invalid_argument():
+    async with served(ScriptedEngine()) as channel:
+        call = channel.unary_unary("/backend.Inspector/Inspect")(b"\xff" * 9)
+        code, details = await code_of(call)
+    assert code is CODE.INVALID_ARGUMENT
+    assert "is not a backend.InspectRequest message" in details
