@@ -97,6 +97,7 @@ class ModelOptions:
     max_model_len: int | None = None
     dtype: str | None = None
     adapters: tuple[Adapter, ...] = ()
+    grammar_triggers: tuple[str, ...] = ()
     tuning: TuningOptions = field(default_factory=TuningOptions)
 
     @property

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import Increment, Usage
+from backend.core.guide import ReplyGrammar
 from backend.core.prompt import Prompt, Tool, ToolMode
 from backend.core.request import GenerationCall, GenerationRequest
 from backend.core.step import EngineEvent, TokenStep
@@ -26,6 +27,7 @@ from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetok
 from backend.output.evidence import FormatEvidence
 from backend.output.format import OutputFormat
 from backend.output.reply import ReplyCursor, ReplySpec
+from backend.structure import structures_of
 
 PROMPT_TAIL_CHARS = 256
 
@@ -64,7 +66,8 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
         log.warning("request id=%s: tool_choice is not enforced, taken for auto", call.request_id)
     prompt = await asyncio.to_thread(render, call, model)
     wire = output_format(engine)
-    request = _request(call, prompt, model)
+    grammar = await asyncio.to_thread(structures_of(model).grammar, call, prompt, wire)
+    request = _request(call, prompt, model, grammar)
     cursor = _reply_cursor(call, prompt, model, wire)
     journal = RequestJournal(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))
     try:
@@ -83,6 +86,12 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
     finally:
         engine.cancel(call.request_id)
         journal.close()
+
+
+async def warm_up(engine: TextEngine) -> None:
+    """Do in advance what the first request of its kind would wait for."""
+    if engine.model is not None:
+        await asyncio.to_thread(structures_of(engine.model).warm_up)
 
 
 async def tokenize(call: GenerationCall, engine: TextEngine) -> Sequence[int]:
@@ -181,16 +190,21 @@ def _boundaries(
     )
 
 
-def _request(call: GenerationCall, prompt: Prompt, model: LoadedModel) -> GenerationRequest:
+def _request(
+    call: GenerationCall, prompt: Prompt, model: LoadedModel, grammar: ReplyGrammar | None
+) -> GenerationRequest:
     _check_ids("LogitBias", list(call.sampling.logit_bias), model)
+    # The only way out of a grammar is the token that ends it.
+    ignores_eos = call.ignore_eos and grammar is None
     room = (model.card.context_length or sys.maxsize) - len(prompt.token_ids)
     return GenerationRequest(
         request_id=call.request_id,
         prompt=prompt,
         sampling=call.sampling,
         max_tokens=min(call.max_tokens or room, room),
-        stop_token_ids=frozenset() if call.ignore_eos else model.card.eos_token_ids,
+        stop_token_ids=frozenset() if ignores_eos else model.card.eos_token_ids,
         top_logprobs=call.top_logprobs,
+        grammar=grammar,
         remembered=call.remembered,
         cache_path=call.cache_path,
     )

@@ -19,6 +19,7 @@ from benchmarks.workload import Sampling, Speed, Timeline, Workload, speed, word
 
 MAX_MODEL_LEN = 32768
 POLL_INTERVAL_S = 0.02
+BOOKS_TIMEOUT_S = 30.0
 
 
 @contextmanager
@@ -103,13 +104,14 @@ class Served:
 
     async def prompt_cache(self) -> dict[str, Any]:
         """Return the books of the prompt cache, once all that was sent is in them."""
-        while True:
-            metrics = await self._stub.GetMetrics(pb.MetricsRequest())
-            details = json.loads(metrics.prompt_json_for_slot)
-            books: dict[str, Any] = details["prompt_cache"]
-            if not details["requests"] and books["looked_up_tokens"] == self._sent_tokens:
-                return books
-            await asyncio.sleep(POLL_INTERVAL_S)
+        async with asyncio.timeout(BOOKS_TIMEOUT_S):
+            while True:
+                metrics = await self._stub.GetMetrics(pb.MetricsRequest())
+                details = json.loads(metrics.prompt_json_for_slot)
+                books: dict[str, Any] = details["prompt_cache"]
+                if not details["requests"] and books["looked_up_tokens"] == self._sent_tokens:
+                    return books
+                await asyncio.sleep(POLL_INTERVAL_S)
 
     async def memory(self) -> dict[str, int]:
         """Return the bytes that are held, by part."""

@@ -215,14 +215,25 @@ class NodeStore:
             snapshots += above.value.snapshot is not None
 
     def _thin_oldest(self, held: set[SegmentNode]) -> None:
-        """Thin a node, unless it is a place where prompts have branched, or may again."""
+        """Thin a node, unless prompts have branched, or may again, so near that it is needed."""
         node, _ = self._far.popitem(last=False)
-        is_branch = len(node.children) != 1 or node.is_marked
-        if self._thinning is None or not node.is_linked or is_branch or node in held:
+        if self._thinning is None or not node.is_linked or node in held:
+            return
+        if _is_near_branch(node, self._thinning.reach_tokens):
             return
         thinned = self._thinning.thin(node.value)
         self.bytes -= node.value.nbytes - thinned.nbytes
         self.tree.replace(node, thinned)
+
+
+def _is_near_branch(node: SegmentNode, reach_tokens: int) -> bool:
+    """Tell whether prompts branch, or a system prompt ends, at a node or within reach below it."""
+    below = node
+    while below.end - node.end <= reach_tokens:
+        if below.is_marked or len(below.children) != 1:
+            return True
+        (below,) = below.children.values()
+    return False
 
 
 def _path_bytes(ends: Iterable[SegmentNode]) -> int:

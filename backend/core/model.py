@@ -16,6 +16,8 @@ class ModelCard:
         batches: Whether several requests may decode together.
         reuses_at_boundaries_only: Whether a part of a prompt can be reused only up to where the
             model's state was kept: recurrent layers cannot go back.
+        grammar_triggers: Words from which on a caller's grammar holds; without any it holds from
+            the beginning.
     """
 
     name: str
@@ -29,3 +31,4 @@ class ModelCard:
     supports_thinking: bool
     batches: bool = True
     reuses_at_boundaries_only: bool = False
+    grammar_triggers: tuple[str, ...] = ()

@@ -59,6 +59,12 @@ class Batch:
         """Whether a step would have nothing to do."""
         return self._flight is None and not self._joining
 
+    @property
+    def awaits_first_token(self) -> bool:
+        """Whether the first token of a row is in flight."""
+        flight = self._flight
+        return flight is not None and any(row.generated == 0 for row in flight.rows)
+
     def add(self, row: Row) -> None:
         """Let a prefilled row join at the next step; the batch takes over its cache."""
         self._joining.append(row)

@@ -262,9 +262,12 @@ class PrefixKeeper:
     def _save(self, row: Row) -> None:
         try:
             self._store_missing(row, row.cache or [])
+            self._keep_system_prompt(row)
         except _FAILURES as error:
             log.warning("request id=%s cannot be stored", row.request_id, exc_info=error)
         row.saved = row.fed
+
+    def _keep_system_prompt(self, row: Row) -> None:
         system_tokens = row.request.prompt.system_tokens
         if 0 < system_tokens <= row.fed and not row.is_system_kept:
             self._store.keep(row.prompt_key[:system_tokens])

@@ -72,6 +72,8 @@ class Session:
         self._in_hand: Sequence[Row] = ()
         self._isolation = Isolation(model.network, fresh_caches, self._new_batch)
         self._publisher = Publisher(hand_over, tuning.max_replies_per_s)
+        # On a CPU a dispatch takes as long as computing: a first token would wait for the second.
+        self._dispatch_blocks = mx.default_device() == mx.Device(mx.cpu)
         self._turns = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -236,8 +238,13 @@ class Session:
     def _decode(self) -> None:
         if self._batch.is_empty:
             return
+        if self._dispatch_blocks and self._batch.awaits_first_token:
+            self._land()
+            self._publisher.flush()
         self._in_hand = tuple(self._scheduler.active)
         self._publish(self._batch.step(meanwhile=self._settle))
+        # Nobody's last token waits until what is stored has been copied.
+        self._publisher.hurry()
         for row, problem in self._batch.astray():
             self._fail(row, GrammarError(f"cannot be followed any further: {problem}"))
         for row in self._batch.departed():

@@ -81,6 +81,7 @@ def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool])
         weights_bytes=size,
         supports_tools=template.supports_tools,
         supports_thinking=template.supports_thinking,
+        grammar_triggers=options.grammar_triggers,
     )
     evaluate(network, cancelled)
     return RunnableModel(tokenizer, template, card, network)

@@ -15,6 +15,8 @@ class ReasoningFormat:
         ends: Texts that close it.
         frames: Texts around answers, or inside of thoughts, that are left out.
         tokens: Parts of these that a tokenizer may know as special tokens.
+        bridge: What stands behind a thought, where messages frame a reply.
+        answer: What stands before an answer, thought or not, where messages frame a reply.
     """
 
     name: str
@@ -22,6 +24,8 @@ class ReasoningFormat:
     ends: tuple[str, ...] = ()
     frames: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    bridge: str = ""
+    answer: str = ""
 
     @property
     def start(self) -> str:

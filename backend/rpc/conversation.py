@@ -11,6 +11,7 @@ from backend.rpc.json_fields import parse_json, require_array, require_name, req
 
 KWARGS_KEY = "chat_template_kwargs"
 THINKING_KEY = "enable_thinking"
+PARALLEL_KEY = "parallel_tool_calls"
 EFFORT_KEY = "reasoning_effort"
 
 _TRUTHS = {"true": True, "false": False}
@@ -46,6 +47,16 @@ def template_options(metadata: Mapping[str, str], tuning: TuningOptions) -> Mapp
     if metadata.get(EFFORT_KEY):
         options[EFFORT_KEY] = metadata[EFFORT_KEY]
     return options
+
+
+def allows_parallel_calls(metadata: Mapping[str, str]) -> bool:
+    """Return whether a reply may hold several calls, as OpenAI's `parallel_tool_calls` says.
+
+    Raises:
+        InvalidRequestError: It is neither true nor false.
+    """
+    value = metadata.get(PARALLEL_KEY)
+    return _truth(PARALLEL_KEY, value) if value else True
 
 
 def _message(field: str, message: pb.Message) -> Message:

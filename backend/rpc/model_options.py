@@ -49,6 +49,7 @@ def model_options(request: pb.ModelOptions) -> ModelOptions:
         max_model_len=_max_model_len(request.MaxModelLen),
         dtype=_dtype(request.DType),
         adapters=_adapters(request),
+        grammar_triggers=tuple(trigger.word for trigger in request.GrammarTriggers if trigger.word),
         tuning=_with_cache_types(tuning, request),
     )
 

@@ -5,13 +5,14 @@ from collections.abc import Iterable
 
 from backend.config import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, TuningOptions
 from backend.core.request import GenerationCall, Remembered
-from backend.errors import InvalidRequestError, UnsupportedError
+from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.conversation import messages, template_options
+from backend.rpc.conversation import allows_parallel_calls, messages, template_options
 from backend.rpc.sampling_fields import sampling_params
 from backend.rpc.tool_fields import tool_choice, tools
 
 MAX_REQUEST_ID_CHARS = 128
+SCHEMA_KEY = "json_schema"
 PROMPT_FIELDS = ("Prompt", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Metadata")
 
 
@@ -20,10 +21,8 @@ def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> Genera
 
     Raises:
         InvalidRequestError: A field is malformed, out of range or missing.
-        UnsupportedError: It asks for what this backend cannot do.
     """
     _refuse_media(request)
-    _refuse_grammar(request)
     is_chat = request.UseTokenizerTemplate and len(request.Messages) > 0
     offered = tools(request.Tools)
     return GenerationCall(
@@ -38,6 +37,8 @@ def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> Genera
         stop_strings=_stop_strings(request.StopPrompts),
         ignore_eos=request.IgnoreEOS,
         top_logprobs=_top_logprobs(request),
+        grammar=_grammar(request),
+        parallel_tool_calls=allows_parallel_calls(request.Metadata),
         remembered=_remembered(request),
         cache_path=request.PromptCachePath,
         debug=request.Debug or request.DebugMode,
@@ -53,11 +54,6 @@ def _refuse_media(request: pb.PredictOptions) -> None:
     for field in ("Images", "Videos", "Audios"):
         if getattr(request, field):
             raise InvalidRequestError(field, "the loaded model reads text only")
-
-
-def _refuse_grammar(request: pb.PredictOptions) -> None:
-    if request.Grammar.strip():
-        raise UnsupportedError("Grammar: constrained decoding is not available yet")
 
 
 def _prompt(request: pb.PredictOptions) -> str:
@@ -77,6 +73,12 @@ def _request_id(correlation_id: str) -> str:
         problem = f"must be at most {MAX_REQUEST_ID_CHARS} printable characters"
         raise InvalidRequestError("CorrelationId", problem)
     return f"{correlation_id}-{unique}"
+
+
+def _grammar(request: pb.PredictOptions) -> str:
+    """Return the text as it is: an error in it names its line and column."""
+    texts = (request.Grammar, request.Metadata.get(SCHEMA_KEY, ""))
+    return next((text for text in texts if text.strip()), "")
 
 
 def _remembered(request: pb.PredictOptions) -> Remembered:

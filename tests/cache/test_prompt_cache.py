@@ -10,6 +10,8 @@ from token_blocks import (
     tokens_of,
 )
 
+from backend.cache.kv import Segment
+from backend.cache.node_store import Thinning
 from backend.cache.prompt_cache import PromptCache
 from backend.cache.token_key import TokenKey
 from backend.core.status import HitKind
@@ -273,6 +275,61 @@ def test_what_cannot_fit_evicts_nothing():
     assert not put(store, range(100, 110))
     assert not put(store, range(100, 200))
     assert is_stored(store, TEN[:4])
+    assert store.status().evictions == 0
+
+
+def thinned(segment):
+    return Segment(segment.blocks)
+
+
+THINNING = Thinning(thinned, reach_tokens=3, has_snapshots=True)
+
+
+def conversation(store, ids, turns):
+    """Store a prompt that grows by two tokens a turn, with a snapshot behind each."""
+    for turn in range(turns):
+        ids = (*ids, 2 * turn, 2 * turn + 1)
+        assert put(store, ids, has_snapshot=True)
+    return ids
+
+
+def snapshots(store, ids):
+    return [n for n in range(1, len(ids) + 1) if store.has_snapshot(key(*ids[:n]))]
+
+
+def test_the_middle_of_a_conversation_gives_up_its_snapshots_before_nodes_are_evicted():
+    store = PromptCache(room_for(20, snapshots=5), at_snapshots, thinning=THINNING)
+    ids = conversation(store, (), 10)
+    assert snapshots(store, ids) == [12, 14, 16, 18, 20]
+    assert is_stored(store, ids)
+    assert look(store, (*ids, 90)).length == 20
+    assert store.status().evictions == 0
+
+
+def test_with_room_enough_no_snapshot_is_given_up():
+    store = PromptCache(room_for(20, snapshots=10), at_snapshots, thinning=THINNING)
+    ids = conversation(store, (), 10)
+    assert snapshots(store, ids) == list(range(2, 21, 2))
+
+
+def test_where_prompts_branched_and_system_prompts_end_snapshots_stay():
+    store = PromptCache(room_for(30, snapshots=8), at_snapshots, thinning=THINNING)
+    put(store, (70, 71, 72), has_snapshot=True)
+    store.keep(key(70, 71, 72))
+    put(store, (70, 71, 72, 73, 74), has_snapshot=True)
+    put(store, (70, 71, 72, 73, 74, 90), has_snapshot=True)
+    ids = conversation(store, (70, 71, 72, 73, 74), 9)
+    assert snapshots(store, ids)[:2] == [3, 5]
+    assert len(snapshots(store, ids)) < 11
+    assert store.status().evictions == 0
+
+
+def test_what_a_cut_at_the_end_of_a_system_prompt_needs_is_not_given_up():
+    store = PromptCache(room_for(24, snapshots=7), at_snapshots, thinning=THINNING)
+    ids = conversation(store, (), 4)
+    store.keep(key(*ids))
+    ids = conversation(store, ids, 8)
+    assert snapshots(store, ids) == [6, 8, 16, 18, 20, 22, 24]
     assert store.status().evictions == 0
 
 

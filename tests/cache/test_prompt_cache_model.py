@@ -40,11 +40,14 @@ class PromptCacheMachine(RuleBasedStateMachine):
     """Serves prompts with a store as the engine does.
 
     Attributes:
+        kinds: Of the network's caches.
+        thins: Whether what only cuts in the middle need is given up before nodes are.
         prefixes: What is stored, and whether the state behind it is.
         lacks_windows: Whether windows have been forgotten: a shorter prefix may be taken up.
     """
 
     kinds = ()
+    thins = False
 
     def __init__(self):
         super().__init__()
@@ -52,12 +55,13 @@ class PromptCacheMachine(RuleBasedStateMachine):
         self.layout = CacheLayout.of(self.network.make_cache())
         self.prefixes = {}
         self.paths = {}
-        self.lacks_windows = False
+        self.lacks_windows = self.thins and self.layout.has_windows
         self.evictions = 0
 
     @initialize(budget=st.one_of(st.integers(0, 2000), st.just(10**6)))
     def open_store(self, budget):
-        self.store = PromptCache(budget, self.layout.usable)
+        thinning = self.layout.thinning if self.thins else None
+        self.store = PromptCache(budget, self.layout.usable, thinning=thinning)
 
     @rule(ids=PROMPTS, cuts=CUTS, owner=OWNERS)
     def serve(self, ids, cuts, owner):
@@ -119,33 +123,31 @@ class PromptCacheMachine(RuleBasedStateMachine):
         )
         evaluate([segment])
         is_stored = self.store.insert(key, start, segment, owner=owner)
-        assert is_stored or self.store.status().bytes + segment.nbytes > self.budget
         if is_stored:
             self.paths[owner] = ids
             self.prefixes |= {ids[:n]: False for n in range(start + 1, len(ids) + 1)}
             self.prefixes[ids] = self.layout.has_state
-        self.forget_what_was_evicted()
+        evictions = self.store.status().evictions
+        assert is_stored or evictions == self.evictions, "evicted for nothing"
+        if evictions > self.evictions or self.thins:
+            self.prefixes = self.prefixes_there()
+        self.evictions = evictions
 
-    @property
-    def budget(self):
-        return self.store.status().budget_bytes
-
-    def forget_what_was_evicted(self):
-        there = {ids: flag for ids, flag in self.prefixes.items() if self.stores(ids)}
-        assert there == self.prefixes or self.store.status().evictions > self.evictions
-        self.prefixes, self.evictions = there, self.store.status().evictions
-
-    def stores(self, ids):
-        return self.store.stored(TokenKey.from_ids(ids)) == len(ids)
+    def prefixes_there(self):
+        """Return those of the known prefixes that are stored, as `prefixes` does."""
+        keys = {ids: TokenKey.from_ids(ids) for ids in self.prefixes}
+        return {
+            ids: self.store.has_snapshot(key)
+            for ids, key in keys.items()
+            if self.store.stored(key) == len(ids)
+        }
 
     @invariant()
     def books_balance(self):
-        if not hasattr(self, "store"):
-            return
-        self.store.check()
-        assert self.store.status().tokens == len(self.prefixes)
-        for ids, has_state in self.prefixes.items():
-            assert self.store.has_snapshot(TokenKey.from_ids(ids)) is has_state
+        if self.prefixes:
+            self.store.check()
+            assert self.store.status().tokens == len(self.prefixes)
+            assert self.prefixes_there() == self.prefixes
 
     @invariant()
     def paths_of_owners_are_there(self):
@@ -153,7 +155,7 @@ class PromptCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def bytes_are_those_of_the_tokens_and_states(self):
-        if self.lacks_windows or not hasattr(self, "store"):
+        if self.lacks_windows or not self.prefixes:
             return
         arrays = {"kv": 2, "window": 2, "pair": 4, "state": 0}
         per_token = 4 * sum(arrays[kind] for kind in self.kinds)
@@ -174,7 +176,15 @@ class StateMachine(PromptCacheMachine):
     kinds = ("state", "kv")
 
 
-_SETTINGS = settings(max_examples=30, stateful_step_count=25, deadline=None)
+class ThinnedWindowMachine(WindowMachine):
+    thins = True
+
+
+class ThinnedStateMachine(StateMachine):
+    thins = True
+
+
+_SETTINGS = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
 class TestCuttable(CuttableMachine.TestCase):
@@ -186,4 +196,12 @@ class TestWindows(WindowMachine.TestCase):
 
 
 class TestState(StateMachine.TestCase):
+    settings = _SETTINGS
+
+
+class TestThinnedWindows(ThinnedWindowMachine.TestCase):
+    settings = _SETTINGS
+
+
+class TestThinnedState(ThinnedStateMachine.TestCase):
     settings = _SETTINGS

@@ -91,11 +91,26 @@ async def test_bytes_that_are_no_text_name_their_field(tiny_models):
         assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_grammar_is_refused_and_not_dropped_in_silence(tiny_models):  # lesson 6
-    async with served(tiny_models("llama")) as backend:
-        code, details = await code_of(backend.stub.Predict(raw(Grammar='root ::= "yes"')))
-        assert code is grpc.StatusCode.UNIMPLEMENTED
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        ('root ::= "yes', "line 1"),
+        ('root ::= "a"\nthing ::= other', "line 2"),
+        ("root ::= root", "Grammar"),
+        ('{"type": "objekt"}', "objekt"),
+        ('{"not": {"type": "string"}}', "not"),
+        ('root ::= "' + "x" * 300_000 + '"', "256 KiB"),
+        ('root ::= "a" root', "Grammar"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_followed_is_refused(tiny_models, grammar, problem):
+    async with served(tiny_models("llama")) as backend:  # lesson 6
+        neighbour = backend.stub.Predict(raw(Tokens=30, IgnoreEOS=True))
+        code, details = await code_of(backend.stub.Predict(raw(Grammar=grammar)))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "Grammar" in details
+        assert problem in details
+        assert (await neighbour).tokens == 30
 
 
 async def test_the_wrong_identity_is_refused_on_every_call_that_carries_one(tiny_models):

@@ -3,12 +3,13 @@
 import gc
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from engine_driver import VOCAB, Driver, make_request, prompt_of
-from exact_network import ExactNetwork
+from exact_network import WINDOW, ExactNetwork
 from mlx_lm.models.cache import KVCache, _BaseCache
 from token_blocks import anywhere
 
@@ -92,6 +93,23 @@ def test_no_token_of_branching_conversations_is_stored_twice(networks, family):
     status = driver.session.status().prompt_cache
     assert status.tokens == len(fed)
     assert status.bytes <= 1.1 * bytes_per_token * len(fed)
+
+
+@pytest.mark.parametrize("chunk", [5, 30])
+def test_a_system_prompt_is_taken_up_whole_however_long_a_conversation_gets(chunk):
+    system = prompt_of(5 * WINDOW)
+    driver = Driver(ExactNetwork("window", "kv"), max_cache_bytes=4000, prefill_chunk_alone=chunk)
+
+    def ask(name, tokens):
+        request = make_request(name, [*system, *tokens], max_tokens=2)
+        prompt = replace(request.prompt, system_tokens=len(system))
+        return driver.run(replace(request, prompt=prompt))[0]
+
+    ask("other", prompt_of(5, salt=1))
+    for length in range(1, 200, 6):
+        ask(f"turn {length}", prompt_of(length, salt=2))
+    assert driver.session.status().prompt_cache.evictions > 0
+    assert ask("new", prompt_of(7, salt=3)).cached_tokens == len(system)
 
 
 def block_of(tokens):
@@ -211,20 +229,24 @@ ENDINGS = [
 ]
 
 
-def alive(kind):
-    gc.collect()
-    return [thing for thing in gc.get_objects() if isinstance(thing, kind)]
+@pytest.fixture
+def _new_objects_only():
+    """Leave out of the garbage collector's sight what is there already."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
+@pytest.mark.usefixtures("_new_objects_only")
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_no_row_and_no_cache_outlives_a_request(networks, family, ending, caplog):
     # A log record keeps its traceback, and that the caches.
     caplog.set_level("CRITICAL", logger="backend")
-    before = len(alive(Row)), len(alive(_BaseCache))
     driver = Driver(Poisoned(networks(family)), prefill_chunk_alone=64)
     ending(driver)
     while not driver.session.is_idle:
         driver.turn()
-    assert (len(alive(Row)), len(alive(_BaseCache))) == before
     driver.session.check()
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if isinstance(thing, Row | _BaseCache)]

@@ -1,6 +1,7 @@
 import json
+import re
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import golden
 import pytest
@@ -11,9 +12,18 @@ from backend.output.reasoning_rows import REASONING_ROWS
 from backend.output.tool_rows import TOOL_ROWS
 
 CASES = list(golden.cases())
-MAX_CUTS = 200
+FILES = {
+    name: list(cases)
+    for name, cases in groupby(CASES, key=lambda case: case.case_id.partition("/")[0])
+}
+SHORT_CHARS = 120
+SPREAD_CUTS = 60
+MARKER = re.compile(r"<[^<>\s]{1,40}>?|\[/?[A-Z_]+\]|◁[^▷]*▷|[`\"]{3}")
 # The thoughts of the first three are tested with the wire that owns the reply.
 UNTESTED = {"harmony", "xtml_think", "muse", "none"}
+
+# A test per file, not per case: there are thousands of these, and most take less than a test.
+for_each_file = pytest.mark.parametrize("cases", FILES.values(), ids=FILES)
 
 
 def outcome(case, chunks):
@@ -26,58 +36,112 @@ def expected(case):
     return case.content, case.reasoning, case.tool_calls, case.finish_reason
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_whole_text_gives_what_is_expected(case):  # lessons 71, 72, 75, 76, 84, 85, 99, 105, 106
-    assert outcome(case, [case.text]) == expected(case)
+@for_each_file
+def test_a_whole_text_gives_what_is_expected(cases):  # lessons 71, 72, 75, 76, 84, 85, 99, 105, 106
+    for case in cases:
+        assert outcome(case, [case.text]) == expected(case), case
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_cut_makes_no_difference(case):
-    text = case.text
-    assert outcome(case, text) == expected(case)
-    for position in cuts(text):
-        assert outcome(case, [text[:position], text[position:]]) == expected(case)
+@for_each_file
+def test_the_cut_makes_no_difference(cases):
+    for case in cases:
+        text = case.text
+        assert outcome(case, text) == expected(case), f"{case}, character by character"
+        for position in cuts(text):
+            halves = [text[:position], text[position:]]
+            assert outcome(case, halves) == expected(case), f"{case}, cut at {position}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_exactly_one_finish_ends_the_stream(case):  # lesson 89
-    finishes = [finish for _, finish in golden.stream(case.spec, case.text, case.stop)]
-    assert [finish is not None for finish in finishes] == [False] * len(case.text) + [True]
+@for_each_file
+def test_exactly_one_finish_ends_the_stream(cases):  # lesson 89
+    for case in cases:
+        finishes = [finish for _, finish in golden.stream(case.spec, case.text, case.stop)]
+        is_end = [False] * len(case.text) + [True]
+        assert [finish is not None for finish in finishes] == is_end, case
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_arguments_of_finished_calls_are_valid_json(case):
-    calls = golden.play(case.spec, case.text, case.stop).tool_calls
-    if case.finish_reason is FinishReason.TOOL_CALLS:
-        assert all(is_json_object(call.arguments) for call in calls)
-    assert len({call.call_id for call in calls}) == len(calls)
-    assert [call.index for call in calls] == list(range(len(calls)))
+@for_each_file
+def test_arguments_of_finished_calls_are_valid_json(cases):
+    for case in cases:
+        calls = golden.play(case.spec, case.text, case.stop).tool_calls
+        if case.finish_reason is FinishReason.TOOL_CALLS:
+            assert all(is_json_object(call.arguments) for call in calls), case
+        assert len({call.call_id for call in calls}) == len(calls), case
+        assert [call.index for call in calls] == list(range(len(calls))), case
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_cut_off_call_is_handed_out_as_complete(case):
-    complete = golden.named_calls(golden.play(case.spec, case.text))
-    for length in cuts(case.text):
-        calls = golden.named_calls(cut_off(case, length))
-        for (name, arguments), whole in zip(calls, complete, strict=False):
-            assert name == whole[0]
-            assert whole[1].startswith(arguments)
-            assert arguments == whole[1] or not is_json_object(arguments)
+@for_each_file
+def test_no_cut_off_call_is_handed_out_as_complete(cases):
+    for case in cases:
+        complete = golden.named_calls(golden.play(case.spec, case.text))
+        for length in cuts(case.text):
+            calls = golden.named_calls(cut_off(case, length))
+            for (name, arguments), whole in zip(calls, complete, strict=False):
+                place = f"{case}, cut off at {length}"
+                assert name == whole[0], place
+                assert whole[1].startswith(arguments), place
+                assert arguments == whole[1] or not is_json_object(arguments), place
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_cut_off_reply_begins_like_the_whole(case):
-    whole = golden.play(case.spec, case.text)
-    for length in cuts(case.text):
-        part = cut_off(case, length)
-        assert whole.content.startswith(without_half_a_marker(part.content, case))
-        assert whole.reasoning.startswith(without_half_a_marker(part.reasoning, case))
+@for_each_file
+def test_a_cut_off_reply_begins_like_the_whole(cases):
+    for case in cases:
+        whole = golden.play(case.spec, case.text)
+        for length in cuts(case.text):
+            part, place = cut_off(case, length), f"{case}, cut off at {length}"
+            content = without_half_a_marker(part.content, case)
+            reasoning = without_half_a_marker(part.reasoning, case)
+            assert whole.content.startswith(content), place
+            assert whole.reasoning.startswith(reasoning), place
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_whole_reply_is_the_fold_of_its_stream(case):  # lessons 1, 3
+@for_each_file
+def test_a_whole_reply_is_the_fold_of_its_stream(cases):  # lessons 1, 3
+    for case in cases:
+        assert folded(golden.stream(case.spec, case.text, case.stop)) == (
+            case.content,
+            case.reasoning,
+            [arguments for _, arguments in case.tool_calls],
+        ), case
+
+
+@for_each_file
+def test_neighbours_of_one_kind_are_one_delta(cases):
+    for case in cases:
+        for deltas, _ in golden.stream(case.spec, [case.text]):
+            kinds = [(type(delta), getattr(delta, "index", 0)) for delta in deltas]
+            assert all(first != second for first, second in pairwise(kinds)), case
+
+
+@pytest.mark.parametrize("row", [*TOOL_ROWS, *REASONING_ROWS], ids=lambda row: row.format.name)
+def test_every_format_has_golden_cases(row):
+    if isinstance(row.format, ToolFormat):
+        least = 10 if row.format.make_cursor else 0
+        found = [case for case in CASES if case.spec.format.tools is row.format]
+    else:
+        least = 0 if row.format.name in UNTESTED else 5
+        found = [case for case in CASES if case.spec.format.reasoning is row.format]
+    assert len(found) >= least
+
+
+def cuts(text):
+    """Return where to cut: everywhere; in a long text in its markers, and here and there."""
+    if len(text) < SHORT_CHARS:
+        return range(1, len(text))
+    spread = range(1, len(text), len(text) // SPREAD_CUTS + 1)
+    in_markers = (range(*match.span()) for match in MARKER.finditer(text))
+    return sorted({position for places in (spread, *in_markers) for position in places} - {0})
+
+
+@cache
+def cut_off(case, length):
+    return golden.play(case.spec, [case.text[:length]], FinishReason.LENGTH)
+
+
+def folded(stream):
+    """Return content, reasoning and arguments, without the code that folds elsewhere."""
     content, reasoning, arguments = "", "", {}
-    for deltas, _ in golden.stream(case.spec, case.text, case.stop):
+    for deltas, _ in stream:
         for delta in deltas:
             match delta:
                 case ContentDelta(text):
@@ -86,38 +150,7 @@ def test_a_whole_reply_is_the_fold_of_its_stream(case):  # lessons 1, 3
                     reasoning += text
                 case ToolCallDelta():
                     arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
-    calls = tuple(arguments[index] for index in sorted(arguments))
-    assert content == case.content
-    assert reasoning == case.reasoning
-    assert calls == tuple(whole for _, whole in case.tool_calls)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_neighbours_of_one_kind_are_one_delta(case):
-    for deltas, _ in golden.stream(case.spec, [case.text]):
-        kinds = [(type(delta), getattr(delta, "index", 0)) for delta in deltas]
-        assert all(first != second for first, second in pairwise(kinds))
-
-
-@pytest.mark.parametrize("row", [*TOOL_ROWS, *REASONING_ROWS], ids=lambda row: row.format.name)
-def test_every_built_format_has_golden_cases(row):
-    if isinstance(row.format, ToolFormat):
-        expected = 10 if row.format.make_cursor else 0
-        found = [case for case in CASES if case.spec.format.tools is row.format]
-    else:
-        expected = 0 if row.format.name in UNTESTED else 5
-        found = [case for case in CASES if case.spec.format.reasoning is row.format]
-    assert len(found) >= expected
-
-
-def cuts(text):
-    """Return where to cut: everywhere, or at evenly spread places of a long text."""
-    return range(1, len(text), len(text) // MAX_CUTS + 1)
-
-
-@cache
-def cut_off(case, length):
-    return golden.play(case.spec, [case.text[:length]], FinishReason.LENGTH)
+    return content, reasoning, [arguments[index] for index in sorted(arguments)]
 
 
 def without_half_a_marker(text, case):

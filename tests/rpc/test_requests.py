@@ -5,7 +5,7 @@ import pytest
 from backend.config import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, TuningOptions
 from backend.core.prompt import Message
 from backend.core.request import SamplingParams
-from backend.errors import InvalidRequestError, UnsupportedError
+from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.requests import generation_call
 
@@ -182,9 +182,21 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(fields, message):
     assert str(caught.value).startswith(message)
 
 
-def test_a_grammar_is_refused_rather_than_ignored():
-    with pytest.raises(UnsupportedError, match="Grammar: constrained decoding is not available"):
-        call(Grammar='root ::= "x"')
+def test_a_grammar_wins_over_the_schema_in_the_metadata():
+    schema = {"json_schema": '{"type": "object"}'}
+    assert call(Metadata=schema).grammar == '{"type": "object"}'
+    assert call(Grammar='\nroot ::= "x"', Metadata=schema).grammar == '\nroot ::= "x"'
+    assert call().grammar == ""
+
+
+@pytest.mark.parametrize(("text", "allowed"), [("", True), ("true", True), ("false", False)])
+def test_parallel_calls_are_allowed_unless_forbidden(text, allowed):
+    assert call(Metadata={"parallel_tool_calls": text}).parallel_tool_calls is allowed
+
+
+def test_what_parallel_calls_means_must_be_clear():
+    with pytest.raises(InvalidRequestError, match="parallel_tool_calls"):
+        call(Metadata={"parallel_tool_calls": "maybe"})
 
 
 def test_messages_win_over_the_prompt_when_the_template_is_asked_for():

@@ -1,0 +1,94 @@
+"""Grammars that do not hold from the first token on: behind a thought, or from a trigger on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from backend.sampling.grammar.free_text import FreeText, other_token
+from backend.sampling.grammar.lark import LarkGrammar
+from backend.sampling.grammar.vocabulary import Vocabulary
+from backend.sampling.grammar.writer import GrammarWriter, alternatives, chain, escaped
+
+_SPACE = r"/[ \n\r\t]{1,8}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """How a model writes down a thought before it replies.
+
+    Attributes:
+        starts: Texts that open one; without any, the model opens none.
+        ends: Texts that close it.
+        is_open: Whether the prompt opened it. Then it is closed before anything else comes.
+        taboos: Texts that do not occur in one, such as openers of calls, which would end it.
+        bridge: What stands behind a thought, in wires of messages; elsewhere, it is whitespace.
+        answer: What stands before an answer, thought or not, in such wires.
+    """
+
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...]
+    is_open: bool = False
+    taboos: tuple[str, ...] = ()
+    bridge: str = ""
+    answer: str = ""
+
+
+def behind_thought(grammar: LarkGrammar, thought: Thought, vocabulary: Vocabulary) -> LarkGrammar:
+    """Return the grammar of replies that may begin with a thought, and must go on with one."""
+    writer = GrammarWriter("thought", vocabulary)
+    behind = writer.text(thought.bridge) or f"{writer.terminal(_SPACE)}?"
+    inside = FreeText(writer, (*thought.ends, *thought.taboos))
+    if thought.is_open:
+        begin = chain(alternatives(map(inside.before, thought.ends)), behind)
+    elif thought.starts:
+        marks = product(thought.starts, thought.ends)
+        thoughts = [_whole(start, end, inside, writer) for start, end in marks]
+        begin = f"({chain(alternatives(thoughts), behind)})?"
+    else:
+        begin = ""
+    body = writer.rule(grammar.start)
+    return writer.grammar(chain(begin, writer.text(thought.answer), body), grammar.definitions)
+
+
+def _whole(start: str, end: str, inside: FreeText, writer: GrammarWriter) -> str:
+    """Return the expression of a thought from its start to its end.
+
+    Where both are spelled out it is one terminal: what follows may be text that could begin
+    with a thought too.
+    """
+    pieces = *writer.pieces(start), *writer.pieces(end)
+    if any(isinstance(piece, int) for piece in pieces):
+        return chain(writer.text(start), inside.before(end))
+    spelled = f"/{escaped(start)}/ {inside.characters}? /{escaped(end)}/"
+    return writer.lazy_rule(writer.terminal(spelled))
+
+
+def after_trigger(
+    grammar: LarkGrammar, triggers: Sequence[str], vocabulary: Vocabulary
+) -> LarkGrammar:
+    """Return the grammar of free text, up to a trigger, from which on the given grammar holds.
+
+    A trigger that is spelled out cannot be abandoned at its last character. The grammar must
+    read it in one piece, as all do but those of GBNF that had to be cut into characters.
+
+    Args:
+        grammar: It begins with the triggers.
+        triggers: At least one text.
+        vocabulary: Tells which of them are tokens.
+    """
+    writer = GrammarWriter("lazy", vocabulary)
+    words = [trigger for trigger in triggers if writer.pieces(trigger) == (trigger,)]
+    free = _without(words, triggers, writer) if words else FreeText(writer, triggers).alone
+    return writer.grammar(f"{free} {writer.rule(grammar.start)}?", grammar.definitions)
+
+
+def _without(words: Sequence[str], triggers: Sequence[str], writer: GrammarWriter) -> str:
+    """Return the expression of text without these words, cut wherever one of them may begin."""
+    firsts = "".join(escaped(word[0]) for word in words)
+    stems = {word[:length] for word in words for length in range(1, len(word) - 1)}
+    almost = (*(word[:-1] for word in words if len(word) > 1), *words)
+    false_starts = sorted(stem for stem in stems if not stem.startswith(almost))
+    parts = [writer.terminal(f"/[^{firsts}]+/"), other_token(triggers, writer)]
+    if false_starts:
+        parts.append(writer.terminal(f"/{'|'.join(map(escaped, false_starts))}/"))
+    return f"{alternatives(filter(None, parts))}*"

@@ -1,0 +1,143 @@
+"""Grammars written piece by piece: texts in which markers stand, tokens, named definitions."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeAlias
+
+from backend.sampling.grammar.lark import LarkGrammar
+from backend.sampling.grammar.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A part of a grammar that is written down already."""
+
+    lark: str
+
+
+# A text that is spelled out, a token, or anything else.
+Piece: TypeAlias = str | int | Expression
+
+
+class GrammarWriter:
+    """Collects definitions, each under a name of its own, and equal ones under the same name."""
+
+    def __init__(self, prefix: str, vocabulary: Vocabulary) -> None:
+        """Begin a grammar.
+
+        Args:
+            prefix: What names begin with, in lower case; grammars that are to become one need
+                different ones.
+            vocabulary: Tells which texts are tokens.
+        """
+        self.vocabulary = vocabulary
+        self._prefix = prefix
+        self._names: dict[str, str] = {}
+        self._lines: dict[str, str] = {}
+
+    def rule(self, body: str) -> str:
+        """Define what the parser reads, and return its name."""
+        return self._define(self._prefix, body)
+
+    def lazy_rule(self, terminal: str) -> str:
+        """Define a terminal that ends as soon as it may, and return its name."""
+        return self._define(self._prefix, terminal, "[lazy]")
+
+    def terminal(self, body: str) -> str:
+        """Define what the lexer reads in one piece, as long as it can be, and return its name."""
+        return self._define(self._prefix.upper(), body)
+
+    def recursive_rule(self, key: str, body: Callable[[], str]) -> str:
+        """Define a rule whose body may refer to the rule itself, and return its name."""
+        is_new = key not in self._names
+        name = self._name(self._prefix, key)
+        if is_new:
+            self._lines[name] = f"{name}: {body()}"
+        return name
+
+    def grammar(self, start: str, definitions: Iterable[str] = ()) -> LarkGrammar:
+        """Return the grammar that begins with an expression.
+
+        Args:
+            start: The expression.
+            definitions: What it needs besides what was defined here.
+        """
+        return LarkGrammar(start, (*self._lines.values(), *definitions))
+
+    def pieces(self, text: str) -> tuple[Piece, ...]:
+        """Return a text of a wire as the model writes it: with markers as tokens."""
+        return tuple(_split(text, self.vocabulary.markers))
+
+    def text(self, text: str) -> str:
+        """Return the expression of a text of a wire."""
+        return sequence(self.pieces(text))
+
+    def _define(self, kind: str, body: str, attribute: str = "") -> str:
+        name = self._name(kind, f"{kind}{attribute}: {body}")
+        self._lines[name] = f"{name}{attribute}: {body}"
+        return name
+
+    def _name(self, kind: str, key: str) -> str:
+        return self._names.setdefault(key, f"{kind}{len(self._names)}")
+
+
+def sequence(pieces: Iterable[Piece]) -> str:
+    """Return the expression of pieces one behind the other; texts that meet become one."""
+    written: list[str] = []
+    for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, str)):
+        if is_text:
+            written.append(quoted("".join(map(str, group))))
+        else:
+            written += map(_written, group)
+    return chain(*written)
+
+
+def chain(*expressions: str) -> str:
+    """Return expressions one behind the other; empty ones are left out."""
+    return " ".join(filter(None, expressions))
+
+
+def alternatives(expressions: Iterable[str]) -> str:
+    """Return the expression of one of these; an empty one is nothing."""
+    different = [expression or '""' for expression in dict.fromkeys(expressions)]
+    return different[0] if len(different) == 1 else f"({' | '.join(different)})"
+
+
+def repeated(expression: str, least: int, most: int) -> str:
+    """Return an expression so many times; nothing if it may not come at all."""
+    match least, most:
+        case _, 0:
+            return ""
+        case 1, 1:
+            return expression
+        case 0, 1:
+            return f"({expression})?"
+    return f"({expression}){{{least},{most}}}"
+
+
+def quoted(text: str) -> str:
+    """Return a text as a terminal; an empty one is nothing."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def escaped(text: str) -> str:
+    """Return a text as a part of a regular expression."""
+    return "".join(f"\\x{{{ord(character):X}}}" for character in text)
+
+
+def _written(piece: Piece) -> str:
+    return piece.lark if isinstance(piece, Expression) else f"<[{piece}]>"
+
+
+def _split(text: str, markers: Mapping[str, int]) -> Iterator[Piece]:
+    """Yield texts and markers, the first marker first, the longest of those that begin there."""
+    while text:
+        found = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
+        begin, _, marker = min((place for place in found if place[2]), default=(len(text), 0, ""))
+        if begin:
+            yield text[:begin]
+        if marker:
+            yield markers[marker]
+        text = text[begin + len(marker) :]

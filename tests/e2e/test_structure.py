@@ -1,0 +1,110 @@
+"""Replies that follow a grammar, a schema or a choice of tools, on real models."""
+
+import asyncio
+import json
+
+import pytest
+from serving import chat, served, stream, user
+
+from backend.demo import MODEL_DIR
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "warm": {"type": "boolean"},
+        "days": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+    },
+    "required": ["city", "warm", "days"],
+    "additionalProperties": False,
+}
+NO_THINKING = {"enable_thinking": "false"}
+
+
+def raw(prompt, **options):
+    return pb.PredictOptions(Prompt=prompt, **{"Tokens": 300, "Temperature": 1.0, **options})
+
+
+def has_the_schema(text):
+    value = json.loads(text)
+    assert list(value) == ["city", "warm", "days"]
+    assert isinstance(value["city"], str)
+    assert isinstance(value["warm"], bool)
+    assert all(isinstance(day, int) for day in value["days"])
+    return True
+
+
+async def test_a_schema_is_followed_by_every_reply_alone_and_beside_others(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        requests = [
+            raw("ba be", Grammar=json.dumps(SCHEMA), Seed=seed, Metadata=NO_THINKING)
+            for seed in range(1, 13)
+        ]
+        free = [raw("bo bu", Seed=seed, Tokens=20, IgnoreEOS=True) for seed in range(3)]
+        alone = [await backend.stub.Predict(request) for request in requests[:4]]
+        together = await asyncio.gather(*map(backend.stub.Predict, [*requests, *free]))
+    whole = [reply.message for reply in together[:12] if reply.tokens < 300]
+    assert len(whole) > 4
+    assert all(map(has_the_schema, whole))
+    assert [reply.message for reply in alone] == [reply.message for reply in together[:4]]
+    assert all(reply.tokens == 20 for reply in together[12:])
+
+
+async def test_a_grammar_is_followed_whatever_else_the_request_wants(tiny_models):
+    grammar = 'root ::= ("yes" | "no") (", " ("yes" | "no")){2}'
+    async with served(tiny_models("qwen3")) as backend:
+        [think] = (await backend.stub.TokenizeString(pb.PredictOptions(Prompt="<think>"))).tokens
+        no_thought = json.dumps({str(think): -100})
+        for options in ({}, {"IgnoreEOS": True}, {"Logprobs": 2}, {"Penalty": 1.3}):
+            request = raw("ba", Grammar=grammar, LogitBias=no_thought, **options)
+            reply = await stream(backend.stub, request)
+            words = reply.content.split(", ")
+            assert len(words) == 3
+            assert set(words) <= {"yes", "no"}
+
+
+async def test_a_thought_comes_before_the_structure(tiny_models):
+    async with served(tiny_models("qwen3")) as backend:
+        [end] = (await backend.stub.TokenizeString(pb.PredictOptions(Prompt="</think>"))).tokens
+        bias = json.dumps({str(end): 4})
+        request = raw("ba <think>", Grammar='root ::= "yes" | "no"', LogitBias=bias, Seed=5)
+        reply = await stream(backend.stub, request)
+        assert reply.reasoning
+        assert reply.content in ("yes", "no")
+
+
+async def test_a_schema_in_the_metadata_is_followed_too(tiny_models):
+    metadata = {"json_schema": json.dumps({"enum": ["red", "green"]})}
+    async with served(tiny_models("llama")) as backend:
+        reply = await stream(backend.stub, raw("ba", Metadata=metadata, Seed=1))
+        assert json.loads(reply.content) in ("red", "green")
+
+
+async def test_a_structure_cut_off_at_the_limit_ends_by_length(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        reply = await backend.stub.Predict(raw("ba", Grammar=json.dumps(SCHEMA), Tokens=5))
+        assert reply.tokens == 5
+
+
+async def test_the_embedded_model_gives_json_where_it_would_write_prose():
+    schema = {"type": "object", "properties": {"greeting": {"type": "string"}}}
+    schema["required"] = ["greeting"]
+    async with served(MODEL_DIR) as backend:
+        ask = chat([user("Say hello to Paris.")], Tokens=120, Grammar=json.dumps(schema))
+        reply = await stream(backend.stub, ask)
+        assert isinstance(json.loads(reply.content)["greeting"], str)
+
+
+async def test_a_lazy_grammar_holds_from_its_trigger_on(tiny_models):
+    triggers = [pb.GrammarTrigger(word="<tool_call>")]
+    grammar = 'root ::= "<tool_call>" ("yes" | "no")'
+    async with served(tiny_models("qwen3"), GrammarTriggers=triggers) as backend:
+        free = await backend.stub.Predict(raw("ba", Grammar=grammar, Tokens=30, Temperature=0.0))
+        ids = (await backend.stub.TokenizeString(pb.PredictOptions(Prompt="<tool_call>"))).tokens
+        bias = json.dumps({str(ids[0]): 100})
+        called = await backend.stub.Predict(raw("ba", Grammar=grammar, LogitBias=bias))
+    assert free.tokens > 5
+    assert called.message.decode().removeprefix("<tool_call>") in ("yes", "no")

@@ -1,0 +1,309 @@
+import json
+
+import pytest
+from grammar_driver import accepts
+
+from backend.errors import GrammarError, GrammarSyntaxError
+from backend.sampling.grammar.schema import schema_to_lark
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "integer"},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def string(**fields):
+    return {"type": "string", **fields}
+
+
+ACCEPTED_AND_REFUSED = {
+    "object": (
+        PERSON,
+        ['{"name":"é \\" \\u00e9"}', '{"name":"","age":10}'],
+        ["{}", '{"age":1}', '{"name":"a","b":1}', '{"name":"a","age":-1}', '{"age":1,"name":"a"}'],
+    ),
+    "compact only": (
+        PERSON,
+        ['{"name":"a b","age":10}'],
+        [
+            '{"name": "a"}',
+            '{"name":"a", "age":1}',
+            '{ "name":"a"}',
+            '{"name":"a"}\n',
+            '{"name":"\n"}',
+        ],
+    ),
+    "additional properties by default": (
+        {"type": "object", "properties": {"a": {"type": "null"}}},
+        ["{}", '{"a":null,"b":[1,{"c":"d"}]}', '{"b":1}'],
+        ['{"a":1}'],
+    ),
+    "additional properties with a schema": (
+        {"type": "object", "additionalProperties": {"type": "boolean"}},
+        ["{}", '{"x":true,"y":false}'],
+        ['{"x":1}'],
+    ),
+    "required without a schema": ({"type": "object", "required": ["a"]}, ['{"a":[]}'], ["{}"]),
+    "pattern properties": (
+        {
+            "type": "object",
+            "patternProperties": {"^x": {"type": "null"}},
+            "additionalProperties": False,
+        },
+        ["{}", '{"x1":null}'],
+        ['{"y":null}', '{"x":1}'],
+    ),
+    "number of properties": (
+        {
+            "type": "object",
+            "additionalProperties": {"type": "null"},
+            "minProperties": 1,
+            "maxProperties": 2,
+        },
+        ['{"a":null}', '{"a":null,"b":null}'],
+        ["{}", '{"a":null,"b":null,"c":null}'],
+    ),
+    "references": (
+        TREE,
+        ['{"value":1}', '{"value":1,"children":[{"value":2,"children":[]},{"value":-3}]}'],
+        ['{"children":[]}', '{"value":1,"children":[{}]}', '{"value":1,"children":[1]}'],
+    ),
+    "a reference to the root": (
+        {"type": "array", "items": {"$ref": "#"}},
+        ["[]", "[[],[[]]]"],
+        ["", "[1]"],
+    ),
+    "a reference to a part with an odd name": (
+        {
+            "type": "object",
+            "properties": {"a/b~c d": {"type": "null"}, "e": {"$ref": "#/properties/a~1b~0c%20d"}},
+        },
+        ['{"a/b~c d":null,"e":null}'],
+        ['{"e":1}'],
+    ),
+    "a reference beside a bound": (
+        {"$ref": "#/$defs/s", "maxLength": 2, "$defs": {"s": string()}},
+        ['"ab"'],
+        ['"abc"', "1"],
+    ),
+    "enum": (
+        {"enum": ["a b", 1, None, [2], {"k": "v"}]},
+        ['"a b"', "1", "null", "[2]", '{"k":"v"}'],
+        ['"a"', "2"],
+    ),
+    "const": ({"const": {"a": [1, "x"]}}, ['{"a":[1,"x"]}'], ['{"a":[1]}']),
+    "a marker in a text": (
+        {"enum": ["a <tool_call> b", "<tool_call>"]},
+        ['"a <tool_call> b"', '"<tool_call>"'],
+        ['"<tool_call"'],
+    ),
+    "types": ({"type": ["string", "null"]}, ['""', "null"], ["1", "true"]),
+    "any value": ({}, ["1", "null", '{"a":[1,"b"]}', '""'], ["", "nul", '{"a":}']),
+    "any of": ({"anyOf": [{"type": "integer"}, string()]}, ["12", '"12"'], ["1.5", "null"]),
+    "one of": ({"oneOf": [{"const": "a"}, {"const": "b"}]}, ['"a"', '"b"'], ['"c"']),
+    "all of": (
+        {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]},
+        ["3", "5"],
+        ["2", "6", '"4"'],
+    ),
+    "all of objects": (
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]},
+                {"type": "object", "properties": {"b": {"type": "null"}}, "required": ["b"]},
+            ]
+        },
+        ['{"a":null,"b":null}'],
+        ['{"a":null}'],
+    ),
+    "array": (
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+        ["[true]", "[true,false]"],
+        ["[]", "[1]", "[true,true,true]"],
+    ),
+    "tuple": (
+        {"type": "array", "prefixItems": [string(), {"type": "null"}], "items": False},
+        ['["a",null]'],
+        ["[null]", '["a",null,1]'],
+    ),
+    "tuple of an old draft": (
+        {"type": "array", "items": [string()], "additionalItems": False},
+        ['["a"]'],
+        ['["a",1]', "[1]"],
+    ),
+    "length": (string(minLength=2, maxLength=3), ['"ab"', '"é中😀"'], ['"a"', '"abcd"']),
+    "pattern": (
+        string(pattern="^[a-c]+-\\d{2}$"),
+        ['"abc-12"'],
+        ['"abc-1"', '"d-12"', '"xabc-12"'],
+    ),
+    "pattern anywhere": (string(pattern="b+"), ['"abbc"', '"b"'], ['"ac"']),
+    "integer": ({"type": "integer"}, ["0", "-12"], ["01", "1.0", "+1", "-"]),
+    "integer bounds": (
+        {"type": "integer", "minimum": -5, "exclusiveMaximum": 12},
+        ["-5", "11"],
+        ["-6", "12"],
+    ),
+    "number": ({"type": "number"}, ["0", "-1.5", "2e10", "2.5E-3"], ["1.", ".5", "NaN", "1e"]),
+    "number bounds": (
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1.5},
+        ["0.1", "1.5"],
+        ["0", "1.6", "-1"],
+    ),
+    "multiple": ({"type": "integer", "multipleOf": 25}, ["0", "75", "1000"], ["5", "76"]),
+    "multiple of a fraction": ({"type": "number", "multipleOf": 0.25}, ["0.75", "2"], ["0.3"]),
+    "format of a number": ({"type": "integer", "format": "int64"}, ["12"], ['"12"']),
+    "escapes": (
+        string(),
+        ['"\\u00e9\\ud83d\\ude00\\n\\"\\\\"', '"é😀"'],
+        ['"\\ud83d"', '"\\x"', '"\n"', '"\x7f"'],
+    ),
+    "annotations": (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$id": "https://example.com/thing",
+            "title": "Thing",
+            "description": "a thing",
+            "default": 1,
+            "examples": [1],
+            "deprecated": True,
+            "x-order": 3,
+            "type": "integer",
+        },
+        ["1"],
+        ['"1"'],
+    ),
+}
+FORMATS = {
+    "date-time": (["2026-11-21T10:00:00Z", "2026-11-21T10:00:00.5+01:00"], ["2026-11-21", "x"]),
+    "date": (["2026-11-21"], ["2026-13-21", "21.11.2026"]),
+    "time": (["10:00:00Z"], ["25:00:00Z", "10:00"]),
+    "duration": (["P1DT2H"], ["1 day"]),
+    "email": (["a.b@example.com"], ["a@", "a b@c.d"]),
+    "hostname": (["a-b.example"], ["-a", "a_b"]),
+    "ipv4": (["127.0.0.1"], ["256.0.0.1", "1.2.3"]),
+    "ipv6": (["::1", "fe80:0:0:0:0:0:0:1"], ["1::2::3", "xyz"]),
+    "uuid": (["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+    "uri": (["https://example.com/a?b=c#d"], ["not a uri"]),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED_AND_REFUSED)
+def test_a_schema_accepts_what_it_means(name, compiler):
+    schema, accepted, refused = ACCEPTED_AND_REFUSED[name]
+    compiled = compiler.compile_text(json.dumps(schema))
+    assert [text for text in accepted if not accepts(compiled, text)] == []
+    assert [text for text in refused if accepts(compiled, text)] == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_enforced(name, compiler):
+    accepted, refused = FORMATS[name]
+    compiled = compiler.compile_text(json.dumps(string(format=name)))
+    assert [text for text in accepted if not accepts(compiled, f'"{text}"')] == []
+    assert [text for text in refused if accepts(compiled, f'"{text}"')] == []
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "propertyNames"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
+        *("unevaluatedItems", "contentSchema", "$dynamicRef", "$recursiveRef", "$vocabulary"),
+        *("nullable", "discriminator", "divisibleBy", "extends", "minLenght", "x-guidance"),
+    ],
+)
+def test_an_unsupported_keyword_is_named_with_its_place(keyword, compiler):
+    schema = {"type": "object", "properties": {"a/b": {"anyOf": [{}, {keyword: {}}]}}}
+    with pytest.raises(GrammarError) as refusal:
+        compiler.compile_text(json.dumps(schema))
+    assert repr(keyword) in str(refusal.value)
+    assert "#/properties/a~1b/anyOf/1" in str(refusal.value)
+
+
+def test_data_and_names_may_look_like_keywords(compiler):
+    schema = {
+        "properties": {"not": {"const": {"if": 1}}},
+        "required": ["not"],
+        "examples": [{"not": 1}],
+        "$defs": {"uniqueItems": True},
+    }
+    assert accepts(compiler.compile_text(json.dumps(schema)), '{"not":{"if":1}}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"items": {"format": "ipv9"}}, "#/items: the format 'ipv9'"),
+        ({"format": "unknown"}, "#: the format 'unknown'"),
+        ({"format": 1}, "#: the format 1"),
+        ({"type": "string", "format": "int32"}, "Unknown format: int32"),
+        ({"type": "text"}, "Invalid type: text"),
+        ({"properties": []}, "#/properties: must be an object"),
+        ({"anyOf": {}}, "#/anyOf: must be a list"),
+        ({"allOf": [1]}, "#/allOf/0: a schema is"),
+        ({"items": "string"}, "#/items: a schema is"),
+        ({"$ref": "#/$defs/x"}, "#: there is no schema at '#/\\$defs/x'"),
+        ({"$ref": "#/properties", "properties": {}}, "there is no schema at '#/properties'"),
+        ({"$ref": "https://example.com/x"}, "#: \\$ref leads into the schema itself only"),
+        ({"$ref": "#anchor", "$anchor": "anchor"}, "#: \\$ref leads into the schema itself only"),
+        ({"$ref": 1}, "#: \\$ref leads into the schema itself only"),
+        ({"items": {"$id": "x"}}, "#/items: '\\$id' is supported at the root only"),
+        ({"$schema": "https://example.com/x"}, "not present in a registry"),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"type": "string", "pattern": "^(?=a)b$"}, "look-around"),
+        ({"type": "string", "pattern": r"^(a)\1$"}, "backreferences"),
+        ({"type": "string", "pattern": 1}, "Expected string for 'pattern'"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum \\(5\\) is greater"),
+        ({"type": "integer", "minimum": "5"}, "Expected f64 for 'minimum'"),
+        ({"multipleOf": []}, "multipleOf"),
+        ({"multipleOf": 0}, "invalid multiple of"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf"),
+        ({"enum": []}, "empty"),
+        ({"enum": 1}, "enum must be an array"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "'a' is unsatisfiable"),
+        ({"$ref": "#"}, "no text that completes it"),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused(schema, problem, compiler):
+    with pytest.raises(GrammarError, match=problem) as refusal:
+        compiler.compile_text(json.dumps(schema))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [('{"type": "string"', 1, 18), ('{\n  "type": string\n}', 2, 11), ("{} {}", 1, 4), ("{", 1, 2)],
+)
+def test_malformed_json_is_refused_with_its_place(text, line, column, compiler):
+    with pytest.raises(GrammarSyntaxError, match="not JSON") as refusal:
+        compiler.compile_text(text)
+    assert (refusal.value.line, refusal.value.column) == (line, column)
+
+
+@pytest.mark.parametrize("text", ["[]", "true", '"x"', "1"])
+def test_a_schema_is_an_object(text):
+    with pytest.raises(GrammarError, match="a JSON schema is an object"):
+        schema_to_lark(text)
+
+
+@pytest.mark.parametrize("text", ['{"maximum":' + "9" * 5000 + "}", '{"a":' * 100_000])
+def test_json_that_python_cannot_read_is_refused(text):
+    with pytest.raises(GrammarError, match="cannot be read"):
+        schema_to_lark(text)
