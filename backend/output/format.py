@@ -47,8 +47,7 @@ class ToolFormat:
         leads: Texts at which it does so only where content begins, whitespace aside.
         closers: Texts that end a call or a block of them; the first is the usual one.
         tokens: Further texts of the wire that a tokenizer may know as special tokens.
-        make_cursor: Makes the wire's cursor at an opener; `None` for models without calls, and
-            for wires that are known by name only.
+        make_cursor: Makes the wire's cursor at an opener; `None` for models without calls.
         make_call_id: Makes an id for a call whose wire carries none.
         ends_thought: Whether a call may begin inside a thought, and so end it; else an opener
             there is text.
@@ -116,7 +115,7 @@ _TURN_STARTS = (
     "<|assistant|>",
     "<|assistant_start|>",
     "<｜Assistant｜>",
-    "<｜hy_Assistant｜>",
+    "<｜hy_Assistant",
     "<|turn>",
     "<start_of_turn>",
     "<|CHATBOT_TOKEN|>",

@@ -98,6 +98,11 @@ REASONING_ROWS = (
         ("cohere", "command_r", "cohere_command3"),
     ),
     FormatRow(
+        ReasoningFormat("hunyuan_think", ("<think:opensource>",), ("</think:opensource>",)),
+        (as_tokens("<think:opensource>"), in_template("<think:opensource>")),
+        ("hy_v3_opensource",),
+    ),
+    FormatRow(
         ReasoningFormat("apertus_inner", ("<|inner_prefix|>",), ("<|inner_suffix|>",)),
         (as_tokens("<|inner_prefix|>", "<|inner_suffix|>"),),
         ("apertus",),

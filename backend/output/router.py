@@ -31,9 +31,10 @@ class Router:
     """Routes the text of one reply; how the text is cut makes no difference.
 
     Everything that is no marker comes out, in order, but for the whitespace that belongs to
-    markers (see `segment`). A marker in Markdown code is text: models quote, most of all when
-    they are asked about tool calls. A fenced block with no prose before it is no quotation, but
-    a call that the model wrapped; nor is one that never ends.
+    markers (see `segment`). A marker too many, right behind a call, means nothing. A marker in
+    Markdown code is text: models quote, most of all when they are asked about tool calls. A
+    fenced block with no prose before it is no quotation, but a call that the model wrapped; nor
+    is one that never ends.
 
     A wire that raises is the end of routing: what was held back and the rest of the reply are
     content then.
@@ -144,7 +145,9 @@ class Router:
             self._send(self._segment.finish())
             return
         self._ended_mid_call = self._wire.is_mid_call
-        self._apply(self._wire.finish(truncated=truncated))
+        output = self._wire.finish(truncated=truncated)
+        is_stray = output.rejected.strip() in self._format.tools.openers and self._is_behind_call
+        self._apply(WireOutput(output.deltas) if is_stray else output)
 
     def _apply(self, output: WireOutput) -> None:
         self._rest = output.rest or ""
@@ -169,6 +172,8 @@ class Router:
             self._enter_thought(marker)
         elif marker in reasoning.frames:
             return
+        elif marker in self._format.tools.closers and self._is_behind_call:
+            self._begin(TextAfterCall())
         elif self._may_call_at(marker):
             self._open_wire(marker)
         else:
@@ -184,7 +189,12 @@ class Router:
         tools = self._format.tools
         if marker in tools.leads:
             return self._segment.is_blank and not self._in_thought
-        return tools.ends_thought or not self._in_thought
+        return marker in tools.openers and (tools.ends_thought or not self._in_thought)
+
+    @property
+    def _is_behind_call(self) -> bool:
+        """Whether nothing but whitespace stands between here and the latest call."""
+        return isinstance(self._segment, TextAfterCall) and self._segment.is_blank
 
     def _begin(self, segment: Segment, *, in_thought: bool = False) -> None:
         self._segment = segment
@@ -260,8 +270,9 @@ class Router:
 
     def _markers(self) -> tuple[str, ...]:
         reasoning, tools = self._format.reasoning, self._format.tools
-        calls = (*tools.openers, *tools.leads) if self._calls.expects_calls else ()
-        return (*reasoning.starts, *reasoning.ends, *reasoning.frames, *calls)
+        calls = (*tools.openers, *tools.leads, *tools.closers)
+        thoughts = (*reasoning.starts, *reasoning.ends, *reasoning.frames)
+        return (*thoughts, *calls) if self._calls.expects_calls else thoughts
 
 
 @lru_cache

@@ -1,7 +1,4 @@
-"""How model families write tool calls. The first row that fits wins.
-
-A row without `make_cursor` is known by name only: its calls are content.
-"""
+"""How model families write tool calls. The first row that fits wins."""
 
 from backend.output.evidence import Clue, FormatRow, as_tokens, in_template
 from backend.output.format import NO_TOOLS, ToolFormat
@@ -14,6 +11,7 @@ from backend.output.tool_calls import (
     functionary,
     gemma,
     harmony,
+    hunyuan,
     json_lists,
     kimi_k2,
     minicpm,
@@ -144,13 +142,24 @@ TOOL_ROWS = (
     ),
     FormatRow(
         ToolFormat(
-            name="hunyuan_v3",
-            openers=arg_pairs.HUNYUAN_OPENERS,
-            closers=(arg_pairs.HUNYUAN_CLOSER, arg_pairs.CLOSER),
-            tokens=(arg_pairs.HUNYUAN_NAME_END, *arg_pairs.TAGS),
-            make_cursor=arg_pairs.make_hunyuan,
+            name="hunyuan_v3_opensource",
+            openers=hunyuan.OPENSOURCE.openers,
+            closers=hunyuan.OPENSOURCE.closers,
+            tokens=(hunyuan.OPENSOURCE.name_end, *hunyuan.OPENSOURCE.pair_tags),
+            make_cursor=hunyuan.OPENSOURCE.make_cursor,
         ),
-        (in_template("<tool_sep", "<arg_key"),),
+        (Clue(anywhere=(hunyuan.OPENSOURCE.name_end,)),),
+        ("hy_v3_opensource",),
+    ),
+    FormatRow(
+        ToolFormat(
+            name="hunyuan_v3",
+            openers=hunyuan.PLAIN.openers,
+            closers=hunyuan.PLAIN.closers,
+            tokens=(hunyuan.PLAIN.name_end, *hunyuan.PLAIN.pair_tags),
+            make_cursor=hunyuan.PLAIN.make_cursor,
+        ),
+        (Clue(anywhere=(hunyuan.PLAIN.name_end, "<arg_key>")),),
         ("hy_v3", "hy3", "hunyuan"),
     ),
     FormatRow(

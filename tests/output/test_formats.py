@@ -14,6 +14,7 @@ from backend.output.tool_rows import TOOL_ROWS
 
 BUILT = [row.format for row in TOOL_ROWS if row.format.make_cursor]
 PIECE = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|[^<\[]{1,12}|.", re.DOTALL)
+STRING_VALUE = re.compile(r': "(\w+)"')
 CASES = list(golden.cases())
 
 
@@ -55,6 +56,16 @@ def test_no_text_makes_a_wire_raise_or_depend_on_the_cut(tools, caplog):
         assert all(record.levelno < logging.ERROR for record in caplog.records)
 
     check()
+
+
+@pytest.mark.parametrize("tools", BUILT, ids=lambda tools: tools.name)
+def test_without_tools_nothing_is_a_call(tools):
+    for case in [case for case in CASES if case.spec.format.tools is tools]:
+        content, reasoning, calls, *_ = run(case, [case.text], {})
+        assert not calls, case.case_id
+        for _, arguments in case.tool_calls:
+            texts = STRING_VALUE.findall(arguments)
+            assert all(text in content + reasoning for text in texts), case.case_id
 
 
 @pytest.mark.parametrize(

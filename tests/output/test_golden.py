@@ -1,7 +1,7 @@
 import json
 import re
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 
 import golden
 import pytest
@@ -16,8 +16,7 @@ FILES = {
     name: list(cases)
     for name, cases in groupby(CASES, key=lambda case: case.case_id.partition("/")[0])
 }
-SHORT_CHARS = 120
-SPREAD_CUTS = 60
+MAX_SPREAD_CUTS = 50
 MARKER = re.compile(r"<[^<>\s]{1,40}>?|\[/?[A-Z_]+\]|◁[^▷]*▷|[`\"]{3}")
 # The thoughts of the first three are tested with the wire that owns the reply.
 UNTESTED = {"harmony", "xtml_think", "muse", "none"}
@@ -39,70 +38,55 @@ def expected(case):
 @for_each_file
 def test_a_whole_text_gives_what_is_expected(cases):  # lessons 71, 72, 75, 76, 84, 85, 99, 105, 106
     for case in cases:
-        assert outcome(case, [case.text]) == expected(case), case
+        assert outcome(case, [case.text]) == expected(case), case.case_id
 
 
 @for_each_file
 def test_the_cut_makes_no_difference(cases):
     for case in cases:
-        text = case.text
-        assert outcome(case, text) == expected(case), f"{case}, character by character"
-        for position in cuts(text):
-            halves = [text[:position], text[position:]]
-            assert outcome(case, halves) == expected(case), f"{case}, cut at {position}"
+        assert outcome(case, case.text) == expected(case), f"{case}, character by character"
+    for case, position in cuts(cases):
+        halves = [case.text[:position], case.text[position:]]
+        assert outcome(case, halves) == expected(case), f"{case}, cut at {position}"
 
 
 @for_each_file
 def test_exactly_one_finish_ends_the_stream(cases):  # lesson 89
     for case in cases:
-        finishes = [finish for _, finish in golden.stream(case.spec, case.text, case.stop)]
-        is_end = [False] * len(case.text) + [True]
-        assert [finish is not None for finish in finishes] == is_end, case
+        is_end = [finish is not None for _, finish in streamed(case)]
+        assert is_end == [False] * len(case.text) + [True], case.case_id
 
 
 @for_each_file
 def test_arguments_of_finished_calls_are_valid_json(cases):
     for case in cases:
-        calls = golden.play(case.spec, case.text, case.stop).tool_calls
+        calls = golden.replay.fold(streamed(case)).tool_calls
         if case.finish_reason is FinishReason.TOOL_CALLS:
-            assert all(is_json_object(call.arguments) for call in calls), case
-        assert len({call.call_id for call in calls}) == len(calls), case
-        assert [call.index for call in calls] == list(range(len(calls))), case
-
-
-@for_each_file
-def test_no_cut_off_call_is_handed_out_as_complete(cases):
-    for case in cases:
-        complete = golden.named_calls(golden.play(case.spec, case.text))
-        for length in cuts(case.text):
-            calls = golden.named_calls(cut_off(case, length))
-            for (name, arguments), whole in zip(calls, complete, strict=False):
-                place = f"{case}, cut off at {length}"
-                assert name == whole[0], place
-                assert whole[1].startswith(arguments), place
-                assert arguments == whole[1] or not is_json_object(arguments), place
+            assert all(is_json_object(call.arguments) for call in calls), case.case_id
+        assert len({call.call_id for call in calls}) == len(calls), case.case_id
+        assert [call.index for call in calls] == list(range(len(calls))), case.case_id
 
 
 @for_each_file
 def test_a_cut_off_reply_begins_like_the_whole(cases):
-    for case in cases:
-        whole = golden.play(case.spec, case.text)
-        for length in cuts(case.text):
-            part, place = cut_off(case, length), f"{case}, cut off at {length}"
-            content = without_half_a_marker(part.content, case)
-            reasoning = without_half_a_marker(part.reasoning, case)
-            assert whole.content.startswith(content), place
-            assert whole.reasoning.startswith(reasoning), place
+    for case, length in cuts(cases):
+        whole = stopped(case)
+        part = golden.play(case.spec, [case.text[:length]], FinishReason.LENGTH)
+        place = f"{case}, cut off at {length}"
+        assert whole.content.startswith(without_half_a_marker(part.content, case)), place
+        assert whole.reasoning.startswith(without_half_a_marker(part.reasoning, case)), place
+        calls = zip(part.tool_calls, whole.tool_calls, strict=False)
+        assert all(is_beginning(call, of=complete) for call, complete in calls), place
 
 
 @for_each_file
 def test_a_whole_reply_is_the_fold_of_its_stream(cases):  # lessons 1, 3
     for case in cases:
-        assert folded(golden.stream(case.spec, case.text, case.stop)) == (
+        assert folded(streamed(case)) == (
             case.content,
             case.reasoning,
             [arguments for _, arguments in case.tool_calls],
-        ), case
+        ), case.case_id
 
 
 @for_each_file
@@ -110,7 +94,7 @@ def test_neighbours_of_one_kind_are_one_delta(cases):
     for case in cases:
         for deltas, _ in golden.stream(case.spec, [case.text]):
             kinds = [(type(delta), getattr(delta, "index", 0)) for delta in deltas]
-            assert all(first != second for first, second in pairwise(kinds)), case
+            assert all(first != second for first, second in pairwise(kinds)), case.case_id
 
 
 @pytest.mark.parametrize("row", [*TOOL_ROWS, *REASONING_ROWS], ids=lambda row: row.format.name)
@@ -124,18 +108,30 @@ def test_every_format_has_golden_cases(row):
     assert len(found) >= least
 
 
-def cuts(text):
-    """Return where to cut: everywhere; in a long text in its markers, and here and there."""
-    if len(text) < SHORT_CHARS:
-        return range(1, len(text))
-    spread = range(1, len(text), len(text) // SPREAD_CUTS + 1)
-    in_markers = (range(*match.span()) for match in MARKER.finditer(text))
-    return sorted({position for places in (spread, *in_markers) for position in places} - {0})
+def cuts(cases):
+    """Yield cases and where to cut them: here and there, and in every marker that is new."""
+    known = set()
+    for case in cases:
+        text = case.text
+        places = [range(1, len(text), len(text) // MAX_SPREAD_CUTS + 1)]
+        for marker in MARKER.finditer(text):
+            if marker[0] not in known:
+                known.add(marker[0])
+                places.append(range(marker.start() + 1, marker.end()))
+        for position in sorted(set(chain(*places))):
+            yield case, position
 
 
 @cache
-def cut_off(case, length):
-    return golden.play(case.spec, [case.text[:length]], FinishReason.LENGTH)
+def streamed(case):
+    """Return what a reply gives character by character."""
+    return list(golden.stream(case.spec, case.text, case.stop))
+
+
+@cache
+def stopped(case):
+    """Return what a reply would come to that nothing cut off."""
+    return golden.play(case.spec, [case.text], FinishReason.STOP)
 
 
 def folded(stream):
@@ -163,6 +159,13 @@ def without_half_a_marker(text, case):
         if any(marker.startswith(text[start:]) for marker in markers):
             return text[:start].rstrip()
     return text
+
+
+def is_beginning(call, *, of):
+    """Tell whether a call is a whole one, or a part that nobody takes for one."""
+    is_whole = call.arguments == of.arguments
+    is_part = of.arguments.startswith(call.arguments) and not is_json_object(call.arguments)
+    return call.name == of.name and (is_whole or is_part)
 
 
 def is_json_object(text):

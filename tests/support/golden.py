@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from backend.core.delta import Delta, Finish, FinishReason
@@ -45,12 +45,10 @@ def named_format(tools: str, reasoning: str) -> OutputFormat:
 
 
 def _case(line: str) -> GoldenCase:
-    """Read a case; an empty array of tools is what a server has that was sent none."""
     recording, expected = replay.read_recording(line), json.loads(line)
-    is_without_tools = expected["tools"] == []
     return GoldenCase(
         case_id=expected["id"],
-        spec=replace(recording.spec, tools={}) if is_without_tools else recording.spec,
+        spec=recording.spec,
         text="".join(recording.chunks),
         stop=recording.stop,
         content=expected["content"],

@@ -20,7 +20,7 @@ _BLOCK = CallBlock(
             ),
         ),
     ),
-    list_start="[",
+    starts=("[",),
     call_start="{",
     call_end="}",
     ends=(CLOSER,),

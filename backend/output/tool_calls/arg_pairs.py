@@ -1,7 +1,7 @@
 """Calls as a name and pairs, `<tool_call>f<arg_key>a</arg_key><arg_value>…</arg_value>…`.
 
 The wire of GLM, with newlines between the tags (4.5, 4.6) or without (4.7 and later), and with
-other tags that of LongCat and Hunyuan 3.
+other tags that of LongCat.
 """
 
 import re
@@ -15,8 +15,6 @@ from backend.output.tool_calls.wire import WireContext, WireCursor
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"
 LONGCAT_OPENER, LONGCAT_CLOSER = "<longcat_tool_call>", "</longcat_tool_call>"
-HUNYUAN_OPENERS, HUNYUAN_CLOSER = ("<tool_calls>", OPENER), "</tool_calls>"
-HUNYUAN_NAME_END = "<tool_sep>"
 # Around a key, and around its value.
 TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 LONGCAT_TAGS = (
@@ -28,9 +26,8 @@ _NAME = r"[^\S\n]*(?P<name>[^\s<{]+)[^\S\n]*"
 _UNFINISHED_NAME = r"[^\S\n]*[^\s<{]*[^\S\n]*"
 
 
-def _dialect(
-    call: Tag, call_end: str, tags: tuple[str, str, str, str], block_end: str = ""
-) -> TaggedDialect:
+def pairs(call: Tag, call_end: str, tags: tuple[str, ...], block_end: str = "") -> TaggedDialect:
+    """Return a wire of pairs; the tags are those around a key and around a value."""
     key, key_end, value, value_end = tags
     return TaggedDialect(
         call=call,
@@ -53,19 +50,8 @@ def _name_on_a_line(opener: str) -> Tag:
     return Tag(opener, name, ends=("\n", "<", "{"), leaves_end=True, unfinished=unfinished)
 
 
-GLM = _dialect(_name_on_a_line(OPENER), CLOSER, TAGS)
-LONGCAT = _dialect(_name_on_a_line(LONGCAT_OPENER), LONGCAT_CLOSER, LONGCAT_TAGS)
-HUNYUAN = _dialect(
-    Tag(
-        OPENER,
-        re.compile(r"\s*(?P<name>[^\s<{]+)\s*"),
-        ends=(HUNYUAN_NAME_END,),
-        unfinished=re.compile(r"[^<{]*(?:<[a-z_]*)?"),
-    ),
-    CLOSER,
-    TAGS,
-    block_end=HUNYUAN_CLOSER,
-)
+GLM = pairs(_name_on_a_line(OPENER), CLOSER, TAGS)
+LONGCAT = pairs(_name_on_a_line(LONGCAT_OPENER), LONGCAT_CLOSER, LONGCAT_TAGS)
 
 
 def make_arg_pairs(context: WireContext) -> WireCursor:
@@ -82,6 +68,3 @@ def _pairs_or_json(context: WireContext, dialect: TaggedDialect) -> WireCursor:
     read_json = partial(JsonBlockCursor, closer=dialect.call_end)
     read_pairs = partial(TaggedCursor, dialect=dialect)
     return ChoiceCursor(context, choices={"{": read_json, "[": read_json}, otherwise=read_pairs)
-
-
-make_hunyuan = partial(TaggedCursor, dialect=HUNYUAN)

@@ -25,7 +25,7 @@ class CallBlock:
         call_start: The text that begins a call; an opener that ends with it does so too.
             Without one, there is one call, behind the opener.
         call_end: The text that ends a call; without one, its JSON does.
-        list_start: A text that may stand before the first call.
+        starts: Texts that may stand before the first call, as the opener itself may once more.
         ends: Texts that end the block, where there are any.
         separators: Texts that may stand behind a call, and that count if no call follows.
         fillers: Texts that may stand behind a call and never count.
@@ -34,7 +34,7 @@ class CallBlock:
     call: CallKeys | CallHead
     call_start: str = ""
     call_end: str = ""
-    list_start: str = ""
+    starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     separators: tuple[str, ...] = ()
     fillers: tuple[str, ...] = ()
@@ -126,7 +126,8 @@ class CallBlockCursor:
         if self._is_in_call and self._call.is_whole:
             self._end_call(position - self._chars_behind)
         deltas = self._outbox.end(text[:position])
-        raw, rest = self.held, text[position:]
+        # What might have become a marker here may be one elsewhere.
+        raw, rest = self.held.removesuffix(self._marker), self._marker + text[position:]
         if self.is_mid_call:
             return WireOutput(deltas, rejected=raw, rest=rest)
         return WireOutput(deltas, rest=raw + rest)
@@ -153,7 +154,7 @@ class CallBlockCursor:
             call_end = (block.call_end,) if self._is_in_call else ()
             behind = (*call_end, *block.ends, *block.separators, *block.fillers)
         else:
-            behind = (block.list_start,)
+            behind = (*block.starts, self._context.opener)
         return tuple(filter(None, (block.call_start, *behind)))
 
     def _pass_marker(self, marker: str, position: int) -> None:

@@ -29,10 +29,11 @@ def _dialect(quote: str, closer: str) -> LiteralDialect:
         call_end="}",
         key=Tag("", re.compile(name), ends=(":",), unfinished=re.compile(r"[^:,{}\[\]]*")),
         syntax=LiteralSyntax(
-            quotes=(quote,),
-            plain=re.compile("[^<]*"),
+            # Small models fall back on the quotes of JSON.
+            quotes=(quote, '"'),
+            plain=re.compile('[^<"]*'),
             bare=re.compile(r"[^,{}\[\]]*"),
-            bare_key=re.compile(r"[^:,<{}\[\]]*"),
+            bare_key=re.compile(r'[^:,<"{}\[\]]*'),
             brackets={"{": "}", "[": "]"},
             has_escapes=False,
         ),

@@ -1,11 +1,8 @@
 """The arguments of a tool call as JSON, while they are written."""
 
 import json
-import re
 
-from backend.output.tool_calls.json_scanner import JsonScanner, JsonState
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
+from backend.output.tool_calls.json_scanner import SURROGATE, JsonScanner, JsonState
 
 
 class JsonArguments:
@@ -69,4 +66,4 @@ def _unwrapped(value: str) -> str:
     scanner = JsonScanner()
     taken, end = scanner.feed(text)
     is_object = taken.startswith("{") and scanner.state is JsonState.COMPLETE and end == len(text)
-    return taken if is_object and not _SURROGATE.search(taken) else ""
+    return taken if is_object and not SURROGATE.search(taken) else ""

@@ -1,8 +1,8 @@
 """Calls as JSON objects, between markers, in a list, or bare: `{"name": …, "arguments": {…}}`.
 
 The wire of Hermes and Qwen, and with other markers and keys that of many more. Several objects
-are taken for several calls, be they a list or one behind the other, and so are braces doubled
-as in a template.
+are taken for several calls, be they a list or one behind the other. Braces doubled as in a
+template and a fence around the JSON mean nothing.
 """
 
 from backend.output.tool_calls.call_block import CallBlock, CallBlockCursor
@@ -19,9 +19,9 @@ class JsonBlockCursor(CallBlockCursor):
         block = CallBlock(
             call=keys,
             call_start="{",
-            list_start="[",
+            starts=("[", "```json"),
             ends=(closer,) if closer else (),
             separators=(",", ";"),
-            fillers=("]", "}"),
+            fillers=("]", "}", "```"),
         )
         super().__init__(context, block=block)

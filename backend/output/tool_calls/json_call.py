@@ -1,20 +1,18 @@
 """One tool call written as a JSON object, `{"name": …, "arguments": {…}}`, while it is written."""
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from backend.output.tool_calls.json_arguments import JsonArguments
-from backend.output.tool_calls.json_scanner import JsonScanner, JsonState
+from backend.output.tool_calls.json_scanner import SURROGATE, JsonScanner, JsonState
 from backend.output.tool_calls.wire import CallLedger, NotACallError, Outbox
 
 _NESTING_KEY = "function"
 _HARMLESS_KEYS = frozenset(("type", "id", "index"))
 _MAX_KEY_CHARS = 64
 _MAX_ID_CHARS = 256
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _Step: TypeAlias = Callable[[str, int], int]
 
@@ -43,7 +41,8 @@ class JsonCallReader:
     nothing in it can have been meant for them.
 
     The last brace of the arguments leaves when the object is closed: the arguments of a call
-    that never ended are no valid JSON, and nobody takes them for whole.
+    that never ended are no valid JSON, and nobody takes them for whole. Small models forget the
+    brace of the object itself; a tag that follows its arguments, or a stop, closes it as well.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class JsonCallReader:
     @property
     def can_close(self) -> bool:
         """Whether the call is whole if the reply ends here."""
-        return self.is_over
+        return self.is_over or self._may_lack_brace
 
     def feed(self, text: str, position: int) -> int:
         """Read on, and return the position behind what was taken.
@@ -181,9 +180,18 @@ class JsonCallReader:
             self._step = self._before_key
         elif char == "}":
             self._end_object(position)
+        elif char == "<" and self._may_lack_brace:
+            self.is_over = True
+            return position
         elif not char.isspace():
             raise NotACallError(position)
         return position + 1
+
+    @property
+    def _may_lack_brace(self) -> bool:
+        """Whether nothing is missing but the brace that ends the object."""
+        is_told = self._is_named and self._arguments.is_whole
+        return is_told and not (self._is_doubtful or self._is_nested)
 
     def _end_object(self, position: int) -> None:
         if self._is_nested:
@@ -249,5 +257,5 @@ def _as_id(value: str) -> str:
     if value[0] in "{[tfn":
         return ""
     call_id = json.loads(value) if value.startswith('"') else value
-    is_fit = len(call_id) <= _MAX_ID_CHARS and not _SURROGATE.search(call_id)
+    is_fit = len(call_id) <= _MAX_ID_CHARS and not SURROGATE.search(call_id)
     return call_id if is_fit else ""

@@ -5,6 +5,11 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TypeAlias
 
+from backend.output.tool_calls.markup import span_end
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a code point: escapes in JSON may stand for one, and no text on the way may hold it."""
+
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[\w+.-]*", re.ASCII)
@@ -67,7 +72,7 @@ class JsonScanner:
 
     def _in_structure(self, text: str, position: int) -> tuple[str, int]:
         """Take whitespace, or one character that is no part of a string or scalar."""
-        end = _end(_SPACE, text, position)
+        end = span_end(_SPACE, text, position)
         if end > position:
             return text[position:end], end
         char = text[position]
@@ -120,7 +125,7 @@ class JsonScanner:
             self._end_value()
 
     def _in_string(self, text: str, position: int) -> tuple[str, int]:
-        end = _end(_PLAIN, text, position)
+        end = span_end(_PLAIN, text, position)
         if end > position:
             return text[position:end], end
         char = text[position]
@@ -151,7 +156,7 @@ class JsonScanner:
         return char, position + 1
 
     def _in_scalar(self, text: str, position: int) -> tuple[str, int]:
-        end = _end(_SCALAR_RUN, text, position)
+        end = span_end(_SCALAR_RUN, text, position)
         if end > position:
             self._scalar.append(text[position:end])
             return text[position:end], end
@@ -163,9 +168,3 @@ class JsonScanner:
     def _fail(self, position: int) -> tuple[str, int]:
         self.state = JsonState.MALFORMED
         return "", position
-
-
-def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
-    """Return where a pattern that always matches ends."""
-    match = pattern.match(text, position)
-    return match.end() if match else position

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from backend.output.tool_calls.markup import REFUTED, UNDECIDED, after, after_space
+from backend.output.tool_calls.markup import REFUTED, UNDECIDED, after, after_space, span_end
 from backend.output.tool_calls.python_escape import read_escape
 from backend.output.tool_calls.schema import NOT_A_STRING, STRING, UNKNOWN, JsonTypes
 from backend.output.tool_calls.typed_value import ValueWriter, json_string, json_value
@@ -83,7 +83,7 @@ class LiteralReader:
 
     def _at_item(self, text: str, position: int) -> tuple[str, int]:
         """Begin a value or a key, or end the brackets around it."""
-        end = _end(_SPACE, text, position)
+        end = span_end(_SPACE, text, position)
         if end > position:
             return "", end
         if position == len(text):
@@ -143,7 +143,7 @@ class LiteralReader:
 
     def _after_item(self, text: str, position: int) -> tuple[str, int]:
         """Take what stands between two items, or between a key and its value."""
-        end = _end(_SPACE, text, position)
+        end = span_end(_SPACE, text, position)
         if end > position:
             return "", end
         if position == len(text):
@@ -169,7 +169,7 @@ class LiteralReader:
         return self._at_item(text, position)
 
     def _in_string(self, text: str, position: int) -> tuple[str, int]:
-        end = _end(self._syntax.plain, text, position)
+        end = span_end(self._syntax.plain, text, position)
         if end > position:
             return self._writer.feed(text[position:end]), end
         if position == len(text):
@@ -205,7 +205,7 @@ class LiteralReader:
     def _in_bare(self, text: str, position: int) -> tuple[str, int]:
         """Collect what has no quotes; its end tells what it is."""
         pattern = self._syntax.bare_key if self._is_key else self._syntax.bare
-        end = _end(pattern, text, position)
+        end = span_end(pattern, text, position)
         self._bare.append(text[position:end])
         if end == len(text):
             return "", end if end > position else UNDECIDED
@@ -221,9 +221,3 @@ class LiteralReader:
         types = UNKNOWN if self._closers else self._types
         is_text = types == STRING and raw.lower() not in _NULLS
         return json_value(raw, STRING if is_text else NOT_A_STRING)
-
-
-def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
-    """Return where a pattern that always matches ends."""
-    match = pattern.match(text, position)
-    return match.end() if match else position

@@ -13,6 +13,7 @@ from backend.output.tool_calls.markup import (
     after,
     after_space,
     either,
+    span_end,
 )
 from backend.output.tool_calls.schema import ParameterTypes
 from backend.output.tool_calls.stepping import SteppingCursor
@@ -106,8 +107,7 @@ class LiteralCallCursor(SteppingCursor):
         if not self._dialect.block_end:
             return self._skip_space(position)
         between = _IN_BLOCK if self._calls_ended else _BEFORE_BLOCK
-        match = between.match(self._buffer, position)
-        return match.end() if match else position
+        return span_end(between, self._buffer, position)
 
     def _call_at(self, position: int) -> TagMatch:
         """Look for a call of an offered name; refute any other as soon as it differs."""

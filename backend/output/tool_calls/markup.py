@@ -75,6 +75,12 @@ def after(text: str, position: int, expected: str) -> int:
     return UNDECIDED if is_open else REFUTED
 
 
+def span_end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    """Return where a pattern ends that matches everywhere, if only nothing."""
+    match = pattern.match(text, position)
+    return match.end() if match else position
+
+
 def after_space(text: str, position: int) -> int:
     """Return the position of the next character that is no whitespace."""
     found = _NOT_SPACE.search(text, position, position + MAX_SPACE_CHARS)

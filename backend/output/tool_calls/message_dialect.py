@@ -59,6 +59,11 @@ class MessageDialect:
         """All special tokens of the frames."""
         return (START, MESSAGE, *self.header_tokens, *self.ends)
 
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """All that a message may end with, be it the beginning of the next one."""
+        return (*self.heads, *self.ends)
+
     def may_be_header(self, beginning: str) -> bool:
         """Tell whether a header may begin so; if not, none that goes on from there may."""
         after_role = beginning.removeprefix(ROLE)
@@ -84,8 +89,8 @@ class MessageDialect:
     def frame_after(self, text: str, position: int) -> int:
         """Return where a frame ends that follows a position, whitespace aside."""
         begin = after_space(text, position)
-        frames = (*self.heads, *self.ends)
-        return begin if begin < 0 else either(*(after(text, begin, frame) for frame in frames))
+        found = (after(text, begin, frame) for frame in self.frames)
+        return begin if begin < 0 else either(*found)
 
     def _words(self, header: str) -> list[str]:
         for token in self.header_tokens:

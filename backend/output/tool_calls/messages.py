@@ -142,7 +142,7 @@ class MessageCursor:
             self._step = self._before_arguments
 
     def _go_on_with_text(self, space: TextAfterCall | None) -> None:
-        """Read the text of a body.
+        """Read the text of a body, or what stands outside of any message.
 
         Args:
             space: Holds back whitespace that is the frame's unless text follows.
@@ -150,7 +150,8 @@ class MessageCursor:
         self._space = space
         self._tool = ""
         self._has_text = False
-        self._scanner = _scanner((*self._dialect.heads, *self._dialect.ends, *self._openers()))
+        frames = self._dialect.tokens if self._is_outside else self._dialect.frames
+        self._scanner = _scanner((*frames, *self._openers()))
         self._step = self._in_text
 
     def _leave_message(self) -> None:
@@ -160,7 +161,6 @@ class MessageCursor:
         self._is_thought = False
         self._code = CodeTracker()
         self._go_on_with_text(TextAfterCall())
-        self._scanner = _scanner((*self._dialect.tokens, *self._openers()))
 
     def _openers(self) -> tuple[str, ...]:
         expects_blocks = self._context.calls.expects_calls and not self._is_thought

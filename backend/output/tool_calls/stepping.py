@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeAlias
 
-from backend.output.tool_calls.markup import REFUTED, either
+from backend.output.tool_calls.markup import REFUTED, either, span_end
 from backend.output.tool_calls.wire import NotACallError, Outbox, WireContext, WireOutput
 
 Step: TypeAlias = Callable[[int], int]
@@ -104,8 +104,7 @@ class SteppingCursor(ABC):
             self._outbox.send(self._context.calls.extend(piece), end - self._fed_before)
 
     def _skip_space(self, position: int) -> int:
-        space = _SPACE.match(self._buffer, position)
-        return space.end() if space else position
+        return span_end(_SPACE, self._buffer, position)
 
     def _expected(self, position: int, *ends: int) -> int:
         """Return the end of what must stand at a position."""

@@ -260,7 +260,9 @@ class TaggedCursor(SteppingCursor):
         position = after_space(self._buffer, end)
         if position < 0:
             return position
-        return either(self._block_end_at(position), self._next_call_at(position).end)
+        # The next block may follow at once: models forget the end of one, or write its start again.
+        next_block = after(self._buffer, position, self._context.opener)
+        return either(self._block_end_at(position), self._next_call_at(position).end, next_block)
 
     def _end_value(self, start: int, end: int, position: int = 0) -> None:
         """Pass on the last piece of a value, and what only its end tells."""

@@ -11,9 +11,9 @@ import re
 import warnings
 from collections.abc import Callable
 
+from backend.output.tool_calls.json_scanner import SURROGATE
 from backend.output.tool_calls.schema import STRING, UNKNOWN, JsonTypes, json_type
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONSTANT = re.compile(r"true|false|null", re.IGNORECASE)
 
 
@@ -83,7 +83,7 @@ def _as_json(raw: str) -> str | None:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
-    return _SURROGATE.sub(_escape, text)
+    return SURROGATE.sub(_escape, text)
 
 
 def _as_literal(raw: str) -> str | None:
@@ -96,11 +96,11 @@ def _as_literal(raw: str) -> str | None:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-    return _SURROGATE.sub(_escape, text)
+    return SURROGATE.sub(_escape, text)
 
 
 def _escaped(text: str) -> str:
-    return _SURROGATE.sub(_escape, json.dumps(text, ensure_ascii=False)[1:-1])
+    return SURROGATE.sub(_escape, json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -36,6 +36,10 @@ def test_every_message_comes_out_as_it_was_written(messages):
     assert outcome(text) == (thought, content, ())
 
 
+def test_without_tools_a_message_to_one_is_content():
+    assert outcome(f"{CALL}{{}}<|call|>", tools={}) == ("", "{}", ())
+
+
 @given(st.lists(st.tuples(st.sampled_from(["self", "user", "commentary"]), BODY), max_size=5))
 def test_every_recipient_gets_what_was_written_to_it(messages):
     text = "<|start|>assistant".join(
