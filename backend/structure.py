@@ -1,6 +1,6 @@
-"""What a request demands of the form of its reply: a grammar or a JSON schema.
+"""What a request demands of the form of its reply: a grammar, a JSON schema, a tool call.
 
-Everything here may take a
+A grammar of the caller's wins; else the choice of tools decides. Everything here may take a
 second, so it runs on a pool of threads.
 """
 
@@ -11,13 +11,16 @@ import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from backend.core.prompt import ToolMode
 from backend.errors import GrammarError
 from backend.output.format import opens_in_reasoning
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backend.core.guide import ReplyGrammar
     from backend.core.model import ModelCard
-    from backend.core.prompt import Prompt
+    from backend.core.prompt import Prompt, Tool
     from backend.core.request import GenerationCall
     from backend.model.loaded import LoadedModel
     from backend.model.tokenizer import Tokenizer
@@ -91,7 +94,54 @@ class Structures:
         """
         if call.grammar:
             return self._text_grammar(call.grammar, prompt, wire)
-        return None
+        mode = call.tool_choice.mode
+        if not call.tools or mode is ToolMode.NONE:
+            return None
+        if mode is ToolMode.AUTO:
+            # A reply that shall not end by itself has no grammar: that would end it.
+            is_free = call.ignore_eos or not call.constrains_calls
+            return None if is_free else self._auto_grammar(call, prompt, wire)
+        return self._forced_grammar(call, prompt, wire)
+
+    def _auto_grammar(
+        self, call: GenerationCall, prompt: Prompt, wire: OutputFormat
+    ) -> ReplyGrammar | None:
+        """Return the grammar of free text and valid calls, where a token begins a call.
+
+        Without such a token every step of the text would have to watch for the call's first
+        letters: the reply stays free. So it does when a tool's schema cannot be enforced.
+        """
+        if wire.tools.opener not in self.prepare().vocabulary.markers:
+            return None
+        try:
+            return self._tool_grammar(call, call.tools, prompt, wire)
+        except GrammarError as error:
+            log.info("request id=%s: calls are not constrained: %s", call.request_id, error)
+            return None
+
+    def _forced_grammar(
+        self, call: GenerationCall, prompt: Prompt, wire: OutputFormat
+    ) -> ReplyGrammar:
+        choice = call.tool_choice
+        is_named = choice.mode is ToolMode.NAMED
+        offered = [tool for tool in call.tools if not is_named or tool.name == choice.name]
+        grammar = self._tool_grammar(call, offered, prompt, wire)
+        if grammar is None:
+            raise GrammarError(
+                f"tool_choice {choice.mode.value!r} cannot be enforced for this model: how it "
+                f"calls tools ({wire.tools.name}) has no grammar"
+            )
+        return grammar
+
+    def _tool_grammar(
+        self, call: GenerationCall, offered: Sequence[Tool], prompt: Prompt, wire: OutputFormat
+    ) -> ReplyGrammar | None:
+        from backend.sampling.grammar.tools import MAX_PARALLEL_CALLS, CallRule, tool_grammar
+
+        is_single = call.tool_choice.mode is ToolMode.NAMED or not call.parallel_tool_calls
+        rule = CallRule.of(call.tool_choice, 1 if is_single else MAX_PARALLEL_CALLS)
+        grammar = tool_grammar(wire.tools.name, offered, rule, self.prepare().vocabulary)
+        return None if grammar is None else self._compiled(grammar, prompt, wire)
 
     def _text_grammar(self, text: str, prompt: Prompt, wire: OutputFormat) -> ReplyGrammar:
         from backend.sampling.grammar.thought import after_trigger
@@ -124,6 +174,7 @@ def _thought(prompt: Prompt, wire: OutputFormat, answer: str) -> Thought | None:
         starts=(reasoning.start,),
         ends=(reasoning.end,),
         is_open=opens_in_reasoning(wire, prompt.tail),
+        taboos=wire.tools.openers,
         bridge=reasoning.bridge,
         answer=answer,
     )

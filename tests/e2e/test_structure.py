@@ -6,7 +6,7 @@ import json
 import pytest
 from serving import chat, served, stream, user
 
-from backend.demo import MODEL_DIR
+from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
@@ -21,6 +21,28 @@ SCHEMA = {
     "required": ["city", "warm", "days"],
     "additionalProperties": False,
 }
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "note_add",
+            "description": "Add a note.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string", "maxLength": 10},
+                    "pri": {"type": "integer", "minimum": 0, "maximum": 9},
+                },
+                "required": ["text"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {"name": "clock_now", "parameters": {"type": "object", "properties": {}}},
+    },
+]
 NO_THINKING = {"enable_thinking": "false"}
 
 
@@ -35,6 +57,14 @@ def has_the_schema(text):
     assert isinstance(value["warm"], bool)
     assert all(isinstance(day, int) for day in value["days"])
     return True
+
+
+def is_call(call):
+    arguments = json.loads(call["arguments"])
+    if call["name"] == "clock_now":
+        return arguments == {}
+    assert isinstance(arguments["text"], str)
+    return call["name"] == "note_add" and set(arguments) <= {"text", "pri"}
 
 
 async def test_a_schema_is_followed_by_every_reply_alone_and_beside_others(tiny_models):
@@ -89,9 +119,48 @@ async def test_a_structure_cut_off_at_the_limit_ends_by_length(tiny_models):
         assert reply.tokens == 5
 
 
+@pytest.mark.parametrize(
+    "choice", ["required", '{"type":"function","function":{"name":"note_add"}}']
+)
+async def test_a_required_call_is_made_and_is_valid(tiny_models, choice):
+    async with served(tiny_models("qwen3")) as backend:
+        requests = [
+            chat(
+                [user("ba be bi")],
+                tools=TOOLS,
+                ToolChoice=choice,
+                Tokens=400,
+                Temperature=1.0,
+                Seed=seed,
+                Metadata=NO_THINKING | {"parallel_tool_calls": "false"},
+            )
+            for seed in range(8)
+        ]
+        replies = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
+    whole = [reply for reply in replies if reply.last.tokens < 400]
+    assert len(whole) > 2
+    for reply in whole:
+        assert not reply.content
+        assert [is_call(call) for call in reply.calls.values()] == [True]
+        if "note_add" in choice:
+            assert reply.calls[0]["name"] == "note_add"
+
+
+async def test_the_embedded_model_calls_where_it_would_chat():
+    async with served(MODEL_DIR) as backend:
+        ask = chat([user("Say hello to Paris.")], tools=[WEATHER_TOOL], Tokens=120)
+        assert not (await stream(backend.stub, ask)).calls
+        ask.ToolChoice = "required"
+        reply = await stream(backend.stub, ask)
+        assert reply.calls[0]["name"] == "get_weather"
+        assert isinstance(json.loads(reply.calls[0]["arguments"])["city"], str)
+        assert not reply.content
+
+
 async def test_the_embedded_model_gives_json_where_it_would_write_prose():
-    schema = {"type": "object", "properties": {"greeting": {"type": "string"}}}
-    schema["required"] = ["greeting"]
+    greeting = {"type": "string", "maxLength": 20}
+    schema = {"type": "object", "properties": {"greeting": greeting}, "required": ["greeting"]}
+    schema["additionalProperties"] = False
     async with served(MODEL_DIR) as backend:
         ask = chat([user("Say hello to Paris.")], Tokens=120, Grammar=json.dumps(schema))
         reply = await stream(backend.stub, ask)
@@ -108,3 +177,26 @@ async def test_a_lazy_grammar_holds_from_its_trigger_on(tiny_models):
         called = await backend.stub.Predict(raw("ba", Grammar=grammar, LogitBias=bias))
     assert free.tokens > 5
     assert called.message.decode().removeprefix("<tool_call>") in ("yes", "no")
+
+
+async def test_a_call_of_the_models_own_choice_is_valid_unless_that_is_switched_off(tiny_models):
+    for options, always_valid in (([], True), (["constrain_calls:false"], False)):
+        async with served(tiny_models("qwen3"), Options=options) as backend:
+            ids = (
+                await backend.stub.TokenizeString(pb.PredictOptions(Prompt="<tool_call>"))
+            ).tokens
+            request = chat(
+                [user("ba be bi")],
+                tools=TOOLS,
+                Tokens=600,
+                Temperature=1.0,
+                LogitBias=json.dumps({str(ids[0]): 9}),
+                Metadata=NO_THINKING | {"parallel_tool_calls": "false"},
+            )
+            replies = []
+            for seed in range(1, 7):
+                request.Seed = seed
+                replies.append(await stream(backend.stub, request))
+        calls = [call for r in replies if r.last.tokens < 600 for call in r.calls.values()]
+        assert bool(calls) == always_valid
+        assert all(map(is_call, calls))

@@ -9,7 +9,7 @@ from backend.sampling.grammar.lark import LarkGrammar
 from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import GrammarWriter, alternatives, chain, escaped
 
-_SPACE = r"/[ \n\r\t]{1,8}/"
+_SPACE = r"/\n{1,2}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Thought:
         ends: Texts that close it.
         is_open: Whether the prompt opened it. Then it is closed before anything else comes.
         taboos: Texts that do not occur in one, such as openers of calls, which would end it.
-        bridge: What stands behind a thought, in wires of messages; elsewhere, it is whitespace.
+        bridge: What stands behind a thought, in wires of messages; elsewhere newlines.
         answer: What stands before an answer, thought or not, in such wires.
     """
 

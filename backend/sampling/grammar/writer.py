@@ -36,6 +36,7 @@ class GrammarWriter:
         self._prefix = prefix
         self._names: dict[str, str] = {}
         self._lines: dict[str, str] = {}
+        self._pieces: dict[str, tuple[Piece, ...]] = {}
 
     def rule(self, body: str) -> str:
         """Define what the parser reads, and return its name."""
@@ -68,11 +69,18 @@ class GrammarWriter:
 
     def pieces(self, text: str) -> tuple[Piece, ...]:
         """Return a text of a wire as the model writes it: with markers as tokens."""
-        return tuple(_split(text, self.vocabulary.markers))
+        if text not in self._pieces:
+            self._pieces[text] = tuple(_split(text, self.vocabulary.markers))
+        return self._pieces[text]
 
     def text(self, text: str) -> str:
         """Return the expression of a text of a wire."""
         return sequence(self.pieces(text))
+
+    def last_text(self, text: str) -> str:
+        """Return the expression of a text at the end, where an end token may stand for it."""
+        pieces = self.pieces(text)
+        return sequence(piece for piece in pieces if piece not in self.vocabulary.eos_ids)
 
     def _define(self, kind: str, body: str, attribute: str = "") -> str:
         name = self._name(kind, f"{kind}{attribute}: {body}")
@@ -105,8 +113,8 @@ def alternatives(expressions: Iterable[str]) -> str:
     return different[0] if len(different) == 1 else f"({' | '.join(different)})"
 
 
-def repeated(expression: str, least: int, most: int) -> str:
-    """Return an expression so many times; nothing if it may not come at all."""
+def repeated(expression: str, least: int, most: int | None) -> str:
+    """Return an expression so many times, without a limit if `most` is none."""
     match least, most:
         case _, 0:
             return ""
@@ -114,7 +122,9 @@ def repeated(expression: str, least: int, most: int) -> str:
             return expression
         case 0, 1:
             return f"({expression})?"
-    return f"({expression}){{{least},{most}}}"
+        case 0, None:
+            return f"({expression})*"
+    return f"({expression}){{{least},{'' if most is None else most}}}"
 
 
 def quoted(text: str) -> str:

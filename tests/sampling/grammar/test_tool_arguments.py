@@ -1,0 +1,292 @@
+"""Arguments obey the schema of their tool, in the notation of each kind of wire."""
+
+import json
+
+import pytest
+from tool_replies import tool
+from tool_walks import TinyVocabulary, is_whole
+
+from backend.errors import GrammarError
+from backend.sampling.grammar.compiled import GrammarCompiler
+from backend.sampling.grammar.tools import CallRule, tool_grammar
+
+VOCABULARY = TinyVocabulary()
+ONE_CALL = CallRule(least=1, most=1, has_text=False)
+REPLIES = {
+    "hermes_json": '<tool_call>\n{"name": "f", "arguments": {"a": VALUE}}\n</tool_call>',
+    "qwen3_coder_xml": "<tool_call>\n<function=f>\n<parameter=a>\nVALUE\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm4": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+    "minicpm5": '<function name="f"><param name="a">VALUE</param></function>',
+    "gemma4": "<|tool_call>call:f{a:VALUE}<tool_call|>",
+    "pythonic": "[f(a=VALUE)]",
+}
+STRING = {"type": "string"}
+NESTED = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "s": STRING, "b": {"type": "boolean"}},
+    "required": ["s"],
+}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+
+
+def grammar(wire, schema, *, definitions=None, is_required=True):
+    parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions or {}}
+    parameters["required"] = ["a"] if is_required else []
+    return tool_grammar(wire, [tool("f", parameters)], ONE_CALL, VOCABULARY)
+
+
+def accepted(wire, schema, values, **options):
+    compiled = GrammarCompiler(VOCABULARY).compile(grammar(wire, schema, **options))
+    reply = REPLIES[wire]
+    return [v for v in values if is_whole(compiled, reply.replace("VALUE", v), VOCABULARY)]
+
+
+Q = '<|"|>'
+CASES = {
+    "json string": (
+        "hermes_json",
+        STRING,
+        ['"a\\nb </tool_call> é"', '""'],
+        ["a", "'a'", "1", '"\n"'],
+    ),
+    "json number": (
+        "hermes_json",
+        {"type": "number"},
+        ["1", "-0.5", "999999999999999"],
+        ["1e400", "1" * 16, "0." + "1" * 10, "NaN", '"1"'],
+    ),
+    "json array": (
+        "hermes_json",
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+        ["[1, 2]"],
+        ["[]", "[1,2]", '["1"]'],
+    ),
+    "json of any kind": (
+        "hermes_json",
+        {},
+        ['{"x": [1, null, {"y": "z"}]}', "true", "1.5"],
+        ["1e400", '[{"x": 1e400}]'],
+    ),
+    "json object": (
+        "hermes_json",
+        NESTED,
+        ['{"s": ""}', '{"n": 1, "s": "x", "b": true}'],
+        ["{}", '{"s": "x", "n": 1}', '{"s": "x", "y": 1}'],
+    ),
+    "raw string": (
+        "qwen3_coder_xml",
+        STRING,
+        ["", "milk", "null", "12", '"quoted"', "a\n\n</b> <parameter\n", "\n", "</parameter"],
+        ["</parameter>", "x\n</parameter>\n<parameter=b>\nx", "</function>", "</tool_call>"],
+    ),
+    "raw string of a length": (
+        "glm4",
+        {"type": "string", "minLength": 2, "maxLength": 3},
+        ["ab", "é\n<"],
+        ["a", "abcd", ""],
+    ),
+    "raw pattern": (
+        "glm4",
+        {"type": "string", "pattern": "^[a-z]+/[0-9]{2}"},
+        ["ab/12", "ab/12 and more\n"],
+        ["Ab/12", " ab/12", "ab/1"],
+    ),
+    "raw pattern in the midst": (
+        "glm4",
+        {"type": "string", "pattern": "a|b[$^]"},
+        ["xay", "b$", "b^"],
+        ["b", "x"],
+    ),
+    "raw date": (
+        "glm4",
+        {"type": "string", "format": "date-time"},
+        ["2024-02-29T12:00:00Z", "2024-02-29T12:00:00.123+02:00"],
+        ["2024-02-29", "2024-13-29T12:00:00Z"],
+    ),
+    "raw string or null": (
+        "qwen3_coder_xml",
+        {"type": ["string", "null"]},
+        ["null", "milk", "12", "nullable", "[null]"],
+        ["None", "NULL", " null "],
+    ),
+    "raw string or number": (
+        "qwen3_coder_xml",
+        {"anyOf": [STRING, {"type": "integer", "maximum": 99}]},
+        ["12", "milk", "true", "v12"],
+        ["100", "1.5", "+1"],
+    ),
+    "raw string or list": (
+        "qwen3_coder_xml",
+        {"anyOf": [STRING, {"type": "array", "items": {"type": "integer"}}]},
+        ["[1, 2]", "milk", "true", "a [1]"],
+        ['["a"]', "[1,2]", "(1)", "{"],
+    ),
+    "raw choice": (
+        "qwen3_coder_xml",
+        {"enum": ["on", "two words", 1, None]},
+        ["on", "1", "null"],
+        ["o", "2", ""],
+    ),
+    "raw constant": ("glm4", {"const": "1"}, ["1"], ["2", ""]),
+    "raw boolean": ("glm4", {"type": "boolean"}, ["true", "false"], ["True", "1", "yes"]),
+    "raw object": (
+        "glm4",
+        NESTED,
+        ['{"n": 1, "s": "</b> <c"}'],
+        ['{"s": "</arg_value>"}', '{"s": "<arg_key>"}', "{'s': 1}", "s"],
+    ),
+    "raw of any kind": ("glm4", {}, ["anything", '{"x": 1}', "12", ""], ["</arg_value>"]),
+    "raw map": (
+        "glm4",
+        {"type": "object"},
+        ['{"a</b>": "</c>"}', "{}"],
+        ['{"</arg_value>": 1}', '{"a": {"b": ["</arg_value>"]}}'],
+    ),
+    "raw markup": (
+        "minicpm5",
+        STRING,
+        ["milk", "<![CDATA[<b> & ]] > \n</param>]]>", "a\nb"],
+        ["a < b", "a & b", "<![CDATA[]]>]]>"],
+    ),
+    "quoted string": (
+        "gemma4",
+        STRING,
+        [f'{Q}say "hi" {{<b>}}\n{Q}', f"{Q}{Q}"],
+        ["milk", '"milk"', f"{Q}a{Q}b{Q}"],
+    ),
+    "quoted nested": (
+        "gemma4",
+        {"type": "array", "items": NESTED, "maxItems": 2},
+        [f"[{{s:{Q}x{Q}}},{{b:true,n:1,s:{Q}{Q}}}]", "[]"],
+        ["[{n:1}]", f"[{{s:{Q}x{Q},n:1}}]", f"[{{s:{Q}x{Q}}},{{s:{Q}x{Q}}},{{s:{Q}x{Q}}}]"],
+    ),
+    "quoted choice": (
+        "gemma4",
+        {"enum": ["on", 1, None, True]},
+        [f"{Q}on{Q}", "1", "null", "true"],
+        ["on"],
+    ),
+    "quoted of any kind": (
+        "gemma4",
+        {},
+        [f"{{k:[1,{Q}x{Q},null]}}", "2.5", f"{Q}{Q}"],
+        ["x", '{"k":1}'],
+    ),
+    "python string": (
+        "pythonic",
+        STRING,
+        ["'milk'", '"it\'s \\"so\\""', "'a\nb'", r"'it\'s'", "''", '"é\\n"'],
+        ["milk", "'it's'", '"a"b"'],
+    ),
+    "python limits": (
+        "pythonic",
+        {"type": "string", "maxLength": 2},
+        ["'ab'", '"ab"', "''"],
+        ["'abc'", '"abc"', r"'\''"],
+    ),
+    "python constants": (
+        "pythonic",
+        {"type": ["boolean", "null"]},
+        ["True", "true", "False", "None", "null"],
+        ["TRUE", "'True'", "0"],
+    ),
+    "python nested": (
+        "pythonic",
+        {"type": "array", "items": {"anyOf": [STRING, {"type": "number"}]}},
+        ["['a', \"b\", 1.5]", "[]"],
+        ["['a' 'b']", "('a',)", "[None]"],
+    ),
+    "python choice": (
+        "pythonic",
+        {"enum": ["on", "it's", [1, "x"]]},
+        ["'on'", '"it\'s"', "[1, 'x']"],
+        ["on", "'it's'"],
+    ),
+    "python map": (
+        "pythonic",
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        ['{"x": 1, "y": 2}', "{}"],
+        ["{'x': 'a'}", "{x: 1}"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_value_is_what_the_schema_allows(name):
+    wire, schema, good, bad = CASES[name]
+    assert accepted(wire, schema, good + bad) == good
+
+
+@pytest.mark.parametrize("wire", REPLIES)
+def test_references_are_followed_however_often(wire):
+    node = {"qwen3_coder_xml": '{"next": {"next": {}}}', "gemma4": "{next:{next:{}}}"}
+    text = node.get(wire, node["qwen3_coder_xml"])
+    definitions = {"node": NODE}
+    schema = {"$ref": "#/$defs/node", "description": "A node."}
+    wrong = text.replace("next", "last")
+    assert accepted(wire, schema, [text, wrong], definitions=definitions) == [text]
+
+
+@pytest.mark.parametrize("wire", REPLIES)
+def test_a_parameter_that_is_not_required_may_be_missing(wire):
+    compiled = GrammarCompiler(VOCABULARY).compile(grammar(wire, STRING, is_required=False))
+    empty = {
+        "hermes_json": REPLIES["hermes_json"].replace('"a": VALUE', ""),
+        "qwen3_coder_xml": "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        "glm4": "<tool_call>f</tool_call>",
+        "minicpm5": '<function name="f"></function>',
+        "gemma4": "<|tool_call>call:f{}<tool_call|>",
+        "pythonic": "[f()]",
+    }
+    assert is_whole(compiled, empty[wire], VOCABULARY)
+    required = GrammarCompiler(VOCABULARY).compile(grammar(wire, STRING))
+    assert not is_whole(required, empty[wire], VOCABULARY)
+
+
+@pytest.mark.parametrize("wire", REPLIES)
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"type": "array", "uniqueItems": True}, "#/properties/a: the keyword 'uniqueItems'"),
+        ({"$ref": "#/$defs/nowhere"}, "#/properties/a: there is no schema"),
+        ({"properties": 1}, "#/properties/a/properties: must be an object"),
+    ],
+)
+def test_what_cannot_be_enforced_is_told_with_tool_and_place(wire, schema, told):
+    with pytest.raises(GrammarError) as caught:
+        grammar(wire, schema)
+    assert caught.value.problem.startswith(f"tool 'f': {told}")
+
+
+@pytest.mark.parametrize(
+    ("wire", "schema", "told"),
+    [
+        ("glm4", {"type": "string", "pattern": "^a|b$"}, "#/properties/a/pattern: "),
+        ("gemma4", {"type": "string", "pattern": "(^a)"}, "#/properties/a/pattern: "),
+        ("glm4", {"allOf": [STRING, {"minLength": 1}]}, "#/properties/a/allOf: "),
+        ("glm4", {"type": "string", "anyOf": [{"minLength": 1}]}, "#/properties/a/anyOf: "),
+        ("glm4", {"enum": ["1", 1]}, "#/properties/a: '1' would be read as"),
+        ("glm4", {"const": "</arg_value>"}, "#/properties/a: a value holds '</arg_value>'"),
+        ("gemma4", {"type": "array", "prefixItems": [STRING]}, "#/properties/a/prefixItems: "),
+        ("pythonic", {"type": "object", "minProperties": 1}, "#/properties/a/minProperties: "),
+        ("glm4", {"type": "object", "properties": {"b": {"$ref": "#"}}}, "#: is referred to"),
+        ("glm4", False, "#/properties/a: no value is allowed"),
+    ],
+)
+def test_what_only_some_wires_can_enforce_is_told_elsewhere(wire, schema, told):
+    with pytest.raises(GrammarError) as caught:
+        grammar(wire, schema)
+    assert caught.value.problem.startswith(f"tool 'f': {told}")
+
+
+def test_arguments_are_an_object():
+    with pytest.raises(GrammarError, match=r"tool 'f': #/type: arguments are an object"):
+        tool_grammar("glm4", [tool("f", {"type": "array"})], ONE_CALL, VOCABULARY)
+
+
+def test_an_open_tool_takes_any_arguments_in_json():
+    parameters = {"type": "object", "additionalProperties": True}
+    allowed = tool_grammar("hermes_json", [tool("f", parameters)], ONE_CALL, VOCABULARY)
+    compiled = GrammarCompiler(VOCABULARY).compile(allowed)
+    assert is_whole(compiled, REPLIES["hermes_json"].replace("VALUE", json.dumps([1])), VOCABULARY)

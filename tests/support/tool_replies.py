@@ -1,0 +1,348 @@
+"""What each wire looks like when it is written as its family's template writes it."""
+
+from dataclasses import dataclass
+
+from backend.core.prompt import Tool
+
+NOTE_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "pri": {"type": "integer", "minimum": 0, "maximum": 9},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        "pin": {"type": "boolean"},
+        "opts": {"$ref": "#/$defs/Options"},
+        "mode": {"enum": ["fast", "slow"]},
+        "either": {"anyOf": [{"type": "string"}, {"type": "integer", "maximum": 99}]},
+    },
+    "required": ["text"],
+    "$defs": {
+        "Options": {
+            "type": "object",
+            "properties": {
+                "b": {"type": "boolean"},
+                "y-z": {"type": "null"},
+                "inner": {"$ref": "#/$defs/Options"},
+            },
+            "required": ["b"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def tool(name, schema):
+    return Tool(
+        name=name, schema={"type": "function", "function": {"name": name, "parameters": schema}}
+    )
+
+
+TOOLS = (tool("note_add", NOTE_SCHEMA), tool("clock_now", {}))
+
+MILK = {"text": "milk", "pri": 2}
+HOSTILE_TEXT = 'say "hi" <b>\nok'
+RICH = {
+    "text": HOSTILE_TEXT,
+    "pri": 2,
+    "tags": ["a", "é"],
+    "pin": True,
+    "opts": {"b": True, "y-z": None},
+}
+ONE = (("note_add", MILK),)
+TWO = (("note_add", MILK), ("clock_now", {}))
+NONE = (("clock_now", {}),)
+ALL = (("note_add", RICH),)
+
+_MILK = '{"text": "milk", "pri": 2}'
+_RICH = (
+    r'{"text": "say \"hi\" <b>\nok", "pri": 2, "tags": ["a", "é"], "pin": true, '
+    '"opts": {"b": true, "y-z": null}}'
+)
+
+
+@dataclass(frozen=True)
+class WireReplies:
+    """The same four replies in one wire.
+
+    Attributes:
+        two: Nothing where a reply has room for one call.
+        markers: Texts that are one token in models of the family.
+        parser: The parsers' name of the wire.
+        reasoning: The thought format that goes with it.
+        prompt_tail: The end of the prompt.
+        ends: Markers that end a reply.
+    """
+
+    one: str
+    two: str
+    none: str
+    rich: str
+    markers: tuple[str, ...] = ()
+    parser: str = ""
+    reasoning: str = "think"
+    prompt_tail: str = ""
+    ends: tuple[str, ...] = ()
+
+    @property
+    def replies(self):
+        found = ((self.one, ONE), (self.two, TWO), (self.none, NONE), (self.rich, ALL))
+        return tuple((text, calls) for text, calls in found if text)
+
+
+def _replies(call, block="{}", between="", **fields):
+    """Write the replies of a wire whose calls hold JSON."""
+    milk, clock = call.format("note_add", _MILK, 0), call.format("clock_now", "{}", 0)
+    second, rich = call.format("clock_now", "{}", 1), call.format("note_add", _RICH, 0)
+    texts = (milk, milk + between + second, clock, rich)
+    return WireReplies(*(block.replace("{}", text) for text in texts), **fields)
+
+
+def _hermes(begin="<tool_call>", end="</tool_call>", **fields):
+    call = f'{begin}\n{{{{"name": "{{}}", "arguments": {{}}}}}}\n{end}'
+    return _replies(call, between="\n", markers=(begin, end), **fields)
+
+
+_LISTED = '{{"name": "{}", "arguments": {}}}'
+_RICH_PAIRS = (
+    ("text", HOSTILE_TEXT),
+    ("pri", "2"),
+    ("tags", '["a", "é"]'),
+    ("pin", "true"),
+    ("opts", '{"b": true, "y-z": null}'),
+)
+
+
+def _tagged(call, parameter, block="{}", between="", **fields):
+    """Write the replies of a wire whose calls hold raw values."""
+
+    def written(name, *pairs):
+        arguments = "".join(parameter(key, value) for key, value in pairs)
+        return call.replace("NAME", name).replace("ARGUMENTS", arguments)
+
+    milk, clock = written("note_add", ("text", "milk"), ("pri", "2")), written("clock_now")
+    texts = (milk, milk + between + clock, clock, written("note_add", *_RICH_PAIRS))
+    return WireReplies(*(block.replace("{}", text) for text in texts), **fields)
+
+
+def _pairs(prefix="", line="\n"):
+    return lambda key, value: (
+        f"<{prefix}arg_key>{key}</{prefix}arg_key>{line}"
+        f"<{prefix}arg_value>{value}</{prefix}arg_value>{line}"
+    )
+
+
+def _dsml(between, block):
+    def parameter(key, value):
+        is_string = str(key == "text").lower()
+        begin = f'<｜DSML｜{between}parameter name="{key}" string="{is_string}">'
+        return f"{begin}{value}</｜DSML｜{between}parameter>\n"
+
+    return _tagged(
+        f'<｜DSML｜{between}invoke name="NAME">\nARGUMENTS</｜DSML｜{between}invoke>',
+        parameter,
+        block=f"<｜DSML｜{between}{block}>\n{{}}\n</｜DSML｜{between}{block}>",
+        between="\n",
+        markers=("｜DSML｜",),
+        parser="deepseek_dsml",
+    )
+
+
+def _gemma(begin, end, quote, reasoning):
+    def call(text):
+        return f"{begin}call:{text}{end}"
+
+    milk, clock = call(f"note_add{{pri:2,text:{quote}milk{quote}}}"), call("clock_now{}")
+    rich = call(
+        f"note_add{{opts:{{b:true,y-z:null}},pin:true,pri:2,"
+        f"tags:[{quote}a{quote},{quote}é{quote}],text:{quote}{HOSTILE_TEXT}{quote}}}"
+    )
+    markers = (begin, end, quote)
+    return WireReplies(milk, milk + clock, clock, rich, markers=markers, reasoning=reasoning)
+
+
+def _python(block, between, **fields):
+    milk, clock = "note_add(text='milk', pri=2)", "clock_now()"
+    rich = (
+        f"note_add(text='{HOSTILE_TEXT}', pri=2, tags=['a', \"é\"], pin=True, "
+        "opts={'b': true, \"y-z\": None})"
+    )
+    texts = (milk, milk + between + clock, clock, rich)
+    return WireReplies(*(block.replace("{}", text) for text in texts), **fields)
+
+
+def _cdata(value):
+    return f"<![CDATA[{value}]]>" if "<" in value else value
+
+
+_DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
+_DEEPSEEK_MARKERS = (
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+)
+_GLM_MARKERS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>")
+_PARAMETER = "<parameter={}>\n{}\n</parameter>\n"
+_HARMONY_MARKERS = (
+    *("<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
+    *("<|call|>", "<|return|>", "<|constrain|>"),
+)
+
+
+def _harmony(call):
+    def written(name, arguments):
+        return call.format(name) + arguments
+
+    clock = written("clock_now", "{}")
+    return WireReplies(
+        written("note_add", _MILK),
+        "",
+        clock,
+        written("note_add", _RICH),
+        markers=_HARMONY_MARKERS,
+        parser="harmony",
+        reasoning="harmony",
+        prompt_tail="<|start|>assistant",
+        ends=("<|call|>", "<|return|>"),
+    )
+
+
+WIRES = {
+    "hermes_json": _hermes(),
+    "qwen3_coder_xml": _tagged(
+        "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
+        _PARAMETER.format,
+        between="\n",
+        markers=("<tool_call>", "</tool_call>"),
+    ),
+    "llama3_json": _replies('{{"name": "{}", "parameters": {}}}', between="; "),
+    "llama3_json ipython": _replies(
+        '{{"name": "{}", "parameters": {}}}',
+        "<|python_tag|>{}",
+        between="; ",
+        markers=("<|python_tag|>",),
+        parser="llama3_json",
+    ),
+    "harmony": _harmony("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"),
+    "harmony template": _harmony(" to=functions.{}<|channel|>commentary json<|message|>"),
+    "mistral": _replies(
+        "[TOOL_CALLS]{}[ARGS]{}",
+        markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        reasoning="mistral_think",
+    ),
+    "mistral v11": _replies(
+        "[TOOL_CALLS]{}[CALL_ID]aB3dE5fG{2}[ARGS]{1}".replace("{}", "{0}"),
+        markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        parser="mistral",
+    ),
+    "mistral v3": _replies(
+        '{{"name": "{}", "arguments": {}, "id": "aB3dE5fG{}"}}',
+        "[TOOL_CALLS][{}]",
+        between=", ",
+        markers=("[TOOL_CALLS]",),
+        parser="mistral",
+    ),
+    "mistral v2": _replies(
+        _LISTED, "[TOOL_CALLS] [{}]", between=", ", markers=("[TOOL_CALLS]",), parser="mistral"
+    ),
+    "glm4": _tagged(
+        "<tool_call>NAME\nARGUMENTS</tool_call>",
+        _pairs(),
+        between="\n",
+        markers=(*_GLM_MARKERS, "</arg_value>"),
+    ),
+    "glm4 compact": _tagged(
+        "<tool_call>NAMEARGUMENTS</tool_call>",
+        _pairs(line=""),
+        markers=(*_GLM_MARKERS, "</arg_value>"),
+        parser="glm4",
+    ),
+    "minimax_m2": _tagged(
+        '<invoke name="NAME">\nARGUMENTS</invoke>',
+        '<parameter name="{}">{}</parameter>\n'.format,
+        block="<minimax:tool_call>\n{}\n</minimax:tool_call>",
+        between="\n",
+        markers=("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
+    "kimi_k2": _replies(
+        "<|tool_call_begin|>functions.{}:{2}<|tool_call_argument_begin|>{1}<|tool_call_end|>".replace(
+            "{}", "{0}"
+        ),
+        "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
+        markers=(
+            *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
+    ),
+    "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>', "gemma4_channel"),
+    "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>", "none"),
+    "pythonic": _python(
+        "<|tool_call_start|>[{}]<|tool_call_end|>",
+        ", ",
+        markers=("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    "pythonic llama4": _python("[{}]", ", ", parser="pythonic"),
+    "olmo3": _python("<function_calls>\n{}\n</function_calls>", "\n"),
+    "deepseek_v31": _replies(
+        "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        _DEEPSEEK,
+        markers=_DEEPSEEK_MARKERS,
+    ),
+    "deepseek_v3": _replies(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>",
+        _DEEPSEEK,
+        between="\n",
+        markers=_DEEPSEEK_MARKERS,
+    ),
+    "deepseek_dsml v4": _dsml("", "tool_calls"),
+    "deepseek_dsml v3.2": _dsml("", "function_calls"),
+    "deepseek_dsml v4.1": _dsml(" ", "calls"),
+    "nemotron": _replies(_LISTED, "<TOOLCALL>[{}]</TOOLCALL>", between=", "),
+    "json_list": _replies(_LISTED, "<tool_calls>[{}]</tool_calls>", between=", "),
+    "granite": _replies(_LISTED, "<|tool_call|>[{}]", between=", ", markers=("<|tool_call|>",)),
+    "phi4": _replies(
+        _LISTED,
+        "<|tool_call|>[{}]<|/tool_call|>",
+        between=", ",
+        markers=("<|tool_call|>", "<|/tool_call|>"),
+    ),
+    "cohere": _replies(
+        '{{"tool_call_id": "{2}", "tool_name": "{0}", "parameters": {1}}}',
+        "<|START_ACTION|>[\n    {}\n]<|END_ACTION|>",
+        between=",\n    ",
+        markers=("<|START_ACTION|>", "<|END_ACTION|>"),
+        reasoning="cohere_think",
+    ),
+    "apertus": _replies(
+        '{{"{}": {}}}',
+        "<|tools_prefix|>[{}]<|tools_suffix|>",
+        between=", ",
+        markers=("<|tools_prefix|>", "<|tools_suffix|>"),
+        reasoning="apertus_inner",
+    ),
+    "seed_oss": _tagged(
+        "<seed:tool_call>\n<function=NAME>\nARGUMENTS</function>\n</seed:tool_call>",
+        "<parameter={}>{}</parameter>\n".format,
+        between="\n",
+        markers=("<seed:tool_call>", "</seed:tool_call>"),
+        reasoning="seed_think",
+    ),
+    "minicpm5": _tagged(
+        '<function name="NAME">ARGUMENTS</function>',
+        lambda key, value: f'<param name="{key}">{_cdata(value)}</param>',
+        between="\n",
+    ),
+    "longcat": _tagged(
+        "<longcat_tool_call>NAME\nARGUMENTS</longcat_tool_call>",
+        _pairs("longcat_"),
+        between="\n",
+        markers=("<longcat_tool_call>", "</longcat_tool_call>", "<longcat_arg_key>"),
+        reasoning="longcat_think",
+    ),
+    "longcat json": _hermes("<longcat_tool_call>", "</longcat_tool_call>", parser="longcat"),
+    "hunyuan_v3": _tagged(
+        "<tool_call>NAME<tool_sep>\nARGUMENTS</tool_call>",
+        _pairs(),
+        block="<tool_calls>\n{}\n</tool_calls>",
+        between="\n",
+        markers=("<tool_calls>", "</tool_calls>", *_GLM_MARKERS, "</arg_value>", "<tool_sep>"),
+    ),
+}
