@@ -7,6 +7,7 @@ MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 DRAIN_TIMEOUT_S = 8.0
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_CANDIDATES = 1024
 # Of the memory beside the weights, unless `max_cache_bytes` says otherwise.
 PROMPT_CACHE_MEMORY_SHARE = 0.25
 
@@ -62,10 +63,14 @@ class TuningOptions:
     bos_token: str | None = None
     pad_token: str | None = None
     chat_template: str | None = None
+    constrain_calls: bool = True
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
     batching: bool = True
+    pooling: str | None = None
+    truncate: bool = False
+    reranker: str | None = None
     wired_limit_mb: int = 0
 
 

@@ -18,6 +18,7 @@ from backend.errors import (
     InvalidRequestError,
     ModelNotLoadedError,
 )
+from backend.intake import require_ids
 from backend.journal import RequestJournal
 from backend.model.boundaries import Boundaries, find_boundaries
 from backend.model.loaded import LoadedModel
@@ -62,8 +63,6 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
         BackendError: No model, no room, or the engine failed on this request.
     """
     model = _loaded(engine)
-    if call.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
-        log.warning("request id=%s: tool_choice is not enforced, taken for auto", call.request_id)
     prompt = await asyncio.to_thread(render, call, model)
     wire = output_format(engine)
     grammar = await asyncio.to_thread(structures_of(model).grammar, call, prompt, wire)
@@ -113,7 +112,7 @@ async def detokenize(token_ids: Sequence[int], engine: TextEngine) -> str:
         InvalidRequestError: An id is outside the vocabulary.
     """
     model = _loaded(engine)
-    _check_ids("tokens", token_ids, model)
+    require_ids("tokens", token_ids, model)
     return await asyncio.to_thread(model.tokenizer.decode, token_ids)
 
 
@@ -193,7 +192,7 @@ def _boundaries(
 def _request(
     call: GenerationCall, prompt: Prompt, model: LoadedModel, grammar: ReplyGrammar | None
 ) -> GenerationRequest:
-    _check_ids("LogitBias", list(call.sampling.logit_bias), model)
+    require_ids("LogitBias", list(call.sampling.logit_bias), model)
     # The only way out of a grammar is the token that ends it.
     ignores_eos = call.ignore_eos and grammar is None
     room = (model.card.context_length or sys.maxsize) - len(prompt.token_ids)
@@ -239,14 +238,6 @@ def _detokenizer(
 def _shown_tools(call: GenerationCall) -> Sequence[Tool]:
     """Return the tools that the model is told of, and may call."""
     return () if call.tool_choice.mode is ToolMode.NONE else call.tools
-
-
-def _check_ids(field_name: str, token_ids: Sequence[int], model: LoadedModel) -> None:
-    limit = model.card.vocab_size
-    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < limit]:
-        raise InvalidRequestError(
-            field_name, f"token id {wrong[0]} is outside the vocabulary of {limit} tokens"
-        )
 
 
 def _check_size(field_name: str, text: str, model: LoadedModel) -> None:

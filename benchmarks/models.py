@@ -39,6 +39,11 @@ SMALL = BenchModel("4M", "llama", (256, 4, 2048))
 
 LARGE = BenchModel("60M", "llama", (640, 8, 16384))
 
+WIDE = BenchModel("60M, 32k tokens", "llama", (512, 8, 32_000))
+
+WIDEST = BenchModel("60M, 151k tokens", "llama", (192, 4, 151_936))
+"""Nearly all of it is its vocabulary: a step computes half as much as one of `LARGE`."""
+
 RECURRENT = BenchModel("3M mamba2", "mamba2", (256, 4, 2048))
 """A state instead of keys and values, computed by matrix products also without a GPU."""
 
@@ -52,7 +57,7 @@ TINY = {
 }
 """One of each family, by its name."""
 
-ALL = (SMALL, LARGE, RECURRENT, *TINY.values())
+ALL = (SMALL, LARGE, WIDE, WIDEST, RECURRENT, *TINY.values())
 
 
 def ensure_built() -> None:

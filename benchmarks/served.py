@@ -75,16 +75,7 @@ class Served:
 
     async def stream(self, prompt: str, new_tokens: int, sampling: Sampling) -> Timeline:
         """Generate one row, and return when its tokens arrived."""
-        request = pb.PredictOptions(
-            Prompt=prompt,
-            Tokens=new_tokens,
-            IgnoreEOS=True,
-            Temperature=sampling.temperature,
-            TopK=sampling.top_k,
-            TopP=sampling.top_p,
-            MinP=sampling.min_p,
-        )
-        return await self.send(request)
+        return await self.send(_request(prompt, new_tokens, sampling))
 
     async def send(self, request: pb.PredictOptions) -> Timeline:
         """Generate one row, and return when its tokens arrived."""
@@ -120,14 +111,17 @@ class Served:
 
     async def run(self, workload: Workload) -> Speed:
         """Generate all rows of a workload at the same time, and return how fast that was."""
-        started = time.perf_counter()
-        rows = await asyncio.gather(
-            *(
-                self.stream(prompt, workload.new_tokens, sampling)
+        return await self.send_together(
+            [
+                _request(prompt, workload.new_tokens, sampling)
                 for prompt, sampling in zip(workload.prompts, workload.samplings, strict=True)
-            )
+            ]
         )
-        return speed(started, rows)
+
+    async def send_together(self, requests: Sequence[pb.PredictOptions]) -> Speed:
+        """Generate one row per request at the same time, and return how fast that was."""
+        started = time.perf_counter()
+        return speed(started, await asyncio.gather(*map(self.send, requests)))
 
     async def health_seconds(self) -> float:
         """Return how long one Health took, over a connection of its own, as hosts ask it."""
@@ -135,3 +129,15 @@ class Served:
         async with grpc.aio.insecure_channel(self.process.address) as channel:
             await backend_pb2_grpc.BackendStub(channel).Health(pb.HealthMessage())
         return time.perf_counter() - started
+
+
+def _request(prompt: str, new_tokens: int, sampling: Sampling) -> pb.PredictOptions:
+    return pb.PredictOptions(
+        Prompt=prompt,
+        Tokens=new_tokens,
+        IgnoreEOS=True,
+        Temperature=sampling.temperature,
+        TopK=sampling.top_k,
+        TopP=sampling.top_p,
+        MinP=sampling.min_p,
+    )

@@ -6,8 +6,9 @@ mlx-lm would load any model. The same arguments always give the same weights.
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import click
@@ -26,6 +27,16 @@ _MARKERS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>"),
 )
+
+# Letters of invented pieces, how many of them at most, and what may stand before them.
+_SCRIPTS = (
+    (_LETTERS, 12, (" ", " ", "")),
+    ("0123456789", 3, ("",)),
+    ('{}[]()<>""\':;,.=+-*/\\_#\n\t    ', 5, ("", " ")),
+    ("".join(map(chr, range(0x430, 0x450))), 10, (" ", "")),
+    ("".join(map(chr, range(0x4E00, 0x5E00))), 3, ("",)),
+)
+_SCRIPT_SHARES = (65, 1, 8, 10, 16)
 
 _COMMON: Mapping[str, Any] = {
     "hidden_size": 64,
@@ -322,13 +333,25 @@ def _train_bpe() -> Tokenizer:
 
 
 def _fill_vocabulary(path: Path, vocab: int) -> None:
-    """Give every id up to `vocab` a word of its own, which no text is encoded to."""
+    """Give every id up to `vocab` a piece of its own, which no text is encoded to."""
     content = json.loads(path.read_text(encoding="utf-8"))
     # Added tokens that the model does not know would be numbered anew behind the fillers.
     added = {token["content"]: token["id"] for token in content["added_tokens"]}
-    fillers = {f"Ġword{token_id}": token_id for token_id in range(VOCAB_SIZE, vocab)}
-    content["model"]["vocab"].update(added | fillers)
+    known = content["model"]["vocab"]
+    known.update(added)
+    pieces = (piece for piece in _invented_pieces(Random(0)) if piece not in known)
+    while len(known) < vocab:
+        known[next(pieces)] = len(known)
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _invented_pieces(rng: Random) -> Iterator[str]:
+    """Yield the mixture of a large vocabulary for ever: words, numbers, code, other scripts."""
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    while True:
+        letters, longest, lead = rng.choices(_SCRIPTS, _SCRIPT_SHARES)[0]
+        text = "".join(rng.choices(letters, k=rng.randint(2, longest)))
+        yield spelled.pre_tokenize_str(rng.choice(lead) + text)[0][0]
 
 
 @click.command()

@@ -1,6 +1,9 @@
 """What is known of a loaded model, in plain values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from backend.core.embedding import EmbeddingProfile
+from backend.core.scoring import RerankerKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,8 @@ class ModelCard:
             model's state was kept: recurrent layers cannot go back.
         grammar_triggers: Words from which on a caller's grammar holds; without any it holds from
             the beginning.
+        embedding: How its checkpoint turns a text into a vector.
+        reranker: The family of rerankers that it belongs to, if any.
     """
 
     name: str
@@ -32,3 +37,5 @@ class ModelCard:
     batches: bool = True
     reuses_at_boundaries_only: bool = False
     grammar_triggers: tuple[str, ...] = ()
+    embedding: EmbeddingProfile = field(default_factory=EmbeddingProfile)
+    reranker: RerankerKind | None = None

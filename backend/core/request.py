@@ -76,6 +76,7 @@ class GenerationCall:
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
         grammar: GBNF or a JSON schema that the reply must follow; wins over `tool_choice`.
         parallel_tool_calls: Whether a reply may hold more than one call.
+        constrains_calls: Whether calls of the model's own choice are held to their schemas.
         remembered: What of it may be put into the prompt cache.
         cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
         debug: Whether the log may hold the text of this request.
@@ -94,6 +95,7 @@ class GenerationCall:
     top_logprobs: int | None = None
     grammar: str = ""
     parallel_tool_calls: bool = True
+    constrains_calls: bool = True
     remembered: Remembered = Remembered.ALL
     cache_path: str = ""
     debug: bool = False

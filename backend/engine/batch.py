@@ -14,7 +14,7 @@ from backend.core.step import TokenStep
 from backend.engine.logprobs import LogprobsInFlight, logprobs_in_flight
 from backend.engine.network import Caches, FreshCaches, Network
 from backend.engine.row import Row
-from backend.sampling.masks import Guided, TokenMasks
+from backend.sampling.masks import TokenMasks
 from backend.sampling.processors import History, LogitsAdjuster
 from backend.sampling.sampler import Sampler
 
@@ -192,8 +192,7 @@ class Batch:
     def _prepare_sampling(self) -> None:
         params = [row.request.sampling for row in self._rows]
         self._sampler = Sampler(params, self._vocab_size)
-        guided = [Guided(i, row.matcher) for i, row in enumerate(self._rows) if row.matcher]
-        self._masks = TokenMasks(guided, self._vocab_size)
+        self._masks = TokenMasks([row.matcher for row in self._rows], self._vocab_size)
         self._adjuster = LogitsAdjuster(
             [History(row.request.sampling, row.token_ids, row.fed) for row in self._rows],
             self._vocab_size,

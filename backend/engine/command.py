@@ -3,13 +3,16 @@
 A reply future is answered on the engine thread; cancelling it is how its caller leaves.
 """
 
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backend.config import ModelOptions
+from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.request import GenerationRequest
+from backend.core.scoring import ScoreRequest
+from backend.errors import BackendError
 from backend.model.loaded import LoadedModel
 
 if TYPE_CHECKING:
@@ -40,6 +43,22 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Compute log-probabilities beside generation: per continuation, and token."""
+
+    request: ScoreRequest
+    reply: "Future[tuple[tuple[float, ...], ...]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Compute an embedding beside generation."""
+
+    request: EmbeddingRequest
+    reply: "Future[Embedding]"
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """End all requests, drop the model and give its memory back."""
 
@@ -64,4 +83,16 @@ class Fetched:
     nodes: "tuple[StoredNode, ...]"
 
 
-Command: TypeAlias = Load | Submit | Cancel | Free | Stop | Fetched
+Command: TypeAlias = Load | Submit | Cancel | Score | Embed | Free | Stop | Fetched
+
+
+def answer(reply: "Future[Any]", value: object) -> bool:
+    """Answer a reply unless its caller has left; an error is raised at the caller's end."""
+    try:
+        if isinstance(value, BackendError):
+            reply.set_exception(value)
+        else:
+            reply.set_result(value)
+    except InvalidStateError:
+        return False
+    return True

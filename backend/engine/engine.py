@@ -8,14 +8,16 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from backend.config import ModelOptions
+from backend.config import ModelOptions, TuningOptions
+from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.model import ModelCard
 from backend.core.request import GenerationRequest
+from backend.core.scoring import ScoreRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import EngineEvent
-from backend.engine.command import Cancel, Command, Free, Load, Stop, Submit
+from backend.engine.command import Cancel, Command, Embed, Free, Load, Score, Stop, Submit
 from backend.engine.stream import Publication, TokenStream
 from backend.errors import (
     InvalidRequestError,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from backend.engine.worker import EngineWorker
 
 THREAD_JOIN_TIMEOUT_S = 3.0
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class Engine:
         self._worker: EngineWorker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, TokenStream] = {}
+        self._side_replies: set[object] = set()
         self._is_unused = asyncio.Event()
         self._is_unused.set()
         self._loads = asyncio.Lock()
@@ -125,10 +130,7 @@ class Engine:
             ModelNotLoadedError: Nothing is loaded.
             OverloadedError: As many requests as may run and wait are there.
         """
-        self._refuse_when_closing()
-        if self._model is None or self._options is None or not self.is_computing:
-            raise ModelNotLoadedError
-        tuning = self._options.tuning
+        tuning = self._ready_tuning()
         if len(self._streams) >= tuning.max_slots + tuning.max_waiting:
             raise OverloadedError(
                 f"{len(self._streams)} requests are running or waiting already "
@@ -146,8 +148,28 @@ class Engine:
         stream = self._streams.pop(request_id, None)
         if stream is not None and not stream.has_ended:
             self._commands.put(Cancel(request_id))
-        if not self._streams:
-            self._is_unused.set()
+        self._note_whether_unused()
+
+    async def score(self, request: ScoreRequest) -> tuple[tuple[float, ...], ...]:
+        """Return the log-probability of every token of every continuation; cancel to leave.
+
+        Raises:
+            ModelNotLoadedError: Nothing is loaded.
+            OverloadedError: As many of these calls as may wait are there.
+        """
+        reply: Future[tuple[tuple[float, ...], ...]] = Future()
+        return await self._work_aside(Score(request, reply), reply)
+
+    async def embed(self, request: EmbeddingRequest) -> Embedding:
+        """Return an embedding; cancel to leave.
+
+        Raises:
+            ModelNotLoadedError: Nothing is loaded.
+            OverloadedError: As many of these calls as may wait are there.
+            UnsupportedError: The model gives no hidden states.
+        """
+        reply: Future[Embedding] = Future()
+        return await self._work_aside(Embed(request, reply), reply)
 
     def status(self) -> EngineStatus:
         """Return the latest snapshot of the engine thread, at once; from any thread."""
@@ -168,6 +190,33 @@ class Engine:
         await asyncio.to_thread(self._thread.join, THREAD_JOIN_TIMEOUT_S)
         if self.is_computing:
             log.warning("the engine thread is still computing, leaving without it")
+
+    async def _work_aside(self, command: Score | Embed, reply: "Future[Result]") -> Result:
+        tuning = self._ready_tuning()
+        if len(self._side_replies) > tuning.max_waiting:
+            raise OverloadedError(
+                f"{len(self._side_replies)} embeddings and scores are running or waiting already "
+                f"(max_waiting {tuning.max_waiting})"
+            )
+        self._side_replies.add(reply)
+        self._is_unused.clear()
+        self._commands.put(command)
+        try:
+            return await asyncio.wrap_future(reply)
+        finally:
+            self._side_replies.discard(reply)
+            self._note_whether_unused()
+
+    def _ready_tuning(self) -> TuningOptions:
+        """Return the options of the loaded model, if work may be given to it."""
+        self._refuse_when_closing()
+        if self._model is None or self._options is None or not self.is_computing:
+            raise ModelNotLoadedError
+        return self._options.tuning
+
+    def _note_whether_unused(self) -> None:
+        if not self._streams and not self._side_replies:
+            self._is_unused.set()
 
     async def _load(self, options: ModelOptions) -> LoadedModel:
         directory = await self._locate(options)

@@ -12,7 +12,7 @@ from backend.core.request import GenerationRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import PrefillDone
 from backend.engine.batch import Batch, RowStep
-from backend.engine.command import Fetched
+from backend.engine.command import Embed, Fetched, Score
 from backend.engine.isolation import Isolation
 from backend.engine.keeper import Keeper
 from backend.engine.network import FreshCaches
@@ -21,6 +21,8 @@ from backend.engine.prefill import prefill_chunk
 from backend.engine.publisher import HandOver, Publisher
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
+from backend.engine.side_jobs import SideJobs
+from backend.engine.side_work import SideWorkFactory
 from backend.errors import BackendError, GenerationFailedError, GrammarError
 from backend.model.loaded import LoadedModel, RunnableModel
 
@@ -67,6 +69,8 @@ class Session:
             pause_s=tuning.prefill_pause_ms / 1000.0,
         )
         self._keeper = keeper
+        self._side_jobs = SideJobs(tuning.prefill_chunk)
+        self._side_work = SideWorkFactory(model, fresh_caches, keeper, self._side_jobs.chunk_size)
         self._rows: dict[str, Row] = {}
         # Whom the present computation is for: if it raises, one of them is to blame.
         self._in_hand: Sequence[Row] = ()
@@ -82,7 +86,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Whether a turn would have nothing to do."""
-        return self._scheduler.is_idle and self._batch.is_empty
+        return self._scheduler.is_idle and self._batch.is_empty and self._side_jobs.is_idle
 
     @property
     def idle_timeout_s(self) -> float | None:
@@ -102,6 +106,19 @@ class Session:
             self._scheduler.park(row)
         else:
             self._scheduler.enqueue(row)
+
+    def work_aside(self, command: Score | Embed) -> None:
+        """Queue what is computed between steps."""
+        self._side_jobs.add(self._side_work.make(command), command.reply)
+
+    @property
+    def has_ended_aside(self) -> bool:
+        """Whether results of such work wait for `answer_aside`."""
+        return self._side_jobs.has_ended
+
+    def answer_aside(self) -> None:
+        """Hand out the results of work between steps."""
+        self._side_jobs.answer()
 
     def take_in(self, fetched: Fetched) -> None:
         """Go on with a request that waited for the disk."""
@@ -126,6 +143,7 @@ class Session:
         """End every request with an error."""
         for row in list(self._rows.values()):
             self._fail(row, error)
+        self._side_jobs.fail_all(error)
         self._batch.clear()
         self._publisher.flush()
 
@@ -138,6 +156,7 @@ class Session:
         else:
             self._join()
             self._compute()
+            self._compute_aside()
         self._publisher.hurry()
         self._turns += 1
         if self._turns % TURNS_PER_CLEAR == 0:
@@ -152,6 +171,8 @@ class Session:
         second chance without.
         """
         rows, self._in_hand = self._in_hand, ()
+        if self._side_jobs.blame(error):
+            return
         if len(rows) != 1 or (rows[0].cached_tokens and rows[0] in self._scheduler.active):
             self._batch.clear()
             self._isolation.suspect(self._scheduler.deactivate(), error)
@@ -170,7 +191,7 @@ class Session:
         kv_bytes = self._batch.cache_bytes() + sum(row.cache_bytes() for row in self._rows.values())
         prompt_cache = self._keeper.status()
         # A pass may still be in flight for a request that has ended: nobody waits for it.
-        is_ready = not self._rows
+        is_ready = not self._rows and not self._side_jobs.is_computing
         return EngineStatus(
             state=EngineState.READY if is_ready else EngineState.BUSY,
             memory_bytes={
@@ -218,6 +239,15 @@ class Session:
             self._decode()
         else:
             self._prefill(row)
+
+    def _compute_aside(self) -> None:
+        """Run a piece of a side job, if there is one and the rows have had their share."""
+        is_alone = self._scheduler.is_idle
+        if self._side_jobs.is_due(is_alone=is_alone):
+            # Nobody's token waits for the piece.
+            self._land()
+            self._publisher.flush()
+            self._side_jobs.advance(is_alone=is_alone)
 
     def _prefill(self, row: Row) -> None:
         # Nobody's token waits for the chunk.

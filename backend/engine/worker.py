@@ -8,15 +8,26 @@ import logging
 import queue
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
-from typing import Any, assert_never
+from concurrent.futures import Future
+from typing import assert_never
 
 import mlx.core as mx
 
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineStatus
 from backend.engine.assembly import Outlets, assemble_session
-from backend.engine.command import Cancel, Command, Fetched, Free, Load, Stop, Submit
+from backend.engine.command import (
+    Cancel,
+    Command,
+    Embed,
+    Fetched,
+    Free,
+    Load,
+    Score,
+    Stop,
+    Submit,
+    answer,
+)
 from backend.engine.publisher import HandOver
 from backend.engine.session import Session
 from backend.engine.stream import Publication, is_last
@@ -83,6 +94,7 @@ class EngineWorker:
             self._obey()
             if self._session is not None:
                 self._session.turn()
+                self._answer_aside(self._session)
             self._refresh_status()
         except Exception as error:  # noqa: BLE001 (the top of the thread: models raise anything)
             self._recover(error)
@@ -91,7 +103,7 @@ class EngineWorker:
         if self._loading is not None:
             reply, self._loading = self._loading, None
             self._unload(RequestCancelledError("loading the model failed"))
-            _answer(reply, error if isinstance(error, BackendError) else _load_error(error))
+            answer(reply, error if isinstance(error, BackendError) else _load_error(error))
         elif self._session is not None:
             self._session.recover(error)
         else:
@@ -120,9 +132,11 @@ class EngineWorker:
                 if self._session is not None:
                     self._session.cancel(request_id)
                     self._status_due_at = 0.0
+            case Score() | Embed():
+                self._work_aside(command)
             case Free(reply):
                 self._unload(RequestCancelledError("the model was freed"))
-                _answer(reply, None)
+                answer(reply, None)
             case Stop():
                 self._is_stopping = True
             case Fetched():
@@ -142,7 +156,7 @@ class EngineWorker:
         self._session = assemble_session(model, command.options, outlets)
         self._loading = None
         self.status = self._session.status()
-        if not _answer(command.reply, self._session.plain_model()):
+        if not answer(command.reply, self._session.plain_model()):
             self._unload(LoadCancelledError("the caller of LoadModel left"))
 
     def _submit(self, request: GenerationRequest) -> None:
@@ -150,6 +164,12 @@ class EngineWorker:
             self._publish([Publication(request.request_id, ModelNotLoadedError())])
         else:
             self._session.submit(request)
+
+    def _work_aside(self, command: Score | Embed) -> None:
+        if self._session is None:
+            answer(command.reply, ModelNotLoadedError())
+        else:
+            self._session.work_aside(command)
 
     def _unload(self, reason: BackendError) -> None:
         if self._session is not None:
@@ -169,6 +189,12 @@ class EngineWorker:
             self._take_snapshot()
         self._publish(publications)
 
+    def _answer_aside(self, session: Session) -> None:
+        """Hand out results, behind a snapshot that no longer knows their jobs."""
+        if session.has_ended_aside:
+            self._take_snapshot()
+            session.answer_aside()
+
     def _refresh_status(self) -> None:
         """Take a snapshot now and then, and before there is nothing to do for long."""
         is_idle = self._session is None or self._session.is_idle
@@ -183,15 +209,3 @@ class EngineWorker:
 def _load_error(error: Exception) -> LoadFailedError:
     log.error("loading failed", exc_info=error)
     return LoadFailedError(f"loading the model failed: {error}")
-
-
-def _answer(reply: "Future[Any]", value: object) -> bool:
-    """Answer a reply unless its caller has left; an error is raised at the caller's end."""
-    try:
-        if isinstance(value, BackendError):
-            reply.set_exception(value)
-        else:
-            reply.set_result(value)
-    except InvalidStateError:
-        return False
-    return True

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from backend.errors import LoadError, UnsupportedModelError
 
 WEIGHTS_PATTERN = "model*.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+
+Json = TypeVar("Json", dict[str, Any], list[Any])
+_JSON_NAMES: Mapping[type, str] = {dict: "object", list: "array"}
 
 _FOREIGN_WEIGHTS = (".gguf", ".bin", ".pt", ".pth", ".npz", ".safetensors", ".onnx")
 _LENGTH_NAMES = (
@@ -30,7 +33,7 @@ def read_config(directory: Path) -> Mapping[str, Any]:
             f"{directory} is not an MLX or safetensors model: it has no config.json"
             f"{_found(directory)}"
         )
-    config = _read_object(path)
+    config = read_json(path, dict)
     if not isinstance(config.get("model_type"), str):
         raise UnsupportedModelError(f"{path} does not name a model_type")
     return config
@@ -51,7 +54,7 @@ def require_weights(directory: Path) -> None:
     index = directory / WEIGHTS_INDEX
     if not index.is_file():
         return
-    shards = set(_read_object(index).get("weight_map", {}).values())
+    shards = set(read_json(index, dict).get("weight_map", {}).values())
     if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
         raise LoadError(
             f"{directory} is incomplete: {len(missing)} of {len(shards)} weight files are "
@@ -63,7 +66,7 @@ def read_generation_config(directory: Path) -> Mapping[str, Any]:
     """Return generation_config.json, or nothing where it is absent or broken."""
     path = directory / "generation_config.json"
     try:
-        return _read_object(path) if path.is_file() else {}
+        return read_json(path, dict) if path.is_file() else {}
     except LoadError:
         return {}
 
@@ -88,13 +91,18 @@ def declared_eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_json(path: Path, kind: type[Json]) -> Json:
+    """Return what a JSON file holds.
+
+    Raises:
+        LoadError: It cannot be read, or holds something else than `kind`.
+    """
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise LoadError(f"{path} is not a JSON object")
+    if not isinstance(value, kind):
+        raise LoadError(f"{path} is not a JSON {_JSON_NAMES[kind]}")
     return value
 
 

@@ -18,6 +18,7 @@ from backend.config import ModelOptions
 from backend.core.model import ModelCard
 from backend.errors import LoadError
 from backend.model.adapters import apply_adapters
+from backend.model.bare_decoder import HEADLESS_CONFIG, decoder_classes, is_bare_decoder
 from backend.model.checkpoint import (
     declared_eos_ids,
     own_context_length,
@@ -28,6 +29,7 @@ from backend.model.checkpoint import (
 from backend.model.failures import UPSTREAM_FAILURES, as_load_error
 from backend.model.hf_tokenizer import load_tokenizer
 from backend.model.loaded import RunnableModel
+from backend.model.retrieval import embedding_profile, reranker_kind
 from backend.model.upstream import Network, import_mlx_lm
 from backend.model.weights import cast, evaluate, memory_bytes, require_memory, weights_bytes
 
@@ -71,6 +73,8 @@ def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool])
     tokenizer, template, eos_ids = load_tokenizer(options, directory, _defaults(network))
     size = weights_bytes(network)
     require_memory(size, memory_bytes())
+    # The host may call a model anything: its directory has a name too.
+    own_name = f"{Path(options.model).name} {directory.name}"
     card = ModelCard(
         name=options.model or directory.name,
         path=str(directory),
@@ -82,6 +86,8 @@ def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool])
         supports_tools=template.supports_tools,
         supports_thinking=template.supports_thinking,
         grammar_triggers=options.grammar_triggers,
+        embedding=embedding_profile(directory, own_name, config),
+        reranker=reranker_kind(own_name, config),
     )
     evaluate(network, cancelled)
     return RunnableModel(tokenizer, template, card, network)
@@ -89,8 +95,12 @@ def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool])
 
 def _lazy_network(options: ModelOptions, directory: Path) -> Network:
     """Build the network with its adapters and data type; no weight is in memory yet."""
+    special: dict[str, Any] = {}
+    if is_bare_decoder(directory):
+        log.warning("%s has no head: it can embed, what it generates means nothing", directory)
+        special = {"get_model_classes": decoder_classes, "model_config": dict(HEADLESS_CONFIG)}
     network, _ = import_mlx_lm().load_model(
-        directory, lazy=True, trust_remote_code=options.trusts_remote_code
+        directory, lazy=True, trust_remote_code=options.trusts_remote_code, **special
     )
     apply_adapters(network, options.adapters, options.models_dir)
     if options.dtype is not None:

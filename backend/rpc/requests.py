@@ -39,6 +39,7 @@ def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> Genera
         top_logprobs=_top_logprobs(request),
         grammar=_grammar(request),
         parallel_tool_calls=allows_parallel_calls(request.Metadata),
+        constrains_calls=tuning.constrain_calls,
         remembered=_remembered(request),
         cache_path=request.PromptCachePath,
         debug=request.Debug or request.DebugMode,

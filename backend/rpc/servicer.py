@@ -4,28 +4,34 @@
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard
 from backend.core.request import GenerationCall
 from backend.core.status import EngineStatus
-from backend.errors import ModelNotLoadedError, UnsupportedError
+from backend.embedding import embed
+from backend.errors import ModelNotLoadedError
 from backend.generation import TextEngine, detokenize, generate, tokenize, warm_up
+from backend.intake import SideEngine
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from backend.reranking import rerank
+from backend.rpc.embedding import embedding_call, embedding_result
 from backend.rpc.model_options import model_options
 from backend.rpc.replies import completion_reply, increment_reply
 from backend.rpc.reports import metadata_response, metrics_response, status_response
 from backend.rpc.requests import generation_call, prompt_part
+from backend.rpc.scoring import rerank_call, rerank_result, score_call, score_response
+from backend.scoring import score
 from common.handlers import Context
 
 log = logging.getLogger(__name__)
 
 
-class ServedEngine(TextEngine, Protocol):
-    """What the service needs of an engine beyond the pipeline's needs."""
+class ServedEngine(TextEngine, SideEngine, Protocol):
+    """What the service needs of an engine beyond the pipelines' needs."""
 
     async def load(self, options: ModelOptions) -> ModelCard:
         """Load a model in place of the one before; to cancel is to give the load up."""
@@ -107,17 +113,17 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
         """Answer with what was found out about the loaded model."""
         return await metadata_response(self._engine)
 
-    async def Embedding(self, _request: pb.PredictOptions, _context: Context) -> NoReturn:
-        """Refuse."""
-        raise UnsupportedError("Embedding: this backend has no embedding models yet")
+    async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
+        """Answer with the vector of a text, or of each of its tokens."""
+        return embedding_result(await embed(embedding_call(request), self._engine))
 
-    async def Score(self, _request: pb.ScoreRequest, _context: Context) -> NoReturn:
-        """Refuse."""
-        raise UnsupportedError("Score: this backend does not score candidates yet")
+    async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
+        """Answer with the log-probabilities of candidates."""
+        return score_response(await score(score_call(request), self._engine), request)
 
-    async def Rerank(self, _request: pb.RerankRequest, _context: Context) -> NoReturn:
-        """Refuse."""
-        raise UnsupportedError("Rerank: this backend has no reranking models yet")
+    async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
+        """Answer with documents in the order of their relevance."""
+        return rerank_result(await rerank(rerank_call(request), self._engine))
 
     def _call(self, request: pb.PredictOptions) -> GenerationCall:
         if self._engine.options is None:

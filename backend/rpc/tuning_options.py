@@ -2,10 +2,12 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from backend.config import TuningOptions
+from backend.core.embedding import Pooling
+from backend.core.scoring import RerankerKind
 from backend.errors import InvalidRequestError
 from backend.rpc.json_fields import JsonObject, parse_json, require_object
 from common.options import OptionField, OptionValue, option_fields, split_entry
@@ -40,11 +42,13 @@ RANGES = {
     "wired_limit_mb": Range(0),
 }
 
-# What MLX quantises to, and how many values may share a scale.
-CHOICES = {
+# What MLX quantises to, how many values may share a scale, and names.
+CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "cache_bits": (4, 8),
     "kv_bits": (4, 8),
     "kv_group_size": (32, 64, 128),
+    "pooling": tuple(pooling.value for pooling in Pooling),
+    "reranker": tuple(kind.value for kind in RerankerKind),
 }
 
 Given = TypeVar("Given")

@@ -1,19 +1,18 @@
 import pytest
 from token_blocks import (
-    BYTES_PER_TOKEN,
-    SNAPSHOT_BYTES,
     anywhere,
     at_snapshots,
+    is_stored,
+    key,
     look,
     put,
+    room_for,
     segment_of,
     tokens_of,
 )
 
-from backend.cache.kv import Segment
-from backend.cache.node_store import Thinning
+from backend.cache.kv import Block, Segment
 from backend.cache.prompt_cache import PromptCache
-from backend.cache.token_key import TokenKey
 from backend.core.status import HitKind
 
 pytestmark = pytest.mark.mlx
@@ -21,20 +20,8 @@ pytestmark = pytest.mark.mlx
 TEN = tuple(range(1, 11))
 
 
-def key(*ids):
-    return TokenKey.from_ids(ids)
-
-
-def room_for(tokens, snapshots=0):
-    return tokens * BYTES_PER_TOKEN + snapshots * SNAPSHOT_BYTES
-
-
 def roomy(usable=anywhere):
     return PromptCache(room_for(1000), usable)
-
-
-def is_stored(store, ids):
-    return store.stored(key(*ids)) == len(ids)
 
 
 @pytest.mark.parametrize(
@@ -192,197 +179,6 @@ def test_a_cut_before_the_end_of_a_node_goes_without_its_snapshot():  # lesson 5
     assert look(store, (*TEN, 11)).path[-1].snapshot.ids == TEN
 
 
-def test_the_least_recent_leaf_goes_first_and_no_more_than_need_be():  # lesson 107
-    store = PromptCache(room_for(14), anywhere)
-    trunk = (1, 2, 3, 4, 5)
-    old, used, young = ((*trunk, n, n + 1, n + 2) for n in (10, 20, 30))
-    for ids in (old, used, young):
-        put(store, ids)
-    look(store, old)
-    put(store, (*trunk, 40, 41))
-    assert [is_stored(store, ids) for ids in (old, used, young)] == [True, False, True]
-    assert store.status().evictions == 1
-    put(store, (*trunk, 50, 51, 52))
-    assert [is_stored(store, ids) for ids in (old, young)] == [True, False]
-
-
-def test_a_prefix_outlives_all_that_goes_on_from_it():
-    store = PromptCache(room_for(12), anywhere)
-    put(store, TEN[:5])
-    put(store, TEN)
-    put(store, (50, 51, 52))
-    assert store.stored(key(*TEN)) == 5
-    put(store, (60, 61, 62, 63))
-    assert store.stored(key(*TEN)) == 5
-    put(store, (70,))
-    assert store.stored(key(*TEN)) == 0
-
-
-@pytest.mark.parametrize("as_reader", [True, False], ids=["looked-up", "stored"])
-def test_a_path_in_use_is_not_evicted_until_it_is_released(as_reader):
-    store = PromptCache(room_for(12), anywhere)
-    put(store, TEN, owner=None if as_reader else "row")
-    if as_reader:
-        assert store.lookup(key(*TEN), "row").length == 9
-    assert not put(store, (50, 51, 52))
-    assert put(store, (60, 61))
-    assert put(store, (70, 71))
-    assert is_stored(store, TEN)
-    store.release("row")
-    assert put(store, (50, 51, 52))
-    assert not is_stored(store, TEN)
-
-
-def test_a_path_that_several_use_stays_until_the_last_is_done():
-    store = PromptCache(room_for(10), anywhere)
-    put(store, TEN)
-    for owner in "ab":
-        store.lookup(key(*TEN), owner)
-    store.release("a")
-    assert not put(store, (50,))
-    store.release("b")
-    store.release("b")
-    assert put(store, (50,))
-
-
-def test_an_owner_that_goes_on_elsewhere_lets_go_of_the_path_before():
-    store = PromptCache(room_for(13), anywhere)
-    put(store, TEN)
-    put(store, (50, 51, 52))
-    store.lookup(key(*TEN), "row")
-    store.lookup(key(50, 51, 52), "row")
-    assert put(store, (60, 61, 62))
-    assert not is_stored(store, TEN)
-    assert is_stored(store, (50, 51, 52))
-
-
-def test_what_is_held_is_held_however_nodes_are_divided_and_joined():
-    store = PromptCache(room_for(13), anywhere)
-    put(store, TEN)
-    store.lookup(key(*TEN), "row")
-    put(store, (*TEN[:4], 40))
-    put(store, (*TEN[:7], 70))
-    put(store, (80,))
-    assert not put(store, (90, 91, 92, 93))
-    assert is_stored(store, TEN)
-    assert look(store, (*TEN, 11)).length == 10
-
-
-def test_what_cannot_fit_evicts_nothing():
-    store = PromptCache(room_for(12), anywhere)
-    put(store, TEN[:4])
-    put(store, (50, 51, 52), owner="row")
-    assert not put(store, range(100, 110))
-    assert not put(store, range(100, 200))
-    assert is_stored(store, TEN[:4])
-    assert store.status().evictions == 0
-
-
-def thinned(segment):
-    return Segment(segment.blocks)
-
-
-THINNING = Thinning(thinned, reach_tokens=3, has_snapshots=True)
-
-
-def conversation(store, ids, turns):
-    """Store a prompt that grows by two tokens a turn, with a snapshot behind each."""
-    for turn in range(turns):
-        ids = (*ids, 2 * turn, 2 * turn + 1)
-        assert put(store, ids, has_snapshot=True)
-    return ids
-
-
-def snapshots(store, ids):
-    return [n for n in range(1, len(ids) + 1) if store.has_snapshot(key(*ids[:n]))]
-
-
-def test_the_middle_of_a_conversation_gives_up_its_snapshots_before_nodes_are_evicted():
-    store = PromptCache(room_for(20, snapshots=5), at_snapshots, thinning=THINNING)
-    ids = conversation(store, (), 10)
-    assert snapshots(store, ids) == [12, 14, 16, 18, 20]
-    assert is_stored(store, ids)
-    assert look(store, (*ids, 90)).length == 20
-    assert store.status().evictions == 0
-
-
-def test_with_room_enough_no_snapshot_is_given_up():
-    store = PromptCache(room_for(20, snapshots=10), at_snapshots, thinning=THINNING)
-    ids = conversation(store, (), 10)
-    assert snapshots(store, ids) == list(range(2, 21, 2))
-
-
-def test_where_prompts_branched_and_system_prompts_end_snapshots_stay():
-    store = PromptCache(room_for(30, snapshots=8), at_snapshots, thinning=THINNING)
-    put(store, (70, 71, 72), has_snapshot=True)
-    store.keep(key(70, 71, 72))
-    put(store, (70, 71, 72, 73, 74), has_snapshot=True)
-    put(store, (70, 71, 72, 73, 74, 90), has_snapshot=True)
-    ids = conversation(store, (70, 71, 72, 73, 74), 9)
-    assert snapshots(store, ids)[:2] == [3, 5]
-    assert len(snapshots(store, ids)) < 11
-    assert store.status().evictions == 0
-
-
-def test_what_a_cut_at_the_end_of_a_system_prompt_needs_is_not_given_up():
-    store = PromptCache(room_for(24, snapshots=7), at_snapshots, thinning=THINNING)
-    ids = conversation(store, (), 4)
-    store.keep(key(*ids))
-    ids = conversation(store, ids, 8)
-    assert snapshots(store, ids) == [6, 8, 16, 18, 20, 22, 24]
-    assert store.status().evictions == 0
-
-
-def test_system_prompts_are_evicted_last():
-    store = PromptCache(room_for(9), anywhere)
-    put(store, (1, 2, 3, 4))
-    store.keep(key(1, 2, 3))
-    store.check()
-    put(store, (50, 51))
-    put(store, (60, 61, 62, 63))
-    assert store.stored(key(1, 2, 3, 4)) == 3
-    put(store, range(70, 76))
-    assert store.stored(key(1, 2, 3, 4)) == 3
-    put(store, range(80, 88))
-    assert store.stored(key(1, 2, 3, 4)) == 0
-    assert store.status().bytes == room_for(8)
-
-
-def test_kept_system_prompts_take_half_of_the_budget_at_most():
-    store = PromptCache(room_for(16), anywhere)
-    prompts = [(n, n + 1, n + 2) for n in (10, 20, 30)]
-    for ids in prompts:
-        put(store, ids)
-        store.keep(key(*ids))
-        store.check()
-    put(store, range(100, 107))
-    assert all(is_stored(store, ids) for ids in prompts)
-    put(store, range(200, 209))
-    assert [is_stored(store, ids) for ids in prompts] == [False, True, True]
-
-
-def test_what_kept_system_prompts_share_counts_once():
-    store = PromptCache(room_for(16), anywhere)
-    prompts = [(1, 2, 3, 4, 5, 6, n) for n in (10, 20)]
-    for ids in prompts:
-        put(store, ids)
-        store.keep(key(*ids))
-    for n in range(100, 150, 5):
-        put(store, range(n, n + 5))
-    assert all(is_stored(store, ids) for ids in prompts)
-
-
-def test_a_system_prompt_that_is_not_stored_whole_is_not_kept():
-    store = PromptCache(room_for(10), anywhere)
-    put(store, (1, 2, 3))
-    store.keep(key(1, 2, 3, 4))
-    store.keep(key(7))
-    store.keep(key())
-    store.check()
-    put(store, range(50, 60))
-    assert store.stored(key(1, 2, 3)) == 0
-
-
 def test_a_hit_stays_whole_when_its_nodes_are_divided_or_evicted():
     store = PromptCache(room_for(12), anywhere)
     put(store, TEN)
@@ -428,24 +224,12 @@ def test_the_whole_budget_can_be_used():
     assert not put(store, (*TEN, 11), owner="row")
 
 
-def test_what_has_no_bytes_is_stored_and_found():
-    """The tokens of a model that has nothing but states weigh nothing between two snapshots."""
+def test_tokens_without_bytes_are_stored_and_found():
+    """Those of a model that has nothing but states are such, between two snapshots."""
     store = PromptCache(0, anywhere)
-    segment = segment_of(TEN)
-    object.__setattr__(segment, "blocks", tuple(map(Weightless, segment.blocks)))
-    assert store.insert(key(*TEN), 0, segment)
+    assert store.insert(key(*TEN), 0, Segment((Block(10, ((),)),)))
     store.check()
     assert store.lookup(key(*TEN), "row").length == 9
-
-
-class Weightless:
-    """A block of layers without positions."""
-
-    nbytes = 0
-    layers = ()
-
-    def __init__(self, block):
-        self.tokens = block.tokens
 
 
 def test_the_books_count_prompts_tokens_and_kinds():  # lesson 46

@@ -2,27 +2,22 @@
 
 import random
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from token_blocks import (
-    BYTES_PER_TOKEN,
-    SNAPSHOT_BYTES,
-    anywhere,
-    at_snapshots,
-    segment_of,
-    tokens_of,
-)
+from token_blocks import anywhere, at_snapshots, key, put, room_for, segment_of, tokens_of
 
+from backend.cache.kv import Segment
+from backend.cache.node_store import Thinning
 from backend.cache.prompt_cache import PromptCache
-from backend.cache.token_key import TokenKey
 
 pytestmark = pytest.mark.mlx
 
 THREADS = 4
 STEPS = 2500
 LONGEST = 14
+THINNING = Thinning(lambda segment: Segment(segment.blocks), reach_tokens=2, has_snapshots=True)
 
 
 class Client:
@@ -33,17 +28,13 @@ class Client:
         self.rng = random.Random(seed)
         self.name = f"client {seed}"
         self.path: tuple[int, ...] = ()
-        self.error: BaseException | None = None
         self.hits = 0
         self.refusals = 0
 
     def run(self) -> None:
-        try:
-            for _ in range(STEPS):
-                self.step()
-            self.let_go()
-        except BaseException as error:  # noqa: BLE001 (told by the main thread)
-            self.error = error
+        for _ in range(STEPS):
+            self.step()
+        self.let_go()
 
     def step(self) -> None:
         work = [self.look, self.look, self.go_on, self.go_on, self.store_late, self.keep]
@@ -56,7 +47,7 @@ class Client:
 
     def look(self) -> None:
         ids = self.ids()
-        hit = self.store.lookup(TokenKey.from_ids(ids), self.name)
+        hit = self.store.lookup(key(*ids), self.name)
         assert tokens_of(hit) == ids[: hit.length]
         assert hit.length <= max(len(ids) - 1, 0)
         assert hit.length <= hit.matched <= len(ids)
@@ -76,16 +67,15 @@ class Client:
     def insert(self, ids: tuple[int, ...], known: int | None) -> None:
         if not ids:
             return
-        key = TokenKey.from_ids(ids)
-        start = self.store.stored(key) if known is None else known
+        start = self.store.stored(key(*ids)) if known is None else known
         segment = segment_of(ids, start, has_snapshot=self.rng.random() < 0.4)
-        if self.store.insert(key, start, segment, owner=self.name):
+        if self.store.insert(key(*ids), start, segment, owner=self.name):
             self.path = ids
         else:
             self.refusals += 1
 
     def keep(self) -> None:
-        self.store.keep(TokenKey.from_ids(self.ids()[:5]))
+        self.store.keep(key(*self.ids()[:5]))
 
     def let_go(self) -> None:
         self.store.release(self.name)
@@ -94,10 +84,10 @@ class Client:
     def read_books(self) -> None:
         status = self.store.status()
         assert 0 <= status.bytes <= status.budget_bytes
-        self.store.has_snapshot(TokenKey.from_ids(self.ids()))
+        self.store.has_snapshot(key(*self.ids()))
 
     def see_that_the_path_is_there(self) -> None:
-        assert self.store.stored(TokenKey.from_ids(self.path)) == len(self.path)
+        assert self.store.stored(key(*self.path)) == len(self.path)
 
 
 @pytest.fixture
@@ -110,28 +100,20 @@ def _switching_often() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_switching_often")
-@pytest.mark.parametrize("usable", [anywhere, at_snapshots])
-def test_threads_at_work_on_one_store_keep_its_books_balanced(usable):  # lesson 107
-    store = PromptCache(60 * BYTES_PER_TOKEN + 8 * SNAPSHOT_BYTES, usable)
+@pytest.mark.parametrize(
+    ("usable", "thinning"),
+    [(anywhere, None), (at_snapshots, None), (at_snapshots, THINNING)],
+    ids=["anywhere", "at-snapshots", "thinned"],
+)
+def test_threads_at_work_on_one_store_keep_its_books_balanced(usable, thinning):  # lesson 107
+    store = PromptCache(room_for(100), usable, thinning=thinning)
     clients = [Client(store, seed) for seed in range(THREADS)]
-    threads = [threading.Thread(target=client.run) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for client in clients:
-        if client.error is not None:
-            raise client.error
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(Client.run, clients):
+            pass
     store.check()
     assert sum(client.hits for client in clients) > 100
     assert sum(client.refusals for client in clients) > 0
     assert store.status().evictions > 100
-    evict_all(store)
-
-
-def evict_all(store: PromptCache) -> None:
-    """Fill a store with one entry: nothing is held any more."""
-    budget = store.status().budget_bytes // BYTES_PER_TOKEN
-    ids = tuple(range(100, 100 + budget))
-    assert store.insert(TokenKey.from_ids(ids), 0, segment_of(ids))
-    assert store.status().tokens == budget
+    assert put(store, range(100, 200)), "somebody still holds a path"
+    assert store.status().tokens == 100

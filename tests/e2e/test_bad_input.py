@@ -146,12 +146,10 @@ async def test_without_a_model_calls_fail_with_the_hosts_words():  # lesson 103
             assert "model not loaded" in details
 
 
-async def test_what_is_not_there_yet_is_unimplemented(tiny_models):  # lesson 103
+async def test_what_a_model_cannot_do_is_unimplemented(tiny_models):  # lesson 103
     async with served(tiny_models("llama")) as backend:
         calls = [
-            backend.stub.Embedding(pb.PredictOptions(Embeddings="ba")),
             backend.stub.Rerank(pb.RerankRequest(query="q", documents=["d"])),
-            backend.stub.Score(pb.ScoreRequest(prompt="p", candidates=["c"])),
             backend.channel.unary_unary("/backend.Backend/Sing")(b""),
         ]
         for call in calls:

@@ -4,8 +4,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from engine_driver import VOCAB, Driver, make_request, prompt_of
+from engine_driver import VOCAB, Driver, make_request
 from exact_network import ExactNetwork
+from wrapped_network import WrappedNetwork
 
 from backend.core.request import Remembered, SamplingParams
 from backend.errors import GenerationFailedError, RequestCancelledError
@@ -22,27 +23,25 @@ FAMILIES = [
 ]
 ALONE = {"llama4"}
 FAILURE_RATES = (0.0, 0.003, 0.03)
+ERRORS = (GenerationFailedError, RequestCancelledError, type(None))
 MAX_TURNS = 20_000
 # So few that unlike prompts often agree for a while.
 LETTERS = 6
 
 
-class Sabotaged:
+class Sabotaged(WrappedNetwork):
     """Fails random passes, before its caches were written to or behind."""
 
     def __init__(self, network, rng):
-        self._network = network
+        super().__init__(network)
         self._rng = rng
         self._rate = rng.choice(FAILURE_RATES)
-        self.layers = network.layers
-        if hasattr(network, "make_cache"):
-            self.make_cache = network.make_cache
 
     def __call__(self, inputs, cache):
         fate = self._rng.random()
         if fate < self._rate / 2:
             raise RuntimeError("failed before the pass")
-        logits = self._network(inputs, cache=cache)
+        logits = super().__call__(inputs, cache)
         if fate < self._rate:
             raise RuntimeError("failed behind the pass")
         return logits
@@ -159,9 +158,7 @@ class Storm:
         self.check_books()
         for outcome in self.outcomes().values():
             assert outcome.error is None or outcome.finish is None
-            assert isinstance(
-                outcome.error, GenerationFailedError | RequestCancelledError | type(None)
-            )
+            assert isinstance(outcome.error, ERRORS)
         finished = self.finished()
         assert len(finished) > len(self.requests) / 8
         cold = Driver(self.network, batches=False, max_cache_bytes=0).run(*finished)
@@ -180,7 +177,7 @@ class Storm:
         assert status.hit_tokens <= status.looked_up_tokens
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("mixture", MIXTURES, ids="-".join)
 def test_a_storm_changes_no_token(mixture, seed):
     storm = Storm(ExactNetwork(*mixture), seed)
@@ -193,83 +190,3 @@ def test_a_storm_changes_no_token_of_a_real_network(networks, family):
     storm = Storm(networks(family), family, batches=family not in ALONE, longest_prompt=70)
     storm.blow(12)
     storm.check()
-
-
-class FailsBehind(Sabotaged):
-    """Fails one pass, when its caches have been written to."""
-
-    def __init__(self, network, passes):
-        super().__init__(network, random.Random(0))
-        self._passes_left = passes
-
-    def __call__(self, inputs, cache):
-        logits = self._network(inputs, cache=cache)
-        self._passes_left -= 1
-        if self._passes_left == 0:
-            raise RuntimeError("failed behind the pass")
-        return logits
-
-
-@pytest.mark.parametrize("mixture", MIXTURES, ids="-".join)
-@pytest.mark.parametrize("passes", [1, 2, 3, 4, 9])
-def test_what_a_failed_pass_has_left_in_caches_is_never_taken_up(mixture, passes):
-    network = ExactNetwork(*mixture)
-    driver = Driver(FailsBehind(network, passes), prefill_chunk_alone=30)
-    driver.run(make_request("fails", prompt_of(100), boundaries=[50]))
-    again = make_request("again", prompt_of(140))
-    [expected] = Driver(network, max_cache_bytes=0).run(again)
-    assert driver.run(again)[0].token_ids == expected.token_ids
-
-
-class FailsWhenArmed(Sabotaged):
-    """Fails one decode step of a single request, whenever it is told to."""
-
-    is_armed = False
-
-    def __call__(self, inputs, cache):
-        if self.is_armed and inputs.shape == (1, 1):
-            self.is_armed = False
-            raise RuntimeError("failed once")
-        return self._network(inputs, cache=cache)
-
-
-def test_lone_requests_that_fail_behind_a_prefix_cost_no_batching(caplog):
-    network = FailsWhenArmed(ExactNetwork("kv"), random.Random(0))
-    driver = Driver(network)
-    prompt = prompt_of(100)
-    [expected] = driver.run(make_request("first", prompt))
-    for i in range(5):
-        network.is_armed = True
-        [outcome] = driver.run(make_request(f"r{i}", prompt))
-        assert not network.is_armed
-        assert outcome.token_ids == expected.token_ids
-    assert "one request at a time" not in caplog.text
-
-
-@pytest.mark.parametrize("part", ["_store.insert", "_store.keep", "_layout.capture"])
-@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
-def test_what_cannot_be_stored_fails_no_request(part, error):
-    driver = Driver(ExactNetwork("kv", "state"))
-    owner, name = part.split(".")
-
-    def fail(*_, **__):
-        raise error
-
-    setattr(getattr(driver.session._keeper, owner), name, fail)
-    request = make_request("r", prompt_of(100), boundaries=[50])
-    request = replace(request, prompt=replace(request.prompt, system_tokens=40))
-    [expected] = Driver(ExactNetwork("kv", "state"), max_cache_bytes=0).run(request)
-    [outcome] = driver.run(request)
-    assert (outcome.token_ids, outcome.error) == (expected.token_ids, None)
-    assert not driver.session._keeper._store._nodes.held
-
-
-def test_a_request_is_counted_once_however_often_it_begins_again():
-    network = FailsWhenArmed(ExactNetwork("kv"), random.Random(0))
-    driver = Driver(network)
-    driver.run(make_request("first", prompt_of(100)))
-    network.is_armed = True
-    driver.run(make_request("second", prompt_of(100)))
-    status = driver.session.status().prompt_cache
-    assert (status.looked_up_tokens, status.hit_tokens) == (200, 0)
-    assert sum(status.hits.values()) == 2

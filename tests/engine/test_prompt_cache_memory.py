@@ -12,6 +12,7 @@ from engine_driver import VOCAB, Driver, make_request, prompt_of
 from exact_network import WINDOW, ExactNetwork
 from mlx_lm.models.cache import KVCache, _BaseCache
 from token_blocks import anywhere
+from wrapped_network import WrappedNetwork
 
 from backend.cache.kv import MAX_NODE_TOKENS, Block, Segment, evaluate
 from backend.cache.prompt_cache import PromptCache
@@ -151,19 +152,13 @@ def test_what_there_is_no_room_for_is_not_copied():  # lesson 41
     assert mx.get_peak_memory() - before < 3 * block_bytes
 
 
-class Poisoned:
-    """Fails on every pass that holds the poison."""
+class Poisoned(WrappedNetwork):
+    """Fails behind every pass that holds the poison."""
 
     POISON = VOCAB - 1
 
-    def __init__(self, network):
-        self._network = network
-        self.layers = network.layers
-        if hasattr(network, "make_cache"):
-            self.make_cache = network.make_cache
-
     def __call__(self, inputs, cache):
-        logits = self._network(inputs, cache=cache)
+        logits = super().__call__(inputs, cache)
         if (inputs == self.POISON).any().item():
             raise RuntimeError("poison")
         return logits

@@ -189,25 +189,12 @@ async def test_the_other_calls_need_a_model_too():
             collect(client.PredictStream(HELLO)),
             client.Detokenize(pb.DetokenizeRequest(tokens=[1])),
             client.ModelMetadata(pb.ModelOptions()),
+            client.Embedding(pb.PredictOptions(Embeddings="x")),
+            client.Score(pb.ScoreRequest(prompt="x", candidates=["y"])),
+            client.Rerank(pb.RerankRequest(query="x", documents=["y"])),
         ]
         for call in calls:
             assert await code_of(call) == (CODE.FAILED_PRECONDITION, "model not loaded")
-
-
-# lesson 103
-@pytest.mark.parametrize(
-    ("method", "request_message"),
-    [
-        ("Embedding", pb.PredictOptions(Embeddings="x")),
-        ("Score", pb.ScoreRequest(prompt="x")),
-        ("Rerank", pb.RerankRequest(query="x")),
-    ],
-)
-async def test_what_is_not_built_yet_is_unimplemented_with_a_reason(method, request_message):
-    async with served(ScriptedEngine()) as channel:
-        code, details = await code_of(getattr(stub(channel), method)(request_message))
-    assert code is CODE.UNIMPLEMENTED
-    assert details.startswith(f"{method}: ")
 
 
 async def test_an_unknown_method_is_unimplemented():

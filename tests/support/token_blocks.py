@@ -42,6 +42,16 @@ class PrefixSnapshot:
     nbytes: int = SNAPSHOT_BYTES
 
 
+def key(*ids: int) -> TokenKey:
+    """The key of some token ids."""
+    return TokenKey.from_ids(ids)
+
+
+def room_for(tokens: int, snapshots: int = 0) -> int:
+    """The bytes of so many tokens and snapshots."""
+    return tokens * BYTES_PER_TOKEN + snapshots * SNAPSHOT_BYTES
+
+
 def segment_of(ids: Sequence[int], start: int = 0, *, has_snapshot: bool = False) -> Any:
     """The segment of `ids[start:]`, with the state behind the last of them if wanted."""
     snapshot: Any = PrefixSnapshot(tuple(ids)) if has_snapshot else None
@@ -74,18 +84,21 @@ def put(
     store: PromptCache, ids: Sequence[int], *, owner: str | None = None, has_snapshot: bool = False
 ) -> bool:
     """Store what is lacking of `ids`, as the engine does."""
-    key = TokenKey.from_ids(ids)
-    start = store.stored(key)
-    is_stored = store.insert(
-        key, start, segment_of(ids, start, has_snapshot=has_snapshot), owner=owner
-    )
+    start = store.stored(key(*ids))
+    segment = segment_of(ids, start, has_snapshot=has_snapshot)
+    is_there = store.insert(key(*ids), start, segment, owner=owner)
     store.check()
-    return is_stored
+    return is_there
+
+
+def is_stored(store: PromptCache, ids: Sequence[int]) -> bool:
+    """Tell whether all of `ids` is stored."""
+    return store.stored(key(*ids)) == len(ids)
 
 
 def look(store: PromptCache, ids: Sequence[int], *, owner: str = "reader") -> PrefixHit:
     """Look `ids` up, hold nothing, and see that what is found is what was looked for."""
-    hit = store.lookup(TokenKey.from_ids(ids), owner)
+    hit = store.lookup(key(*ids), owner)
     store.release(owner)
     assert tokens_of(hit) == tuple(ids[: hit.length])
     return hit

@@ -1,0 +1,67 @@
+"""What every pipeline asks of a request before it gives it to the engine."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from backend.config import ModelOptions, TuningOptions
+from backend.core.embedding import Embedding, EmbeddingRequest
+from backend.core.scoring import ScoreRequest
+from backend.errors import ContextLengthError, InvalidRequestError, ModelNotLoadedError
+from backend.model.loaded import LoadedModel
+
+
+class SideEngine(Protocol):
+    """What the pipelines beside generation need of an engine."""
+
+    @property
+    def model(self) -> LoadedModel | None:
+        """The loaded model, or `None`."""
+
+    @property
+    def options(self) -> ModelOptions | None:
+        """What it was loaded with, or `None`."""
+
+    async def embed(self, request: EmbeddingRequest) -> Embedding:
+        """Return an embedding; cancel to leave."""
+
+    async def score(self, request: ScoreRequest) -> tuple[tuple[float, ...], ...]:
+        """Return the log-probability of every token of every continuation; cancel to leave."""
+
+
+def loaded(engine: SideEngine) -> tuple[LoadedModel, TuningOptions]:
+    """Return the loaded model and its options.
+
+    Raises:
+        ModelNotLoadedError: There is none.
+    """
+    if engine.model is None or engine.options is None:
+        raise ModelNotLoadedError
+    return engine.model, engine.options.tuning
+
+
+def require_ids(field: str, token_ids: Sequence[int], model: LoadedModel) -> None:
+    """Refuse ids that are outside the vocabulary."""
+    limit = model.card.vocab_size
+    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < limit]:
+        raise InvalidRequestError(
+            field, f"token id {wrong[0]} is outside the vocabulary of {limit} tokens"
+        )
+
+
+def require_fit(field: str, token_ids: Sequence[int], model: LoadedModel) -> None:
+    """Refuse what is longer than the context, with both numbers."""
+    limit = model.card.context_length
+    if limit is not None and len(token_ids) > limit:
+        raise ContextLengthError(
+            field, f"{len(token_ids)} tokens do not fit the context of {limit} tokens"
+        )
+
+
+def require_possible_fit(field: str, text: str, model: LoadedModel) -> None:
+    """Refuse a text that cannot fit before it is tokenised: that could take seconds."""
+    limit = model.card.context_length
+    least = len(text) // max(model.tokenizer.longest_piece_bytes, 1)
+    if limit is not None and least > limit:
+        raise ContextLengthError(
+            field, f"at least {least} tokens do not fit the context of {limit} tokens"
+        )

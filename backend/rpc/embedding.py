@@ -1,0 +1,28 @@
+"""Embedding's fields: `pb.PredictOptions` -> `EmbeddingCall`, `Embedding` -> its result."""
+
+from backend.core.embedding import Embedding, EmbeddingCall
+from backend.errors import InvalidRequestError
+from backend.pb import backend_pb2 as pb
+
+
+def embedding_call(request: pb.PredictOptions) -> EmbeddingCall:
+    """Return what to embed; the text wins where both are given.
+
+    Raises:
+        InvalidRequestError: Neither is given.
+    """
+    if not request.Embeddings and not request.EmbeddingTokens:
+        raise InvalidRequestError("Embeddings", "is empty, and so is EmbeddingTokens")
+    return EmbeddingCall(text=request.Embeddings, token_ids=tuple(request.EmbeddingTokens))
+
+
+def embedding_result(embedding: Embedding) -> pb.EmbeddingResult:
+    """Return the vectors and their layout."""
+    layout = pb.EMBEDDING_LAYOUT_FINAL if embedding.is_pooled else pb.EMBEDDING_LAYOUT_PER_TOKEN
+    return pb.EmbeddingResult(
+        embeddings=embedding.values,
+        tokens=len(embedding.values) // embedding.dim,
+        dim=embedding.dim,
+        prompt_tokens=embedding.prompt_tokens,
+        layout=layout,
+    )

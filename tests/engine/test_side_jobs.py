@@ -1,0 +1,244 @@
+"""Work between steps: its order, its share of the time, and what becomes of a job that fails."""
+
+from concurrent.futures import Future
+
+import mlx.core as mx
+import pytest
+from engine_driver import Driver, make_request, prompt_of
+
+from backend.core.embedding import EmbeddingRequest, Pooling
+from backend.core.prompt import Prompt
+from backend.core.scoring import ScoreRequest
+from backend.engine import side_jobs
+from backend.engine.command import Embed, Score
+from backend.engine.hidden_states import find_decoder
+from backend.engine.side_jobs import SideJobs
+from backend.errors import GenerationFailedError, RequestCancelledError, UnsupportedError
+
+pytestmark = pytest.mark.mlx
+
+
+def job(log, name, pieces, *, error=None):
+    try:
+        for piece in range(pieces - 1):
+            log.append((name, piece))
+            yield
+        log.append((name, pieces - 1))
+        if error:
+            raise error
+        return name
+    finally:
+        log.append((name, "closed"))
+
+
+def added(jobs, work):
+    reply = Future()
+    jobs.add(work, reply)
+    return reply
+
+
+def finish(jobs):
+    while not jobs.is_idle:
+        jobs.advance(is_alone=True)
+        jobs.answer()
+
+
+def test_jobs_run_one_after_another():
+    jobs, log = SideJobs(64), []
+    replies = [added(jobs, job(log, name, 2)) for name in "ab"]
+    finish(jobs)
+    assert [reply.result(0) for reply in replies] == ["a", "b"]
+    assert log == [
+        *(("a", 0), ("a", 1), ("a", "closed")),
+        *(("b", 0), ("b", 1), ("b", "closed")),
+    ]
+
+
+def test_a_cancelled_job_computes_no_further_piece():
+    jobs, log = SideJobs(64), []
+    first, second = (added(jobs, job(log, name, 9)) for name in "ab")
+    jobs.advance(is_alone=True)
+    first.cancel()
+    jobs.advance(is_alone=True)
+    assert log == [("a", 0), ("a", "closed"), ("b", 0)]
+    second.cancel()
+    jobs.advance(is_alone=True)
+    jobs.answer()
+    assert jobs.is_idle
+
+
+def test_a_job_that_fails_is_blamed_alone():
+    jobs, log = SideJobs(64), []
+    bad = added(jobs, job(log, "a", 1, error=RuntimeError("x")))
+    good = added(jobs, job(log, "b", 1))
+    with pytest.raises(RuntimeError) as caught:
+        jobs.advance(is_alone=True)
+    assert jobs.blame(caught.value)
+    assert not jobs.blame(caught.value)
+    finish(jobs)
+    assert good.result(0) == "b"
+    with pytest.raises(GenerationFailedError, match="x"):
+        bad.result(0)
+
+
+def test_an_error_for_the_caller_ends_its_job_only():
+    jobs, log = SideJobs(64), []
+    refused = added(jobs, job(log, "a", 1, error=UnsupportedError("not this")))
+    finish(jobs)
+    with pytest.raises(UnsupportedError, match="not this"):
+        refused.result(0)
+
+
+def test_beside_decoding_rows_jobs_get_their_share_of_the_time(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(side_jobs.time, "monotonic", lambda: now)
+    jobs = SideJobs(64)
+
+    def slow():
+        nonlocal now
+        while True:
+            now += 1.0
+            yield
+
+    added(jobs, slow())
+    assert jobs.is_due(is_alone=False)
+    jobs.advance(is_alone=False)
+    now += 2.9
+    assert not jobs.is_due(is_alone=False)
+    assert jobs.is_due(is_alone=True)
+    now += 0.2
+    assert jobs.is_due(is_alone=False)
+
+
+def embed_command(token_ids, pooling=Pooling.MEAN):
+    request = EmbeddingRequest(token_ids=tuple(token_ids), pooling=pooling, is_normalized=False)
+    return Embed(request, Future())
+
+
+def score_command(token_ids, *continuations):
+    request = ScoreRequest(
+        request_id="s", prompt=Prompt(tuple(token_ids)), continuations=continuations
+    )
+    return Score(request, Future())
+
+
+def drive(driver):
+    while not driver.session.is_idle:
+        driver.turn()
+        driver.session.answer_aside()
+
+
+def test_a_long_job_is_computed_in_pieces_while_a_stream_goes_on(networks):
+    request = make_request("a", prompt_of(20), max_tokens=40)
+    (alone,) = Driver(networks("llama")).run(request)
+    driver = Driver(networks("llama"), prefill_chunk=16)
+    command = embed_command(prompt_of(400))
+    driver.session.submit(request)
+    driver.turn()
+    driver.session.work_aside(command)
+    tokens_before = 0
+    while not driver.session.is_idle:
+        driver.turn()
+        driver.session.answer_aside()
+        if not command.reply.done():
+            tokens_before = len(driver.outcome(request).token_ids)
+    assert tokens_before > 5
+    assert driver.outcome(request).token_ids == alone.token_ids
+    assert command.reply.result(0).prompt_tokens == 400
+
+
+def test_chunks_change_no_embedding(networks):
+    vectors = []
+    for chunk in (1, 7, 512):
+        driver = Driver(networks("gemma3_text"), prefill_chunk=chunk)
+        command = embed_command(prompt_of(90))
+        driver.session.work_aside(command)
+        drive(driver)
+        vectors.append(list(command.reply.result(0).values))
+    assert vectors[0] == pytest.approx(vectors[2], abs=1e-4)
+    assert vectors[1] == pytest.approx(vectors[2], abs=1e-4)
+
+
+class BreaksOnToken:
+    """A network that raises when it reads a token."""
+
+    def __init__(self, network, token):
+        self._network, self._token = network, token
+
+    def __getattr__(self, name):
+        return getattr(self._network, name)
+
+    def __call__(self, inputs, **options):
+        if self._token in inputs.tolist()[0]:
+            raise RuntimeError("bad token")
+        return self._network(inputs, **options)
+
+
+def test_a_score_that_breaks_the_model_leaves_the_streams_alone(networks):
+    request = make_request("a", prompt_of(20), max_tokens=12)
+    (alone,) = Driver(networks("llama")).run(request)
+    token = next(t for t in range(10, 500) if t not in [*prompt_of(20), *alone.token_ids])
+    driver = Driver(BreaksOnToken(networks("llama"), token))
+    good, bad = score_command([1, 2], (3,)), score_command([1, 2], (token, 4))
+    driver.session.submit(request)
+    for command in (bad, good):
+        driver.session.work_aside(command)
+    drive(driver)
+    assert driver.outcome(request).token_ids == alone.token_ids
+    assert good.reply.result(0)[0][0] < 0.0
+    with pytest.raises(GenerationFailedError, match="bad token"):
+        bad.reply.result(0)
+
+
+def test_what_ends_the_session_ends_its_jobs(networks):
+    driver = Driver(networks("llama"))
+    command = score_command(prompt_of(30), (1,))
+    driver.session.work_aside(command)
+    driver.session.fail_all(RequestCancelledError("freed"))
+    with pytest.raises(RequestCancelledError):
+        command.reply.result(0)
+    assert driver.session.is_idle
+
+
+def test_a_cancelled_score_lets_go_of_the_prompt_cache(networks):
+    driver = Driver(networks("llama"), prefill_chunk=16)
+    command = score_command(prompt_of(200), (1, 2, 3))
+    driver.session.work_aside(command)
+    driver.turn()
+    command.reply.cancel()
+    drive(driver)
+    again = score_command(prompt_of(200), (1, 2, 3))
+    driver.session.work_aside(again)
+    drive(driver)
+    assert len(again.reply.result(0)[0]) == 3
+
+
+FAMILIES = [
+    *("llama", "qwen3_moe", "gemma3_text", "gpt_oss", "deepseek_v32", "qwen3_next", "qwen3_5"),
+    *("mamba2", "nemotron_h", "granitemoehybrid", "kimi_linear", "llama4"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_decoder_with_hidden_states(networks, family):
+    network = networks(family)
+    decoder = find_decoder(network, lambda: make_cache(network), 512)
+    assert decoder(mx.array([[1, 2, 3]]), cache=make_cache(network)).shape == (1, 3, 64)
+
+
+def make_cache(network):
+    from mlx_lm.models.cache import make_prompt_cache
+
+    return make_prompt_cache(network)
+
+
+class HeadOnly:
+    """A network whose inner part has the head."""
+
+    def __init__(self, network):
+        self.model = lambda inputs, cache: network(inputs, cache=cache)
+
+
+def test_a_part_that_gives_logits_is_no_decoder(networks):
+    network = networks("llama")
+    assert find_decoder(HeadOnly(network), lambda: make_cache(network), 512) is None
