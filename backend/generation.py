@@ -88,9 +88,10 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
 
 
 async def warm_up(engine: TextEngine) -> None:
-    """Do in advance what the first request of its kind would wait for."""
-    if engine.model is not None:
-        await asyncio.to_thread(structures_of(engine.model).warm_up)
+    """Do in advance what the first request would wait for, and say how replies will be read."""
+    if (model := engine.model) is not None:
+        log.info("replies of %s are read as %s", model.card.name, output_format(engine).name)
+        await asyncio.to_thread(structures_of(model).warm_up)
 
 
 async def tokenize(call: GenerationCall, engine: TextEngine) -> Sequence[int]:

@@ -1,7 +1,6 @@
 """The RPCs of the service: each parses its request, asks the pipeline, and builds its reply."""
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
-import asyncio
 import logging
 from contextlib import aclosing
 from typing import Protocol
@@ -51,7 +50,6 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
-        self._warming_up: asyncio.Task[None] | None = None
 
     async def Health(self, _request: pb.HealthMessage, _context: Context) -> pb.Reply:
         """Answer at all times, whatever the engine does."""
@@ -60,7 +58,8 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
     async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
         """Load a model; a caller that leaves cancels the load."""
         card = await self._engine.load(model_options(request))
-        self._warming_up = asyncio.create_task(warm_up(self._engine))
+        # Reading a vocabulary for grammars holds Python's lock: better now than beside a stream.
+        await warm_up(self._engine)
         return pb.Result(success=True, message=f"loaded {card.name} ({card.model_type})")
 
     async def Free(self, _request: pb.HealthMessage, _context: Context) -> pb.Result:

@@ -76,6 +76,7 @@ class ByteTokenizer:
         self.vocabulary = {chr(number): number for number in range(256)}
         self.pieces = tuple(bytes([number]) for number in range(256))
         self.special_texts: dict[int, str] = {}
+        self.added_texts: dict[int, str] = {}
 
     def encode(self, text: str, **_options: bool) -> list[int]:
         return list(text.encode())
