@@ -8,6 +8,7 @@ from serving import chat, served, stream, user
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.pb import backend_pb2 as pb
+from backend.sampling.grammar.tool_wires import TOOL_WIRES
 
 pytestmark = pytest.mark.mlx
 
@@ -43,6 +44,7 @@ TOOLS = [
         "function": {"name": "clock_now", "parameters": {"type": "object", "properties": {}}},
     },
 ]
+NOTE_ADD = {"type": "function", "function": {"name": "note_add"}}
 NO_THINKING = {"enable_thinking": "false"}
 
 
@@ -200,3 +202,30 @@ async def test_a_call_of_the_models_own_choice_is_valid_unless_that_is_switched_
         calls = [call for r in replies if r.last.tokens < 600 for call in r.calls.values()]
         assert bool(calls) == always_valid
         assert all(map(is_call, calls))
+
+
+@pytest.mark.parametrize("wire", sorted(TOOL_WIRES))
+async def test_required_calls_are_valid_in_every_wire(tiny_models, wire):
+    """Eight at once; the markers of most wires are spelled out, for no tiny model has them."""
+    options = [f"tool_parser:{wire}", "reasoning_parser:none"]
+    async with served(tiny_models("qwen3"), Options=options) as backend:
+        requests = [
+            chat(
+                [user("ba be bi")],
+                tools=TOOLS,
+                ToolChoice="required" if seed % 2 else json.dumps(NOTE_ADD),
+                Tokens=400,
+                Temperature=1.0,
+                Seed=seed,
+                Metadata={"parallel_tool_calls": "false"},
+            )
+            for seed in range(1, 9)
+        ]
+        replies = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
+    whole = [(seed, r) for seed, r in enumerate(replies, 1) if r.last.tokens < 400]
+    assert len(whole) > 3
+    for seed, reply in whole:
+        assert not reply.content.strip()
+        [call] = reply.calls.values()
+        assert is_call(call)
+        assert seed % 2 or call["name"] == "note_add"
