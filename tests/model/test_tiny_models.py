@@ -83,7 +83,7 @@ def test_every_id_of_a_large_vocabulary_has_a_text(
     model = load(options(), directory, cancelled=lambda: False)
     assert model.card.vocab_size == 700
     assert all(map(model.tokenizer.token_bytes, range(700)))
-    assert model.tokenizer.decode([699]) == " word699"
+    assert len({model.tokenizer.decode([token_id]) for token_id in range(512, 700)}) == 188
 
 
 def test_the_command_line_writes_a_model(tmp_path: Path):
