@@ -63,9 +63,14 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
         BackendError: No model, no room, or the engine failed on this request.
     """
     model = _loaded(engine)
-    prompt = await asyncio.to_thread(render, call, model)
     wire = output_format(engine)
-    grammar = await asyncio.to_thread(structures_of(model).grammar, call, prompt, wire)
+    structures = structures_of(model)
+
+    def prepare() -> tuple[Prompt, ReplyGrammar | None]:
+        prompt = render(call, model)
+        return prompt, structures.grammar(call, prompt, wire)
+
+    prompt, grammar = await asyncio.to_thread(prepare)
     request = _request(call, prompt, model, grammar)
     cursor = _reply_cursor(call, prompt, model, wire)
     journal = RequestJournal(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))

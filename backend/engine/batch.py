@@ -53,6 +53,7 @@ class Batch:
         self._cache: Caches = []
         self._flight: _Flight | None = None
         self._departed: list[Row] = []
+        self._masks = TokenMasks((), vocab_size)
 
     @property
     def is_empty(self) -> bool:
@@ -100,6 +101,8 @@ class Batch:
 
     def astray(self) -> list[tuple[Row, str]]:
         """Return the rows whose grammars can go no further, and why."""
+        if not self._masks:
+            return []
         guided = [(row, row.matcher) for row in self._rows if not row.has_left]
         return [(row, problem) for row, m in guided if m and (problem := m.error)]
 

@@ -13,7 +13,7 @@ from backend.sampling.grammar.schema_walk import walk
 
 MAX_NESTING = 120
 
-_SETTINGS = {
+SETTINGS = {
     "whitespace_flexible": False,
     "item_separator": ",",
     "key_separator": ":",
@@ -30,7 +30,7 @@ def schema_to_lark(text: str) -> LarkGrammar:
     """
     schema = _parsed(text)
     require_bounded(walk(schema))
-    return LarkGrammar("%json " + json.dumps(schema | {"x-guidance": _SETTINGS}))
+    return LarkGrammar("%json " + json.dumps(schema | {"x-guidance": SETTINGS}))
 
 
 def _parsed(text: str) -> dict[str, Any]:

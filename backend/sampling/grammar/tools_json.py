@@ -3,17 +3,14 @@
 import json
 import re
 
+from backend.sampling.grammar.schema import SETTINGS
 from backend.sampling.grammar.tight_schema import Schema, tightened
 from backend.sampling.grammar.tool_parameters import Parameters
 from backend.sampling.grammar.writer import GrammarWriter
 
 _DEFINITIONS = ("$defs", "definitions")
-_SETTINGS = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "json_allow_general_unicode_escapes": True,
-}
+# As templates write calls.
+_SETTINGS = SETTINGS | {"item_separator": ", ", "key_separator": ": "}
 
 
 def json_arguments(parameters: Parameters, writer: GrammarWriter) -> str:
