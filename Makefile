@@ -19,7 +19,8 @@ install: $(STAMP) ## Make .venv with everything in it; on Linux without a GPU al
 
 $(STAMP): pyproject.toml constraints.txt backend.proto scripts/build_hook.py scripts/gen_proto.py
 	sh scripts/make_venv.sh $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,metrics$(if $(MLX_EXTRA),$(COMMA)$(MLX_EXTRA))]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,media,metrics$(if $(MLX_EXTRA),$(COMMA)$(MLX_EXTRA))]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt mlx-vlm
 	@touch $@
 
 demo: install ## Run the main job on the embedded model: thought, tool call, answer, over a real socket
