@@ -19,10 +19,11 @@ from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 512
 
-_TEMPLATE = Path(__file__).parent / "demo_model" / "chat_template.jinja"
+CHAT_TEMPLATE = Path(__file__).parent / "demo_model" / "chat_template.jinja"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_TURN_END = _SPECIAL[2]
+TURN_END = _SPECIAL[2]
+PADDING = _SPECIAL[0]
 _MARKERS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>"),
@@ -302,11 +303,11 @@ def _draw_weights(config: Mapping[str, Any], *, seed: int, dtype: mx.Dtype) -> d
 def _write_tokenizer(directory: Path, vocab: int) -> int:
     """Write tokenizer and chat template; return the id that ends a turn."""
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=_train_bpe(),
-        eos_token=_TURN_END,
-        pad_token=_SPECIAL[0],
+        tokenizer_object=train_bpe(),
+        eos_token=TURN_END,
+        pad_token=PADDING,
         clean_up_tokenization_spaces=False,
-        chat_template=_TEMPLATE.read_text(encoding="utf-8"),
+        chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
     )
     tokenizer.save_pretrained(str(directory))
     if vocab > VOCAB_SIZE:
@@ -314,8 +315,8 @@ def _write_tokenizer(directory: Path, vocab: int) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def _train_bpe() -> Tokenizer:
-    """Train byte-level BPE on syllables: whatever the text, no byte is unknown."""
+def train_bpe() -> Tokenizer:
+    """Train byte-level BPE of `VOCAB_SIZE` on syllables: whatever the text, no byte is unknown."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

@@ -23,6 +23,11 @@ def build_embedder(
         parts: What follows the pooling: `Normalize`, `Dense`.
     """
     build(family, directory)
+    return add_modules(directory, pooling=pooling, parts=parts)
+
+
+def add_modules(directory: Path, *, pooling: str, parts: tuple[str, ...] = ()) -> Path:
+    """Write the files of sentence-transformers beside a model, as for `build_embedder`."""
     kinds = ("Transformer", "Pooling", *parts)
     modules = [
         {"idx": i, "path": f"{i}_{kind}" if i else "", "type": _MODULE_PREFIX + kind}

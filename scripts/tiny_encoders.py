@@ -1,0 +1,111 @@
+"""Build tiny encoders with random weights: embedders and cross-encoders, as mlx-vlm loads them."""
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+POSITIONS = 128
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
+_SYLLABLES = [a + b for a in "bdklmnprst" for b in "aeiou"]
+
+_COMMON: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "max_position_embeddings": POSITIONS,
+}
+_ROBERTA: Mapping[str, Any] = {
+    "max_position_embeddings": POSITIONS + 2,
+    "type_vocab_size": 1,
+    "pad_token_id": 1,
+}
+# What each type adds to the common shape, and where its weights begin in the checkpoint.
+TYPES: Mapping[str, Mapping[str, Any]] = {
+    "bert": {"type_vocab_size": 2, "pad_token_id": 0, "hidden_act": "gelu"},
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "llama_bidirec": {"num_key_value_heads": 2, "rms_norm_eps": 1e-5},
+    "modernbert": {"num_hidden_layers": 4, "local_attention": 16, "pad_token_id": 0},
+}
+_MODULES = {"roberta": "xlm_roberta", "xlm-roberta": "xlm_roberta"}
+_BERT_WORDS = ("[CLS]", "[SEP]", ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"))
+_ROBERTA_WORDS = ("<s>", "</s>", ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+
+
+def build_encoder(model_type: str, directory: Path) -> Path:
+    """Write a tiny encoder of a type in `TYPES`; the directory is made if need be."""
+    return _build(model_type, directory, "Model", "Model")
+
+
+def build_cross_encoder(model_type: str, directory: Path) -> Path:
+    """Write a tiny cross-encoder, which has one label."""
+    return _build(model_type, directory, "SequenceClassificationModel", "ForSequenceClassification")
+
+
+def _build(model_type: str, directory: Path, class_name: str, architecture: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    is_roberta = "roberta" in model_type
+    vocab_size = _write_tokenizer(directory, is_roberta=is_roberta)
+    config = {
+        **_COMMON,
+        **TYPES[model_type],
+        "model_type": model_type,
+        "architectures": [f"Tiny{architecture}"],
+        "vocab_size": vocab_size,
+    }
+    if class_name != "Model":
+        config["id2label"] = {"0": "LABEL_0"}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    name = _MODULES.get(model_type, model_type)
+    module = importlib.import_module(f"mlx_vlm.models.{name}")
+    network = getattr(module, class_name)(module.ModelConfig.from_dict(config))
+    _save_weights(network, directory / "model.safetensors")
+    return directory
+
+
+def _save_weights(network: Any, path: Path) -> None:  # noqa: ANN401 - untyped upstream
+    """Draw weights large enough for every token to matter, and save them."""
+    key = mx.random.key(0)
+    weights = {}
+    for name, weight in sorted(tree_flatten(network.parameters())):
+        key, subkey = mx.random.split(key)
+        scale = 1.5 * weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.1
+        offset = 1.0 if weight.ndim == 1 and name.endswith("weight") else 0.0
+        weights[name] = offset + mx.random.normal(weight.shape, scale=scale, key=subkey)
+    mx.eval(weights)
+    mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
+
+
+def _write_tokenizer(directory: Path, *, is_roberta: bool) -> int:
+    """Write a WordPiece tokenizer of letters and syllables; return the size of its vocabulary."""
+    begin, end, special = _ROBERTA_WORDS if is_roberta else _BERT_WORDS
+    pieces = [*_LETTERS, *_SYLLABLES]
+    words = [*special, *pieces, *(f"##{piece}" for piece in pieces)]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    unknown, padding = special[3 if is_roberta else 1], special[1 if is_roberta else 0]
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pair = (end, vocabulary[end]), (begin, vocabulary[begin])
+    post_processor = processors.RobertaProcessing if is_roberta else processors.BertProcessing
+    tokenizer.post_processor = post_processor(*pair)
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    inputs = ["input_ids", "attention_mask"]
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": inputs if is_roberta else [*inputs, "token_type_ids"],
+        "cls_token": begin,
+        "sep_token": end,
+        "pad_token": padding,
+        "unk_token": unknown,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return len(words)

@@ -1,0 +1,138 @@
+"""Build tiny random-weight models that see, one of each kind, for tests.
+
+They are whole, as mlx-vlm would load any model: config, weights, tokenizer, processor and chat
+template. The same arguments always give the same weights.
+"""
+
+import importlib
+import json
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import click
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_vlm.utils import update_module_configs
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from scripts.tiny_models import CHAT_TEMPLATE, PADDING, TURN_END, VOCAB_SIZE, train_bpe
+from scripts.tiny_vision_configs import VISION_FAMILIES
+from scripts.tiny_vision_family import VisionFamily
+
+_GATE = 0.3  # wider open, a picture in mllama drowns the text
+
+# Writes the parts of each message as text, for the template that follows.
+_FLATTENED = """\
+{%- set flat = namespace(messages=[]) %}
+{%- for message in messages %}
+    {%- set flat.text = message.content or '' %}
+    {%- if flat.text is not string %}
+        {%- set flat.text = '' %}
+        {%- for part in message.content %}
+            {%- set flat.text = flat.text + (part.text or '' if part.type == 'text' else
+                placeholders[part.type] or raise_exception('unknown part: ' + part.type)) %}
+        {%- endfor %}
+    {%- endif %}
+    {%- set flat.messages = flat.messages + [dict(message, content=flat.text)] %}
+{%- endfor %}
+{%- set messages = flat.messages %}
+
+"""
+
+
+def build(family: str, directory: Path, *, seed: int = 0) -> Path:
+    """Write a tiny model of `family`, a key of `VISION_FAMILIES`, and return its directory."""
+    shape = VISION_FAMILIES[family]
+    directory.mkdir(parents=True, exist_ok=True)
+    config = _complete_config(shape, _write_tokenizer(shape, directory))
+    weights = _draw_weights(config, shape, seed=seed)
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
+    generation = {"do_sample": False, "eos_token_id": config["eos_token_id"]}
+    files = {"config.json": config, "generation_config.json": generation, **shape.files}
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+    return directory
+
+
+def _write_tokenizer(shape: VisionFamily, directory: Path) -> PreTrainedTokenizerFast:
+    """Write tokenizer and chat template."""
+    bpe = train_bpe()
+    media = (*shape.token_ids.values(), *shape.named_tokens.values(), *shape.further_tokens)
+    bpe.add_special_tokens([AddedToken(token, normalized=False) for token in dict.fromkeys(media)])
+    placeholders = f"{{%- set placeholders = {json.dumps(shape.placeholders)} %}}\n"
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=shape.bos_token,
+        eos_token=TURN_END,
+        pad_token=PADDING,
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens=dict(shape.named_tokens),
+        chat_template=placeholders + _FLATTENED + CHAT_TEMPLATE.read_text(encoding="utf-8"),
+    )
+    tokenizer.save_pretrained(str(directory))
+    return tokenizer
+
+
+def _complete_config(shape: VisionFamily, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Fill in what depends on the tokenizer."""
+    config: dict[str, Any] = deepcopy(dict(shape.config))
+    for name, token in shape.token_ids.items():
+        config[name] = tokenizer.convert_tokens_to_ids(token)
+    config["eos_token_id"] = tokenizer.eos_token_id
+    config["vocab_size"] = len(tokenizer)
+    if "text_config" in config:
+        config["text_config"]["vocab_size"] = len(tokenizer)
+        config["text_config"]["vocab_size_per_layer_input"] = len(tokenizer)  # of gemma4
+    return config
+
+
+def _draw_weights(
+    config: Mapping[str, Any], shape: VisionFamily, *, seed: int
+) -> dict[str, mx.array]:
+    """Draw every matrix anew, wide enough for a picture to matter, and open every gate.
+
+    The tokens of media get nothing from the head: only the processor may write them.
+    """
+    mx.random.seed(seed)
+    tied = config.get("text_config", config)["tie_word_embeddings"]
+    head = "embed_tokens.weight" if tied else "lm_head.weight"
+
+    def draw(name: str, weight: mx.array) -> mx.array:
+        if weight.ndim < 2:
+            return mx.full(weight.shape, _GATE) if "gate" in name.rsplit(".")[-1] else weight
+        fan_in = math.prod(weight.shape[1:])
+        scale = shape.embedding_scale if "embed_tokens" in name else shape.gain * fan_in**-0.5
+        drawn = mx.random.normal(weight.shape, weight.dtype, scale=scale)
+        if name.endswith(head):
+            drawn[VOCAB_SIZE:] = 0
+        return drawn
+
+    parameters = tree_flatten(_make_network(config).parameters())
+    return {name: draw(name, weight) for name, weight in parameters}
+
+
+def _make_network(config: Mapping[str, Any]) -> nn.Module:
+    module = importlib.import_module(f"mlx_vlm.models.{config['model_type']}")
+    kinds = ("text", "vision", "audio")
+    sections = {f"{kind}_config": {} for kind in kinds} | deepcopy(dict(config))
+    return module.Model(
+        update_module_configs(module.ModelConfig.from_dict(sections), module, sections, kinds)
+    )
+
+
+@click.command()
+@click.argument("family", type=click.Choice(sorted(VISION_FAMILIES)))
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--seed", default=0, show_default=True)
+def main(family: str, directory: Path, seed: int) -> None:
+    """Write a tiny random-weight model of FAMILY to DIRECTORY."""
+    click.echo(build(family, directory, seed=seed))
+
+
+if __name__ == "__main__":
+    main()

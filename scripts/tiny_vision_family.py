@@ -1,0 +1,59 @@
+"""What a family of tiny vision models consists of, and the sizes that most of them share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    """What sets a family apart from the others.
+
+    Attributes:
+        config: All of config.json, without vocabulary sizes and ids of tokens.
+        token_ids: Special tokens by the field of config.json that holds their ids.
+        placeholders: What the chat template writes for a part of a message, by its type.
+        named_tokens: Special tokens by the attribute of the tokenizer that the processor reads.
+        further_tokens: Special tokens that only the processor writes.
+        files: The other files, which configure the processor.
+        embedding_scale: Standard deviation of the token embeddings.
+        gain: How much a matrix widens its input.
+        bos_token: What a prompt of the processor begins with, if anything.
+    """
+
+    config: Config
+    token_ids: Mapping[str, str]
+    placeholders: Mapping[str, str]
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
+    further_tokens: tuple[str, ...] = ()
+    files: Mapping[str, Config] = field(default_factory=dict)
+    embedding_scale: float = 0.08
+    gain: float = 2.0
+    bos_token: str | None = None
+
+
+# A decoder.
+TEXT: Config = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
+# An encoder of pictures of 28 x 28 pixels.
+TOWER: Config = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
