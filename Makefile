@@ -7,8 +7,12 @@ STAMP := $(VENV)/.installed
 MLX_EXTRA ?= $(shell sh scripts/mlx_extra.sh)
 COMMA := ,
 
+# Where scripts/go_tool.sh puts grpcurl and crane.
+export PATH := $(CURDIR)/build/bin:$(PATH)
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check format bench proto clean
+.PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
+	test-extra-backend-mlx-vlm check format bench proto package image clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -32,6 +36,22 @@ test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_F
 test-fast: $(STAMP) ## Run the tests that need no MLX, in seconds
 	$(PYTHON) -m pytest -q -m 'not mlx'
 
+HOST_SUITE = $(PYTHON) -m scripts.host_suite
+TEXT_CAPS := health,load,predict,stream,tools
+VISION_CAPS := health,load,predict,stream,vision
+TINY_VISION := build/tiny-vision
+BUILD_TINY_VISION = $(PYTHON) -c 'from pathlib import Path; from scripts.tiny_vision import build; build("qwen3_vl", Path("$(TINY_VISION)"))'
+
+test-extra-backend: install ## Start run.sh as LocalAI's own suite does and check what it checks; MODEL= CAPS=
+	$(HOST_SUITE) $(if $(MODEL),--model '$(MODEL)') $(if $(CAPS),--caps '$(CAPS)')
+
+test-extra-backend-mlx: install ## The same with what LocalAI asks of this backend's text models; MODEL=
+	$(HOST_SUITE) $(if $(MODEL),--model '$(MODEL)') --caps '$(or $(CAPS),$(TEXT_CAPS))'
+
+test-extra-backend-mlx-vlm: install ## The same with an image, on a tiny vision model; MODEL= names a real one
+	$(if $(MODEL),,$(BUILD_TINY_VISION))
+	$(HOST_SUITE) --model '$(or $(MODEL),$(TINY_VISION))' --caps '$(or $(CAPS),$(VISION_CAPS))'
+
 check: $(STAMP) ## Lint, format, types, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -47,6 +67,14 @@ bench: install ## Measure against raw mlx-lm in the same run (BENCH_FLAGS='--jso
 
 proto: $(STAMP) ## Generate the stubs again
 	$(PYTHON) scripts/gen_proto.py
+
+package: install ## Write build/package/mlx, a directory for LocalAI, and try it elsewhere; PACKAGE_PYTHON=
+	$(PYTHON) -m scripts.package build $(if $(MLX_EXTRA),--extra $(MLX_EXTRA)) $(if $(PACKAGE_PYTHON),--python '$(PACKAGE_PYTHON)')
+	$(PYTHON) -m scripts.package smoke
+
+image: package ## Write build/package/mlx.tar, an OCI image of the package
+	@sh scripts/go_tool.sh crane || true
+	$(PYTHON) -m scripts.package image
 
 clean: ## Remove what was made here
 	rm -rf $(VENV) build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis backend/pb/*_pb2*

@@ -7,20 +7,41 @@ set -eu
 exec </dev/null
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+packages=$root
 
-python=python3
-for candidate in "$root/.venv/bin/python" "$root/venv/bin/python"; do
-    if [ -x "$candidate" ]; then
-        python=$candidate
-        break
+# A package made by `make package` brings its Python and all that this one needs.
+use_package() {
+    python=$root/python/bin/python3
+    packages=$root:$root/site-packages
+    unset PYTHONHOME
+    export PYTHONNOUSERSITE=1
+    if [ -d "$root/lib" ]; then
+        export LD_LIBRARY_PATH="$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     fi
-done
+}
+
+use_environment() {
+    for python in "$root/.venv/bin/python" "$root/venv/bin/python" python3; do
+        [ ! -x "$python" ] || return 0
+    done
+}
+
+if [ -x "$root/python/bin/python3" ]; then use_package; else use_environment; fi
+
+find_openblas() {
+    if [ -e "$root/lib/libopenblas.so.0" ]; then
+        # By its name alone: LD_PRELOAD cuts paths at spaces.
+        echo libopenblas.so.0
+        return
+    fi
+    PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null |
+        sed -n 's/.*libopenblas\.so\.0 .*=> //p' | head -n 1
+}
 
 # MLX's Linux wheel brings the reference BLAS, thirty times slower on a CPU than OpenBLAS.
 # MLX_BACKEND_PRELOAD_BLAS=0 leaves it at that.
 preload_openblas() {
-    library=$(PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null |
-        sed -n 's/.*libopenblas\.so\.0 .*=> //p' | head -n 1)
+    library=$(find_openblas)
     if [ -z "$library" ]; then
         echo "run.sh: no OpenBLAS found, MLX uses its slow reference BLAS (install libopenblas0)" >&2
         return
@@ -36,6 +57,6 @@ if [ "$(uname -s)" = Linux ] && [ ! -e /dev/nvidiactl ] && [ "${MLX_BACKEND_PREL
     preload_openblas
 fi
 
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$packages${PYTHONPATH:+:$PYTHONPATH}"
 # -P keeps the working directory from shadowing our packages.
 exec "$python" -P -m backend "$@"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from host_suite import HOST_QUESTION, HOST_TOOL
 from mlx_lm import load, stream_generate
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
+from scripts.host_suite.weather import HOST_QUESTION, HOST_TOOL
 
 pytestmark = pytest.mark.mlx
 

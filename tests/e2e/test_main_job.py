@@ -5,7 +5,6 @@ import json
 from contextlib import aclosing
 
 import pytest
-from host_suite import HOST_QUESTION, HOST_SYSTEM, HOST_TOOL
 from serving import chat, served, stream, user
 
 from backend.core.delta import FinishReason
@@ -14,6 +13,7 @@ from backend.core.request import GenerationCall
 from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.generation import generate
 from backend.pb import backend_pb2 as pb
+from scripts.host_suite.weather import HOST_QUESTION, HOST_SYSTEM, HOST_TOOL
 
 pytestmark = pytest.mark.mlx
 

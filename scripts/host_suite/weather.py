@@ -1,4 +1,6 @@
-"""What the host's own end-to-end suite asks of a backend's tools."""
+"""The conversation with which the host's own end-to-end suite asks for a tool call."""
+
+import json
 
 HOST_SYSTEM = "You are a helpful assistant. Use the provided tool when the user asks about weather."
 HOST_QUESTION = "What's the weather like in Paris, France?"
@@ -19,3 +21,4 @@ HOST_TOOL = {
         },
     },
 }
+HOST_TOOLS = json.dumps([HOST_TOOL])

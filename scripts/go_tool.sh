@@ -1,0 +1,27 @@
+#!/bin/sh
+# Put a Go program that our checks use, in the version they were written for, into build/bin.
+# Exit code 1: it is not there and cannot be had.
+set -eu
+name=$1
+case $name in
+grpcurl) module=github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4 ;;
+crane) module=github.com/google/go-containerregistry/cmd/crane@v0.22.1 ;;
+*)
+    echo "go_tool.sh: no such tool: $name" >&2
+    exit 2
+    ;;
+esac
+
+bin=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)/build/bin
+command -v "$name" >/dev/null 2>&1 && exit 0
+[ -x "$bin/$name" ] && exit 0
+if ! command -v go >/dev/null 2>&1; then
+    echo "$name is not here, and there is no Go toolchain to install it with" >&2
+    exit 1
+fi
+mkdir -p "$bin"
+if ! GOBIN=$bin go install "$module" >"$bin/$name.log" 2>&1; then
+    echo "$name could not be installed: $(tail -n 1 "$bin/$name.log")" >&2
+    exit 1
+fi
+rm -f "$bin/$name.log"

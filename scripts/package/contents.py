@@ -1,0 +1,88 @@
+"""What a package holds beside its Python: our code, the packages it needs, and its papers."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from backend import __version__
+from scripts.package.interpreter import Interpreter
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "mlx"
+PACKAGES = "site-packages"
+PAPERS = ("run.sh", "backend.proto", "LICENSE")
+EXTRAS = ("media", "metrics")
+# `make install` and this bring it without what it does not need here.
+WITHOUT_DEPENDENCIES = ("mlx-vlm",)
+
+
+def requirements(extras: Sequence[str]) -> list[str]:
+    """Return what `pyproject.toml` asks for, with extras, without ourselves."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    optional = project["optional-dependencies"]
+    return [*project["dependencies"], *(entry for extra in extras for entry in optional[extra])]
+
+
+def install_requirements(interpreter: Interpreter, package: Path, extras: Sequence[str]) -> None:
+    """Install all packages that the backend needs, in the versions of `constraints.txt`."""
+    _install(interpreter, package, *requirements(extras))
+    _install(interpreter, package, "--no-deps", *WITHOUT_DEPENDENCIES)
+
+
+def unpack_ourselves(package: Path) -> None:
+    """Unpack our wheel at the top: `backend/` and `common/` with fresh stubs, and no tests."""
+    with TemporaryDirectory() as directory:
+        _pip("wheel", "--no-deps", "--no-build-isolation", "-w", directory, str(ROOT))
+        (wheel,) = Path(directory).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            ours = [name for name in archive.namelist() if ".dist-info/" not in name]
+            archive.extractall(package, ours)
+
+
+def write_papers(package: Path) -> None:
+    """Copy what stands beside the code, and write what the host reads of a backend."""
+    for name in PAPERS:
+        shutil.copy(ROOT / name, package)
+    text = json.dumps(metadata(), indent=2)
+    (package / "metadata.json").write_text(text + "\n", encoding="utf-8")
+
+
+def metadata() -> dict[str, Any]:
+    """Return the host's `metadata.json`: under which names models may ask for this backend."""
+    return {"alias": NAME, "name": NAME, "version": __version__}
+
+
+def compile_modules(package: Path, program: Path) -> None:
+    """Compile all modules for good: a package may be read-only, and copies lose file times."""
+    options = ["--invalidation-mode", "unchecked-hash", "-s", str(package), "-q", "-f", "-j", "0"]
+    # Packages may bring files of other versions of Python, which do not compile.
+    subprocess.run(  # noqa: S603 - the package's own Python
+        [program, "-I", "-W", "ignore", "-m", "compileall", *options, package],
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def _install(interpreter: Interpreter, package: Path, *arguments: str) -> None:
+    packages = package / PACKAGES
+    _pip(
+        *("--python", str(interpreter.program), "install", "--no-compile"),
+        *("--no-warn-conflicts", "--root-user-action", "ignore"),
+        *("-c", str(ROOT / "constraints.txt"), "--target", str(packages)),
+        *arguments,
+    )
+    # Scripts name the Python of the machine that installed them, and nothing here calls them.
+    shutil.rmtree(packages / "bin", ignore_errors=True)
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    subprocess.run(command, check=True)  # noqa: S603 - our own arguments
