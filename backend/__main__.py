@@ -8,14 +8,20 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from backend.config import ServerConfig
+from grpc.aio import ServerInterceptor
+
+from backend.config import MAX_SLOTS, ServerConfig
 from backend.engine.engine import Engine
 from backend.rpc.server import BackendServer
 from common import log as logs
 from common.address import AddressError
 from common.lifecycle import StopRequest, exit_with_parent, parse_interval
 
+# What hosts call the number of parallel requests; the first that is set counts.
+PARALLEL_VARIABLES = ("PYTHON_GRPC_MAX_WORKERS", "LLAMACPP_PARALLEL")
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
+
+TRACE_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 log = logging.getLogger("backend")
 
@@ -49,7 +55,7 @@ async def serve(config: ServerConfig) -> None:
     stop_request.listen()
     engine = Engine()
     with _metrics_served(config.metrics_address, engine):
-        server = BackendServer(config, engine)
+        server = BackendServer(config, engine, _tracing() if config.traces else ())
         port = await server.start()
         log.info("listening on %s:%d", config.address.rpartition(":")[0], port)
         await stop_request.wait()
@@ -78,6 +84,16 @@ def _metrics_served(address: str, engine: Engine) -> Iterator[None]:
         yield
 
 
+def _tracing() -> Sequence[ServerInterceptor]:
+    try:
+        from backend.rpc.tracing import otlp_provider, tracing_interceptors
+    except ImportError as error:
+        hint = "pip install 'mlx-grpc-backend[tracing]'"
+        log.warning("the environment asks for traces, but %s; %s brings them", error, hint)
+        return ()
+    return tracing_interceptors(otlp_provider())
+
+
 def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
     """Return what the command line and the environment ask for; hosts add arguments of theirs."""
     defaults = ServerConfig()
@@ -91,11 +107,25 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     return ServerConfig(
         address=known.addr,
         metrics_address=known.metrics_addr,
+        traces=any(environment.get(name) for name in TRACE_ENDPOINTS),
+        max_slots=_max_slots(environment, defaults.max_slots),
         auth_token=environment.get("LOCALAI_GRPC_AUTH_TOKEN", ""),
         watches_parent=watch.strip().lower() not in FALSE_WORDS,
         parent_watch_interval_s=_interval_s(interval, defaults.parent_watch_interval_s),
         log_level=next(filter(None, levels), defaults.log_level),
     )
+
+
+def _max_slots(environment: Mapping[str, str], default: int) -> int:
+    """Return how many requests the host would have run at once, if it says so."""
+    name = next((name for name in PARALLEL_VARIABLES if environment.get(name)), None)
+    if name is None:
+        return default
+    text = environment[name].strip()
+    if text.isdecimal() and 1 <= int(text) <= MAX_SLOTS:
+        return int(text)
+    log.warning("%s: %r is no number from 1 to %d; taking %d", name, text, MAX_SLOTS, default)
+    return default
 
 
 def _interval_s(text: str, default: float) -> float:

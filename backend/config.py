@@ -3,13 +3,63 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+DEFAULT_MAX_SLOTS = 16
+MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 DRAIN_TIMEOUT_S = 8.0
+# What one request may hold; `docs/security.md` lists these.
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+MAX_LOGIT_BIASES = 4096
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 1024
 MAX_CANDIDATES = 1024
-# Of the memory beside the weights, unless `max_cache_bytes` says otherwise.
+MAX_TOKEN_IDS = 2**20
+MAX_REQUEST_ID_CHARS = 128
+# What no common system takes more of.
+MAX_PATH_BYTES = 1024
+MAX_NAME_BYTES = 255
+# Of one JSON text. Python's own parser is the slower the more of it there is.
+MAX_JSON_CHARS = 4 * 2**20
+MAX_JSON_DEPTH = 128
+MAX_GRAMMAR_BYTES = 256 * 1024
+# A larger request is parsed beside the event loop.
+INLINE_REQUEST_BYTES = 256 * 1024
+# One rendering of a chat template; a template is code, and may loop.
+MAX_RENDER_S = 10.0
+# Of the memory for KV caches, unless `max_cache_bytes` says otherwise.
 PROMPT_CACHE_MEMORY_SHARE = 0.25
+# Of the device's memory, unless the host says otherwise.
+MEMORY_UTILIZATION = 0.9
+# What is used of the memory where the device names no working set: on a CPU others live there
+# too, and MLX itself stops at this share of a CUDA device.
+CPU_MEMORY_SHARE = 0.75
+CUDA_MEMORY_SHARE = 0.95
+# Of what is beside the weights, for activations and for copies of KV on their way.
+RESERVE_SHARE = 0.1
+# Of the memory: so much is for KV caches however large the weights are.
+MIN_KV_SHARE = 0.02
+# What towers made of media of late, and what processors did.
+MEDIA_MEMO_BYTES = 256 * 2**20
+PREPARED_MEDIA_BYTES = 64 * 2**20
+
+# What one medium of a request may be: as a file, and decoded.
+MAX_IMAGE_BYTES = 20 * 2**20
+MAX_AUDIO_BYTES = 32 * 2**20
+MAX_VIDEO_BYTES = 32 * 2**20
+MAX_IMAGE_PIXELS = 50_000_000
+# Processors of mlx-vlm fail beyond it.
+MAX_ASPECT_RATIO = 200
+MAX_AUDIO_S = 600
+# Of all channels, at the rate of the file.
+MAX_AUDIO_SAMPLES = 64_000_000
+# Kept of a video, then what is decoded to choose it.
+MAX_VIDEO_FRAMES = 32
+MAX_VIDEO_PIXELS = 100_000_000
+MAX_FILM_DECODED_PIXELS = 4_000_000_000
+# Pillow takes several times as long for a frame as FFmpeg does.
+MAX_ANIMATION_DECODED_PIXELS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +68,14 @@ class ServerConfig:
 
     Attributes:
         metrics_address: Where Prometheus may scrape; empty is nowhere.
+        traces: Whether the environment names a collector of OpenTelemetry's.
+        max_slots: Default of the option of this name.
     """
 
     address: str = "127.0.0.1:50051"
     metrics_address: str = ""
+    traces: bool = False
+    max_slots: int = DEFAULT_MAX_SLOTS
     auth_token: str = ""
     watches_parent: bool = True
     parent_watch_interval_s: float = 2.0
@@ -36,12 +90,14 @@ class TuningOptions:
     that the model or the request decides.
     """
 
-    max_slots: int = 16
+    max_slots: int = DEFAULT_MAX_SLOTS
     max_waiting: int = 256
     prefill_chunk: int = 512
     prefill_chunk_alone: int = 2048
     prefill_pause_ms: int = 500
     max_replies_per_s: int = 400
+    max_kv_bytes: int | None = None
+    expected_tokens: int = 1024
     max_cache_bytes: int | None = None
     cache_dir: str | None = None
     max_cache_disk_bytes: int = 10 * 2**30
@@ -68,10 +124,15 @@ class TuningOptions:
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
     batching: bool = True
+    vision: bool = True
+    side_share: float = 0.06
     pooling: str | None = None
     truncate: bool = False
     reranker: str | None = None
     wired_limit_mb: int = 0
+
+
+DEFAULT_TUNING = TuningOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +141,15 @@ class Adapter:
 
     path: str
     scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """How many media of each kind one request may bring."""
+
+    images: int = 32
+    audios: int = 8
+    videos: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +162,7 @@ class ModelOptions:
         models_dir: Where relative paths are looked up; `None` when the host sent none.
         max_model_len: Explicit context limit; `None` leaves the model's own.
         dtype: Weights are cast to it; `None` leaves them.
+        memory_utilization: How much of the device's memory may be used, from 0 to 1.
     """
 
     model: str
@@ -101,8 +172,10 @@ class ModelOptions:
     trust_remote_code: bool = False
     max_model_len: int | None = None
     dtype: str | None = None
+    memory_utilization: float = MEMORY_UTILIZATION
     adapters: tuple[Adapter, ...] = ()
     grammar_triggers: tuple[str, ...] = ()
+    media_limits: MediaLimits = MediaLimits()
     tuning: TuningOptions = field(default_factory=TuningOptions)
 
     @property

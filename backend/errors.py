@@ -11,6 +11,8 @@ BackendError
 ├── ShuttingDownError          the process is on its way out
 ├── RequestCancelledError      ended by Free, by another load, or by the caller
 ├── GenerationFailedError      the engine could not compute this request
+├── EngineFailedError          the engine failed as a whole
+├── EngineDownError            the engine failed, and could not start anew
 └── LoadError                  the model cannot be loaded as asked
     ├── ModelNotFoundError     no such path, no such hub id
     ├── UnsupportedModelError  not a model that MLX can run
@@ -79,6 +81,17 @@ class RequestCancelledError(BackendError):
 
 class GenerationFailedError(BackendError):
     """The engine failed while computing this request; the others go on."""
+
+
+class EngineFailedError(BackendError):
+    """The engine failed as a whole, with all that it held; it starts anew if it can."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine has failed: {reason}")
+
+
+class EngineDownError(BackendError):
+    """The engine failed and could not start anew: only another load may help."""
 
 
 class LoadError(BackendError):

@@ -9,25 +9,23 @@ from typing import Protocol
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import Increment, Usage
 from backend.core.guide import ReplyGrammar
-from backend.core.prompt import Prompt, Tool, ToolMode
+from backend.core.model import ModelKind
+from backend.core.prompt import Prompt
 from backend.core.request import GenerationCall, GenerationRequest
 from backend.core.step import EngineEvent, TokenStep
 from backend.errors import (
     BackendError,
-    ContextLengthError,
-    InvalidRequestError,
     ModelNotLoadedError,
 )
-from backend.intake import require_ids
+from backend.intake import require_decoder, require_ids
 from backend.journal import RequestJournal
-from backend.model.boundaries import Boundaries, find_boundaries
 from backend.model.loaded import LoadedModel
-from backend.model.prefix import TokenizedText
 from backend.output.detection import detect
 from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from backend.output.evidence import FormatEvidence
 from backend.output.format import OutputFormat
 from backend.output.reply import ReplyCursor, ReplySpec
+from backend.rendering import render, token_ids_of
 from backend.structure import structures_of
 
 PROMPT_TAIL_CHARS = 256
@@ -60,9 +58,11 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
 
     Raises:
         InvalidRequestError: A field does not fit the loaded model.
+        UnsupportedError: The model generates no text.
         BackendError: No model, no room, or the engine failed on this request.
     """
     model = _loaded(engine)
+    require_decoder("Predict", model)
     wire = output_format(engine)
     structures = structures_of(model)
 
@@ -94,7 +94,8 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
 
 async def warm_up(engine: TextEngine) -> None:
     """Do in advance what the first request would wait for, and say how replies will be read."""
-    if (model := engine.model) is not None:
+    model = engine.model
+    if model is not None and model.card.kind is ModelKind.DECODER:
         log.info("replies of %s are read as %s", model.card.name, output_format(engine).name)
         await asyncio.to_thread(structures_of(model).warm_up)
 
@@ -104,11 +105,7 @@ async def tokenize(call: GenerationCall, engine: TextEngine) -> Sequence[int]:
 
     They may be more than the context holds: that is what a caller may want to know.
     """
-    model = _loaded(engine)
-    if not call.messages:
-        return await asyncio.to_thread(model.tokenizer.encode, call.prompt, adds_special=False)
-    text = await asyncio.to_thread(_prompt_text, call, model)
-    return await asyncio.to_thread(model.tokenizer.encode, text, adds_special=False)
+    return await asyncio.to_thread(token_ids_of, call, _loaded(engine))
 
 
 async def detokenize(token_ids: Sequence[int], engine: TextEngine) -> str:
@@ -120,37 +117,6 @@ async def detokenize(token_ids: Sequence[int], engine: TextEngine) -> str:
     model = _loaded(engine)
     require_ids("tokens", token_ids, model)
     return await asyncio.to_thread(model.tokenizer.decode, token_ids)
-
-
-def render(call: GenerationCall, model: LoadedModel) -> Prompt:
-    """Turn messages, or raw text, into the tokens that the model reads.
-
-    Raises:
-        InvalidRequestError: The template cannot render this, or nothing is left to read.
-        ContextLengthError: The prompt leaves no room for a reply.
-    """
-    text = _prompt_text(call, model)
-    if call.debug:
-        log.info("request id=%s prompt=%r", call.request_id, text)
-    field_name = "Messages" if call.messages else "Prompt"
-    _check_size(field_name, text, model)
-    if call.messages:
-        token_ids = model.tokenizer.encode(text, adds_special=False)
-    else:
-        token_ids = model.tokenizer.encode_prompt(text)
-    if not token_ids:
-        raise InvalidRequestError(field_name, "is empty")
-    if (limit := model.card.context_length) is not None and len(token_ids) >= limit:
-        raise ContextLengthError(
-            field_name, f"{len(token_ids)} tokens do not fit the context of {limit} tokens"
-        )
-    found = _boundaries(call, model, text, token_ids)
-    return Prompt(
-        token_ids=tuple(token_ids),
-        tail=text[-PROMPT_TAIL_CHARS:],
-        boundaries=found.positions,
-        system_tokens=found.system_tokens,
-    )
 
 
 def output_format(engine: TextEngine) -> OutputFormat:
@@ -173,28 +139,6 @@ def _loaded(engine: TextEngine) -> LoadedModel:
     return engine.model
 
 
-def _prompt_text(call: GenerationCall, model: LoadedModel) -> str:
-    if not call.messages:
-        return call.prompt
-    return model.template.render(call.messages, _shown_tools(call), call.template_options)
-
-
-def _boundaries(
-    call: GenerationCall, model: LoadedModel, text: str, token_ids: Sequence[int]
-) -> Boundaries:
-    """Find where later requests will branch off; nothing is known of those that send raw text."""
-    if not call.messages:
-        return Boundaries()
-    tools = _shown_tools(call)
-    return find_boundaries(
-        call.messages,
-        tools,
-        lambda messages: model.template.render(messages, tools, call.template_options),
-        TokenizedText(text, token_ids, model.tokenizer),
-        system_only=not model.card.reuses_at_boundaries_only,
-    )
-
-
 def _request(
     call: GenerationCall, prompt: Prompt, model: LoadedModel, grammar: ReplyGrammar | None
 ) -> GenerationRequest:
@@ -207,11 +151,13 @@ def _request(
         prompt=prompt,
         sampling=call.sampling,
         max_tokens=min(call.max_tokens or room, room),
+        is_open_ended=call.max_tokens is None or call.max_tokens > room,
         stop_token_ids=frozenset() if ignores_eos else model.card.eos_token_ids,
         top_logprobs=call.top_logprobs,
         grammar=grammar,
         remembered=call.remembered,
         cache_path=call.cache_path,
+        priority=call.priority,
     )
 
 
@@ -220,7 +166,7 @@ def _reply_cursor(
 ) -> ReplyCursor:
     spec = ReplySpec(
         format=wire,
-        tools={tool.name: tool.parameters for tool in _shown_tools(call)},
+        tools={tool.name: tool.parameters for tool in call.shown_tools},
         stop_strings=call.stop_strings,
         prompt_tail=prompt.tail,
         wants_logprobs=call.top_logprobs is not None,
@@ -239,20 +185,3 @@ def _detokenizer(
         return WindowDetokenizer(tokenizer.visible_decoder(markers))
     trims = tokenizer.trims_leading_space and not continues_text
     return ByteDetokenizer(pieces, trims_leading_space=trims)
-
-
-def _shown_tools(call: GenerationCall) -> Sequence[Tool]:
-    """Return the tools that the model is told of, and may call."""
-    return () if call.tool_choice.mode is ToolMode.NONE else call.tools
-
-
-def _check_size(field_name: str, text: str, model: LoadedModel) -> None:
-    """Refuse a text that cannot fit before it is tokenised: that could take seconds."""
-    limit = model.card.context_length
-    if limit is None:
-        return
-    least = len(text) // max(model.tokenizer.longest_piece_bytes, 1)
-    if least >= limit:
-        raise ContextLengthError(
-            field_name, f"at least {least} tokens do not fit the context of {limit} tokens"
-        )

@@ -1,12 +1,18 @@
 """What every pipeline asks of a request before it gives it to the engine."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.embedding import Embedding, EmbeddingRequest
-from backend.core.scoring import ScoreRequest
-from backend.errors import ContextLengthError, InvalidRequestError, ModelNotLoadedError
+from backend.core.model import ModelKind
+from backend.core.scoring import JudgeRequest, ScoreRequest
+from backend.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    ModelNotLoadedError,
+    UnsupportedError,
+)
 from backend.model.loaded import LoadedModel
 
 
@@ -27,6 +33,9 @@ class SideEngine(Protocol):
     async def score(self, request: ScoreRequest) -> tuple[tuple[float, ...], ...]:
         """Return the log-probability of every token of every continuation; cancel to leave."""
 
+    async def judge(self, request: JudgeRequest) -> tuple[float, ...]:
+        """Return a cross-encoder's logit of every pair; cancel to leave."""
+
 
 def loaded(engine: SideEngine) -> tuple[LoadedModel, TuningOptions]:
     """Return the loaded model and its options.
@@ -37,6 +46,24 @@ def loaded(engine: SideEngine) -> tuple[LoadedModel, TuningOptions]:
     if engine.model is None or engine.options is None:
         raise ModelNotLoadedError
     return engine.model, engine.options.tuning
+
+
+def require_decoder(call: str, model: LoadedModel) -> None:
+    """Refuse a call that only a decoder can answer, with what the loaded model does instead.
+
+    Raises:
+        UnsupportedError: The model is of another kind.
+    """
+    match kind := model.card.kind:
+        case ModelKind.DECODER:
+            return
+        case ModelKind.ENCODER:
+            nature = "an encoder: it embeds"
+        case ModelKind.CROSS_ENCODER:
+            nature = "a cross-encoder: it reranks"
+        case _:
+            assert_never(kind)
+    raise UnsupportedError(f"{call}: {model.card.name} is {nature}")
 
 
 def require_ids(field: str, token_ids: Sequence[int], model: LoadedModel) -> None:
@@ -59,6 +86,9 @@ def require_fit(field: str, token_ids: Sequence[int], model: LoadedModel) -> Non
 
 def require_possible_fit(field: str, text: str, model: LoadedModel) -> None:
     """Refuse a text that cannot fit before it is tokenised: that could take seconds."""
+    if model.card.kind is not ModelKind.DECODER:
+        # Their tokenizers drop spaces, and make one token of a long word that is unknown.
+        return
     limit = model.card.context_length
     least = len(text) // max(model.tokenizer.longest_piece_bytes, 1)
     if limit is not None and least > limit:

@@ -1,4 +1,7 @@
-"""The pipeline of Rerank with generative rerankers: how likely is "yes" behind each document?"""
+"""The pipeline of Rerank: documents in the order of their relevance to a query.
+
+A cross-encoder has a label for it; a generative reranker is asked, and answers yes or no.
+"""
 
 import asyncio
 import logging
@@ -10,17 +13,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from backend.config import TuningOptions
+from backend.core.model import ModelKind
 from backend.core.prompt import Prompt
 from backend.core.request import Remembered
 from backend.core.scoring import (
+    JudgeRequest,
     RankedDocument,
     Ranking,
     RerankCall,
     RerankerKind,
     ScoreRequest,
+    TokenPair,
 )
 from backend.errors import UnsupportedError
-from backend.intake import SideEngine, loaded, require_fit, require_possible_fit
+from backend.intake import (
+    SideEngine,
+    loaded,
+    require_decoder,
+    require_fit,
+    require_possible_fit,
+)
 from backend.model.loaded import LoadedModel
 from backend.model.prefix import common_length
 
@@ -55,10 +67,16 @@ _WIRES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """How relevant each document is, in their order, and what was read for all of them."""
+
+    relevances: Sequence[float]
+    prompt_tokens: int
+
+
 async def rerank(call: RerankCall, engine: SideEngine) -> Ranking:
     """Return documents in the order of their relevance; cancel to leave.
-
-    Documents run one after another, each a job of its own: other callers have their turn.
 
     Raises:
         UnsupportedError: The loaded model is no reranker.
@@ -66,6 +84,48 @@ async def rerank(call: RerankCall, engine: SideEngine) -> Ranking:
     """
     started = time.monotonic()
     model, tuning = loaded(engine)
+    is_judge = model.card.kind is ModelKind.CROSS_ENCODER
+    verdict = await (_judge if is_judge else _ask)(call, engine, model, tuning)
+    documents = [
+        RankedDocument(i, text, relevance)
+        for i, (text, relevance) in enumerate(zip(call.documents, verdict.relevances, strict=True))
+    ]
+    documents.sort(key=lambda document: document.relevance, reverse=True)
+    seconds = time.monotonic() - started
+    log.info(
+        "rerank documents=%d prompt_tokens=%d ms=%.0f",
+        *(len(documents), verdict.prompt_tokens, seconds * 1000.0),
+    )
+    return Ranking(tuple(documents[: call.max_results]), verdict.prompt_tokens)
+
+
+async def _judge(
+    call: RerankCall, engine: SideEngine, model: LoadedModel, tuning: TuningOptions
+) -> _Verdict:
+    """Give all documents to a cross-encoder; its logit becomes a probability."""
+    pairs = await asyncio.to_thread(_pairs, call, model, truncates=tuning.truncate)
+    logits = await engine.judge(JudgeRequest(pairs))
+    return _Verdict(list(map(_sigmoid, logits)), sum(len(pair.token_ids) for pair in pairs))
+
+
+def _pairs(call: RerankCall, model: LoadedModel, *, truncates: bool) -> tuple[TokenPair, ...]:
+    """Return the query with each document; a document that is too long may lose its end."""
+    encode = model.tokenizer.encode_pair
+    require_fit("query", encode(call.query, "")[0], model)
+    limit = model.card.context_length if truncates else None
+    pairs = []
+    for i, document in enumerate(call.documents):
+        token_ids, segment_ids = encode(call.query, document, limit=limit)
+        require_fit(f"documents[{i}]", token_ids, model)
+        pairs.append(TokenPair(tuple(token_ids), tuple(segment_ids)))
+    return tuple(pairs)
+
+
+async def _ask(
+    call: RerankCall, engine: SideEngine, model: LoadedModel, tuning: TuningOptions
+) -> _Verdict:
+    """Ask a generative reranker; documents run one after another: others have their turn."""
+    require_decoder("Rerank", model)
     wire = _WIRES[_kind(model, tuning)]
     answers = _answer_ids(wire, model)
     prompts = await asyncio.to_thread(_prompts, call, wire, model, truncates=tuning.truncate)
@@ -73,18 +133,11 @@ async def rerank(call: RerankCall, engine: SideEngine) -> Ranking:
     if head:
         # Computed first, and stored: what documents follow it are not worth storing.
         await engine.score(_request(prompts[0][:head], (), Remembered.ALL))
-    documents = []
-    for i, prompt in enumerate(prompts):
-        scored = await engine.score(_request(prompt, answers, Remembered.NOTHING))
-        documents.append(RankedDocument(i, call.documents[i], _relevance(scored)))
-    documents.sort(key=lambda document: document.relevance, reverse=True)
-    prompt_tokens = sum(map(len, prompts))
-    seconds = time.monotonic() - started
-    log.info(
-        "rerank documents=%d prompt_tokens=%d ms=%.0f",
-        *(len(prompts), prompt_tokens, seconds * 1000.0),
-    )
-    return Ranking(tuple(documents[: call.max_results]), prompt_tokens)
+    relevances = []
+    for prompt in prompts:
+        (yes,), (no,) = await engine.score(_request(prompt, answers, Remembered.NOTHING))
+        relevances.append(_sigmoid(yes - no))
+    return _Verdict(relevances, sum(map(len, prompts)))
 
 
 def _kind(model: LoadedModel, tuning: TuningOptions) -> RerankerKind:
@@ -136,7 +189,6 @@ def _request(
     )
 
 
-def _relevance(scored: Sequence[Sequence[float]]) -> float:
-    """Return the probability of "yes" among the two answers."""
-    (yes,), (no,) = scored
-    return 1.0 / (1.0 + math.exp(min(no - yes, 700.0)))
+def _sigmoid(logit: float) -> float:
+    """Return the probability behind a logit: of yes against no, or of the one label."""
+    return 1.0 / (1.0 + math.exp(min(-logit, 700.0)))

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from backend.core.prompt import Prompt
 from backend.core.scoring import ScoreCall, ScoredCandidate, ScoredToken, ScoreRequest
 from backend.errors import InvalidRequestError
-from backend.intake import SideEngine, loaded, require_fit, require_possible_fit
+from backend.intake import (
+    SideEngine,
+    loaded,
+    require_decoder,
+    require_fit,
+    require_possible_fit,
+)
 from backend.model.loaded import LoadedModel
 from backend.model.prefix import common_length
 
@@ -33,9 +39,11 @@ async def score(call: ScoreCall, engine: SideEngine) -> tuple[ScoredCandidate, .
 
     Raises:
         InvalidRequestError: A candidate adds no token, or does not fit the context.
+        UnsupportedError: The model predicts no tokens.
     """
     started = time.monotonic()
     model, _ = loaded(engine)
+    require_decoder("Score", model)
     plan = await asyncio.to_thread(_plan, call, model)
     scored = await engine.score(plan.request)
     log.info(

@@ -116,7 +116,9 @@ class Structures:
         try:
             return self._tool_grammar(call, call.tools, prompt, wire)
         except GrammarError as error:
-            log.info("request id=%s: calls are not constrained: %s", call.request_id, error)
+            # The problem may quote a schema, which is the caller's.
+            problem = str(error) if call.debug else "a tool's schema cannot be enforced"
+            log.info("request id=%s: calls are not constrained: %s", call.request_id, problem)
             return None
 
     def _forced_grammar(

@@ -1,8 +1,8 @@
-"""How the cache of one layer is read and restored: a row per class of mlx-lm.
+"""How the cache of one layer is read and restored: a row per class of mlx-lm and mlx-vlm.
 
-The one place, beside the batch and the factory of fresh caches, that knows mlx-lm's cache classes.
+The one place, beside the batch and the factory of fresh caches, that knows their cache classes.
 They are told apart by exact class: a subclass that keeps its data elsewhere must not be taken for
-its parent.
+its parent. mlx-vlm 0.7 has classes of its own, with the names of mlx-lm's and nearly their insides.
 """
 
 import copy
@@ -11,21 +11,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import mlx.core as mx
-from mlx_lm.models.cache import (
-    ArraysCache,
-    ChunkedKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-)
 
 from backend.cache.kv import Arrays, State
 from backend.cache.packing import UNPACKED, Packing
 
-# An object of mlx-lm, which is untyped.
+# An object of mlx-lm or mlx-vlm, which are untyped.
 UpstreamCache: TypeAlias = Any
 
 _ALLOCATION_STEP = 256
+_UPSTREAM_MODULES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +97,12 @@ class WindowLayer:
         if not columns:
             return
         keys, values = (self._ring(column, length) for column in columns)
-        cache.state = keys, values, length, cache.keep, cache.max_size, keys.shape[-2]
+        numbers = (cache.keep, cache.max_size, length, keys.shape[-2])
+        if _has_numbers_apart(cache):
+            cache.state, cache.meta_state = (keys, values), numbers
+        else:
+            keep, size, offset, index = numbers
+            cache.state = keys, values, offset, keep, size, index
 
     def _ring(self, column: Sequence[mx.array], length: int) -> mx.array:
         """Join positions into a ring of its full size, if it should be full.
@@ -138,7 +137,16 @@ class StateLayer:
         self.write(cache, State(arrays, state.numbers))
 
 
-LayerKind: TypeAlias = PositionLayer | WindowLayer | StateLayer
+@dataclass(frozen=True, slots=True)
+class CounterLayer:
+    """A count of positions: nothing of it is stored."""
+
+    def restore(self, cache: UpstreamCache, length: int) -> None:
+        """Let a fresh counter go on behind so many tokens of text."""
+        cache.upcoming = [length]
+
+
+LayerKind: TypeAlias = PositionLayer | WindowLayer | StateLayer | CounterLayer
 
 
 def layer_kind(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
@@ -148,11 +156,23 @@ def layer_kind(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
         cache: Of the layer.
         packing: How its keys and values are stored; what is quantised in use is not packed again.
     """
-    if type(cache) is RotatingKVCache:
-        return WindowLayer(cache.max_size, packing) if cache.keep == 0 else None
-    if type(cache) is KVCache:
-        return PositionLayer(_read_pair, _write_pair, packing)
-    return _KINDS.get(type(cache))
+    match upstream_name(cache):
+        case "RotatingKVCache":
+            return WindowLayer(cache.max_size, packing) if cache.keep == 0 else None
+        case "KVCache":
+            return PositionLayer(_read_pair, _write_pair, packing)
+        case "ChunkedKVCache" if _has_numbers_apart(cache):
+            return None
+        case "":
+            return CounterLayer() if getattr(cache, "counts_only", False) else None
+        case name:
+            return _KINDS.get(name)
+
+
+def upstream_name(cache: UpstreamCache) -> str:
+    """Return the name of a cache's class, or "" for one that is not of upstream's cache modules."""
+    kind = type(cache)
+    return kind.__name__ if kind.__module__ in _UPSTREAM_MODULES else ""
 
 
 def _read_pair(cache: UpstreamCache) -> Arrays:
@@ -187,16 +207,25 @@ def _write_chunk(cache: UpstreamCache, state: State) -> None:
     cache.offset, cache.start_position = state.numbers
 
 
-_KINDS: Mapping[type, LayerKind] = {
-    QuantizedKVCache: PositionLayer(_read_quantized, _write_quantized),
-    ArraysCache: StateLayer(lambda cache: State(tuple(cache.cache)), _write_arrays),
-    ChunkedKVCache: StateLayer(_read_chunk, _write_chunk),
+_KINDS: Mapping[str, LayerKind] = {
+    "QuantizedKVCache": PositionLayer(_read_quantized, _write_quantized),
+    "ArraysCache": StateLayer(lambda cache: State(tuple(cache.cache)), _write_arrays),
+    "ChunkedKVCache": StateLayer(_read_chunk, _write_chunk),
 }
+
+
+def _has_numbers_apart(cache: UpstreamCache) -> bool:
+    """Tell whether a ring is mlx-vlm's, whose state holds arrays only."""
+    return bool(type(cache).__module__ == _UPSTREAM_MODULES[1])
 
 
 def _in_order(cache: UpstreamCache) -> Arrays:
     """Return a ring's arrays from the oldest position to the latest."""
-    keys, values, offset, _, _, index = cache.state
+    if _has_numbers_apart(cache):
+        keys, values = cache.keys, cache.values
+        _, _, offset, index = map(int, cache.meta_state)
+    else:
+        keys, values, offset, _, _, index = cache.state
     if index == keys.shape[-2]:
         return keys, values
     if index < offset:

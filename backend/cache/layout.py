@@ -4,16 +4,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from mlx_lm.models.cache import CacheList
-
 from backend.cache.kv import MAX_NODE_TOKENS, Arrays, Block, Piece, Segment, Snapshot
 from backend.cache.layers import (
+    CounterLayer,
     LayerKind,
     PositionLayer,
     StateLayer,
     UpstreamCache,
     WindowLayer,
     layer_kind,
+    upstream_name,
 )
 from backend.cache.node_store import Thinning
 from backend.cache.packing import UNPACKED, Packing
@@ -121,6 +121,8 @@ class CacheLayout:
                     kind.restore(leaf, _latest_parts(blocks, index, kind.size), length)
                 case StateLayer():
                     kind.restore(leaf, next(states))
+                case CounterLayer():
+                    kind.restore(leaf, length)
 
     def _blocks(
         self, leaves: Sequence[UpstreamCache], start: int, stop: int, *, has_windows: bool
@@ -167,7 +169,7 @@ class CacheLayout:
 def cache_leaves(caches: Caches) -> Iterator[UpstreamCache]:
     """Yield the caches that hold arrays, in a fixed order; a `CacheList` holds others."""
     for cache in caches:
-        if type(cache) is CacheList:
+        if upstream_name(cache) == "CacheList":
             yield from cache_leaves(cache.caches)
         else:
             yield cache

@@ -115,6 +115,18 @@ class NodeStore:
             oldest, _ = self._kept.popitem(last=False)
             self.tree.unkeep(oldest)
 
+    def resize(self, budget_bytes: int) -> None:
+        """Hold at most so many bytes from now on.
+
+        What is too much is evicted, in the end also paths that are held: nothing is copied
+        from them any more, but what continues them finds no place.
+        """
+        self.budget_bytes = budget_bytes
+        if self.bytes <= budget_bytes or self._make_room(0, None):
+            return
+        self.held.clear()
+        self._evict_down_to(budget_bytes, set())
+
     def take_divided(self) -> list[Segment]:
         """Return the segments whose arrays were cut since the last call: they want computing."""
         divided, self._divided = self._divided, []
@@ -182,7 +194,11 @@ class NodeStore:
             return True
         if _path_bytes(held) + needed > self.budget_bytes:
             return False
-        while self.bytes + needed > self.budget_bytes:
+        return self._evict_down_to(self.budget_bytes - needed, held)
+
+    def _evict_down_to(self, nbytes: int, held: set[SegmentNode]) -> bool:
+        """Evict the least recent leaves until no more than so much is left, if that can be."""
+        while self.bytes > nbytes:
             leaf = self.tree.least_recent(skip=held)
             if leaf is None:
                 return False

@@ -152,6 +152,16 @@ class PromptCache:
             self._rescue(evicted)
         return node is not None
 
+    def resize(self, budget_bytes: int) -> None:
+        """Hold at most so many bytes from now on; what is too much is evicted at once."""
+        if budget_bytes == self._nodes.budget_bytes:
+            return
+        with self._lock:
+            self._nodes.resize(budget_bytes)
+            evicted = self._nodes.take_evicted()
+        if self._rescue is not None and evicted:
+            self._rescue(evicted)
+
     def keep(self, key: TokenKey) -> None:
         """Evict this prefix, a system prompt, after everything else; no effect unless stored."""
         with self._lock:

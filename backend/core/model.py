@@ -1,9 +1,18 @@
 """What is known of a loaded model, in plain values."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from backend.core.embedding import EmbeddingProfile
 from backend.core.scoring import RerankerKind
+
+
+class ModelKind(Enum):
+    """What a network does with text: a decoder goes on with it, the others read it only."""
+
+    DECODER = "decoder"
+    ENCODER = "encoder"
+    CROSS_ENCODER = "cross-encoder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +48,4 @@ class ModelCard:
     grammar_triggers: tuple[str, ...] = ()
     embedding: EmbeddingProfile = field(default_factory=EmbeddingProfile)
     reranker: RerankerKind | None = None
+    kind: ModelKind = ModelKind.DECODER

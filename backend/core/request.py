@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 
 from backend.core.guide import ReplyGrammar
-from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice
+from backend.core.media import Medium
+from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice, ToolMode
 
 # Below it logits divided by the temperature leave the range of float32.
 MIN_TEMPERATURE = 1e-5
@@ -17,6 +18,14 @@ class Remembered(Enum):
     NOTHING = "nothing"
     PROMPT = "prompt"
     ALL = "all"
+
+
+class Priority(IntEnum):
+    """Who goes first where requests compete; the smallest number does."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +79,7 @@ class GenerationCall:
     Attributes:
         prompt: Raw text; ignored when there are messages.
         messages: A conversation for the chat template.
+        media: Pictures, sounds and videos of all of it, in order.
         template_options: What the template is given beside messages and tools
             (`enable_thinking`, `reasoning_effort`, ...); a missing key stays undefined there.
         max_tokens: Limit of generated tokens; `None` is up to the context.
@@ -79,12 +89,14 @@ class GenerationCall:
         constrains_calls: Whether calls of the model's own choice are held to their schemas.
         remembered: What of it may be put into the prompt cache.
         cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
+        priority: Who goes first when not all can run.
         debug: Whether the log may hold the text of this request.
     """
 
     request_id: str
     prompt: str = ""
     messages: tuple[Message, ...] = ()
+    media: tuple[Medium, ...] = ()
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     template_options: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -98,7 +110,13 @@ class GenerationCall:
     constrains_calls: bool = True
     remembered: Remembered = Remembered.ALL
     cache_path: str = ""
+    priority: Priority = Priority.NORMAL
     debug: bool = False
+
+    @property
+    def shown_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model is told of, and may call."""
+        return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +125,13 @@ class GenerationRequest:
 
     Attributes:
         max_tokens: At least 1; prompt and limit together fit the context.
+        is_open_ended: Whether that limit is just what the context leaves.
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
         grammar: What the reply must follow; `None` is nothing.
         remembered: What of it may be put into the prompt cache.
         cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
+        priority: Who goes first when not all can run.
     """
 
     request_id: str
@@ -119,7 +139,9 @@ class GenerationRequest:
     sampling: SamplingParams
     max_tokens: int
     stop_token_ids: frozenset[int]
+    is_open_ended: bool = False
     top_logprobs: int | None = None
     grammar: ReplyGrammar | None = None
     remembered: Remembered = Remembered.ALL
     cache_path: str = ""
+    priority: Priority = Priority.NORMAL

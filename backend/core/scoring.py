@@ -82,6 +82,26 @@ class RerankCall:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPair:
+    """A query and a document as a cross-encoder reads them.
+
+    Attributes:
+        segment_ids: For each token, which of the two it belongs to; empty when the model's
+            tokenizer does not say.
+    """
+
+    token_ids: tuple[int, ...]
+    segment_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRequest:
+    """What a cross-encoder computes: a logit for each pair."""
+
+    pairs: tuple[TokenPair, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankedDocument:
     """A document, by its place in the call, and how relevant it is, from 0 to 1."""
 

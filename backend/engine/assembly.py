@@ -7,18 +7,23 @@ from pathlib import Path
 
 from backend.cache.packing import Packing
 from backend.config import PROMPT_CACHE_MEMORY_SHARE, ModelOptions, TuningOptions
-from backend.core.model import ModelCard
+from backend.core.model import ModelKind
+from backend.engine.admission import KvProfile, Reservations
 from backend.engine.caches import make_cache_factory
 from backend.engine.command import Fetched
 from backend.engine.disk_link import DiskSettings
+from backend.engine.encoder_session import EncoderSession
 from backend.engine.keeper import Keeper, make_keeper
+from backend.engine.kv_profile import measure
+from backend.engine.memory_budget import kv_budget_bytes, working_set_bytes
 from backend.engine.network import FreshCaches
 from backend.engine.publisher import HandOver
 from backend.engine.selfcheck import batching_fault
 from backend.engine.session import Session
 from backend.model.fingerprint import fingerprint
 from backend.model.loaded import RunnableModel
-from backend.model.weights import memory_bytes
+
+_EXAMPLE_TOKENS = 4096
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +41,31 @@ class Outlets:
     post: Callable[[Fetched], None]
 
 
-def assemble_session(model: RunnableModel, options: ModelOptions, outlets: Outlets) -> Session:
+def assemble_session(
+    model: RunnableModel, options: ModelOptions, outlets: Outlets
+) -> Session | EncoderSession:
     """Return an idle session, after a look at what the model can do."""
+    if model.card.kind is not ModelKind.DECODER:
+        return EncoderSession(model, outlets.hand_over)
     tuning = options.tuning
     fresh_caches = make_cache_factory(model.network, tuning)
     batches = tuning.batching and _is_batchable(model, fresh_caches)
     model = replace(model, card=replace(model.card, batches=batches))
-    keeper = _keeper(model.card, fresh_caches, options, outlets.post)
-    return Session(model, fresh_caches, keeper, tuning, outlets.hand_over)
+    budget_bytes = kv_budget_bytes(options, model.card.weights_bytes, working_set_bytes())
+    keeper = _keeper(Path(model.card.path), fresh_caches, options, budget_bytes, outlets.post)
+    profile = measure(model.network, fresh_caches)
+    _tell(profile, budget_bytes)
+    reservations = Reservations(profile, budget_bytes, tuning.expected_tokens)
+    return Session(model, fresh_caches, keeper, reservations, tuning, outlets.hand_over)
+
+
+def _tell(profile: KvProfile, budget_bytes: int) -> None:
+    log.info(
+        "there are %.2f GiB for KV caches; one of %d tokens takes %.1f MiB",
+        budget_bytes / 2**30,
+        _EXAMPLE_TOKENS,
+        profile.row_bytes(_EXAMPLE_TOKENS) / 2**20,
+    )
 
 
 def _is_batchable(model: RunnableModel, fresh_caches: FreshCaches) -> bool:
@@ -54,25 +76,26 @@ def _is_batchable(model: RunnableModel, fresh_caches: FreshCaches) -> bool:
 
 
 def _keeper(
-    card: ModelCard,
+    directory: Path,
     fresh_caches: FreshCaches,
     options: ModelOptions,
+    kv_budget_bytes: int,
     post: Callable[[Fetched], None],
 ) -> Keeper:
     tuning = options.tuning
     disk = DiskSettings(
         root=Path(tuning.cache_dir).expanduser() if tuning.cache_dir else None,
         models_dir=options.models_dir,
-        fingerprint=fingerprint(options, Path(card.path)),
+        fingerprint=fingerprint(options, directory),
         budget_bytes=tuning.max_cache_disk_bytes,
         post=post,
     )
-    budget_bytes = _memory_budget_bytes(tuning, card)
-    return make_keeper(fresh_caches, budget_bytes, Packing(tuning.cache_bits), disk)
+    return make_keeper(
+        fresh_caches, _prompt_cache_bytes(tuning, kv_budget_bytes), Packing(tuning.cache_bits), disk
+    )
 
 
-def _memory_budget_bytes(tuning: TuningOptions, card: ModelCard) -> int:
+def _prompt_cache_bytes(tuning: TuningOptions, kv_budget_bytes: int) -> int:
     if tuning.max_cache_bytes is not None:
         return tuning.max_cache_bytes
-    free = max(memory_bytes() - card.weights_bytes, 0)
-    return int(PROMPT_CACHE_MEMORY_SHARE * free)
+    return int(PROMPT_CACHE_MEMORY_SHARE * kv_budget_bytes)

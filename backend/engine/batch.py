@@ -151,6 +151,7 @@ class Batch:
         staying = [i for i, row in enumerate(self._rows) if row.wants_more]
         joining = [row for row in self._joining if row.wants_more]
         self._depart(staying)
+        self._departed += [row for row in self._joining if row.is_paused]
         self._joining = []
         parts = []
         if staying and before is not None:

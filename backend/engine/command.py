@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from backend.config import ModelOptions
 from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.request import GenerationRequest
-from backend.core.scoring import ScoreRequest
+from backend.core.scoring import JudgeRequest, ScoreRequest
 from backend.errors import BackendError
 from backend.model.loaded import LoadedModel
 
@@ -57,6 +57,19 @@ class Embed:
     request: EmbeddingRequest
     reply: "Future[Embedding]"
 
+    @property
+    def length(self) -> int:
+        """How many tokens the text has."""
+        return len(self.request.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Compute the logits of pairs with a cross-encoder."""
+
+    request: JudgeRequest
+    reply: "Future[tuple[float, ...]]"
+
 
 @dataclass(frozen=True, slots=True)
 class Free:
@@ -83,7 +96,10 @@ class Fetched:
     nodes: "tuple[StoredNode, ...]"
 
 
-Command: TypeAlias = Load | Submit | Cancel | Score | Embed | Free | Stop | Fetched
+SideCommand: TypeAlias = Score | Embed | Judge
+"""What is computed beside generation."""
+
+Command: TypeAlias = Load | Submit | Cancel | SideCommand | Free | Stop | Fetched
 
 
 def answer(reply: "Future[Any]", value: object) -> bool:

@@ -1,108 +1,144 @@
-"""Compute embeddings: a text through the decoder in chunks, its hidden states pooled on the way.
+"""Compute embeddings with a decoder: a long text in chunks, short ones of many calls together.
 
-Texts run one at a time, so that the vector of a text does not depend on its neighbours.
+Texts in a pass are filled up at their ends: a decoder does not look ahead, so the hidden states
+that count depend on nothing that follows. Whether that holds for a model is tried once.
 """
 
-from array import array
-from collections.abc import Generator
-from typing import assert_never
+import logging
+from collections.abc import Generator, Sequence
+from functools import cached_property
 
 import mlx.core as mx
 
-from backend.config import MESSAGE_LIMIT_BYTES
 from backend.core.embedding import Embedding, EmbeddingRequest, Pooling
-from backend.engine.network import FreshCaches, Network
-from backend.engine.side_jobs import ChunkSize
-from backend.errors import InvalidRequestError
+from backend.engine.command import Embed
+from backend.engine.hidden_states import find_decoder
+from backend.engine.network import MODEL_ERRORS, FreshCaches, Network
+from backend.engine.pooling import Pool, pooled
+from backend.engine.side_jobs import SideJobs
+from backend.engine.text_queue import gather, padded
+from backend.errors import UnsupportedError
+from backend.model.loaded import RunnableModel
 
-FLOAT_BYTES = 4
+_TRIAL = ((3, 1, 4), (2, 7, 1, 8, 2, 8, 1, 8))
+_TOLERANCE = 0.02
 
-
-def embed(
-    request: EmbeddingRequest, decoder: Network, fresh_caches: FreshCaches, chunk_size: ChunkSize
-) -> Generator[None, None, Embedding]:
-    """Return the embedding of a text; yields between forward passes.
-
-    Args:
-        request: What to compute.
-        decoder: Gives hidden states.
-        fresh_caches: Makes its caches.
-        chunk_size: Says how much of the text the next pass takes.
-
-    Raises:
-        InvalidRequestError: The vectors of all tokens are more than a message holds.
-    """
-    caches = fresh_caches()
-    token_ids, pooled = request.token_ids, _Pool(request)
-    fed = 0
-    while fed < len(token_ids):
-        if fed:
-            yield
-        count = chunk_size(len(token_ids) - fed)
-        chunk = mx.array([token_ids[fed : fed + count]])
-        pooled.add(decoder(chunk, cache=caches)[0].astype(mx.float32))
-        mx.eval([cache.state for cache in caches])
-        fed += count
-    return pooled.embedding()
+log = logging.getLogger(__name__)
 
 
-class _Pool:
-    """What is left of the hidden states that were seen: no more than the pooling needs."""
+class Embedder:
+    """Embeds with one loaded decoder; belongs to the engine thread."""
 
-    def __init__(self, request: EmbeddingRequest) -> None:
-        self._request = request
-        self._vector: mx.array | None = None
-        self._values = array("f")
-        self._dim = 0
+    def __init__(self, model: RunnableModel, fresh_caches: FreshCaches, jobs: SideJobs) -> None:
+        """Prepare.
 
-    def add(self, states: mx.array) -> None:
-        """Take the hidden states [T, D] of the next tokens, and compute them."""
-        self._dim = states.shape[-1]
-        match self._request.pooling:
-            case Pooling.MEAN:
-                total = states.sum(axis=0)
-                self._keep(total if self._vector is None else self._vector + total)
-            case Pooling.LAST:
-                self._keep(states[-1])
-            case Pooling.CLS:
-                self._keep(states[0] if self._vector is None else self._vector)
-            case Pooling.NONE:
-                self._append(states)
-            case _:
-                assert_never(self._request.pooling)
+        Args:
+            model: Whose hidden states are pooled.
+            fresh_caches: Makes its caches.
+            jobs: Where the texts wait: a pass ends as many of them as it computes.
+        """
+        self._model = model
+        self._fresh_caches = fresh_caches
+        self._jobs = jobs
+        self._waiting: list[Embed] = []
 
-    def embedding(self) -> Embedding:
-        """Return the vectors of all that was added."""
-        if self._vector is not None:
-            self._append(self._finished(self._vector))
-        return Embedding(
-            values=self._values,
-            dim=self._dim,
-            is_pooled=self._request.pooling is not Pooling.NONE,
-            prompt_tokens=len(self._request.token_ids),
-        )
+    def embed(self, command: Embed) -> Generator[None, None, Embedding]:
+        """Return the job of a text; one before it may compute it, and end it."""
+        self._waiting.append(command)
+        return self._job(command)
 
-    def _keep(self, vector: mx.array) -> None:
-        mx.eval(vector)
-        self._vector = vector
+    def _job(self, command: Embed) -> Generator[None, None, Embedding]:
+        # Here, not where the job is made: a model without hidden states fails the job.
+        if self._decoder is None:
+            kind = self._model.card.model_type
+            raise UnsupportedError(f"Embedding: the code of {kind} gives no hidden states")
+        self._waiting.remove(command)
+        if company := self._company(command):
+            try:
+                return self._together(self._decoder, command, company)
+            except MODEL_ERRORS as error:
+                # Each is then tried by itself, in its turn.
+                log.warning("a pass of %d texts failed", 1 + len(company), exc_info=error)
+        return (yield from self._in_chunks(self._decoder, command.request))
 
-    def _append(self, states: mx.array) -> None:
-        self._require_room()
-        self._values.frombytes(memoryview(mx.contiguous(states)).cast("B"))
+    def _company(self, lead: Embed) -> Sequence[Embed]:
+        """Return which calls share the pass of one, none if it goes alone."""
+        self._waiting = [each for each in self._waiting if not each.reply.cancelled()]
+        others = [each for each in self._waiting if _is_pooled(each)]
+        if not others or not _is_pooled(lead) or not self._runs_together:
+            return ()
+        company = gather(lead, others, self._jobs.chunk_size(_padded_tokens(lead, others)))
+        # What is really computed.
+        self._jobs.chunk_size(_padded_tokens(lead, company))
+        return company
 
-    def _finished(self, vector: mx.array) -> mx.array:
-        if self._request.pooling is Pooling.MEAN:
-            vector = vector / len(self._request.token_ids)
-        if self._request.is_normalized:
-            # As torch does it: a vector of zeros stays one.
-            vector = vector / mx.maximum(mx.linalg.norm(vector), 1e-12)
-        return vector
+    def _together(self, decoder: Network, lead: Embed, company: Sequence[Embed]) -> Embedding:
+        """Compute texts in one pass, end the calls of the company, and return the lead's."""
+        requests = [each.request for each in (lead, *company)]
+        states = self._states(decoder, [request.token_ids for request in requests])
+        embedding, *others = pooled(requests, states)
+        for command, other in zip(company, others, strict=True):
+            self._waiting.remove(command)
+            self._jobs.conclude(command.reply, other)
+        return embedding
 
-    def _require_room(self) -> None:
-        count = 1 if self._vector is not None else len(self._request.token_ids)
-        if count * self._dim * FLOAT_BYTES >= MESSAGE_LIMIT_BYTES:
-            raise InvalidRequestError(
-                "Embeddings",
-                f"{count} vectors of {self._dim} numbers are more than a message of "
-                f"{MESSAGE_LIMIT_BYTES} bytes holds; pool them, or send less text",
-            )
+    def _in_chunks(
+        self, decoder: Network, request: EmbeddingRequest
+    ) -> Generator[None, None, Embedding]:
+        """Return the embedding of a text by itself; yields between forward passes."""
+        caches = self._fresh_caches()
+        token_ids, pool = request.token_ids, Pool(request)
+        fed = 0
+        while fed < len(token_ids):
+            if fed:
+                yield
+            count = self._jobs.chunk_size(len(token_ids) - fed)
+            chunk = mx.array([token_ids[fed : fed + count]])
+            pool.add(decoder(chunk, cache=caches)[0])
+            mx.eval(pool.vector, [cache.state for cache in caches])
+            fed += count
+        pool.finish()
+        return pool.embedding()
+
+    @cached_property
+    def _decoder(self) -> Network | None:
+        return find_decoder(self._model.network, self._fresh_caches, self._model.card.vocab_size)
+
+    @cached_property
+    def _runs_together(self) -> bool:
+        """Whether two texts of different length give the same together as alone."""
+        if not self._model.card.batches or self._decoder is None:
+            return False
+        vocab_size = self._model.card.vocab_size
+        trial = [[token_id % vocab_size for token_id in tokens] for tokens in _TRIAL]
+        try:
+            together = self._states(self._decoder, trial)
+            alone = [self._states(self._decoder, [tokens])[0] for tokens in trial]
+            gaps = [_gap(row, other) for row, other in zip(together, alone, strict=True)]
+        except MODEL_ERRORS as error:
+            log.warning("texts are embedded one at a time: together they fail", exc_info=error)
+            return False
+        if max(gaps) > _TOLERANCE:
+            log.warning("texts are embedded one at a time: together they differ by %.2g", max(gaps))
+        return max(gaps) <= _TOLERANCE
+
+    def _states(self, decoder: Network, rows: Sequence[Sequence[int]]) -> mx.array:
+        """Return the hidden states [B, T, D] of whole texts."""
+        return decoder(padded(rows), cache=self._fresh_caches())
+
+
+def _gap(padded_states: mx.array, states: mx.array) -> float:
+    """Return how far the hidden states of a padded text are from its own, by their size."""
+    states = states.astype(mx.float32)
+    gap = padded_states[: len(states)].astype(mx.float32) - states
+    return float((mx.linalg.norm(gap) / mx.linalg.norm(states)).item())
+
+
+def _padded_tokens(lead: Embed, company: Sequence[Embed]) -> int:
+    """Return how many tokens a pass has, its padding included."""
+    return max(each.length for each in (lead, *company)) * (1 + len(company))
+
+
+def _is_pooled(command: Embed) -> bool:
+    """Tell whether a text leaves one vector: those of all tokens would be large together."""
+    return command.request.pooling is not Pooling.NONE

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from backend.engine.batch import Batch
-from backend.engine.network import FreshCaches, Network
-from backend.engine.prefill import prefill_chunk
+from backend.engine.feeder import Feeder
 from backend.engine.row import Row
 
 MAX_UNEXPLAINED_FAILURES = 2
@@ -21,18 +20,14 @@ class Isolation:
         batches_keep_failing: Whether steps fail again and again for no request's fault.
     """
 
-    def __init__(
-        self, network: Network, fresh_caches: FreshCaches, new_batch: Callable[[], Batch]
-    ) -> None:
+    def __init__(self, feeder: Feeder, new_batch: Callable[[], Batch]) -> None:
         """Start without a suspicion.
 
         Args:
-            network: The model.
-            fresh_caches: Makes its caches.
+            feeder: Feeds prompts.
             new_batch: Makes a batch for one row.
         """
-        self._network = network
-        self._fresh_caches = fresh_caches
+        self._feeder = feeder
         self._new_batch = new_batch
         self._suspects: list[Row] = []
         self._unexplained_failures = 0
@@ -68,8 +63,7 @@ class Isolation:
         """Run a twin of the row from its first token to its next; raises if the row is to blame."""
         twin = row.twin()
         while left := twin.prefill_left:
-            count = min(left, TRIAL_CHUNK_TOKENS)
-            prefill_chunk(self._network, self._fresh_caches, twin, count)
+            self._feeder.feed(twin, min(left, TRIAL_CHUNK_TOKENS))
         trial = self._new_batch()
         trial.add(twin)
         while not trial.step(meanwhile=meanwhile):

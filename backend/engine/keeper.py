@@ -14,7 +14,6 @@ from backend.cache.layout import CacheLayout, CaptureError
 from backend.cache.packing import Packing
 from backend.cache.plain import from_plain
 from backend.cache.prompt_cache import PrefixHit, PromptCache
-from backend.cache.token_key import TokenKey
 from backend.cache.volatile import agrees_again
 from backend.core.request import Remembered
 from backend.core.status import PromptCacheStatus
@@ -47,6 +46,9 @@ class Keeper(Protocol):
     def take_in(self, fetched: Fetched) -> None:
         """Store what was read from disk for a row."""
 
+    def claim(self, row: Row) -> None:
+        """Hold what is stored of a row's prompt: room is made elsewhere first."""
+
     def restore(self, row: Row) -> None:
         """Give a row that prefills as much of its prompt as is stored, if it has less.
 
@@ -64,6 +66,9 @@ class Keeper(Protocol):
 
     def record(self, row: Row) -> None:
         """Count a row whose first token has come."""
+
+    def leave_room(self, nbytes: int) -> None:
+        """Hold no more than so many bytes from now on, nor more than the budget."""
 
     @property
     def wants_rest(self) -> bool:
@@ -103,6 +108,9 @@ class NothingKept:
     def take_in(self, fetched: Fetched) -> None:
         """Store nothing."""
 
+    def claim(self, row: Row) -> None:
+        """Hold nothing."""
+
     def restore(self, row: Row) -> None:
         """Leave the row as it is."""
 
@@ -118,6 +126,9 @@ class NothingKept:
 
     def record(self, row: Row) -> None:
         """Count nothing."""
+
+    def leave_room(self, nbytes: int) -> None:
+        """Hold nothing anyway."""
 
     def rest(self) -> None:
         """Write nothing."""
@@ -153,6 +164,7 @@ class PrefixKeeper:
         """
         self._fresh_caches = fresh_caches
         self._layout = layout
+        self._budget_bytes = budget_bytes
         self._disk = DiskLink(disk, ends_at_snapshots=layout.has_state)
         self._store = PromptCache(
             budget_bytes, layout.usable, thinning=layout.thinning, rescue=self._disk.write
@@ -184,34 +196,49 @@ class PrefixKeeper:
             if not self._store.insert(node.key, node.start, segment, is_saved=True):
                 return
 
+    def claim(self, row: Row) -> None:
+        """Look the prompt up, which makes its path the most recent one."""
+        if row.may_reuse:
+            self._lookup(row)
+
     def restore(self, row: Row) -> None:
         """Look the prompt up, unless that gave nothing the last time and nothing was stored."""
         if not row.may_reuse or row.seen_version == self._store.version:
             return
         row.seen_version = self._store.version
-        hit = self._store.lookup(row.prompt_key, row.request_id)
+        hit = self._lookup(row)
         self._warn_of_volatile(row, hit)
         if hit.matched - hit.length >= MIN_BOUNDARY_DISTANCE:
             row.branch = hit.matched
         if hit.length - row.fed >= (MIN_GAIN_TOKENS if row.fed else 1):
             self._rebuild(row, hit)
 
+    def _lookup(self, row: Row) -> PrefixHit:
+        """Look a row's prompt up; a prefix ends where a medium does, never inside."""
+        hit = self._store.lookup(row.prompt_key, row.request_id)
+        if row.splits_medium(hit.length) and (span := row.media_at(hit.length)):
+            return self._store.lookup(row.prompt_key[: span.start + 1], row.request_id)
+        return hit
+
     def room(self, row: Row) -> int:
         """Stop where a snapshot is to be made."""
         if not self._layout.has_state:
             return row.prefill_left
         ahead = [place for place in row.boundaries if place > row.fed]
-        stop = min([*ahead, row.saved + SAVE_INTERVAL_TOKENS])
+        stop = min([*ahead, max(row.saved + SAVE_INTERVAL_TOKENS, row.fed + 1)])
         return min(stop - row.fed, row.prefill_left)
 
     def save(self, row: Row) -> None:
         """Store at boundaries and now and then; windows forget, so with them always."""
-        if _is_remembered(row) and (self._layout.has_windows or self._is_due(row)):
+        if row.splits_medium(row.fed) or not _is_remembered(row):
+            return
+        if self._layout.has_windows or self._is_due(row):
             self._save(row)
 
     def leave(self, row: Row) -> None:
         """Store also what is not at a boundary: the next prompt may begin with the reply."""
-        if row.cache is not None and row.fed > row.saved and _is_remembered(row):
+        is_whole = row.cache is not None and not row.splits_medium(row.fed)
+        if is_whole and row.fed > row.saved and _is_remembered(row):
             self._save(row)
         self._store.release(row.request_id)
 
@@ -219,6 +246,10 @@ class PrefixKeeper:
         """Count the prompt, and what of it was restored."""
         prompt_tokens = len(row.request.prompt.token_ids)
         self._store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
+
+    def leave_room(self, nbytes: int) -> None:
+        """Let the store shrink, or grow back."""
+        self._store.resize(min(nbytes, self._budget_bytes))
 
     @property
     def wants_rest(self) -> bool:
@@ -275,7 +306,7 @@ class PrefixKeeper:
 
     def _store_missing(self, row: Row, caches: Caches) -> None:
         """Store what the tree lacks of the tokens in a row's caches."""
-        key = TokenKey.from_ids(row.token_ids[: row.fed])
+        key = row.key()
         start = self._store.stored(key)
         blocks = self._layout.capture(caches, start, row.fed)
         snapshot = None if self._store.has_snapshot(key) else self._layout.snapshot(caches)

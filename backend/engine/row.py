@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backend.cache.token_key import TokenKey
 from backend.core.delta import FinishReason
 from backend.core.guide import ReplyMatcher
+from backend.core.prompt import MediaSpan
 from backend.core.request import GenerationRequest
 from backend.core.status import HitKind, RequestPhase, RequestStatus
 from backend.engine.network import Caches
@@ -25,6 +26,7 @@ class Row:
         fed: How many of the tokens are in the KV cache.
         drawn: Generated tokens, the one in flight included.
         has_left: Finished or cancelled; what is still in flight for it is nobody's.
+        is_paused: On its way out of the batch, to wait until there is memory for it again.
         may_reuse: Whether its prefix may come from the prompt cache.
         seen_version: The prompt cache's version when the prompt was looked up.
         cached_tokens: Prompt tokens that came from the prompt cache.
@@ -42,6 +44,7 @@ class Row:
     fed: int = 0
     drawn: int = 0
     has_left: bool = False
+    is_paused: bool = False
     may_reuse: bool = True
     seen_version: int = -1
     cached_tokens: int = 0
@@ -75,8 +78,31 @@ class Row:
     def prompt_key(self) -> TokenKey:
         """The prompt as the prompt cache reads it; packed on first use."""
         if self._prompt_key is None:
-            self._prompt_key = TokenKey.from_ids(self.request.prompt.token_ids)
+            self._prompt_key = TokenKey.from_ids(self.request.prompt.key_ids)
         return self._prompt_key
+
+    def key(self) -> TokenKey:
+        """Return what is in the KV cache as the prompt cache reads it."""
+        if not self.request.prompt.media:
+            return TokenKey.from_ids(self.token_ids[: self.fed])
+        generated = TokenKey.from_ids(self.token_ids[len(self.prompt_key) :])
+        return TokenKey.concat([self.prompt_key, generated])[: self.fed]
+
+    def media_at(self, position: int) -> MediaSpan | None:
+        """Return the medium that a token stands for."""
+        spans = self.request.prompt.media
+        return next((span for span in spans if span.start <= position < span.stop), None)
+
+    @property
+    def next_media_start(self) -> int:
+        """The first token that is not fed and stands for a medium; else one behind the last."""
+        starts = (span.start for span in self.request.prompt.media if span.start >= self.fed)
+        return next(starts, len(self.token_ids))
+
+    def splits_medium(self, position: int) -> bool:
+        """Tell whether a prompt that ends there would hold a part of a medium."""
+        span = self.media_at(position)
+        return span is not None and span.start < position
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -96,7 +122,8 @@ class Row:
     @property
     def wants_more(self) -> bool:
         """Whether another token may be drawn."""
-        return not self.has_left and self.drawn < self.request.max_tokens
+        has_ended = self.has_left or self.is_paused
+        return not has_ended and self.drawn < self.request.max_tokens
 
     def take(self, token_id: int) -> FinishReason | None:
         """Append a generated token and say whether it is the last."""
@@ -118,8 +145,23 @@ class Row:
         self.cache = self._matcher = None
         self.fed = self.saved = self.cached_tokens = 0
         self.hit_kind = HitKind.MISS
-        self.may_reuse = False
+        self.may_reuse = self.is_paused = False
         self.drawn = self.generated
+
+    def suspend(self) -> None:
+        """Forget the KV cache, and find in the prompt cache what was stored of all tokens so far.
+
+        To be called when no token is in flight.
+        """
+        self.fed = len(self.token_ids)
+        may_reuse, whole = self.may_reuse, self.key()
+        self.rewind()
+        self.may_reuse, self.seen_version, self._prompt_key = may_reuse, -1, whole
+
+    def curtail(self) -> None:
+        """End after the token in flight, or if there is none after one more."""
+        last = max(self.drawn, self.generated + 1)
+        self.request = replace(self.request, max_tokens=last)
 
     def status(self, phase: RequestPhase) -> RequestStatus:
         """Return a snapshot."""
@@ -130,7 +172,7 @@ class Row:
             phase=phase,
             prompt_tokens=prompt_tokens,
             prefilled_tokens=min(self.fed, prompt_tokens),
-            cached_tokens=self.cached_tokens,
+            cached_tokens=min(self.cached_tokens, prompt_tokens),
             hit_kind=self.hit_kind,
             generated_tokens=self.generated,
             first_token_ms=max(self.first_token_at - self.submitted_at, 0.0) * 1000.0,

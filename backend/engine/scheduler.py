@@ -1,17 +1,21 @@
-"""Who is admitted, who prefills next, who may decode: pure policy, without MLX.
+"""Who is admitted, who prefills next, who may decode, who gives way: pure policy, without MLX.
 
 A row is parked (its prefix is being read from disk), waiting (no slot yet), prefilling (a slot, its
 prompt on the way into the KV cache) or active (a slot, decoding). Rows whose prefill is done stay
 prefilling until the batch has room.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from backend.core.status import RequestPhase
+from backend.engine.admission_queue import AdmissionQueue
 from backend.engine.row import Row
 
 MAX_TIMES_PASSED_OVER = 8
+
+
+def _always(_row: Row) -> bool:
+    return True
 
 
 class Scheduler:
@@ -27,10 +31,11 @@ class Scheduler:
         self._max_slots = max_slots
         self.max_active = max_active
         self.parked: list[Row] = []
-        self.waiting: deque[Row] = deque()
+        self.waiting = AdmissionQueue()
         self.prefilling: list[Row] = []
         self.active: list[Row] = []
         self._passed_over: dict[Row, int] = {}
+        self._chunks_by_length = 0
 
     @property
     def is_idle(self) -> bool:
@@ -73,11 +78,16 @@ class Scheduler:
         """Let a row wait for a slot."""
         self.waiting.append(row)
 
-    def admit(self) -> list[Row]:
-        """Give free slots to waiting rows, first come first served, and return those rows."""
-        count = min(len(self.waiting), self._slot_limit - self.slots_taken)
-        admitted = [self.waiting.popleft() for _ in range(count)]
-        self.prefilling.extend(admitted)
+    def admit(self, reserve: Callable[[Row], bool] = _always) -> list[Row]:
+        """Give free slots to waiting rows, in their order, and return those rows.
+
+        Args:
+            reserve: Whether there is memory for a row; it is taken if there is.
+        """
+        admitted = []
+        while self.slots_taken < self._slot_limit and (row := self.waiting.take(reserve)):
+            self.prefilling.append(row)
+            admitted.append(row)
         return admitted
 
     @property
@@ -86,18 +96,22 @@ class Scheduler:
         return 1 if self.max_active == 1 else self._max_slots
 
     def next_prefill(self) -> Row | None:
-        """Return the row whose chunk runs next: least left first, unless one was passed over long.
+        """Return the row whose chunk runs next: by priority, then the one with the least left.
 
-        A row that was passed over `MAX_TIMES_PASSED_OVER` times in a row goes first, so no
-        stream of short prompts starves a long one.
+        Now and then it is the one that was passed over most often, so that no stream of short or
+        important prompts starves another.
         """
         candidates = [row for row in self.prefilling if row.prefill_left > 0]
         if not candidates:
             return None
-        overdue = [r for r in candidates if self._passed_over.get(r, 0) >= MAX_TIMES_PASSED_OVER]
-        chosen = overdue[0] if overdue else min(candidates, key=lambda row: row.prefill_left)
+        chosen = self._starving(candidates)
+        if chosen is None:
+            self._chunks_by_length += 1
+            chosen = min(candidates, key=lambda row: (row.request.priority, row.prefill_left))
+        else:
+            self._chunks_by_length = 0
         for row in candidates:
-            self._passed_over[row] = self._passed_over.get(row, 0) + 1
+            self._passed_over[row] = self._times_passed_over(row) + 1
         self._passed_over[chosen] = 0
         return chosen
 
@@ -117,11 +131,22 @@ class Scheduler:
         self.prefilling.extend(rows)
         return rows
 
+    def yielding(self) -> Row | None:
+        """Return the running row that gives way to the others: of the least priority the latest."""
+        running = (row for row in (*self.prefilling, *self.active) if not row.is_paused)
+        return max(running, key=lambda row: (row.request.priority, row.submitted_at), default=None)
+
+    def put_back(self, row: Row) -> None:
+        """Let a row that runs wait again; its slot is free."""
+        self.release(row)
+        self.waiting.put_back(row)
+
     def release(self, row: Row) -> None:
         """Take a row out, wherever it is; its slot is free."""
-        for place in (self.parked, self.waiting, self.prefilling, self.active):
+        for place in (self.parked, self.prefilling, self.active):
             if row in place:
                 place.remove(row)
+        self.waiting.remove(row)
         self._passed_over.pop(row, None)
 
     def check(self) -> None:
@@ -133,3 +158,14 @@ class Scheduler:
             raise AssertionError("more rows than slots")
         if not set(self._passed_over) <= set(self.prefilling):
             raise AssertionError("ages of rows that do not prefill")
+        self.waiting.check()
+
+    def _starving(self, candidates: Sequence[Row]) -> Row | None:
+        """Return who was passed over too often, unless another such row has just had a turn."""
+        longest = max(candidates, key=self._times_passed_over)
+        is_due = self._chunks_by_length >= MAX_TIMES_PASSED_OVER
+        is_starving = self._times_passed_over(longest) >= MAX_TIMES_PASSED_OVER
+        return longest if is_due and is_starving else None
+
+    def _times_passed_over(self, row: Row) -> int:
+        return self._passed_over.get(row, 0)

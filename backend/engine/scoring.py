@@ -1,4 +1,8 @@
-"""Log-probabilities of given tokens: the prompt once, then every continuation behind it."""
+"""Log-probabilities of given tokens: the prompt once, then the continuations behind it.
+
+Continuations run together where the model may be batched. The shorter ones are filled up at their
+ends: a decoder does not look ahead, so nothing that counts depends on what follows.
+"""
 
 from collections.abc import Generator, Sequence
 from copy import deepcopy
@@ -13,9 +17,15 @@ from backend.engine.network import Caches, FreshCaches, Network
 from backend.engine.prefill import prefill_chunk
 from backend.engine.row import Row
 from backend.engine.side_jobs import ChunkSize
+from backend.model.loaded import RunnableModel
 
 # The logits of so many tokens are in memory at once, each as wide as the vocabulary.
 MAX_SCORED_TOKENS = 128
+# So many continuations run together, unless the prompt's caches are too large to be had so often.
+MAX_TOGETHER = 16
+MAX_COPIES_BYTES = 2**30
+# Tokens of a group with its padding, for each of its own.
+MAX_PADDED = 1.25
 
 Logprobs: TypeAlias = tuple[tuple[float, ...], ...]
 """Natural-log probabilities, per continuation and token."""
@@ -25,17 +35,18 @@ class Scorer:
     """Scores with one loaded model; belongs to the engine thread."""
 
     def __init__(
-        self, network: Network, fresh_caches: FreshCaches, keeper: Keeper, chunk_size: ChunkSize
+        self, model: RunnableModel, fresh_caches: FreshCaches, keeper: Keeper, chunk_size: ChunkSize
     ) -> None:
         """Prepare.
 
         Args:
-            network: The model.
+            model: Computes the scores.
             fresh_caches: Makes its caches.
             keeper: Knows prefixes that were computed before.
             chunk_size: Says how many tokens the next pass takes.
         """
-        self._network = network
+        self._network: Network = model.network
+        self._max_together = MAX_TOGETHER if model.card.batches else 1
         self._fresh_caches = fresh_caches
         self._keeper = keeper
         self._chunk_size = chunk_size
@@ -45,14 +56,33 @@ class Scorer:
         caches = yield from self._prefilled(request)
         if not request.continuations:
             return ()
+        self._chunk_size(1)
         # One pass for all: every continuation begins behind the prompt's last token.
-        begin = self._next_logprobs(request.prompt.token_ids[-1:], caches)
-        firsts = begin[0, mx.array([tokens[0] for tokens in request.continuations])].tolist()
-        scored = []
-        for first, tokens in zip(firsts, request.continuations, strict=True):
-            rest = yield from self._rest(tokens, caches)
-            scored.append((first, *rest))
+        begin = self._next_logprobs([request.prompt.token_ids[-1:]], caches)[0, 0]
+        firsts = begin[mx.array([tokens[0] for tokens in request.continuations])].tolist()
+        scored = [(first,) for first in firsts]
+        for group in self._groups(request.continuations, caches):
+            rests = yield from self._rests([request.continuations[i] for i in group], caches)
+            for i, rest in zip(group, rests, strict=True):
+                scored[i] += tuple(rest)
         return tuple(scored)
+
+    def _groups(self, continuations: Sequence[Sequence[int]], caches: Caches) -> list[list[int]]:
+        """Return which continuations of more than one token run together, by their places."""
+        copy_bytes = sum(cache.nbytes for cache in caches)
+        size = max(min(self._max_together, MAX_COPIES_BYTES // max(copy_bytes, 1)), 1)
+        fed = {i: len(tokens) - 1 for i, tokens in enumerate(continuations) if len(tokens) > 1}
+        groups: list[list[int]] = []
+        total = 0
+        for i in sorted(fed, key=fed.__getitem__):
+            total += fed[i]
+            count = len(groups[-1]) + 1 if groups else 0
+            if groups and count <= size and fed[i] * count <= MAX_PADDED * total:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+                total = fed[i]
+        return groups
 
     def _prefilled(self, request: ScoreRequest) -> Generator[None, None, Caches]:
         """Return caches of all but the last token of the prompt."""
@@ -72,27 +102,40 @@ class Scorer:
             row.cache = None
             self._keeper.leave(row)
 
-    def _rest(
-        self, tokens: Sequence[int], prompt_caches: Caches
-    ) -> Generator[None, None, list[float]]:
-        """Score all but the first of a continuation's tokens, on a copy of the prompt's caches."""
-        scored: list[float] = []
-        caches = deepcopy(prompt_caches) if len(tokens) > 1 else []
-        while left := len(tokens) - 1 - len(scored):
+    def _rests(
+        self, group: Sequence[Sequence[int]], prompt_caches: Caches
+    ) -> Generator[None, None, list[list[float]]]:
+        """Score all but the first tokens of continuations, on copies of the prompt's caches."""
+        width = max(map(len, group))
+        rows = [[*tokens, *[0] * (width - len(tokens))] for tokens in group]
+        caches = _copies(prompt_caches, len(group))
+        scored: list[list[float]] = [[] for _ in group]
+        start = 0
+        while left := width - 1 - start:
             yield
-            start = len(scored)
-            stop = start + self._chunk_size(min(left, MAX_SCORED_TOKENS))
-            logprobs = self._next_logprobs(tokens[start:stop], caches)
-            targets = mx.array(tokens[start + 1 : stop + 1])[:, None]
-            scored += mx.take_along_axis(logprobs, targets, axis=-1)[:, 0].tolist()
-        return scored
+            count = self._chunk_size(min(left * len(group), MAX_SCORED_TOKENS))
+            stop = min(start + max(count // len(group), 1), width - 1)
+            logprobs = self._next_logprobs([row[start:stop] for row in rows], caches)
+            targets = mx.array([row[start + 1 : stop + 1] for row in rows])
+            found = mx.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0].tolist()
+            for row, more in zip(scored, found, strict=True):
+                row += more
+            start = stop
+        return [row[: len(tokens) - 1] for row, tokens in zip(scored, group, strict=True)]
 
-    def _next_logprobs(self, tokens: Sequence[int], caches: Caches) -> mx.array:
-        """Feed tokens and return log-probabilities [T, V] of what follows each of them."""
-        logits = self._network(mx.array([tokens]), cache=caches)[0].astype(mx.float32)
+    def _next_logprobs(self, rows: Sequence[Sequence[int]], caches: Caches) -> mx.array:
+        """Feed rows of one length; return log-probabilities [B, T, V] of what follows."""
+        logits = self._network(mx.array(rows), cache=caches).astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         mx.eval(logprobs, [cache.state for cache in caches])
         return logprobs
+
+
+def _copies(caches: Caches, count: int) -> Caches:
+    """Return caches of so many equal rows; those that are given stay as they are."""
+    if count == 1:
+        return deepcopy(caches)
+    return [cache.merge([cache] * count) for cache in caches]
 
 
 def _as_generation(request: ScoreRequest) -> GenerationRequest:

@@ -7,23 +7,26 @@ from dataclasses import replace
 
 import mlx.core as mx
 
+from backend.cache.windows import trim_windows
 from backend.config import TuningOptions
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import PrefillDone
+from backend.engine.admission import Reservations
 from backend.engine.batch import Batch, RowStep
-from backend.engine.command import Embed, Fetched, Score
+from backend.engine.command import Fetched, SideCommand
+from backend.engine.feeder import make_feeder
 from backend.engine.isolation import Isolation
 from backend.engine.keeper import Keeper
+from backend.engine.memory_watch import MemoryWatch
 from backend.engine.network import FreshCaches
 from backend.engine.pacing import ChunkPacer, RateMeter
-from backend.engine.prefill import prefill_chunk
 from backend.engine.publisher import HandOver, Publisher
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
 from backend.engine.side_jobs import SideJobs
 from backend.engine.side_work import SideWorkFactory
-from backend.errors import BackendError, GenerationFailedError, GrammarError
+from backend.errors import BackendError, GenerationFailedError, GrammarError, OverloadedError
 from backend.model.loaded import LoadedModel, RunnableModel
 
 TURNS_PER_CLEAR = 32
@@ -44,6 +47,7 @@ class Session:
         model: RunnableModel,
         fresh_caches: FreshCaches,
         keeper: Keeper,
+        reservations: Reservations,
         tuning: TuningOptions,
         hand_over: HandOver,
     ) -> None:
@@ -53,6 +57,7 @@ class Session:
             model: A model that belongs to this thread.
             fresh_caches: Makes its caches.
             keeper: Keeps its prefixes.
+            reservations: What its KV caches may take.
             tuning: Its limits.
             hand_over: Takes the events of all requests, in order; must not block.
         """
@@ -69,12 +74,14 @@ class Session:
             pause_s=tuning.prefill_pause_ms / 1000.0,
         )
         self._keeper = keeper
-        self._side_jobs = SideJobs(tuning.prefill_chunk)
-        self._side_work = SideWorkFactory(model, fresh_caches, keeper, self._side_jobs.chunk_size)
+        self._memory = MemoryWatch(reservations, self._scheduler, keeper)
+        self._side_jobs = SideJobs(tuning.prefill_chunk, tuning.side_share)
+        self._side_work = SideWorkFactory(model, fresh_caches, keeper, self._side_jobs)
         self._rows: dict[str, Row] = {}
         # Whom the present computation is for: if it raises, one of them is to blame.
         self._in_hand: Sequence[Row] = ()
-        self._isolation = Isolation(model.network, fresh_caches, self._new_batch)
+        self._feeder = make_feeder(model.network, fresh_caches)
+        self._isolation = Isolation(self._feeder, self._new_batch)
         self._publisher = Publisher(hand_over, tuning.max_replies_per_s)
         # On a CPU a dispatch takes as long as computing: a first token would wait for the second.
         self._dispatch_blocks = mx.default_device() == mx.Device(mx.cpu)
@@ -99,15 +106,21 @@ class Session:
         return replace(self.model.plain(), card=card)
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a request."""
+        """Queue a request, or refuse it at once if its KV cache could never fit."""
         row = Row(request)
+        try:
+            self._memory.require_fit(row)
+        except OverloadedError as error:
+            self._publisher.put(row.request_id, error, is_urgent=True)
+            self._publisher.flush()
+            return
         self._rows[request.request_id] = row
         if self._keeper.fetch(row):
             self._scheduler.park(row)
         else:
             self._scheduler.enqueue(row)
 
-    def work_aside(self, command: Score | Embed) -> None:
+    def work_aside(self, command: SideCommand) -> None:
         """Queue what is computed between steps."""
         self._side_jobs.add(self._side_work.make(command), command.reply)
 
@@ -175,6 +188,7 @@ class Session:
             return
         if len(rows) != 1 or (rows[0].cached_tokens and rows[0] in self._scheduler.active):
             self._batch.clear()
+            self._memory.recover()
             self._isolation.suspect(self._scheduler.deactivate(), error)
             if self._isolation.batches_keep_failing:
                 self._scheduler.max_active = 1
@@ -190,6 +204,7 @@ class Session:
         """Return a snapshot."""
         kv_bytes = self._batch.cache_bytes() + sum(row.cache_bytes() for row in self._rows.values())
         prompt_cache = self._keeper.status()
+        media = self._feeder.media
         # A pass may still be in flight for a request that has ended: nobody waits for it.
         is_ready = not self._rows and not self._side_jobs.is_computing
         return EngineStatus(
@@ -197,15 +212,18 @@ class Session:
             memory_bytes={
                 "weights": self.model.card.weights_bytes,
                 "kv_active": kv_bytes,
+                **self._memory.status(),
                 "prompt_cache": prompt_cache.bytes,
+                "media": media.nbytes if media else 0,
                 "mlx_active": mx.get_active_memory(),
                 "mlx_cache": mx.get_cache_memory(),
                 "mlx_peak": mx.get_peak_memory(),
             },
             slots_taken=self._scheduler.slots_taken,
-            waiting=self._scheduler.waiting_count,
-            prompt_tokens=self._prompt_tokens,
+            waiting=self._scheduler.waiting_count + self._side_jobs.count,
+            prompt_tokens=self._prompt_tokens + self._side_jobs.computed_tokens,
             generated_tokens=self._generated_tokens,
+            media_encoded=media.runs if media else 0,
             tokens_per_s=0.0 if is_ready else self._rate.of_late(self._generated_tokens),
             prompt_cache=prompt_cache,
             requests=tuple(
@@ -219,6 +237,7 @@ class Session:
         """Raise AssertionError unless the books balance."""
         self._scheduler.check()
         self._keeper.check()
+        self._memory.check()
         if set(self._scheduler.rows()) != set(self._rows.values()):
             raise AssertionError("the scheduler and the session know different rows")
 
@@ -228,7 +247,7 @@ class Session:
             if now > row.submitted_at + PARKED_LIMIT_S:
                 log.warning("request id=%s waits no longer for the disk", row.request_id)
                 self._scheduler.unpark(row)
-        for row in self._scheduler.admit():
+        for row in self._memory.admit():
             row.admitted_at = now
 
     def _compute(self) -> None:
@@ -255,15 +274,18 @@ class Session:
         self._publisher.flush()
         self._in_hand = (row,)
         self._keeper.restore(row)
+        self._feeder.align(row)
         if row.prefill_left == 0:
             return
         room = self._keeper.room(row)
         budget = self._pacer.chunk(room, is_alone=not self._scheduler.active)
-        started = time.monotonic()
-        prefill_chunk(self.model.network, self._fresh_caches, row, budget)
+        fed, started = row.fed, time.monotonic()
+        self._feeder.feed(row, budget)
         self._keeper.save(row)
-        self._pacer.record(budget, time.monotonic() - started)
-        self._prompt_tokens += budget
+        trim_windows(row.cache or ())
+        if row.media_at(fed) is None:
+            self._pacer.record(row.fed - fed, time.monotonic() - started)
+        self._prompt_tokens += row.fed - fed
 
     def _decode(self) -> None:
         if self._batch.is_empty:
@@ -271,6 +293,7 @@ class Session:
         if self._dispatch_blocks and self._batch.awaits_first_token:
             self._land()
             self._publisher.flush()
+        self._memory.before_step()
         self._in_hand = tuple(self._scheduler.active)
         self._publish(self._batch.step(meanwhile=self._settle))
         # Nobody's last token waits until what is stored has been copied.
@@ -279,6 +302,7 @@ class Session:
             self._fail(row, GrammarError(f"cannot be followed any further: {problem}"))
         for row in self._batch.departed():
             self._let_go(row)
+            self._memory.put_back(row)
         self._pacer.begin_pause()
         if len(self._in_hand) > 1:
             self._isolation.explain()
@@ -335,6 +359,8 @@ class Session:
     def _forget(self, row: Row) -> None:
         self._rows.pop(row.request_id, None)
         self._scheduler.release(row)
+        # First, so that what the row leaves in the prompt cache finds room there.
+        self._memory.release(row)
         self._let_go(row)
 
     def _let_go(self, row: Row) -> None:

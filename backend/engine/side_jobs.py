@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 from backend.engine.command import answer
 from backend.errors import BackendError, GenerationFailedError
 
-# Of the time, while requests run.
-SIDE_SHARE = 0.25
 # How long a piece should take, while requests run and while none does.
 PIECE_S = 0.1
 PIECE_ALONE_S = 0.2
@@ -68,12 +66,14 @@ class _Job:
 class SideJobs:
     """The jobs that wait or run, first come first served; belongs to the engine thread."""
 
-    def __init__(self, max_chunk: int) -> None:
+    def __init__(self, max_chunk: int, share: float) -> None:
         """Start without jobs.
 
         Args:
             max_chunk: Tokens in one forward pass at most.
+            share: Of the time, while requests run; above 0.
         """
+        self._share = share
         self._jobs: deque[_Job] = deque()
         self._ended: list[tuple[Future[Any], object]] = []
         self._sizer_alone = ChunkSizer(max_chunk, PIECE_ALONE_S)
@@ -82,6 +82,7 @@ class SideJobs:
         self._in_hand: _Job | None = None
         self._chunk = 0
         self._resumes_at = 0.0
+        self._computed_tokens = 0
 
     @property
     def is_idle(self) -> bool:
@@ -97,6 +98,16 @@ class SideJobs:
     def is_computing(self) -> bool:
         """Whether there is something to compute."""
         return bool(self._jobs)
+
+    @property
+    def count(self) -> int:
+        """How many jobs wait or run."""
+        return len(self._jobs)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that went through the model, as far as jobs asked how many may."""
+        return self._computed_tokens
 
     def is_due(self, *, is_alone: bool) -> bool:
         """Whether a piece may be computed now: requests keep most of the time."""
@@ -130,7 +141,13 @@ class SideJobs:
         elapsed = time.monotonic() - started
         if self._chunk:
             self._sizer.record(self._chunk, elapsed)
-        self._resumes_at = time.monotonic() + elapsed * (1.0 / SIDE_SHARE - 1.0)
+            self._computed_tokens += self._chunk
+        self._resumes_at = time.monotonic() + elapsed * (1.0 / self._share - 1.0)
+
+    def conclude(self, reply: "Future[Any]", result: object) -> None:
+        """End a job that has not begun: another one has computed its result."""
+        for job in [job for job in self._jobs if job.reply is reply]:
+            self._end(job, result)
 
     def blame(self, error: Exception) -> bool:
         """Fail the job that was being computed; false when there was none."""

@@ -3,6 +3,7 @@
 Everything of MLX is made, read and freed here. What leaves are plain values.
 """
 
+import contextlib
 import gc
 import logging
 import queue
@@ -22,18 +23,20 @@ from backend.engine.command import (
     Embed,
     Fetched,
     Free,
+    Judge,
     Load,
     Score,
+    SideCommand,
     Stop,
     Submit,
     answer,
 )
+from backend.engine.encoder_session import EncoderSession
 from backend.engine.publisher import HandOver
 from backend.engine.session import Session
 from backend.engine.stream import Publication, is_last
 from backend.errors import (
     BackendError,
-    GenerationFailedError,
     LoadCancelledError,
     LoadFailedError,
     ModelNotLoadedError,
@@ -69,23 +72,24 @@ class EngineWorker:
         """
         self._commands = commands
         self._publish = publish
-        self._session: Session | None = None
+        self._session: Session | EncoderSession | None = None
         self._loading: Future[LoadedModel] | None = None
         self._is_stopping = False
         self._status_due_at = 0.0
         self.status = EngineStatus()
 
     def run(self) -> None:
-        """Work until told to stop; the last act closes this thread's MLX streams."""
+        """Work until told to stop; the last act closes this thread's MLX streams.
+
+        What the session itself cannot recover from is raised: who started the thread tells the
+        callers.
+        """
         try:
             while not self._is_stopping:
                 self._turn()
+            self._unload(ShuttingDownError("the backend is shutting down"))
         finally:
-            self._unload(
-                ShuttingDownError("the backend is shutting down")
-                if self._is_stopping
-                else GenerationFailedError("the engine has ended; load the model again")
-            )
+            self._abandon()
             # Without it the process aborts at exit (mlx 0.32).
             mx.clear_streams()
 
@@ -132,7 +136,7 @@ class EngineWorker:
                 if self._session is not None:
                     self._session.cancel(request_id)
                     self._status_due_at = 0.0
-            case Score() | Embed():
+            case Score() | Embed() | Judge():
                 self._work_aside(command)
             case Free(reply):
                 self._unload(RequestCancelledError("the model was freed"))
@@ -165,17 +169,25 @@ class EngineWorker:
         else:
             self._session.submit(request)
 
-    def _work_aside(self, command: Score | Embed) -> None:
+    def _work_aside(self, command: SideCommand) -> None:
         if self._session is None:
             answer(command.reply, ModelNotLoadedError())
         else:
             self._session.work_aside(command)
 
+    def _abandon(self) -> None:
+        """Let go of a session that has failed as a whole."""
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.close()
+
     def _unload(self, reason: BackendError) -> None:
-        if self._session is not None:
-            self._session.fail_all(reason)
-            self._session.close()
-        self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            session.fail_all(reason)
+            session.close()
+        del session
         gc.collect()
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -189,7 +201,7 @@ class EngineWorker:
             self._take_snapshot()
         self._publish(publications)
 
-    def _answer_aside(self, session: Session) -> None:
+    def _answer_aside(self, session: Session | EncoderSession) -> None:
         """Hand out results, behind a snapshot that no longer knows their jobs."""
         if session.has_ended_aside:
             self._take_snapshot()

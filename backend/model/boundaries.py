@@ -4,6 +4,7 @@ Nothing is known of templates here. A conversation is rendered as a later reques
 another question or with a next turn, and what both prompts begin with is counted in tokens.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,6 +14,8 @@ from backend.errors import InvalidRequestError
 from backend.model.prefix import TokenizedText
 
 MAX_USER_TURNS = 8
+# A conversation that takes so long to render is answered without further boundaries.
+BUDGET_S = 2.0
 
 Render: TypeAlias = Callable[[Sequence[Message]], str]
 
@@ -59,8 +62,11 @@ def find_boundaries(
         system_only: Whether to look for the end of the system prompt alone, which takes one
             rendering.
     """
+    deadline = time.monotonic() + BUDGET_S
 
     def shared_with(later: Sequence[Message]) -> int:
+        if time.monotonic() > deadline:
+            return 0
         try:
             shared = prompt.shared_tokens(render(later))
         except InvalidRequestError:

@@ -74,7 +74,7 @@ def shorten_call_ids(turns: Sequence[Turn]) -> list[Turn]:
 def _turn(message: Message, style: CallStyle) -> Turn:
     turn: dict[str, JsonValue] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": message.content,
+        "content": _parts(message) if message.media else message.content,
     }
     if message.tool_calls:
         turn["content"] = message.content or style.empty_content
@@ -85,6 +85,21 @@ def _turn(message: Message, style: CallStyle) -> Turn:
         "reasoning_content": message.reasoning_content,
     }
     return turn | {key: value for key, value in optional.items() if value}
+
+
+def _parts(message: Message) -> list[Turn]:
+    """Return the content as text and media in order."""
+    parts: list[Turn] = []
+    start = 0
+    for placement in message.media:
+        parts += _text_parts(message.content[start : placement.offset])
+        parts.append({"type": placement.kind.value})
+        start = placement.offset
+    return parts + _text_parts(message.content[start:])
+
+
+def _text_parts(text: str) -> list[Turn]:
+    return [{"type": "text", "text": text}] if text else []
 
 
 def _call(call: ToolCall, style: CallStyle) -> Turn:

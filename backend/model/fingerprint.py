@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from backend.config import ModelOptions
@@ -11,7 +11,7 @@ from backend.model.adapters import adapter_directory
 
 _DIGEST_BYTES = 12
 # Upstream code computes the KV: another version may compute it differently.
-_PACKAGES = ("mlx", "mlx-lm")
+_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")
 
 
 def fingerprint(options: ModelOptions, directory: Path) -> str:
@@ -31,11 +31,19 @@ def fingerprint(options: ModelOptions, directory: Path) -> str:
         "model": list(_files(directory)),
         "adapters": adapters,
         "dtype": options.dtype,
+        "vision": options.tuning.vision,
         "kv": [options.tuning.kv_bits, options.tuning.kv_group_size, options.tuning.cache_bits],
-        "versions": [version(name) for name in _PACKAGES],
+        "versions": [_version(name) for name in _PACKAGES],
     }
     text = json.dumps(identity)
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _files(directory: Path) -> Iterator[tuple[str, int, int]]:

@@ -10,33 +10,45 @@ import jinja2
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from backend.config import MAX_RENDER_S
 from backend.model.conversation import Turn
-from backend.model.renderer import Options, Renderer, RenderError, Schema
+from backend.model.renderer import (
+    Options,
+    Renderer,
+    RenderError,
+    RenderTimeoutError,
+    Schema,
+)
+from backend.model.time_limit import TimeLimit, TimeLimitError
 from backend.model.upstream import HfTokenizer
 
+TIME_LIMIT = TimeLimit(MAX_RENDER_S)
 _FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
     *(TypeError, ValueError),
 )
 
 
-def make_renderer(tokenizer: HfTokenizer, defaults: Mapping[str, Any]) -> Renderer | None:
+def make_renderer(
+    tokenizer: HfTokenizer, defaults: Mapping[str, Any], time_limit: TimeLimit = TIME_LIMIT
+) -> Renderer | None:
     """Return the renderer that a checkpoint names, or `None` when it has no template.
 
     Args:
         tokenizer: The Hugging Face tokenizer, with the chat template to use.
         defaults: `TOKENIZER_DEFAULTS` of the model's module in mlx-lm.
+        time_limit: Of each rendering.
     """
     if function := _mlx_lm_template(tokenizer, defaults):
-        return _reporting(functools.partial(_call_function, function))
+        return _reporting(functools.partial(_call_function, function), time_limit)
     if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
-        return _reporting(functools.partial(_call_method, tokenizer))
-    return make_jinja_renderer(tokenizer) if tokenizer.chat_template else None
+        return _reporting(functools.partial(_call_method, tokenizer), time_limit)
+    return make_jinja_renderer(tokenizer, time_limit) if tokenizer.chat_template else None
 
 
-def make_jinja_renderer(tokenizer: HfTokenizer) -> Renderer:
+def make_jinja_renderer(tokenizer: HfTokenizer, time_limit: TimeLimit = TIME_LIMIT) -> Renderer:
     """Return the renderer of a tokenizer's Jinja source, whatever else the checkpoint names."""
-    return _reporting(functools.partial(_call_jinja, tokenizer))
+    return _reporting(functools.partial(_call_jinja, tokenizer), time_limit)
 
 
 def template_text(tokenizer: HfTokenizer) -> str:
@@ -113,12 +125,15 @@ def _call_method(
     return str(rendered)
 
 
-def _reporting(renderer: Renderer) -> Renderer:
-    """Turn whatever template code raises into its own words."""
+def _reporting(renderer: Renderer, time_limit: TimeLimit) -> Renderer:
+    """Turn whatever template code raises into its own words, and end what does not end."""
 
     def reporting(turns: Sequence[Turn], schemas: Sequence[Schema] | None, options: Options) -> str:
         try:
-            return renderer(turns, schemas, options)
+            return time_limit.run(lambda: renderer(turns, schemas, options))
+        except TimeLimitError:
+            problem = f"the chat template takes longer than {time_limit.seconds:g} s"
+            raise RenderTimeoutError(problem) from None
         except jinja2.TemplateError as error:
             raise RenderError(str(error)) from error
         except _FAILURES as error:

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from backend.config import ModelOptions
 from backend.errors import LoadError
+from backend.model.checkpoint import read_json
 from backend.model.failures import one_line
 from backend.model.hf_renderer import make_jinja_renderer, make_renderer, template_text
 from backend.model.paths import find_path
@@ -50,7 +51,7 @@ def _tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
 
 def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
     try:
-        return AutoTokenizer.from_pretrained(
+        hf_tokenizer = AutoTokenizer.from_pretrained(
             directory, trust_remote_code=options.trusts_remote_code
         )
     except (KeyError, OSError, TypeError, ValueError) as error:
@@ -58,6 +59,11 @@ def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
             raise
         reason = one_line(error)
         raise LoadError(f"{directory} has no tokenizer that can be read: {reason}") from error
+    # Checkpoints with towers keep their template beside the processor.
+    beside = directory / "chat_template.json"
+    if not hf_tokenizer.chat_template and beside.is_file():
+        hf_tokenizer.chat_template = read_json(beside, dict).get("chat_template")
+    return hf_tokenizer
 
 
 def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int | None:

@@ -1,20 +1,26 @@
 """What loading gives: facts and text for everyone, and the network for the engine thread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from backend.core.model import ModelCard
+from backend.model.media_processor import MediaProcessor
 from backend.model.template import ChatTemplate
 from backend.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class LoadedModel:
-    """All of a model but its weights: plain Python, safe from any thread."""
+    """All of a model but its weights: plain Python, safe from any thread.
+
+    Attributes:
+        media: Prepares what is not text; `None` for a model that reads text only.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     card: ModelCard
+    media: MediaProcessor | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +37,4 @@ class RunnableModel(LoadedModel):
 
     def plain(self) -> LoadedModel:
         """Return what may cross the thread line."""
-        return LoadedModel(self.tokenizer, self.template, self.card)
+        return LoadedModel(self.tokenizer, self.template, self.card, media=self.media)

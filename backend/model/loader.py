@@ -26,11 +26,18 @@ from backend.model.checkpoint import (
     read_generation_config,
     require_weights,
 )
+from backend.model.encoder import is_encoder, load_encoder
 from backend.model.failures import UPSTREAM_FAILURES, as_load_error
 from backend.model.hf_tokenizer import load_tokenizer
 from backend.model.loaded import RunnableModel
+from backend.model.media_processor import MediaProcessor
+from backend.model.media_support import find_media_support
 from backend.model.retrieval import embedding_profile, reranker_kind
+from backend.model.template import ChatTemplate
+from backend.model.tokenizer import Tokenizer
+from backend.model.towers import has_towers, load_processor, load_with_towers
 from backend.model.upstream import Network, import_mlx_lm
+from backend.model.vision_network import VisionNetwork
 from backend.model.weights import cast, evaluate, memory_bytes, require_memory, weights_bytes
 
 log = logging.getLogger(__name__)
@@ -69,7 +76,9 @@ def load(options: ModelOptions, directory: Path, *, cancelled: Callable[[], bool
 def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool]) -> RunnableModel:
     config = read_config(directory)
     require_weights(directory)
-    network = _lazy_network(options, directory)
+    if is_encoder(config):
+        return load_encoder(options, directory, config, cancelled)
+    network = _lazy_network(options, directory, config)
     tokenizer, template, eos_ids = load_tokenizer(options, directory, _defaults(network))
     size = weights_bytes(network)
     require_memory(size, memory_bytes())
@@ -89,12 +98,17 @@ def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool])
         embedding=embedding_profile(directory, own_name, config),
         reranker=reranker_kind(own_name, config),
     )
+    media = _media_processor(options, directory, tokenizer, template, network)
     evaluate(network, cancelled)
-    return RunnableModel(tokenizer, template, card, network)
+    return RunnableModel(tokenizer, template, card, network, media=media)
 
 
-def _lazy_network(options: ModelOptions, directory: Path) -> Network:
+def _lazy_network(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> Network:
     """Build the network with its adapters and data type; no weight is in memory yet."""
+    if has_towers(options, directory, config):
+        network = load_with_towers(options, directory, config)
+        _mend(network, options)
+        return VisionNetwork(network)
     special: dict[str, Any] = {}
     if is_bare_decoder(directory):
         log.warning("%s has no head: it can embed, what it generates means nothing", directory)
@@ -102,10 +116,27 @@ def _lazy_network(options: ModelOptions, directory: Path) -> Network:
     network, _ = import_mlx_lm().load_model(
         directory, lazy=True, trust_remote_code=options.trusts_remote_code, **special
     )
+    _mend(network, options)
+    return network
+
+
+def _mend(network: Network, options: ModelOptions) -> None:
     apply_adapters(network, options.adapters, options.models_dir)
     if options.dtype is not None:
         cast(network, options.dtype)
-    return network
+
+
+def _media_processor(
+    options: ModelOptions,
+    directory: Path,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    network: Network,
+) -> MediaProcessor | None:
+    if not isinstance(network, VisionNetwork):
+        return None
+    processor = load_processor(options, directory)
+    return find_media_support(processor, tokenizer, template, network)
 
 
 def _defaults(network: Network) -> Mapping[str, Any]:

@@ -3,12 +3,22 @@
 What a template's source says about itself misleads; what it writes does not.
 """
 
+import logging
 from dataclasses import dataclass, field
 from itertools import product
 
 from backend.core.prompt import Message, ToolCall
 from backend.model.conversation import CallStyle, to_turns
-from backend.model.renderer import Renderer, RenderError, Schema, render, render_with_tools
+from backend.model.renderer import (
+    Renderer,
+    RenderError,
+    RenderTimeoutError,
+    Schema,
+    render,
+    render_with_tools,
+)
+
+log = logging.getLogger(__name__)
 
 _QUESTION = Message(role="user", content="q")
 _CALL = ToolCall(call_id="probe0001", name="probe_tool", arguments='{"probe_key": "probe_value"}')
@@ -57,13 +67,17 @@ def probe(renderer: Renderer, text: str) -> Abilities:
         renderer: Its renderer.
         text: Its Jinja source, if any.
     """
-    style = next((style for style in _STYLES if _writes_calls(renderer, style)), CallStyle())
-    return Abilities(
-        call_style=style,
-        supports_tools=_writes_tools(renderer),
-        supports_thinking=any(marker in text for marker in _THOUGHT_MARKERS)
-        or _switches_thinking(renderer),
-    )
+    try:
+        style = next((style for style in _STYLES if _writes_calls(renderer, style)), CallStyle())
+        return Abilities(
+            call_style=style,
+            supports_tools=_writes_tools(renderer),
+            supports_thinking=any(marker in text for marker in _THOUGHT_MARKERS)
+            or _switches_thinking(renderer),
+        )
+    except RenderTimeoutError as error:
+        log.warning("%s", error)
+        return Abilities()
 
 
 def _writes_calls(renderer: Renderer, style: CallStyle) -> bool:

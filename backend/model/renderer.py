@@ -19,6 +19,10 @@ class RenderError(Exception):
     """A chat template refused a conversation, or failed on it; the message is its own."""
 
 
+class RenderTimeoutError(Exception):
+    """A chat template did not come to an end: no other attempt is worth its time."""
+
+
 def render(
     renderer: Renderer,
     turns: Sequence[Turn],

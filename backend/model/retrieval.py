@@ -5,7 +5,7 @@ The files are those of sentence-transformers: `modules.json` lists the parts of 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,18 @@ def embedding_profile(directory: Path, name: str, config: Mapping[str, Any]) -> 
     modes = _pooling_modes(directory / _POOLING)
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         return EmbeddingProfile(obstacle="its attention looks ahead, decoders here do not")
-    if foreign := [part for part in parts if part not in _KNOWN_PARTS]:
-        return EmbeddingProfile(obstacle=f"modules.json has a part that is unknown: {foreign[0]}")
-    if modes and (len(modes) > 1 or modes[0] not in _POOLING_MODES):
-        return EmbeddingProfile(obstacle=f"it pools in an unknown way: {' and '.join(modes)}")
     is_embedder = bool(parts) or "embed" in name.lower()
-    default = Pooling.LAST if is_embedder else Pooling.MEAN
-    return EmbeddingProfile(
-        pooling=_POOLING_MODES[modes[0]] if modes else default,
-        is_normalized="normalize" in parts,
+    return _profile(parts, modes, Pooling.LAST if is_embedder else Pooling.MEAN)
+
+
+def encoder_profile(directory: Path) -> EmbeddingProfile:
+    """Return how an encoder embeds: the mean of all tokens, unless its files say otherwise.
+
+    Raises:
+        LoadError: A file is broken.
+    """
+    return _profile(
+        _parts(directory / _MODULES), _pooling_modes(directory / _POOLING), Pooling.MEAN
     )
 
 
@@ -51,6 +54,17 @@ def reranker_kind(name: str, config: Mapping[str, Any]) -> RerankerKind | None:
     """Return the family of rerankers that a checkpoint belongs to, if any."""
     is_qwen3 = config.get("model_type") == "qwen3" and "rerank" in name.lower()
     return RerankerKind.QWEN3 if is_qwen3 else None
+
+
+def _profile(parts: Sequence[str], modes: Sequence[str], default: Pooling) -> EmbeddingProfile:
+    if foreign := [part for part in parts if part not in _KNOWN_PARTS]:
+        return EmbeddingProfile(obstacle=f"modules.json has a part that is unknown: {foreign[0]}")
+    if modes and (len(modes) > 1 or modes[0] not in _POOLING_MODES):
+        return EmbeddingProfile(obstacle=f"it pools in an unknown way: {' and '.join(modes)}")
+    return EmbeddingProfile(
+        pooling=_POOLING_MODES[modes[0]] if modes else default,
+        is_normalized="normalize" in parts,
+    )
 
 
 def _parts(path: Path) -> list[str]:

@@ -6,7 +6,14 @@ from backend.core.prompt import Message, Tool
 from backend.errors import InvalidRequestError
 from backend.model.conversation import check_roles, to_turns
 from backend.model.probe import Abilities, probe
-from backend.model.renderer import Options, Renderer, RenderError, render, render_with_tools
+from backend.model.renderer import (
+    Options,
+    Renderer,
+    RenderError,
+    RenderTimeoutError,
+    render,
+    render_with_tools,
+)
 
 _NO_TEMPLATE = "this model has no chat template: send a Prompt, or set the option chat_template"
 _NO_TOOLS = "this model's chat template does not support tools"
@@ -69,7 +76,7 @@ class ChatTemplate:
                 return render(self._renderer, turns, None, options)
             schemas = [dict(tool.schema) for tool in tools]
             text = render_with_tools(self._renderer, turns, schemas, options)
-        except RenderError as error:
+        except (RenderError, RenderTimeoutError) as error:
             raise InvalidRequestError("Messages", str(error)) from error
         if text is None:
             raise InvalidRequestError("Tools", _LOST_TOOLS)

@@ -70,6 +70,29 @@ class Tokenizer:
             raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
         return ids
 
+    def encode_pair(
+        self, first: str, second: str, *, limit: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts read as one, and which of them each token belongs to.
+
+        Args:
+            first: Stays whole.
+            second: Loses its end to fit.
+            limit: Tokens that there may be; with `first` alone they must not be more.
+        """
+        try:
+            with self._lock:
+                encoded = self._hf(
+                    first,
+                    second,
+                    max_length=limit,
+                    truncation=False if limit is None else "only_second",
+                    verbose=False,
+                )
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
+        return encoded["input_ids"], encoded.get("token_type_ids") or []
+
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a raw prompt: BOS comes first, once, if the model wants one."""
         ids = self.encode(text, adds_special=False)

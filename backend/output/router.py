@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
+from traceback import format_tb
 
 from backend.core.delta import ContentDelta, Delta, ReasoningDelta
 from backend.output.automaton import Automaton, Scanner
@@ -100,9 +101,11 @@ class Router:
         try:
             if not self._is_off:
                 route()
-        except Exception:
-            # A bug in a parser must not cost the reply.
-            log.exception("routing failed: the rest of this reply is content")
+        except Exception as error:  # noqa: BLE001 (a bug in a parser must not cost the reply)
+            # Without the message, which may quote the reply.
+            place = "".join(format_tb(error.__traceback__))
+            name = type(error).__name__
+            log.error("routing failed: the rest of this reply is content: %s\n%s", name, place)
             self._switch_off()
         if self._is_off and self._rest:
             self._deltas.append(ContentDelta(self._rest))

@@ -3,11 +3,17 @@
 import json
 from collections.abc import Mapping
 
-from backend.config import TuningOptions
+from backend.config import MAX_MESSAGES, TuningOptions
 from backend.core.prompt import JsonValue, Message, ToolCall
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.json_fields import parse_json, require_array, require_name, require_object
+from backend.rpc.json_fields import (
+    parse_json,
+    require_array,
+    require_name,
+    require_object,
+)
+from backend.rpc.limits import require_at_most
 
 KWARGS_KEY = "chat_template_kwargs"
 THINKING_KEY = "enable_thinking"
@@ -21,8 +27,9 @@ def messages(request: pb.PredictOptions) -> tuple[Message, ...]:
     """Return the conversation.
 
     Raises:
-        InvalidRequestError: A message has no role, or its tool calls are malformed.
+        InvalidRequestError: There are too many, one has no role, or its tool calls are malformed.
     """
+    require_at_most("Messages", request.Messages, MAX_MESSAGES)
     return tuple(
         _message(f"Messages[{index}]", message) for index, message in enumerate(request.Messages)
     )

@@ -1,16 +1,19 @@
 """Embedding's fields: `pb.PredictOptions` -> `EmbeddingCall`, `Embedding` -> its result."""
 
+from backend.config import MAX_TOKEN_IDS
 from backend.core.embedding import Embedding, EmbeddingCall
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.rpc.limits import require_at_most
 
 
 def embedding_call(request: pb.PredictOptions) -> EmbeddingCall:
     """Return what to embed; the text wins where both are given.
 
     Raises:
-        InvalidRequestError: Neither is given.
+        InvalidRequestError: Neither is given, or there are too many ids.
     """
+    require_at_most("EmbeddingTokens", request.EmbeddingTokens, MAX_TOKEN_IDS)
     if not request.Embeddings and not request.EmbeddingTokens:
         raise InvalidRequestError("Embeddings", "is empty, and so is EmbeddingTokens")
     return EmbeddingCall(text=request.Embeddings, token_ids=tuple(request.EmbeddingTokens))

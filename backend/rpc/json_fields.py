@@ -1,28 +1,35 @@
 """JSON inside of string fields, parsed strictly; a failure names the field."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
+from backend.config import MAX_JSON_CHARS, MAX_JSON_DEPTH
 from backend.core.prompt import JsonValue
 from backend.errors import InvalidRequestError
 
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 JsonArray: TypeAlias = Sequence[JsonValue]
 
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
+
 
 def parse_json(field: str, text: str) -> JsonValue:
     """Return the value that the text holds.
 
     Raises:
-        InvalidRequestError: It is no JSON, or no text could hold it: half a surrogate pair.
+        InvalidRequestError: It is no JSON, too large or too deep, or no text could hold it: half
+            a surrogate pair.
     """
+    if len(text) > MAX_JSON_CHARS:
+        problem = f"has {len(text)} characters of JSON, at most {MAX_JSON_CHARS} are read"
+        raise InvalidRequestError(field, problem)
+    _require_shallow(field, text)
     try:
         value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError:
-        raise InvalidRequestError(field, "is nested too deeply") from None
     except UnicodeEncodeError:
         raise InvalidRequestError(field, "has an escape of half a surrogate pair") from None
     except ValueError as error:
@@ -69,6 +76,18 @@ def json_type(value: object) -> str:
             return "an object"
         case _:
             return "an array"
+
+
+def _require_shallow(field: str, text: str) -> None:
+    """Refuse what nests deeply before it is parsed: the parser recurses, and so does who reads."""
+    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
+        return
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        depth += match[0] in "[{"
+        depth -= match[0] in "]}"
+        if depth > MAX_JSON_DEPTH:
+            raise InvalidRequestError(field, f"is nested more than {MAX_JSON_DEPTH} deep")
 
 
 def _refuse_constant(name: str) -> NoReturn:

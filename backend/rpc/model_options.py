@@ -5,10 +5,18 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from backend.config import Adapter, ModelOptions, TuningOptions
+from backend.config import (
+    DEFAULT_TUNING,
+    MEMORY_UTILIZATION,
+    Adapter,
+    MediaLimits,
+    ModelOptions,
+    TuningOptions,
+)
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.cache_types import kv_bits
+from backend.rpc.limits import require_path
 from backend.rpc.tuning_options import tuning_options
 
 DTYPES = {
@@ -26,20 +34,30 @@ DTYPES = {
     "bf16": "bfloat16",
 }
 
+PATH_FIELDS = ("Model", "ModelFile", "ModelPath", "Tokenizer")
+
 log = logging.getLogger(__name__)
 
 
-def model_options(request: pb.ModelOptions) -> ModelOptions:
+def model_options(
+    request: pb.ModelOptions, defaults: TuningOptions = DEFAULT_TUNING
+) -> ModelOptions:
     """Return what a LoadModel asks for. Fields of other engines are not looked at.
+
+    Args:
+        request: What the host sends.
+        defaults: What holds for options that it leaves out.
 
     Raises:
         InvalidRequestError: A field is malformed, out of range or missing.
     """
     if not (request.Model or request.ModelFile):
         raise InvalidRequestError("Model", "is empty, and so is ModelFile")
+    for field in PATH_FIELDS:
+        require_path(field, getattr(request, field))
     if request.LoraBase:
         log.warning("LoraBase is ignored: an adapter applies to the model it is loaded with")
-    tuning = tuning_options(request.Options, request.EngineArgs)
+    tuning = tuning_options(request.Options, request.EngineArgs, defaults)
     return ModelOptions(
         model=request.Model or request.ModelFile,
         model_file=request.ModelFile,
@@ -48,8 +66,10 @@ def model_options(request: pb.ModelOptions) -> ModelOptions:
         trust_remote_code=request.TrustRemoteCode,
         max_model_len=_max_model_len(request.MaxModelLen),
         dtype=_dtype(request.DType),
+        memory_utilization=_memory_utilization(request.GPUMemoryUtilization),
         adapters=_adapters(request),
         grammar_triggers=tuple(trigger.word for trigger in request.GrammarTriggers if trigger.word),
+        media_limits=_media_limits(request),
         tuning=_with_cache_types(tuning, request),
     )
 
@@ -64,6 +84,27 @@ def _max_model_len(limit: int) -> int | None:
     if limit < 0:
         raise InvalidRequestError("MaxModelLen", f"is negative: {limit}")
     return limit or None
+
+
+def _memory_utilization(share: float) -> float:
+    """Return the share that is sent; 0 leaves the default."""
+    if not 0.0 <= share <= 1.0:
+        raise InvalidRequestError("GPUMemoryUtilization", f"must be between 0 and 1, not {share:g}")
+    return share or MEMORY_UTILIZATION
+
+
+def _media_limits(request: pb.ModelOptions) -> MediaLimits:
+    """Return the limits that are set; 0 leaves the default."""
+    fields = {
+        "images": "LimitImagePerPrompt",
+        "audios": "LimitAudioPerPrompt",
+        "videos": "LimitVideoPerPrompt",
+    }
+    given: dict[str, int] = {name: getattr(request, field) for name, field in fields.items()}
+    for name, limit in given.items():
+        if limit < 0:
+            raise InvalidRequestError(fields[name], f"is negative: {limit}")
+    return MediaLimits(**{name: limit for name, limit in given.items() if limit})
 
 
 def _dtype(name: str) -> str | None:
@@ -93,4 +134,4 @@ def _adapter(field: str, path: str, scale: float) -> Adapter:
         raise InvalidRequestError(field, "is empty")
     if not (math.isfinite(scale) and scale >= 0.0):
         raise InvalidRequestError(field, f"has the scale {scale}, which is no positive number")
-    return Adapter(path, scale or 1.0)
+    return Adapter(require_path(field, path), scale or 1.0)

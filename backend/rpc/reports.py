@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from backend.core.media import MEDIA_MARKER
 from backend.core.prompt import Message
 from backend.core.status import EngineState, EngineStatus, PromptCacheStatus, RequestStatus
 from backend.errors import InvalidRequestError, ModelNotLoadedError
@@ -54,6 +55,7 @@ def inspect_reply(engine: TextEngine, status: EngineStatus) -> pb.InspectReply:
         prompt_tokens=status.prompt_tokens,
         generated_tokens=status.generated_tokens,
         tokens_per_s=round(status.tokens_per_s, 1),
+        media_encoded=status.media_encoded,
         requests=[pb.RequestReport(**_request_entry(request)) for request in status.requests],
     )
 
@@ -105,6 +107,7 @@ async def metadata_response(engine: TextEngine) -> pb.ModelMetadataResponse:
         supports_thinking=engine.model.card.supports_thinking,
         rendered_template=await asyncio.to_thread(_render_sample, engine.model.template),
         tool_format=_tool_format(output_format(engine)),
+        media_marker=MEDIA_MARKER if engine.model.media else "",
     )
 
 

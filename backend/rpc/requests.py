@@ -3,32 +3,45 @@
 import uuid
 from collections.abc import Iterable
 
-from backend.config import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, TuningOptions
-from backend.core.request import GenerationCall, Remembered
+from backend.config import (
+    MAX_REQUEST_ID_CHARS,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+    ModelOptions,
+)
+from backend.core.request import GenerationCall, Priority, Remembered
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.conversation import allows_parallel_calls, messages, template_options
+from backend.rpc.limits import require_path, require_printable
+from backend.rpc.media_fields import media
 from backend.rpc.sampling_fields import sampling_params
 from backend.rpc.tool_fields import tool_choice, tools
 
-MAX_REQUEST_ID_CHARS = 128
 SCHEMA_KEY = "json_schema"
-PROMPT_FIELDS = ("Prompt", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Metadata")
+PRIORITY_KEY = "priority"
+PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+PROMPT_FIELDS = (
+    *("Prompt", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Metadata"),
+    *("Images", "Audios", "Videos"),
+)
 
 
-def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> GenerationCall:
+def generation_call(request: pb.PredictOptions, options: ModelOptions) -> GenerationCall:
     """Return what a request means, its gaps filled by the options of the loaded model.
 
     Raises:
         InvalidRequestError: A field is malformed, out of range or missing.
     """
-    _refuse_media(request)
+    tuning = options.tuning
     is_chat = request.UseTokenizerTemplate and len(request.Messages) > 0
     offered = tools(request.Tools)
     return GenerationCall(
         request_id=_request_id(request.CorrelationId),
         prompt="" if is_chat else _prompt(request),
         messages=messages(request) if is_chat else (),
+        media=media(request, options.media_limits),
         tools=offered,
         tool_choice=tool_choice(request.ToolChoice, offered),
         template_options=template_options(request.Metadata, tuning),
@@ -41,7 +54,8 @@ def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> Genera
         parallel_tool_calls=allows_parallel_calls(request.Metadata),
         constrains_calls=tuning.constrain_calls,
         remembered=_remembered(request),
-        cache_path=request.PromptCachePath,
+        cache_path=require_path("PromptCachePath", request.PromptCachePath),
+        priority=_priority(request.Metadata.get(PRIORITY_KEY, "")),
         debug=request.Debug or request.DebugMode,
     )
 
@@ -49,12 +63,6 @@ def generation_call(request: pb.PredictOptions, tuning: TuningOptions) -> Genera
 def prompt_part(request: pb.PredictOptions) -> pb.PredictOptions:
     """Return a copy with the fields that make the prompt: no other matters to its tokens."""
     return pb.PredictOptions(**{name: getattr(request, name) for name in PROMPT_FIELDS})
-
-
-def _refuse_media(request: pb.PredictOptions) -> None:
-    for field in ("Images", "Videos", "Audios"):
-        if getattr(request, field):
-            raise InvalidRequestError(field, "the loaded model reads text only")
 
 
 def _prompt(request: pb.PredictOptions) -> str:
@@ -70,9 +78,7 @@ def _request_id(correlation_id: str) -> str:
     unique = uuid.uuid4().hex[:12]
     if not correlation_id:
         return unique
-    if len(correlation_id) > MAX_REQUEST_ID_CHARS or not correlation_id.isprintable():
-        problem = f"must be at most {MAX_REQUEST_ID_CHARS} printable characters"
-        raise InvalidRequestError("CorrelationId", problem)
+    require_printable("CorrelationId", correlation_id, MAX_REQUEST_ID_CHARS)
     return f"{correlation_id}-{unique}"
 
 
@@ -91,10 +97,24 @@ def _remembered(request: pb.PredictOptions) -> Remembered:
     return Remembered.ALL
 
 
+def _priority(name: str) -> Priority:
+    """Return who goes first; nothing said is normal."""
+    if not name:
+        return Priority.NORMAL
+    if name not in PRIORITIES:
+        problem = f"must be one of {', '.join(PRIORITIES)}, not {name[:32]!r}"
+        raise InvalidRequestError(f"Metadata: {PRIORITY_KEY}", problem)
+    return PRIORITIES[name]
+
+
 def _stop_strings(stop_prompts: Iterable[str]) -> tuple[str, ...]:
     distinct = tuple(dict.fromkeys(filter(None, stop_prompts)))
     if len(distinct) > MAX_STOP_STRINGS:
         problem = f"holds {len(distinct)} stop strings, at most {MAX_STOP_STRINGS} are allowed"
+        raise InvalidRequestError("StopPrompts", problem)
+    longest = max(map(len, distinct), default=0)
+    if longest > MAX_STOP_STRING_CHARS:
+        problem = f"has a text of {longest} characters, at most {MAX_STOP_STRING_CHARS} are allowed"
         raise InvalidRequestError("StopPrompts", problem)
     return distinct
 

@@ -7,11 +7,12 @@ import math
 import secrets
 from collections.abc import Mapping
 
-from backend.config import TuningOptions
+from backend.config import MAX_LOGIT_BIASES, TuningOptions
 from backend.core.request import SamplingParams
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.json_fields import json_type, parse_json, require_object
+from backend.rpc.limits import require_at_most
 
 FLOAT32_MAX = 3.4028234663852886e38
 SEED_BITS = 31
@@ -73,6 +74,7 @@ def _logit_bias(text: str) -> Mapping[int, float]:
     if not text.strip():
         return {}
     entries = require_object("LogitBias", parse_json("LogitBias", text))
+    require_at_most("LogitBias", entries, MAX_LOGIT_BIASES)
     return {_token_id(key): _bias(key, value) for key, value in entries.items()}
 
 

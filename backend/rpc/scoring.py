@@ -6,6 +6,7 @@ from backend.config import MAX_CANDIDATES
 from backend.core.scoring import Ranking, RerankCall, ScoreCall, ScoredCandidate
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.rpc.limits import require_at_most
 
 
 def score_call(request: pb.ScoreRequest) -> ScoreCall:
@@ -65,10 +66,7 @@ def rerank_result(ranking: Ranking) -> pb.RerankResult:
 def _require_texts(field: str, texts: Sequence[str]) -> None:
     if not texts:
         raise InvalidRequestError(field, "is empty")
-    if len(texts) > MAX_CANDIDATES:
-        raise InvalidRequestError(
-            field, f"holds {len(texts)} texts, at most {MAX_CANDIDATES} are taken"
-        )
+    require_at_most(field, texts, MAX_CANDIDATES)
 
 
 def _candidate(candidate: ScoredCandidate, request: pb.ScoreRequest) -> pb.CandidateScore:

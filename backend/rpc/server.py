@@ -1,13 +1,14 @@
 """The grpc.aio server around an engine: build, start, drain, stop. Imports no MLX."""
 
 import socket
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from backend.config import DRAIN_TIMEOUT_S, MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.config import DRAIN_TIMEOUT_S, MESSAGE_LIMIT_BYTES, ServerConfig, TuningOptions
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES, DecodingInterceptor
@@ -39,14 +40,20 @@ CHANNEL_OPTIONS = (
 class BackendServer:
     """Serves one engine; built and used on a running event loop."""
 
-    def __init__(self, config: ServerConfig, engine: ServedEngine) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: ServedEngine,
+        tracing: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self._address = config.address
         self._engine = engine
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=_interceptors(config, engine), options=CHANNEL_OPTIONS
+            interceptors=_interceptors(config, engine, tracing), options=CHANNEL_OPTIONS
         )
-        backend_pb2_grpc.add_BackendServicer_to_server(BackendServicer(engine), self._server)
+        servicer = BackendServicer(engine, TuningOptions(max_slots=config.max_slots))
+        backend_pb2_grpc.add_BackendServicer_to_server(servicer, self._server)
         backend_pb2_grpc.add_InspectorServicer_to_server(InspectorServicer(engine), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         ours = [service.full_name for service in SERVICES]
@@ -76,7 +83,9 @@ class BackendServer:
         await self._server.stop(FLUSH_TIMEOUT_S)
 
 
-def _interceptors(config: ServerConfig, engine: ServedEngine) -> list[grpc.aio.ServerInterceptor]:
+def _interceptors(
+    config: ServerConfig, engine: ServedEngine, tracing: Sequence[grpc.aio.ServerInterceptor]
+) -> list[grpc.aio.ServerInterceptor]:
     """Return the interceptors, the outermost first."""
 
     def loaded_model() -> str:
@@ -85,6 +94,7 @@ def _interceptors(config: ServerConfig, engine: ServedEngine) -> list[grpc.aio.S
     authentication = [BearerTokenInterceptor(config.auth_token)] if config.auth_token else []
     return [
         *authentication,
+        *tracing,
         StatusInterceptor(),
         DecodingInterceptor(*SERVICES),
         ModelIdentityInterceptor(loaded_model),

@@ -1,16 +1,17 @@
 """The RPCs of the service: each parses its request, asks the pipeline, and builds its reply."""
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
+import asyncio
 import logging
 from contextlib import aclosing
 from typing import Protocol
 
-from backend.config import ModelOptions
+from backend.config import INLINE_REQUEST_BYTES, MAX_TOKEN_IDS, ModelOptions, TuningOptions
 from backend.core.model import ModelCard
 from backend.core.request import GenerationCall
 from backend.core.status import EngineStatus
 from backend.embedding import embed
-from backend.errors import ModelNotLoadedError
+from backend.errors import EngineDownError, ModelNotLoadedError
 from backend.generation import TextEngine, detokenize, generate, tokenize, warm_up
 from backend.intake import SideEngine
 from backend.output.collect import Collector
@@ -18,6 +19,7 @@ from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.reranking import rerank
 from backend.rpc.embedding import embedding_call, embedding_result
+from backend.rpc.limits import require_at_most
 from backend.rpc.model_options import model_options
 from backend.rpc.replies import completion_reply, increment_reply
 from backend.rpc.reports import metadata_response, metrics_response, status_response
@@ -38,6 +40,10 @@ class ServedEngine(TextEngine, SideEngine, Protocol):
     async def free(self) -> None:
         """End what runs and drop the model."""
 
+    @property
+    def fault(self) -> str:
+        """Why nothing can be served any more; empty while something can."""
+
     def status(self) -> EngineStatus:
         """Return a snapshot, at once; from any thread."""
 
@@ -48,16 +54,25 @@ class ServedEngine(TextEngine, SideEngine, Protocol):
 class BackendServicer(backend_pb2_grpc.BackendServicer):
     """Answers the host. Errors leave as exceptions: `StatusInterceptor` translates them."""
 
-    def __init__(self, engine: ServedEngine) -> None:
+    def __init__(self, engine: ServedEngine, defaults: TuningOptions) -> None:
+        """Prepare.
+
+        Args:
+            engine: What computes.
+            defaults: Options of models that are loaded without them.
+        """
         self._engine = engine
+        self._defaults = defaults
 
     async def Health(self, _request: pb.HealthMessage, _context: Context) -> pb.Reply:
-        """Answer at all times, whatever the engine does."""
+        """Answer at all times, whatever the engine does; OK unless it is beyond repair."""
+        if self._engine.fault:
+            raise EngineDownError(self._engine.fault)
         return pb.Reply(message=b"OK")
 
     async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
         """Load a model; a caller that leaves cancels the load."""
-        card = await self._engine.load(model_options(request))
+        card = await self._engine.load(model_options(request, self._defaults))
         # Reading a vocabulary for grammars holds Python's lock: better now than beside a stream.
         await warm_up(self._engine)
         return pb.Result(success=True, message=f"loaded {card.name} ({card.model_type})")
@@ -70,14 +85,14 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
     async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
         """Answer with the fold of the stream."""
         collector = Collector()
-        async with aclosing(generate(self._call(request), self._engine)) as increments:
+        async with aclosing(generate(await self._call(request), self._engine)) as increments:
             async for increment in increments:
                 collector.add(increment)
         return completion_reply(collector.completion)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         """Send a reply for each increment that carries something."""
-        async with aclosing(generate(self._call(request), self._engine)) as increments:
+        async with aclosing(generate(await self._call(request), self._engine)) as increments:
             async for increment in increments:
                 reply = increment_reply(increment)
                 if reply.chat_deltas or increment.finish is not None:
@@ -87,13 +102,14 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         """Answer with the ids of a text, or of a rendered conversation."""
-        token_ids = await tokenize(self._call(prompt_part(request)), self._engine)
+        token_ids = await tokenize(await self._call(prompt_part(request)), self._engine)
         return pb.TokenizationResponse(length=len(token_ids), tokens=token_ids)
 
     async def Detokenize(
         self, request: pb.DetokenizeRequest, _context: Context
     ) -> pb.DetokenizeResponse:
         """Answer with the text of ids."""
+        require_at_most("tokens", request.tokens, MAX_TOKEN_IDS)
         return pb.DetokenizeResponse(content=await detokenize(request.tokens, self._engine))
 
     async def Status(self, _request: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
@@ -124,7 +140,11 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
         """Answer with documents in the order of their relevance."""
         return rerank_result(await rerank(rerank_call(request), self._engine))
 
-    def _call(self, request: pb.PredictOptions) -> GenerationCall:
-        if self._engine.options is None:
+    async def _call(self, request: pb.PredictOptions) -> GenerationCall:
+        options = self._engine.options
+        if options is None:
             raise ModelNotLoadedError
-        return generation_call(request, self._engine.options.tuning)
+        if request.ByteSize() > INLINE_REQUEST_BYTES:
+            # Megabytes of JSON take a while to read: others are answered meanwhile.
+            return await asyncio.to_thread(generation_call, request, options)
+        return generation_call(request, options)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from traceback import format_tb
 
 import grpc
 import grpc.aio
@@ -20,6 +21,8 @@ STATUS_CODES: dict[type[errors.BackendError], grpc.StatusCode] = {
     errors.ShuttingDownError: grpc.StatusCode.UNAVAILABLE,
     errors.RequestCancelledError: grpc.StatusCode.ABORTED,
     errors.GenerationFailedError: grpc.StatusCode.INTERNAL,
+    errors.EngineFailedError: grpc.StatusCode.INTERNAL,
+    errors.EngineDownError: grpc.StatusCode.UNAVAILABLE,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.UnsupportedModelError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -58,10 +61,11 @@ async def _translate(_request: object, context: Context) -> AsyncIterator[None]:
         raise asyncio.CancelledError from None
     except grpc.aio.BaseError:
         raise  # gRPC's own: the call was aborted already
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (the edge: what is not in the table is a bug)
         code = status_code(error)
         if code is None:
-            # A bug: the log gets the traceback, the caller nothing of our insides.
-            log.exception("unexpected error while answering a call")
+            # A bug. The log gets no message, which may quote the request; the caller gets nothing.
+            place = "".join(format_tb(error.__traceback__))
+            log.error("unexpected %s while answering a call\n%s", type(error).__name__, place)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the backend's log")
         await context.abort(code, str(error))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from backend.config import MAX_TOOLS
 from backend.core.prompt import JsonValue, Tool, ToolChoice, ToolMode
 from backend.errors import InvalidRequestError
 from backend.rpc.json_fields import (
@@ -12,6 +13,7 @@ from backend.rpc.json_fields import (
     require_name,
     require_object,
 )
+from backend.rpc.limits import require_at_most
 
 _MODES = {
     "none": ToolMode.NONE,
@@ -26,13 +28,15 @@ def tools(text: str) -> tuple[Tool, ...]:
     """Return the functions of an OpenAI-style JSON array; a bare function gets its wrapper.
 
     Raises:
-        InvalidRequestError: A function has no name, or the name of another one.
+        InvalidRequestError: There are too many, or one has no name, or the name of another.
     """
     offered = parse_json("Tools", text) if text.strip() else None
     if offered is None:
         return ()
+    entries = require_array("Tools", offered)
+    require_at_most("Tools", entries, MAX_TOOLS)
     parsed: dict[str, Tool] = {}
-    for index, entry in enumerate(require_array("Tools", offered)):
+    for index, entry in enumerate(entries):
         tool = _tool(f"Tools[{index}]", entry)
         if tool.name in parsed:
             raise InvalidRequestError(f"Tools[{index}]", f"{tool.name!r} is offered twice")

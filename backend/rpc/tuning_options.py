@@ -3,9 +3,10 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from backend.config import TuningOptions
+from backend.config import DEFAULT_TUNING, MAX_SLOTS, TuningOptions
 from backend.core.embedding import Pooling
 from backend.core.scoring import RerankerKind
 from backend.errors import InvalidRequestError
@@ -23,12 +24,14 @@ class Range(NamedTuple):
 
 
 RANGES = {
-    "max_slots": Range(1, 1024),
+    "max_slots": Range(1, MAX_SLOTS),
     "max_waiting": Range(0),
     "prefill_chunk": Range(1),
     "prefill_chunk_alone": Range(1),
     "prefill_pause_ms": Range(1),
     "max_replies_per_s": Range(0),
+    "max_kv_bytes": Range(1),
+    "expected_tokens": Range(1),
     "max_cache_bytes": Range(0),
     "max_cache_disk_bytes": Range(0),
     "max_tokens": Range(1),
@@ -39,6 +42,7 @@ RANGES = {
     "seed": Range(0),
     "xtc_probability": Range(0, 1),
     "xtc_threshold": Range(0, 1),
+    "side_share": Range(0.01, 1),
     "wired_limit_mb": Range(0),
 }
 
@@ -56,15 +60,22 @@ Given = TypeVar("Given")
 log = logging.getLogger(__name__)
 
 
-def tuning_options(options: Iterable[str], engine_args: str) -> TuningOptions:
+def tuning_options(
+    options: Iterable[str], engine_args: str, defaults: TuningOptions = DEFAULT_TUNING
+) -> TuningOptions:
     """Return the typed options; those of `EngineArgs` win.
+
+    Args:
+        options: Of the form `key:value`.
+        engine_args: A JSON object.
+        defaults: What holds where neither says anything.
 
     Raises:
         InvalidRequestError: A value does not fit, or `EngineArgs` has an unknown key.
     """
     texts = _read("Options", _known_options(options), OptionField.from_text)
     values = _read("EngineArgs", _engine_args(engine_args), OptionField.from_json)
-    return TuningOptions(**(texts | values))
+    return replace(defaults, **(texts | values))
 
 
 def _known_options(options: Iterable[str]) -> dict[str, str]:

@@ -170,14 +170,14 @@ async def test_attention_that_looks_ahead_is_unimplemented(tiny_models, tmp_path
     assert "looks ahead" in details
 
 
-async def test_an_encoder_cannot_be_loaded(tmp_path):
+async def test_an_encoder_of_another_type_cannot_be_loaded(tmp_path):
     build_embedder("llama", tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"model_type": "mpnet"}))
     async with served() as backend:
         code, details = await code_of(backend.load(tmp_path / "m"))
     assert code is INVALID
-    assert "bert" in details
+    assert "mpnet" in details
 
 
 async def test_a_storm_of_embeddings_changes_no_token_of_the_streams(tiny_models):

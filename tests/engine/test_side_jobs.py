@@ -5,6 +5,7 @@ from concurrent.futures import Future
 import mlx.core as mx
 import pytest
 from engine_driver import Driver, make_request, prompt_of
+from wrapped_network import WrappedNetwork
 
 from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.prompt import Prompt
@@ -44,7 +45,7 @@ def finish(jobs):
 
 
 def test_jobs_run_one_after_another():
-    jobs, log = SideJobs(64), []
+    jobs, log = SideJobs(64, share=0.25), []
     replies = [added(jobs, job(log, name, 2)) for name in "ab"]
     finish(jobs)
     assert [reply.result(0) for reply in replies] == ["a", "b"]
@@ -55,7 +56,7 @@ def test_jobs_run_one_after_another():
 
 
 def test_a_cancelled_job_computes_no_further_piece():
-    jobs, log = SideJobs(64), []
+    jobs, log = SideJobs(64, share=0.25), []
     first, second = (added(jobs, job(log, name, 9)) for name in "ab")
     jobs.advance(is_alone=True)
     first.cancel()
@@ -68,7 +69,7 @@ def test_a_cancelled_job_computes_no_further_piece():
 
 
 def test_a_job_that_fails_is_blamed_alone():
-    jobs, log = SideJobs(64), []
+    jobs, log = SideJobs(64, share=0.25), []
     bad = added(jobs, job(log, "a", 1, error=RuntimeError("x")))
     good = added(jobs, job(log, "b", 1))
     with pytest.raises(RuntimeError) as caught:
@@ -82,7 +83,7 @@ def test_a_job_that_fails_is_blamed_alone():
 
 
 def test_an_error_for_the_caller_ends_its_job_only():
-    jobs, log = SideJobs(64), []
+    jobs, log = SideJobs(64, share=0.25), []
     refused = added(jobs, job(log, "a", 1, error=UnsupportedError("not this")))
     finish(jobs)
     with pytest.raises(UnsupportedError, match="not this"):
@@ -92,7 +93,7 @@ def test_an_error_for_the_caller_ends_its_job_only():
 def test_beside_decoding_rows_jobs_get_their_share_of_the_time(monkeypatch):
     now = 100.0
     monkeypatch.setattr(side_jobs.time, "monotonic", lambda: now)
-    jobs = SideJobs(64)
+    jobs = SideJobs(64, share=0.25)
 
     def slow():
         nonlocal now
@@ -145,6 +146,7 @@ def test_a_long_job_is_computed_in_pieces_while_a_stream_goes_on(networks):
     assert tokens_before > 5
     assert driver.outcome(request).token_ids == alone.token_ids
     assert command.reply.result(0).prompt_tokens == 400
+    assert driver.session.status().prompt_tokens == 19 + 400
 
 
 def test_chunks_change_no_embedding(networks):
@@ -169,7 +171,7 @@ class BreaksOnToken:
         return getattr(self._network, name)
 
     def __call__(self, inputs, **options):
-        if self._token in inputs.tolist()[0]:
+        if any(self._token in row for row in inputs.tolist()):
             raise RuntimeError("bad token")
         return self._network(inputs, **options)
 
@@ -186,6 +188,55 @@ def test_a_score_that_breaks_the_model_leaves_the_streams_alone(networks):
     drive(driver)
     assert driver.outcome(request).token_ids == alone.token_ids
     assert good.reply.result(0)[0][0] < 0.0
+    with pytest.raises(GenerationFailedError, match="bad token"):
+        bad.reply.result(0)
+
+
+BATCHING = [
+    "llama",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v32",
+    "qwen3_next",
+    "mamba2",
+    "kimi_linear",
+]
+
+
+@pytest.mark.parametrize("family", BATCHING)
+def test_texts_that_wait_together_are_embedded_as_alone(networks, family):
+    texts = [prompt_of(n, salt=n) for n in (9, 12, 5, 11, 40, 1)]
+    vectors = {}
+    for batches in (True, False):
+        driver = Driver(networks(family), batches=batches)
+        commands = [embed_command(text, pooling) for text in texts for pooling in Pooling]
+        for command in commands:
+            driver.session.work_aside(command)
+        drive(driver)
+        vectors[batches] = [list(command.reply.result(0).values) for command in commands]
+    for together, alone in zip(vectors[True], vectors[False], strict=True):
+        assert together == pytest.approx(alone, abs=1e-4)
+
+
+def test_texts_of_several_calls_share_a_pass(networks):
+    driver = Driver(networks("llama"))
+    commands = [embed_command(prompt_of(9 + n)) for n in range(3)]
+    for command in commands:
+        driver.session.work_aside(command)
+    driver.turn()
+    driver.session.answer_aside()
+    assert all(command.reply.done() for command in commands)
+
+
+def test_a_text_that_breaks_the_model_fails_alone(networks):
+    network = WrappedNetwork(networks("llama"))
+    network.model = BreaksOnToken(networks("llama").model, 77)
+    driver = Driver(network)
+    good, bad = embed_command([1, 2, 3]), embed_command([4, 77])
+    for command in (bad, good):
+        driver.session.work_aside(command)
+    drive(driver)
+    assert good.reply.result(0).prompt_tokens == 3
     with pytest.raises(GenerationFailedError, match="bad token"):
         bad.reply.result(0)
 

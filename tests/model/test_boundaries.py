@@ -9,7 +9,6 @@ from chat_tokenizers import byte_level, sentencepiece
 from backend.config import ModelOptions
 from backend.core.prompt import JsonValue, Message, Tool, ToolCall, ToolChoice, ToolMode
 from backend.core.request import GenerationCall
-from backend.generation import render
 from backend.model.boundaries import MAX_USER_TURNS, Boundaries, find_boundaries
 from backend.model.conversation import Turn
 from backend.model.loaded import LoadedModel
@@ -17,6 +16,7 @@ from backend.model.prefix import TokenizedText, common_length
 from backend.model.renderer import RenderError
 from backend.model.template import ChatTemplate
 from backend.model.tokenizer import Tokenizer
+from backend.rendering import render
 
 Templates = Callable[[str], ChatTemplate]
 Conversation = tuple[Message, ...]

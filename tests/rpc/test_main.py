@@ -1,6 +1,6 @@
 import pytest
 
-from backend.__main__ import server_config
+from backend.__main__ import TRACE_ENDPOINTS, server_config
 from backend.config import ServerConfig
 
 SESAME = "s3cret"
@@ -38,6 +38,12 @@ def test_the_parent_is_watched_unless_told_not_to(text, watches):
     assert server_config([], environment).watches_parent is watches
 
 
+@pytest.mark.parametrize("name", TRACE_ENDPOINTS)
+def test_the_environment_names_where_traces_go(name):
+    assert server_config([], {name: "http://collector:4317"}).traces
+    assert not server_config([], {name: ""}).traces
+
+
 def test_the_environment_sets_token_interval_and_level():
     environment = {
         "LOCALAI_GRPC_AUTH_TOKEN": SESAME,
@@ -47,6 +53,25 @@ def test_the_environment_sets_token_interval_and_level():
     assert server_config([], environment) == ServerConfig(
         auth_token=SESAME, parent_watch_interval_s=0.5, log_level="debug"
     )
+
+
+@pytest.mark.parametrize(
+    ("environment", "max_slots"),
+    [
+        ({"PYTHON_GRPC_MAX_WORKERS": "1"}, 1),
+        ({"LLAMACPP_PARALLEL": " 8 "}, 8),
+        ({"PYTHON_GRPC_MAX_WORKERS": "3", "LLAMACPP_PARALLEL": "8"}, 3),
+        ({"PYTHON_GRPC_MAX_WORKERS": "", "LLAMACPP_PARALLEL": "8"}, 8),
+    ],
+)
+def test_the_environment_sets_the_number_of_slots(environment, max_slots):
+    assert server_config([], environment).max_slots == max_slots
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "2000", "1.5"])
+def test_a_bad_number_of_slots_is_logged_and_the_default_taken(text, caplog):
+    assert server_config([], {"LLAMACPP_PARALLEL": text}) == ServerConfig()
+    assert f"LLAMACPP_PARALLEL: '{text}' is no number from 1 to 1024; taking 16" in caplog.text
 
 
 def test_a_bad_interval_is_logged_and_the_default_taken(caplog):

@@ -107,6 +107,25 @@ def test_engine_args_win_over_options():
     assert read_options == TuningOptions(max_slots=3, top_p=0.5)
 
 
+def test_options_win_over_the_defaults_of_the_process():
+    defaults = TuningOptions(max_slots=3)
+    request = pb.ModelOptions(Model="m")
+    assert model_options(request, defaults).tuning.max_slots == 3
+    request.Options.append("max_slots:5")
+    assert model_options(request, defaults).tuning.max_slots == 5
+
+
+@pytest.mark.parametrize(("sent", "share"), [(0.0, 0.9), (0.5, 0.5), (1.0, 1.0)])
+def test_the_share_of_the_memory_is_the_hosts_or_a_default(sent, share):
+    assert read(GPUMemoryUtilization=sent).memory_utilization == share
+
+
+@pytest.mark.parametrize("sent", [-0.1, 1.1, float("nan"), float("inf")])
+def test_a_share_of_the_memory_out_of_range_is_refused(sent):
+    with pytest.raises(InvalidRequestError, match="GPUMemoryUtilization: must be between 0 and 1"):
+        read(GPUMemoryUtilization=sent)
+
+
 def test_an_unknown_engine_arg_fails_with_the_list_of_names():
     with pytest.raises(InvalidRequestError) as caught:
         tuning_options([], '{"max_slotz": 3, "top_p": 0.5}')

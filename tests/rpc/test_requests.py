@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from backend.config import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, TuningOptions
+from backend.config import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, ModelOptions, TuningOptions
 from backend.core.prompt import Message
-from backend.core.request import SamplingParams
+from backend.core.request import Priority, SamplingParams
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.requests import generation_call
@@ -15,7 +15,7 @@ USER = pb.Message(role="user", content="hi")
 
 def call(tuning=None, **fields):
     request = pb.PredictOptions(**({"Prompt": "hi"} | fields))
-    return generation_call(request, tuning or TuningOptions())
+    return generation_call(request, ModelOptions(model="m", tuning=tuning or TuningOptions()))
 
 
 def sampling(tuning=None, **fields):
@@ -156,9 +156,7 @@ def test_an_unset_penalty_window_is_the_whole_text(repeat):
         ({"LogitBias": '{"1": NaN}'}, "LogitBias: is not valid JSON: NaN is not a JSON number"),
         ({"Logprobs": -1}, "Logprobs: must be between 0 and 20, not -1"),
         ({"TopLogprobs": MAX_TOP_LOGPROBS + 1}, "TopLogprobs: must be between 0 and 20, not 21"),
-        ({"Images": ["aGk="]}, "Images: the loaded model reads text only"),
-        ({"Videos": ["aGk="]}, "Videos: the loaded model reads text only"),
-        ({"Audios": ["aGk="]}, "Audios: the loaded model reads text only"),
+        ({"Images": ["aGk=", ""]}, "Images[1]: is empty"),
         ({"Prompt": ""}, "Prompt: is empty"),
         ({"Prompt": "", "Messages": [USER]}, "Prompt: is empty"),
         ({"Prompt": "", "UseTokenizerTemplate": True}, "Messages: is empty, and so is Prompt"),
@@ -197,6 +195,19 @@ def test_parallel_calls_are_allowed_unless_forbidden(text, allowed):
 def test_what_parallel_calls_means_must_be_clear():
     with pytest.raises(InvalidRequestError, match="parallel_tool_calls"):
         call(Metadata={"parallel_tool_calls": "maybe"})
+
+
+@pytest.mark.parametrize("name", ["high", "normal", "low", ""])
+def test_a_priority_is_normal_unless_it_is_named(name):
+    expected = Priority[name.upper()] if name else Priority.NORMAL
+    assert call(Metadata={"priority": name}).priority is expected
+    assert call().priority is Priority.NORMAL
+
+
+@pytest.mark.parametrize("name", ["urgent", "HIGH", "0", "high "])
+def test_a_priority_that_is_none_is_refused(name):
+    with pytest.raises(InvalidRequestError, match="priority: must be one of high, normal, low"):
+        call(Metadata={"priority": name})
 
 
 def test_messages_win_over_the_prompt_when_the_template_is_asked_for():

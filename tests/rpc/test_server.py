@@ -5,23 +5,18 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from scripted_engine import TIMEOUT_S, ScriptedEngine, inspector, served, steps, stub
+from scripted_engine import TIMEOUT_S, ScriptedEngine, served, steps, stub
 from serving import code_of
 
 from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.pb import backend_pb2 as pb
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES
-from backend.rpc.server import SERVICES, BackendServer
+from backend.rpc.server import BackendServer
 from common.address import AddressError
-from common.identity import IDENTITY_FIELD
 
 CODE = grpc.StatusCode
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-SESAME = "s3cret"
-SESAME_METADATA = grpc.aio.Metadata(("authorization", f"Bearer {SESAME}"))
-
-GUARDED = ["Embedding", "Predict", "PredictStream", "Rerank", "Score", "TokenizeString"]
 
 
 def raw(channel, method, data, *, streams=False, **options):
@@ -88,40 +83,6 @@ async def test_reflection_lists_the_services():
         (answer,) = [answer async for answer in reflect([listing])]
     names = {service.name for service in answer.list_services_response.service}
     assert {"backend.Backend", "backend.Inspector", "grpc.health.v1.Health"} <= names
-
-
-async def test_a_token_guards_everything():
-    async with served(ScriptedEngine(), auth_token=SESAME) as channel:
-        check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
-        health = stub(channel).Health(pb.HealthMessage())
-        inspect = inspector(channel).Inspect(pb.InspectRequest())
-        for call in (check, reflect.read(), health, inspect):
-            assert (await code_of(call))[0] is CODE.UNAUTHENTICATED
-        reply = await stub(channel).Health(pb.HealthMessage(), metadata=SESAME_METADATA)
-    assert reply.message == b"OK"
-
-
-def test_the_guarded_calls_are_those_that_name_a_model():
-    named = [
-        method.name
-        for service in SERVICES
-        for method in service.methods
-        if IDENTITY_FIELD in method.input_type.fields_by_name
-    ]
-    assert sorted(named) == GUARDED
-
-
-@pytest.mark.parametrize("method", GUARDED)
-async def test_a_request_for_another_model_is_refused(method):
-    request_type = {"Rerank": pb.RerankRequest, "Score": pb.ScoreRequest}
-    request = request_type.get(method, pb.PredictOptions)(ModelIdentity="org/other")
-    async with served(ScriptedEngine()) as channel:
-        streams = method == "PredictStream"
-        call = raw(channel, method, request.SerializeToString(), streams=streams)
-        code, details = await code_of(call)
-    assert code is CODE.NOT_FOUND
-    assert "model identity mismatch" in details
 
 
 async def test_a_request_for_the_loaded_model_is_served():

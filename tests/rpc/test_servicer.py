@@ -28,6 +28,12 @@ async def test_health_says_ok_with_and_without_a_model():
             assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
 
 
+async def test_health_is_refused_once_the_engine_is_beyond_repair():
+    async with served(ScriptedEngine(loaded=False, fault="no thread left")) as channel:
+        call = stub(channel).Health(pb.HealthMessage())
+        assert await code_of(call) == (CODE.UNAVAILABLE, "no thread left")
+
+
 # lesson 1, lesson 5
 async def test_predict_is_the_fold_of_predict_stream():
     async with served(ScriptedEngine(steps("grüezi"))) as channel:
@@ -96,6 +102,17 @@ async def test_the_request_reaches_the_engine_as_it_was_meant():
     assert (submitted.max_tokens, submitted.sampling.top_k) == (7, 3)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "is_open_ended"), [(0, True), (-1, True), (10**6, True), (4094, False)]
+)
+async def test_a_limit_beyond_the_context_is_none(tokens, is_open_ended):
+    engine = ScriptedEngine(steps("ok"))
+    async with served(engine) as channel:
+        await stub(channel).Predict(pb.PredictOptions(Prompt="hi", Tokens=tokens))
+    (submitted,) = engine.requests
+    assert (submitted.is_open_ended, submitted.max_tokens) == (is_open_ended, 4094)
+
+
 # lesson 16, lesson 17, lesson 102
 @pytest.mark.parametrize("method", ["Predict", "PredictStream"])
 async def test_a_client_that_cancels_leaves_the_generation(method):
@@ -141,6 +158,7 @@ async def test_a_client_that_stops_reading_and_leaves_leaves_the_generation():
     ("ending", "code", "details"),
     [
         (errors.GenerationFailedError("the step failed"), CODE.INTERNAL, "the step failed"),
+        (errors.EngineFailedError("it"), CODE.INTERNAL, "the engine has failed: it"),
         (errors.RequestCancelledError("ended by Free"), CODE.ABORTED, "ended by Free"),
         (errors.OverloadedError("too many"), CODE.RESOURCE_EXHAUSTED, "too many"),
     ],
@@ -161,7 +179,9 @@ async def test_an_unforeseen_error_is_logged_once_and_kept_from_the_caller(metho
         code, details = await code_of(awaited)
     assert (code, "secret" in details) == (CODE.INTERNAL, False)
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert isinstance(record.exc_info[1], ValueError)
+    assert "unexpected ValueError" in record.getMessage()
+    assert "in _play" in record.getMessage()
+    assert "secret" not in caplog.text
 
 
 async def test_a_bad_request_fails_alone_and_reaches_no_engine():
@@ -214,6 +234,14 @@ async def test_load_model_hands_the_options_to_the_engine():
         model="org/name", adapters=(Adapter("a"),), tuning=options.tuning
     )
     assert options.tuning.max_slots == 4
+
+
+async def test_the_process_sets_the_number_of_slots_of_models_that_say_none():
+    engine = ScriptedEngine()
+    async with served(engine, max_slots=3) as channel:
+        for options in ([], ["max_slots:5"]):
+            await stub(channel).LoadModel(pb.ModelOptions(Model="x", Options=options))
+    assert [options.tuning.max_slots for options in engine.loads] == [3, 5]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def function(**fields):
             "Tools[0].function.parameters: must be a JSON object, not a string",
         ),
         ([{"type": "web_search", "name": "x", "function": {}}], "Tools[0].type: 'web_search'"),
-        ("[" * 100_000, "Tools: is nested too deeply"),
+        ("[" * 100_000, "Tools: is nested more than 128 deep"),
         (r'[{"name": "\ud83d"}]', "Tools: has an escape of half a surrogate pair"),
     ],
 )

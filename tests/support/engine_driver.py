@@ -35,9 +35,11 @@ class Driver:
 
     def __init__(self, network: Any, *, batches: bool = True, **tuning: Any) -> None:
         from backend.cache.packing import Packing
+        from backend.engine.admission import KvProfile, Reservations
         from backend.engine.caches import make_cache_factory
         from backend.engine.disk_link import DiskSettings
         from backend.engine.keeper import make_keeper
+        from backend.engine.kv_profile import measure
         from backend.engine.session import Session
         from backend.model.loaded import RunnableModel
 
@@ -66,7 +68,13 @@ class Driver:
         )
         budget_bytes = 2**30 if options.max_cache_bytes is None else options.max_cache_bytes
         keeper = make_keeper(fresh_caches, budget_bytes, Packing(options.cache_bits), disk)
-        self.session = Session(model, fresh_caches, keeper, options, self.published.extend)
+        is_free = options.max_kv_bytes is None
+        profile = KvProfile() if is_free else measure(network, fresh_caches)
+        kv_bytes = options.max_kv_bytes or 2**30
+        reservations = Reservations(profile, kv_bytes, options.expected_tokens)
+        self.session = Session(
+            model, fresh_caches, keeper, reservations, options, self.published.extend
+        )
         self.outcomes: dict[str, Outcome] = {}
 
     def turn(self) -> None:
@@ -118,3 +126,12 @@ def make_request(
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:
     return [(37 * i + 11 * salt + i * i) % VOCAB for i in range(length)]
+
+
+def room_for(network: Any, tokens: int, *, rows: int = 1) -> int:
+    """Return the bytes of so many rows that hold so many tokens each."""
+    from backend.engine.caches import make_cache_factory
+    from backend.engine.kv_profile import measure
+
+    profile = measure(network, make_cache_factory(network, TuningOptions()))
+    return rows * profile.row_bytes(tokens)

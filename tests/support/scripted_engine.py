@@ -124,7 +124,9 @@ class ScriptedEngine:
         hangs: bool = False,
         load_error: BaseException | None = None,
         loaded: bool = True,
+        fault: str = "",
     ) -> None:
+        self.fault = fault
         self.requests: list[GenerationRequest] = []
         self.loads: list[ModelOptions] = []
         self.cancelled: list[str] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from llguidance import LLMatcher, LLParserLimits
 
+from backend.config import MAX_GRAMMAR_BYTES
 from backend.errors import GrammarError
 from backend.sampling.grammar.gbnf import gbnf_to_lark
 from backend.sampling.grammar.lark import LarkGrammar
@@ -15,7 +16,6 @@ from backend.sampling.grammar.matcher import GrammarMatcher
 from backend.sampling.grammar.schema import schema_to_lark
 from backend.sampling.grammar.vocabulary import Vocabulary
 
-MAX_TEXT_BYTES = 256 * 1024
 # llguidance recurs some 5 KB per level of references; threads of other origins may have little.
 _STACK_BYTES = 64 << 20
 # Grammars cut into characters need more items than the defaults; no step takes over 0.2 s.
@@ -82,8 +82,8 @@ class GrammarCompiler:
         return self._compiled.find(grammar) or self._compiled.keep(grammar, self._compile(grammar))
 
     def _translate(self, text: str) -> LarkGrammar:
-        if len(text.encode()) > MAX_TEXT_BYTES:
-            raise GrammarError(f"is larger than {MAX_TEXT_BYTES // 1024} KiB")
+        if len(text.encode()) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"is larger than {MAX_GRAMMAR_BYTES // 1024} KiB")
         if text.lstrip().startswith("{"):
             return schema_to_lark(text)
         return gbnf_to_lark(text, self.vocabulary)

@@ -1,0 +1,46 @@
+"""Pictures, sounds and films as a request brings them: text that nobody has looked into yet."""
+
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+from backend.config import MAX_AUDIO_BYTES, MAX_IMAGE_BYTES, MAX_VIDEO_BYTES
+
+# Where a medium stands in text that a host has put together.
+MEDIA_MARKER = "<__media__>"
+
+
+class MediaKind(Enum):
+    """What a model is meant to take a medium for."""
+
+    IMAGE = "image"
+    AUDIO = "audio"
+    VIDEO = "video"
+
+    @property
+    def max_bytes(self) -> int:
+        """How long a file of this kind may be."""
+        match self:
+            case MediaKind.IMAGE:
+                return MAX_IMAGE_BYTES
+            case MediaKind.AUDIO:
+                return MAX_AUDIO_BYTES
+            case MediaKind.VIDEO:
+                return MAX_VIDEO_BYTES
+            case _:
+                assert_never(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One image, sound or video of a request.
+
+    Attributes:
+        field: Where it stood, for messages: `Images[0]`.
+        payload: Base64 or a data URI, as it came.
+    """
+
+    kind: MediaKind
+    field: str
+    payload: str = dataclasses.field(repr=False)

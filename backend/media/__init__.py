@@ -1,0 +1,1 @@
+"""Files of pictures, sounds and films, honest or hostile, to plain values."""

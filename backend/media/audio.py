@@ -1,0 +1,75 @@
+"""The bytes of a sound -> samples of one channel at the rate that a model wants."""
+
+import struct
+from typing import TypeAlias
+
+import miniaudio
+import numpy as np
+from numpy.typing import NDArray
+
+from backend.config import MAX_AUDIO_S, MAX_AUDIO_SAMPLES
+from backend.errors import InvalidRequestError
+from backend.media import pcm
+from backend.media.container import Container, require_container, without_tags
+
+AUDIO_FORMATS = (Container.WAV, Container.MP3, Container.FLAC, Container.VORBIS)
+
+Samples: TypeAlias = NDArray[np.float32]
+
+_RATES = range(1_000, 400_000)
+_CHANNELS = range(1, 33)
+# The most that an MP3 can have.
+_MP3_SOURCE = (48_000, 2)
+_FLAC_IN_OGG = b"\x7fFLAC"
+
+
+def decode_audio(field: str, data: bytes, sampling_rate: int) -> Samples:
+    """Return samples [N] between -1 and 1, channels mixed, at the given rate in Hz.
+
+    Of a file that ends too early it is what is there, as with every player.
+
+    Raises:
+        InvalidRequestError: It is no sound, damaged, without samples, or too long.
+    """
+    container = require_container(field, data, AUDIO_FORMATS)
+    data = without_tags(data)
+    try:
+        seconds = _max_seconds(field, *_source(container, data))
+        decode = pcm.isolated_samples if container is Container.VORBIS else pcm.samples
+        samples = np.frombuffer(decode(data, sampling_rate, seconds * sampling_rate), np.float32)
+    except (pcm.DamagedSoundError, miniaudio.MiniaudioError, struct.error):
+        raise InvalidRequestError(field, f"is no {container.value} that can be decoded") from None
+    if len(samples) > seconds * sampling_rate:
+        raise InvalidRequestError(field, f"is longer than the {seconds} s that are read")
+    if not len(samples):
+        raise InvalidRequestError(field, "has no samples")
+    if not np.isfinite(samples).all():
+        raise InvalidRequestError(field, "has samples that are no numbers")
+    return samples
+
+
+def _max_seconds(field: str, rate: int, channels: int) -> int:
+    """Return how much of a sound may be decoded, which costs by its own rate and channels."""
+    if rate not in _RATES or channels not in _CHANNELS:
+        raise InvalidRequestError(field, f"has {channels} channels at {rate} Hz")
+    return min(MAX_AUDIO_S, MAX_AUDIO_SAMPLES // (rate * channels))
+
+
+def _source(container: Container, data: bytes) -> tuple[int, int]:
+    """Return the rate and the channels that a file states."""
+    match container:
+        case Container.WAV:
+            info = miniaudio.wav_get_info(data)
+            return info.sample_rate, info.nchannels
+        case Container.FLAC:
+            # RFC 9639, 8.2: 20 bits of rate, then three of channels.
+            (word,) = struct.unpack_from(">I", data, 18)
+            return word >> 12, (word >> 9 & 7) + 1
+        case Container.VORBIS if _FLAC_IN_OGG not in data:
+            channels, rate = struct.unpack_from("<BI", data, 39)
+            return rate, channels
+        case Container.VORBIS:
+            # The decoder would take the FLAC, whose rate nobody has looked at.
+            raise pcm.DamagedSoundError
+        case _:
+            return _MP3_SOURCE

@@ -1,0 +1,160 @@
+"""The bytes of a picture -> RGB, upright and of a size that a model survives."""
+
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+
+from PIL import ExifTags, Image
+
+from backend.config import MAX_ASPECT_RATIO, MAX_IMAGE_PIXELS
+from backend.errors import InvalidRequestError
+from backend.media.container import Container, require_container
+
+IMAGE_FORMATS = (
+    Container.PNG,
+    Container.JPEG,
+    Container.WEBP,
+    Container.GIF,
+    Container.BMP,
+    Container.TIFF,
+)
+# What Pillow's readers raise on bytes that make no sense, besides what they mean to raise.
+DAMAGE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_START_OF_SCAN = b"\xff\xda"
+# A progressive JPEG has about ten; each runs over the whole picture, however few its bytes.
+_MAX_JPEG_SCANS = 64
+_WHITE_16 = 65535.0
+
+
+def decode_image(field: str, data: bytes) -> Image.Image:
+    """Return a picture in RGB, turned as its EXIF data says and without metadata.
+
+    Of an animation it is the first frame. What is transparent shows white behind it. Grey of 16
+    bits keeps its white; of 32 bits and of floats, which have none, the darkest becomes black and
+    the brightest white.
+
+    Raises:
+        InvalidRequestError: It is no picture, damaged, too large or too narrow.
+    """
+    container = require_container(field, data, IMAGE_FORMATS)
+    if container is Container.JPEG and data.count(_START_OF_SCAN) > _MAX_JPEG_SCANS:
+        raise InvalidRequestError(field, f"is a JPEG of more than {_MAX_JPEG_SCANS} scans")
+    with opened(field, data, container) as image:
+        check_size(field, image.size)
+        image.load()
+        turn = _UPRIGHT.get(_orientation(image))
+        picture = to_rgb(image)
+        return picture if turn is None else picture.transpose(turn)
+
+
+@contextmanager
+def opened(field: str, data: bytes, container: Container) -> Iterator[Image.Image]:
+    """Open a picture of a format that Pillow reads; only its header has been looked at.
+
+    Raises:
+        InvalidRequestError: Here or inside of the block: it is damaged.
+    """
+    # For the process, since Python 3.11 has no narrower way that threads may use.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    try:
+        with Image.open(io.BytesIO(data), formats=(container.value,)) as image:
+            yield image
+    except Image.DecompressionBombError:
+        raise InvalidRequestError(field, f"has more than {MAX_IMAGE_PIXELS:,} pixels") from None
+    except DAMAGE:
+        raise damaged(field, container) from None
+
+
+def damaged(field: str, container: Container) -> InvalidRequestError:
+    """Return how a file is refused whose reader stumbled."""
+    problem = f"is no whole {container.value}: it is damaged or ends too early"
+    return InvalidRequestError(field, problem)
+
+
+def check_size(field: str, size: tuple[int, int]) -> None:
+    """Refuse a picture by its size in pixels (width, height).
+
+    Raises:
+        InvalidRequestError: It has none, too many, or is too narrow for its length.
+    """
+    width, height = size
+    if width < 1 or height < 1:
+        raise InvalidRequestError(field, f"has {width} x {height} pixels, which is none")
+    if width * height > MAX_IMAGE_PIXELS:
+        problem = f"has {width:,} x {height:,} pixels, at most {MAX_IMAGE_PIXELS:,} are read"
+        raise InvalidRequestError(field, problem)
+    if max(size) > MAX_ASPECT_RATIO * min(size):
+        problem = f"has {width:,} x {height:,} pixels, more than {MAX_ASPECT_RATIO} : 1"
+        raise InvalidRequestError(field, problem)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Return a copy in RGB and without metadata, on white where it is transparent."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        picture = Image.new("RGB", image.size, "white")
+        picture.paste(image, mask=image)
+    else:
+        picture = image.convert("RGB")
+    # Left in, it would be turned once more by whoever reads the orientation.
+    picture.info = {}
+    return picture
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    low, high = _extremes(image)
+    if not isfinite(low) or not isfinite(high):
+        raise ValueError("a pixel is no number")
+    scale = 255 / ((high - low) or 1)
+    wide = image if image.mode == "F" else image.convert("I")
+    grey = wide.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
+    grey.info = {}
+    return grey
+
+
+def _extremes(image: Image.Image) -> tuple[float, float]:
+    """Return what becomes black and white."""
+    if image.mode.startswith("I;16"):
+        return 0.0, _WHITE_16
+    low, high = image.getextrema()
+    if isinstance(low, tuple) or isinstance(high, tuple):
+        raise TypeError("grey has one band")
+    return low, high
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation; 1, which is upright, when there is none that can be read."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except DAMAGE:
+        return 1
+    return value if isinstance(value, int) else 1

@@ -1,0 +1,177 @@
+"""Encoders, which read a text in one pass and generate none: BERT and its kin, through mlx-vlm.
+
+mlx-vlm is optional; without it such a checkpoint is refused with what to install.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from backend.config import ModelOptions
+from backend.core.embedding import EmbeddingProfile
+from backend.core.model import ModelCard, ModelKind
+from backend.errors import LoadError, UnsupportedModelError
+from backend.model.checkpoint import own_context_length, read_json
+from backend.model.hf_tokenizer import load_tokenizer
+from backend.model.loaded import RunnableModel
+from backend.model.retrieval import encoder_profile
+from backend.model.upstream import Network
+from backend.model.weights import cast, evaluate, memory_bytes, require_memory, weights_bytes
+
+_SENTENCE_CONFIG = "sentence_bert_config.json"
+_CLASSIFIER = "ForSequenceClassification"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How mlx-vlm 0.7.10 runs a type of encoder.
+
+    Attributes:
+        module: Its name below `mlx_vlm.models`.
+        fixed: What the code takes for granted, whatever config.json says.
+        counts_from_padding: Whether positions begin behind the id of the padding token.
+    """
+
+    module: str
+    fixed: Mapping[str, str]
+    counts_from_padding: bool = False
+
+
+_BERT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+_ROBERTA = _Family("xlm_roberta", _BERT, counts_from_padding=True)
+# RoBERTa and CamemBERT are XLM-RoBERTa with other words.
+_FAMILIES: Mapping[str, _Family] = {
+    "bert": _Family("bert", _BERT),
+    "roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "modernbert": _Family("modernbert", {"hidden_activation": "gelu"}),
+    # A Llama that was taught to look ahead.
+    "llama_bidirec": _Family("llama_bidirec", {}),
+}
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint with this config.json is an encoder that can be loaded."""
+    return config["model_type"] in _FAMILIES
+
+
+def load_encoder(
+    options: ModelOptions,
+    directory: Path,
+    config: Mapping[str, Any],
+    cancelled: Callable[[], bool],
+) -> RunnableModel:
+    """Load an encoder, or a cross-encoder.
+
+    Args:
+        options: What the LoadModel asked for.
+        directory: Where the model lies.
+        config: Its config.json.
+        cancelled: Asked between pieces of work; true ends the load.
+
+    Raises:
+        LoadError: Says in a user's words what is wrong.
+    """
+    family = _FAMILIES[config["model_type"]]
+    _require_plain(options, family, config)
+    kind = _kind(config)
+    profile = _profile(directory, kind)
+    network = _lazy_network(options, directory, kind)
+    tokenizer, template, _ = load_tokenizer(options, directory, {})
+    size = weights_bytes(network)
+    require_memory(size, memory_bytes())
+    card = ModelCard(
+        name=options.model or directory.name,
+        path=str(directory),
+        model_type=config["model_type"],
+        context_length=_context_length(options, directory, config),
+        vocab_size=int(config["vocab_size"]),
+        eos_token_ids=frozenset(),
+        weights_bytes=size,
+        supports_tools=False,
+        supports_thinking=False,
+        embedding=profile,
+        kind=kind,
+    )
+    evaluate(network, cancelled)
+    return RunnableModel(tokenizer, template, card, network)
+
+
+def _kind(config: Mapping[str, Any]) -> ModelKind:
+    architectures = config.get("architectures") or ()
+    if not any(str(name).endswith(_CLASSIFIER) for name in architectures):
+        return ModelKind.ENCODER
+    labels = len(config.get("id2label") or {}) or config.get("num_labels", 1)
+    if labels != 1:
+        raise UnsupportedModelError(
+            f"the model sorts texts into {labels} classes: only cross-encoders, which have one "
+            "label, are of use here"
+        )
+    return ModelKind.CROSS_ENCODER
+
+
+def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, Any]) -> None:
+    """Refuse what the code of the family would silently leave out."""
+    if options.adapters:
+        raise LoadError("LoRA adapters go with decoders, and this is an encoder")
+    for key, fixed in family.fixed.items():
+        if (asked := config.get(key, fixed)) != fixed:
+            raise UnsupportedModelError(f"config.json asks for {key} {asked!r}, not {fixed!r}")
+
+
+def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
+    if kind is ModelKind.CROSS_ENCODER:
+        return EmbeddingProfile(obstacle="the model is a cross-encoder: it reranks")
+    profile = encoder_profile(directory)
+    if profile.obstacle:
+        raise UnsupportedModelError(f"{directory} cannot be used: {profile.obstacle}")
+    return profile
+
+
+def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind) -> Network:
+    """Build the network; no weight is in memory yet."""
+    classifies = kind is ModelKind.CROSS_ENCODER
+    network = _import_loader(directory).load_encoder_model(
+        directory,
+        model_remapping={name: each.module for name, each in _FAMILIES.items()},
+        model_class_name="SequenceClassificationModel" if classifies else "Model",
+        config_overrides={"num_labels": 1} if classifies else None,
+        lazy=True,
+    )
+    if options.dtype is not None:
+        cast(network, options.dtype)
+    return network
+
+
+def _import_loader(directory: Path) -> ModuleType:
+    try:
+        return importlib.import_module("mlx_vlm.encoder_loader")
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"{directory} is an encoder, and they are loaded with mlx-vlm, which cannot be "
+            f"imported ({error}): pip install 'mlx-grpc-backend[vision]'"
+        ) from error
+
+
+def _context_length(
+    options: ModelOptions, directory: Path, config: Mapping[str, Any]
+) -> int | None:
+    """Return what the checkpoint was trained for, or what was asked for below its positions."""
+    positions = own_context_length(config)
+    if positions and _FAMILIES[config["model_type"]].counts_from_padding:
+        positions -= int(config.get("pad_token_id", 1)) + 1
+    path = directory / _SENTENCE_CONFIG
+    trained = read_json(path, dict).get("max_seq_length") if path.is_file() else None
+    wanted = options.max_model_len or trained
+    if not wanted or (positions and wanted > positions):
+        if options.max_model_len:
+            log.warning("MaxModelLen %d is more than there are positions: %d", wanted, positions)
+        return positions
+    return int(wanted)

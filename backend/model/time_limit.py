@@ -1,0 +1,81 @@
+"""A bound on how long code of somebody else's may run: a chat template is a program, and may loop.
+
+What runs too long is ended by an exception that is raised inside of it, as soon as its thread is
+back in Python code (https://docs.python.org/3/c-api/threads.html#c.PyThreadState_SetAsyncExc).
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+POLL_INTERVAL_S = 0.1
+
+Result = TypeVar("Result")
+
+
+class TimeLimitError(BaseException):
+    """The time is up; no `Exception`, so that the code which is to end does not catch it."""
+
+
+class TimeLimit:
+    """Bounds the time of calls, from any thread; a thread of its own watches while some run.
+
+    Only plain locks are held here, and only where an exception from outside cannot leave them so.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Start without anything to watch.
+
+        Args:
+            seconds: How long a call may take.
+        """
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._deadlines: dict[int, float] = {}
+        self._is_watching = False
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Return what the work returns; it must not bound a part of itself in the same way.
+
+        Raises:
+            TimeLimitError: It takes too long.
+        """
+        thread_id = threading.get_ident()
+        self._begin(thread_id)
+        try:
+            return work()
+        finally:
+            with self._lock:
+                self._deadlines.pop(thread_id, None)
+            # What was raised meanwhile may not have arrived: nobody would expect it later.
+            _raise_in(thread_id, None)
+
+    def _begin(self, thread_id: int) -> None:
+        with self._lock:
+            if not self._is_watching:
+                threading.Thread(target=self._watch, name="time-limit", daemon=True).start()
+                self._is_watching = True
+            self._deadlines[thread_id] = time.monotonic() + self.seconds
+
+    def _watch(self) -> None:
+        while self._enforce():
+            time.sleep(POLL_INTERVAL_S)
+
+    def _enforce(self) -> bool:
+        """End the calls whose time is up; false, and no longer watching, when none runs."""
+        with self._lock:
+            now = time.monotonic()
+            for thread_id in [each for each, due in self._deadlines.items() if due <= now]:
+                # Once: a call is over with its first exception.
+                del self._deadlines[thread_id]
+                _raise_in(thread_id, TimeLimitError)
+            self._is_watching = bool(self._deadlines)
+            return self._is_watching
+
+
+def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
+    """Let a thread raise an error at its next bytecode; `None` takes back what has not arrived."""
+    raised = ctypes.py_object(error) if error else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised)

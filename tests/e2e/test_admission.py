@@ -1,0 +1,167 @@
+"""Memory, priorities and deadlines through the socket: who runs, who waits, who is refused."""
+
+import asyncio
+import re
+
+import grpc
+import pytest
+from engine_driver import room_for
+from serving import code_of, served, stream, until
+
+from backend.core.status import RequestPhase
+from backend.model.weights import memory_bytes
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+CODE = grpc.StatusCode
+CONTEXT = 220
+GREEDY = {}
+SEEDED = {"Temperature": 1.0, "Seed": 5}
+
+
+def raw(prompt="ba bo bu ", **options):
+    return pb.PredictOptions(Prompt=prompt, **{"IgnoreEOS": True, "Tokens": 12} | options)
+
+
+def open_ended(number, **options):
+    """A request without a limit of its own: it goes on to the end of the context."""
+    return raw("ba bo bu be " * (3 + number), Tokens=0, **options)
+
+
+def tight(network, tokens, *, rows=1):
+    """Options with room for so many requests that hold so many tokens."""
+    return [f"max_kv_bytes:{room_for(network, tokens, rows=rows)}", "expected_tokens:32"]
+
+
+async def ask(directory, requests, options=(), **fields):
+    """Return the replies to requests sent at once, by a server that is idle in the end."""
+    async with served(directory, MaxModelLen=CONTEXT, Options=options, **fields) as backend:
+        replies = await asyncio.gather(*map(backend.stub.Predict, requests))
+        await until(lambda: backend.is_idle)
+        memory = backend.engine.status().memory_bytes
+        assert memory["kv_active"] == memory["kv_reserved"] == 0
+    return [(reply.message, reply.tokens) for reply in replies]
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5"])
+async def test_replies_are_the_same_when_requests_have_to_pause(
+    tiny_models, networks, family, settings, caplog
+):
+    requests = [open_ended(number, **settings) for number in range(4)]
+    free = await ask(tiny_models(family), requests)
+    assert "pauses" not in caplog.text
+    options = tight(networks(family), 150, rows=3)
+    assert await ask(tiny_models(family), requests, options) == free
+    assert "pauses" in caplog.text
+
+
+async def test_a_lone_request_without_a_limit_ends_where_the_memory_does(
+    tiny_models, networks, caplog
+):
+    [(whole, _)] = await ask(tiny_models("llama"), [open_ended(0)])
+    options = tight(networks("llama"), 100)
+    [(beginning, tokens)] = await ask(tiny_models("llama"), [open_ended(0)], options)
+    assert 0 < tokens < 102
+    assert whole.startswith(beginning)
+    assert "its KV cache fills all" in caplog.text
+
+
+async def test_what_could_never_fit_is_refused_at_once_and_the_numbers_are_told(
+    tiny_models, networks
+):
+    options = tight(networks("llama"), 100)
+    async with served(tiny_models("llama"), Options=options) as backend:
+        running = backend.stub.PredictStream(raw(Tokens=60))
+        await running.read()
+        code, details = await code_of(backend.stub.Predict(raw(Tokens=100)))
+        assert code is CODE.RESOURCE_EXHAUSTED
+        pattern = r"(\d+) prompt tokens and 100 generated .* MiB: room for 100 tokens"
+        assert re.search(pattern, details)
+        while (reply := await running.read()) is not grpc.aio.EOF:
+            tokens = reply.tokens
+        assert tokens == 60
+
+
+async def test_requests_whose_limits_do_not_fit_together_take_turns(tiny_models, networks):
+    requests = [raw("ba bo " * (3 + number), Tokens=60) for number in range(5)]
+    free = await ask(tiny_models("llama"), requests)
+    assert await ask(tiny_models("llama"), requests, tight(networks("llama"), 90)) == free
+
+
+async def test_the_prompt_cache_gives_way_before_anyone_waits(tiny_models, networks):
+    options = tight(networks("llama"), 400, rows=2)
+    async with served(tiny_models("llama"), Options=options) as backend:
+        for number in range(8):
+            await backend.stub.Predict(raw(f"{number} " + "ba bo bu be " * 8, Tokens=2))
+        stored = backend.engine.status().prompt_cache.bytes
+        calls = [stream(backend.stub, raw(f"{number} bi", Tokens=380)) for number in range(2)]
+        tasks = [asyncio.create_task(call) for call in calls]
+        await until(lambda: backend.engine.status().slots_taken == 2)
+        await until(lambda: backend.engine.status().prompt_cache.bytes < stored)
+        assert backend.engine.status().waiting == 0
+        assert [folded.last.tokens for folded in await asyncio.gather(*tasks)] == [380, 380]
+
+
+async def test_the_host_says_how_much_of_the_memory_may_be_used(tiny_models):
+    budgets = []
+    for share in (0.2, 0.4):
+        async with served(tiny_models("llama"), GPUMemoryUtilization=share) as backend:
+            status = await backend.stub.Status(pb.HealthMessage())
+            budgets.append(status.memory.breakdown["kv_budget"])
+    assert 0 < budgets[0] < budgets[1] < memory_bytes()
+    assert budgets[1] == pytest.approx(2 * budgets[0], rel=0.01)
+
+
+async def test_a_higher_priority_is_served_first_and_an_unknown_one_refused(tiny_models):
+    async with served(tiny_models("llama"), Options=["max_slots:1"]) as backend:
+        ended = []
+
+        async def send(priority):
+            await backend.stub.Predict(raw(f"{priority} ba", Metadata={"priority": priority}))
+            ended.append(priority)
+
+        first = backend.stub.PredictStream(raw(Tokens=0))
+        await first.read()
+        tasks = []
+        for number, priority in enumerate(["low", "normal", "high"], start=1):
+            tasks.append(asyncio.create_task(send(priority)))
+            await until(lambda number=number: backend.engine.status().waiting == number)
+        first.cancel()
+        await asyncio.gather(*tasks)
+        assert ended == ["high", "normal", "low"]
+        code, details = await code_of(backend.stub.Predict(raw(Metadata={"priority": "urgent"})))
+        assert code is CODE.INVALID_ARGUMENT
+        assert "must be one of high, normal, low" in details
+
+
+@pytest.mark.parametrize("rpc", ["Predict", "PredictStream"])
+@pytest.mark.parametrize("phase", RequestPhase)
+async def test_a_deadline_ends_a_request_in_every_phase(tiny_models, rpc, phase):
+    """In the queue, behind one that never ends; in the prefill of a long prompt; in decoding."""
+    options = ["max_slots:1", "prefill_chunk_alone:8", "max_cache_bytes:0"]
+    async with served(tiny_models("llama"), MaxModelLen=16_384, Options=options) as backend:
+        blocker = None
+        if phase is RequestPhase.WAITING:
+            blocker = backend.stub.PredictStream(raw(Tokens=0))
+            await blocker.read()
+        prompt = "ba bo bu be " * (1000 if phase is RequestPhase.PREFILLING else 2)
+        call = getattr(backend.stub, rpc)(raw(prompt, Tokens=0), timeout=1.0)
+        ending = asyncio.create_task(code_of(call if rpc == "Predict" else drained(call)))
+        await until(lambda: phase in phases(backend))
+        assert (await ending)[0] is CODE.DEADLINE_EXCEEDED
+        if blocker is not None:
+            await until(lambda: backend.engine.status().waiting == 0)
+            blocker.cancel()
+        await until(lambda: backend.is_idle)
+        assert backend.engine.status().memory_bytes["kv_reserved"] == 0
+
+
+async def drained(call):
+    async for _ in call:
+        pass
+
+
+def phases(backend):
+    return [request.phase for request in backend.engine.status().requests]

@@ -1,0 +1,64 @@
+"""A backend in a process of its own, and what the system tells of it."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from backend.cli.server_process import ServerProcess
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+
+TIMEOUT_S = 30.0
+MEGABYTE = 1e6
+
+
+@dataclass
+class RealBackend:
+    """A running process, a channel to it, and its log."""
+
+    channel: grpc.Channel
+    process: ServerProcess
+    log: Path
+
+    @property
+    def stub(self) -> Any:
+        return backend_pb2_grpc.BackendStub(self.channel)
+
+    @property
+    def inspector(self) -> Any:
+        return backend_pb2_grpc.InspectorStub(self.channel)
+
+    @property
+    def log_text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def resident_mb(self) -> float:
+        """What the process holds of memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+        return int(line.split()[1]) * 1024 / MEGABYTE
+
+    def load(self, directory: Path | str, **options: Any) -> None:
+        """Load a model."""
+        request = pb.ModelOptions(Model=str(directory), **options)
+        assert self.stub.LoadModel(request, timeout=TIMEOUT_S).success
+
+    def is_idle(self) -> bool:
+        """Tell whether nothing waits or runs."""
+        reply = self.inspector.Inspect(pb.InspectRequest(), timeout=TIMEOUT_S)
+        return not (reply.slots_taken or reply.waiting or reply.requests)
+
+
+@contextmanager
+def real_backend(log: Path, environment: dict[str, str] | None = None) -> Iterator[RealBackend]:
+    """Start a backend, and end it."""
+    with ServerProcess.start(log, environment=environment) as process:
+        asyncio.run(process.wait_until_ready())
+        with grpc.insecure_channel(process.address) as channel:
+            yield RealBackend(channel, process, log)

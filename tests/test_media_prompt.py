@@ -1,0 +1,134 @@
+"""Where media stand in what a request says, without a model."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from vision import as_base64, picture
+
+from backend.core.media import MediaKind, Medium
+from backend.core.prompt import Message, Placement
+from backend.core.request import GenerationCall
+from backend.errors import InvalidRequestError
+from backend.media_prompt import media_prompt
+from backend.model.media_processor import PreparedMedium, ProcessorError
+
+IMAGE = MediaKind.IMAGE
+PLACE = "<|see|>"
+JOINER = "\u2060"
+
+
+class NumberingProcessor:
+    """Stands for the n-th picture with the tokens 90, n, 91."""
+
+    sampling_rate = 16_000
+
+    def __init__(self, *, takes_parts=True):
+        self.snippets = {IMAGE: PLACE}
+        self.takes_parts = takes_parts
+        self._numbers = {}
+
+    def prepare(self, kind, _content, digest):
+        number = self._numbers.setdefault(digest, len(self._numbers) + 1)
+        return PreparedMedium(kind, digest, f"[{number}]", (90, number, 91), {})
+
+
+class FailingProcessor(NumberingProcessor):
+    def prepare(self, *_):
+        raise ProcessorError("absolute aspect ratio must be smaller than 200")
+
+
+@dataclass(eq=False)
+class Model:
+    media: NumberingProcessor | None = field(default_factory=NumberingProcessor)
+
+
+def call(count, prompt="", *messages):
+    pictures = [as_base64(picture(n, (8, 8))) for n in range(count)]
+    media = tuple(Medium(IMAGE, f"Images[{n}]", text) for n, text in enumerate(pictures))
+    return GenerationCall(request_id="r", prompt=prompt, messages=messages, media=media)
+
+
+def expanded(count, prompt):
+    shown = media_prompt(call(count, prompt), Model())
+    return shown.expand_all(shown.prompt).text
+
+
+def user(text):
+    return Message(role="user", content=text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("a <__media__> b <__media__>!", "a [1] b [2]!"),
+        ("a <__media__> b <__media__>", "a [1] b [2]\n"),
+        (f"{PLACE}{PLACE} both", "[1][2] both"),
+        ("both", "[1][2]both"),
+    ],
+)
+def test_media_stand_where_a_raw_prompt_says(prompt, text):
+    assert expanded(2, prompt) == text
+
+
+@pytest.mark.parametrize("prompt", ["<__media__>", "<__media__> " * 3, PLACE])
+def test_another_number_of_places_is_refused(prompt):
+    with pytest.raises(InvalidRequestError, match=r"Prompt: has \d places for 2 media"):
+        media_prompt(call(2, prompt), Model())
+
+
+def test_markers_in_messages_become_placements():
+    shown = media_prompt(call(2, "", user("a<__media__>b"), user("<__media__>c")), Model())
+    assert [message.content for message in shown.messages] == ["ab", "c"]
+    assert [message.media for message in shown.messages] == [
+        (Placement(1, IMAGE),),
+        (Placement(0, IMAGE),),
+    ]
+
+
+def test_a_spelled_placeholder_is_disarmed_and_placements_stay():
+    shown = media_prompt(call(1, "", user(f"x{PLACE}y<__media__>z")), Model())
+    assert shown.messages[0].content == f"x<{JOINER}|see|>yz"
+    assert shown.messages[0].media == (Placement(len(f"x<{JOINER}|see|>y"), IMAGE),)
+
+
+def test_a_template_without_parts_gets_the_snippets_in_its_text():
+    model = Model(NumberingProcessor(takes_parts=False))
+    shown = media_prompt(call(1, "", user("what?")), model)
+    assert shown.messages[0] == user(f"{PLACE}what?")
+
+
+def test_a_template_that_leaves_a_picture_out_is_named():
+    shown = media_prompt(call(2, "", user("what?")), Model())
+    with pytest.raises(InvalidRequestError, match="a place for 1 of 2 media"):
+        shown.expand_all(f"user: {PLACE} what?")
+    assert shown.expand(f"user: {PLACE} what?").text == "user: [1] what?"
+
+
+def test_spans_are_found_in_the_tokens_in_order():
+    shown = media_prompt(call(2, "<__media__> and <__media__>."), Model())
+    spans = shown.expand_all(shown.prompt).spans([90, 1, 90, 1, 91, 5, 90, 2, 91, 7])
+    assert [(span.start, span.stop) for span in spans] == [(2, 5), (6, 9)]
+    first, second = ([*span.key_ids()] for span in spans)
+    assert max(first + second) < 0
+    assert len({*first, *second}) == 6
+
+
+def test_tokens_without_their_medium_are_refused():
+    shown = media_prompt(call(1, "<__media__>."), Model())
+    with pytest.raises(InvalidRequestError, match="Images: the tokens of medium 0"):
+        shown.expand_all(shown.prompt).spans([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("model", "medium", "problem"),
+    [
+        (Model(None), Medium(IMAGE, "Images[0]", "x"), "reads text only"),
+        (Model(), Medium(MediaKind.AUDIO, "Audios[0]", "x"), "takes no audio: it takes image"),
+        (Model(FailingProcessor()), call(1).media[0], "the model's processor: absolute aspect"),
+    ],
+)
+def test_what_a_model_cannot_take_is_refused_by_its_field(model, medium, problem):
+    request = GenerationCall(request_id="r", prompt="x", media=(medium,))
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        media_prompt(request, model)
+    assert str(caught.value).startswith(medium.field)
