@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, prefill, prompt_cache, router, startup, structure
+from benchmarks import decode, prefill, prompt_cache, router, startup, storm, structure
 from benchmarks.figure import Figure, Settings
 from benchmarks.models import ensure_built
 
@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "decode": decode.measure,
     "prefill": prefill.measure,
     "prompt_cache": prompt_cache.measure,
+    "storm": storm.measure,
     "structure": structure.measure,
     "router": router.measure,
 }

@@ -93,6 +93,10 @@ class Served:
         row = await self.send(request)
         return (row.times[0] - started) * 1000.0
 
+    async def embed(self, text: str) -> None:
+        """Have a text embedded."""
+        await self._stub.Embedding(pb.PredictOptions(Embeddings=text))
+
     async def prompt_cache(self) -> dict[str, Any]:
         """Return the books of the prompt cache, once all that was sent is in them."""
         async with asyncio.timeout(BOOKS_TIMEOUT_S):

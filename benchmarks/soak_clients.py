@@ -1,0 +1,208 @@
+"""The clients of the soak: they stay, leave, hang up, run out of time, or make no sense."""
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import grpc
+import grpc.aio
+
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+from benchmarks.soak_requests import Ask, malformed
+
+PATIENCE_S = 120.0
+HEALTH_INTERVAL_S = 0.05
+# Sums of floats depend on what a row shares its batch with.
+TOLERANCE = 1e-3
+# Hosts open a connection for each call.
+CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+
+_LEFT = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
+_REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call came to, as far as its request determines it.
+
+    Attributes:
+        text: Everything that was said, by channel; of a stream that was left, its beginning.
+        numbers: Embeddings or scores.
+    """
+
+    text: tuple[str, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+    def matches(self, other: "Answer") -> bool:
+        """Tell whether two are the same."""
+        return self.text == other.text and all(
+            math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+            for a, b in zip(self.numbers, other.numbers, strict=True)
+        )
+
+    def begins(self, whole: "Answer") -> bool:
+        """Tell whether this is how another one begins."""
+        pairs = zip(self.text, whole.text, strict=True)
+        return all(long.startswith(short) for short, long in pairs)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened, and what should not have.
+
+    Attributes:
+        ends: How calls ended, by the client's behaviour and the status.
+        faults: What went wrong, in words.
+        health_s: How long each Health took.
+    """
+
+    ends: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    health_s: list[float] = field(default_factory=list)
+
+    def note(self, behaviour: str, end: str) -> None:
+        """Count the end of a call."""
+        self.ends[f"{behaviour}: {end}"] += 1
+
+
+async def answer(
+    stub: backend_pb2_grpc.BackendStub, ask: Ask, timeout_s: float | None = None
+) -> Answer:
+    """Make a call and return what it came to."""
+    call = getattr(stub, ask.method)(ask.request, timeout=timeout_s)
+    match ask.method:
+        case "PredictStream":
+            return _spoken([reply async for reply in call])
+        case "Embedding":
+            return Answer(numbers=tuple((await call).embeddings))
+        case "Score":
+            return Answer(numbers=tuple(each.log_prob for each in (await call).candidates))
+        case _:
+            return _spoken([await call])
+
+
+class Client:
+    """One client; its random choices are the same for the same seed."""
+
+    def __init__(
+        self, address: str, references: Mapping[Ask, Answer], tally: Tally, seed: int
+    ) -> None:
+        self._address = address
+        self._references = references
+        self._asks = tuple(references)
+        self._tally = tally
+        self._rng = Random(seed)
+
+    async def run_until(self, deadline: float) -> None:
+        """Behave in one way after another."""
+        behaviours = (self._stay, self._leave, self._hang_up, self._run_out, self._babble)
+        while time.monotonic() < deadline:
+            (behave,) = self._rng.choices(behaviours, weights=(12, 3, 2, 2, 3))
+            name = behave.__name__.strip("_").replace("_", " ")
+            try:
+                async with self._channel() as channel:
+                    end = await behave(channel)
+            except grpc.aio.AioRpcError as error:
+                end = error.code().name
+                if not error.details():
+                    self._fault(name, f"{end} without a message")
+                if error.code() not in _LEFT:
+                    self._fault(name, f"{end}: {error.details()}")
+            self._tally.note(name, end)
+
+    async def _stay(self, channel: grpc.aio.Channel) -> str:
+        ask = self._rng.choice(self._asks)
+        self._compare(ask, await answer(_stub(channel), ask, timeout_s=PATIENCE_S))
+        return "OK"
+
+    async def _run_out(self, channel: grpc.aio.Channel) -> str:
+        ask = self._rng.choice(self._asks)
+        timeout_s = self._rng.uniform(0.001, 0.5)
+        self._compare(ask, await answer(_stub(channel), ask, timeout_s))
+        return "OK"
+
+    async def _leave(self, channel: grpc.aio.Channel) -> str:
+        ask = self._rng.choice(self._asks)
+        call = asyncio.create_task(answer(_stub(channel), ask))
+        await asyncio.wait([call], timeout=self._rng.uniform(0.0, 0.5))
+        if not call.cancel():
+            self._compare(ask, await call)
+            return "OK"
+        await asyncio.wait([call])
+        return "CANCELLED"
+
+    async def _hang_up(self, channel: grpc.aio.Channel) -> str:
+        """Close the connection in the middle of a stream; what came has to be its beginning."""
+        streams = [ask for ask in self._asks if ask.method == "PredictStream"]
+        ask = self._rng.choice(streams)
+        call = _stub(channel).PredictStream(ask.request)
+        replies: list[pb.Reply] = []
+        for _ in range(self._rng.randint(0, 5)):
+            reply = await call.read()
+            if reply is grpc.aio.EOF:
+                break
+            replies.append(reply)
+        await channel.close()
+        if not _spoken(replies).begins(self._references[ask]):
+            self._fault("hang up", f"another reply's beginning: {ask.shape}")
+        return "closed"
+
+    async def _babble(self, channel: grpc.aio.Channel) -> str:
+        method, data = self._rng.choice(malformed())
+        try:
+            await channel.unary_unary(f"/backend.Backend/{method}")(data)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _REFUSED or not error.details():
+                raise
+            return error.code().name
+        self._fault("babble", f"{method} took {data[:40]!r}")
+        return "OK"
+
+    def _compare(self, ask: Ask, given: Answer) -> None:
+        expected = self._references[ask]
+        if not given.matches(expected):
+            self._fault(ask.shape, f"{given} in place of {expected}")
+
+    def _fault(self, what: str, problem: str) -> None:
+        self._tally.faults.append(f"{what}: {problem[:400]}")
+
+    def _channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+
+
+async def watch_health(address: str, tally: Tally, deadline: float) -> None:
+    """Ask for Health all the time, as nervous hosts do."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        while time.monotonic() < deadline:
+            started = time.perf_counter()
+            reply = await _stub(channel).Health(pb.HealthMessage())
+            tally.health_s.append(time.perf_counter() - started)
+            if reply.message != b"OK":
+                tally.faults.append(f"Health: {reply.message!r}")
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
+
+def _stub(channel: grpc.aio.Channel) -> backend_pb2_grpc.BackendStub:
+    return backend_pb2_grpc.BackendStub(channel)
+
+
+def _spoken(replies: Sequence[pb.Reply]) -> Answer:
+    deltas = [delta for reply in replies for delta in reply.chat_deltas]
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    logprobs = [json.loads(reply.logprobs) for reply in replies if reply.logprobs]
+    return Answer(
+        text=(
+            "".join(reply.message.decode() for reply in replies),
+            "".join(delta.content for delta in deltas),
+            "".join(delta.reasoning_content for delta in deltas),
+            "".join(call.name for call in calls),
+            "".join(call.arguments for call in calls),
+            "".join(entry["token"] for body in logprobs for entry in body["content"]),
+        )
+    )

@@ -1,0 +1,16 @@
+"""A few seconds of the soak; `python -m benchmarks.soak` takes ten minutes."""
+
+import pytest
+
+from benchmarks.soak import CACHE_BYTES, Plan, run
+
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
+
+
+async def test_clients_of_every_kind_at_once_leave_nothing_wrong_behind():
+    report = await run(Plan(seconds=6.0, requests=48))
+    assert report.faults == []
+    assert report.kv_active_bytes == 0
+    assert 0 < report.prompt_cache_bytes <= CACHE_BYTES
+    behaviours = {end.partition(":")[0] for end in report.ends}
+    assert behaviours == {"stay", "leave", "hang up", "run out", "babble"}
