@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 POLL_INTERVAL_S = 0.1
+# An exception on its way arrives in the first of them.
+ARRIVAL_STEPS = 100
 
 Result = TypeVar("Result")
 
@@ -48,9 +50,9 @@ class TimeLimit:
             return work()
         finally:
             with self._lock:
-                self._deadlines.pop(thread_id, None)
-            # What was raised meanwhile may not have arrived: nobody would expect it later.
-            _raise_in(thread_id, None)
+                is_due = self._deadlines.pop(thread_id, None) is None
+            if is_due:
+                _await_arrival()
 
     def _begin(self, thread_id: int) -> None:
         with self._lock:
@@ -70,12 +72,21 @@ class TimeLimit:
             for thread_id in [each for each, due in self._deadlines.items() if due <= now]:
                 # Once: a call is over with its first exception.
                 del self._deadlines[thread_id]
-                _raise_in(thread_id, TimeLimitError)
+                _raise_in(thread_id)
             self._is_watching = bool(self._deadlines)
             return self._is_watching
 
 
-def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
-    """Let a thread raise an error at its next bytecode; `None` takes back what has not arrived."""
-    raised = ctypes.py_object(error) if error else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised)
+def _raise_in(thread_id: int) -> None:
+    """Let a thread raise a `TimeLimitError` at its next bytecode.
+
+    Must not be taken back: CPython 3.11 would look for it for ever, and hang under a tracer.
+    """
+    error = ctypes.py_object(TimeLimitError)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), error)
+
+
+def _await_arrival() -> None:
+    """Let an error that is on its way arrive here, and not where nobody expects it."""
+    for _ in range(ARRIVAL_STEPS):
+        time.sleep(0)

@@ -1,4 +1,6 @@
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -61,3 +63,24 @@ def test_the_watching_thread_ends_when_there_is_nothing_to_watch():
     for watcher in watchers:
         watcher.join(5.0)
         assert not watcher.is_alive()
+
+
+TRACED = """
+import sys
+from backend.model.time_limit import TimeLimit, TimeLimitError
+try:
+    TimeLimit(0.1).run(lambda: [None for _ in iter(int, 1)])
+except TimeLimitError:
+    TimeLimit(60.0).run(int)
+def called():
+    return 7
+sys.settrace(lambda *_: None)
+print(called())
+"""
+
+
+def test_the_interpreter_is_left_as_it_was():
+    """An error that is taken back makes CPython 3.11 hang in the next function that is traced."""
+    command = [sys.executable, "-c", TRACED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "7\n"
