@@ -103,7 +103,6 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     known, _ = parser.parse_known_args(arguments)
     watch = environment.get("LOCALAI_BACKEND_PARENT_WATCH", "")
     interval = environment.get("LOCALAI_BACKEND_PARENT_WATCH_INTERVAL", "")
-    levels = (environment.get(name) for name in ("MLX_BACKEND_LOG_LEVEL", "LOCALAI_LOG_LEVEL"))
     return ServerConfig(
         address=known.addr,
         metrics_address=known.metrics_addr,
@@ -112,7 +111,7 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         auth_token=environment.get("LOCALAI_GRPC_AUTH_TOKEN", ""),
         watches_parent=watch.strip().lower() not in FALSE_WORDS,
         parent_watch_interval_s=_interval_s(interval, defaults.parent_watch_interval_s),
-        log_level=next(filter(None, levels), defaults.log_level),
+        log_level=logs.level_of(environment),
     )
 
 

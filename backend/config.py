@@ -130,6 +130,12 @@ class TuningOptions:
     truncate: bool = False
     reranker: str | None = None
     wired_limit_mb: int = 0
+    tensor_parallel_size: int | None = None
+    hosts: str | None = None
+    hostfile: str | None = None
+    distributed: str = "tensor"
+    distributed_backend: str = "any"
+    worker_timeout_s: int = 60
 
 
 DEFAULT_TUNING = TuningOptions()

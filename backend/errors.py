@@ -13,11 +13,13 @@ BackendError
 ├── GenerationFailedError      the engine could not compute this request
 ├── EngineFailedError          the engine failed as a whole
 ├── EngineDownError            the engine failed, and could not start anew
+├── GroupLostError             a process that shared the model has gone
 └── LoadError                  the model cannot be loaded as asked
     ├── ModelNotFoundError     no such path, no such hub id
     ├── UnsupportedModelError  not a model that MLX can run
     ├── OutOfMemoryError       it does not fit
     ├── DownloadError          the hub could not be reached
+    ├── GroupNotFormedError    a process that is to share the model is missing
     ├── LoadCancelledError     the caller left while it was loading
     └── LoadFailedError        loading broke for a reason of its own
 """
@@ -94,6 +96,10 @@ class EngineDownError(BackendError):
     """The engine failed and could not start anew: only another load may help."""
 
 
+class GroupLostError(BackendError):
+    """A process that computed a part of the model has gone, and the model with it."""
+
+
 class LoadError(BackendError):
     """The model cannot be loaded as asked: a file, an adapter or an option does not fit."""
 
@@ -112,6 +118,10 @@ class OutOfMemoryError(LoadError):
 
 class DownloadError(LoadError):
     """The hub could not be reached, or refused."""
+
+
+class GroupNotFormedError(LoadError):
+    """A process that is to compute a part of the model has not come, or did not stay."""
 
 
 class LoadCancelledError(LoadError):

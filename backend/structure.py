@@ -68,15 +68,7 @@ class Structures:
 
         with self._lock:
             if self._compiler is None:
-                tokenizer, card = self._tokenizer, self._card
-                if not card.eos_token_ids:
-                    raise GrammarError("no token ends a reply of this model")
-                pieces = [tokenizer.token_bytes(i) for i in range(card.vocab_size)]
-                markers = {text: i for i, text in tokenizer.added_texts.items()}
-                vocabulary = Vocabulary(
-                    pieces, markers=markers, eos_ids=card.eos_token_ids, size=card.vocab_size
-                )
-                self._compiler = GrammarCompiler(vocabulary)
+                self._compiler = GrammarCompiler(Vocabulary.of(self._tokenizer, self._card))
             return self._compiler
 
     def grammar(

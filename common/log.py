@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TextIO
 
 LEVELS = {
@@ -38,6 +39,12 @@ class OneLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record, its line breaks escaped."""
         return "\\n".join(super().format(record).splitlines())
+
+
+def level_of(environment: Mapping[str, str], default: str = "info") -> str:
+    """Return the level that the environment asks for."""
+    names = ("MLX_BACKEND_LOG_LEVEL", "LOCALAI_LOG_LEVEL")
+    return next(filter(None, map(environment.get, names)), default)
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:

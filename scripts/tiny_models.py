@@ -210,9 +210,19 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 _NESTED = frozenset({"llama4"})  # families that keep their shape in `text_config`
 
 
-def build(family: str, directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
-    """Write a tiny model of `family`, a key of `FAMILIES`, and return its directory."""
-    shape = {**_COMMON, "model_type": family, **FAMILIES[family]}
+def build(
+    family: str, directory: Path, *, seed: int = 0, dtype: str = "float32", **changes: object
+) -> Path:
+    """Write a tiny model of `family`, a key of `FAMILIES`, and return its directory.
+
+    Args:
+        family: Which one.
+        directory: Made if need be.
+        seed: Determines the weights.
+        dtype: The name of an MLX data type.
+        changes: Fields of its config.json.
+    """
+    shape = {**_COMMON, "model_type": family, **FAMILIES[family], **changes}
     config = {"model_type": family, "text_config": shape} if family in _NESTED else shape
     return _write(config, directory, seed=seed, dtype=dtype)
 

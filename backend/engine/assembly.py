@@ -10,7 +10,7 @@ from backend.config import PROMPT_CACHE_MEMORY_SHARE, ModelOptions, TuningOption
 from backend.core.model import ModelKind
 from backend.engine.admission import KvProfile, Reservations
 from backend.engine.caches import make_cache_factory
-from backend.engine.command import Fetched
+from backend.engine.command import Fetched, GroupNews
 from backend.engine.disk_link import DiskSettings
 from backend.engine.encoder_session import EncoderSession
 from backend.engine.keeper import Keeper, make_keeper
@@ -38,7 +38,7 @@ class Outlets:
     """
 
     hand_over: HandOver
-    post: Callable[[Fetched], None]
+    post: Callable[[Fetched | GroupNews], None]
 
 
 def assemble_session(
@@ -47,6 +47,13 @@ def assemble_session(
     """Return an idle session, after a look at what the model can do."""
     if model.card.kind is not ModelKind.DECODER:
         return EncoderSession(model, outlets.hand_over)
+    return assemble_decoder_session(model, options, outlets)
+
+
+def assemble_decoder_session(
+    model: RunnableModel, options: ModelOptions, outlets: Outlets
+) -> Session:
+    """Return an idle session of a model that generates."""
     tuning = options.tuning
     fresh_caches = make_cache_factory(model.network, tuning)
     batches = tuning.batching and _is_batchable(model, fresh_caches)
@@ -91,11 +98,12 @@ def _keeper(
         post=post,
     )
     return make_keeper(
-        fresh_caches, _prompt_cache_bytes(tuning, kv_budget_bytes), Packing(tuning.cache_bits), disk
+        fresh_caches, prompt_cache_bytes(tuning, kv_budget_bytes), Packing(tuning.cache_bits), disk
     )
 
 
-def _prompt_cache_bytes(tuning: TuningOptions, kv_budget_bytes: int) -> int:
+def prompt_cache_bytes(tuning: TuningOptions, kv_budget_bytes: int) -> int:
+    """Return what the prompt cache may take of what there is for KV caches."""
     if tuning.max_cache_bytes is not None:
         return tuning.max_cache_bytes
     return int(PROMPT_CACHE_MEMORY_SHARE * kv_budget_bytes)

@@ -99,7 +99,21 @@ class Fetched:
 SideCommand: TypeAlias = Score | Embed | Judge
 """What is computed beside generation."""
 
-Command: TypeAlias = Load | Submit | Cancel | SideCommand | Free | Stop | Fetched
+
+@dataclass(frozen=True, slots=True)
+class GroupNews:
+    """A group of processes has a new status; comes from the thread that listens to it.
+
+    Attributes:
+        source: Whose news: a group that was given up meanwhile has none.
+        loss: Why the group is lost, if it is.
+    """
+
+    source: object
+    loss: BackendError | None = None
+
+
+Command: TypeAlias = Load | Submit | Cancel | SideCommand | Free | Stop | Fetched | GroupNews
 
 
 def answer(reply: "Future[Any]", value: object) -> bool:

@@ -109,7 +109,7 @@ class Engine:
         async with self._loads:
             self._refuse_when_closing()
             await self._end_of_revival()
-            if self._model is not None and self._options == options and self.is_computing:
+            if self._is_serving and self._model is not None and self._options == options:
                 return self._model.card
             self._load_task = asyncio.create_task(self._load(options))
             try:
@@ -231,9 +231,15 @@ class Engine:
     def _ready_tuning(self) -> TuningOptions:
         """Return the options of the loaded model, if work may be given to it."""
         self._refuse_when_closing()
-        if self._model is None or self._options is None or not self.is_computing:
+        if not self._is_serving or self._options is None:
             raise ModelNotLoadedError
         return self._options.tuning
+
+    @property
+    def _is_serving(self) -> bool:
+        """Whether there is a model, and all that computes it."""
+        is_there = self._model is not None and self.is_computing
+        return is_there and self.status().state is not EngineState.ERROR
 
     async def _load(self, options: ModelOptions) -> LoadedModel:
         self._directory = await self._locate(options)

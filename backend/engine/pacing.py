@@ -10,6 +10,36 @@ _STRETCH = 1.25
 _RATE_WINDOW_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkLimit:
+    """How many tokens fit into a chunk, and how many a prompt may have left to fit into it whole.
+
+    A short rest is taken along, for it would cost more by itself.
+    """
+
+    tokens: int
+    rest: int
+
+    def chunk(self, left: int) -> int:
+        """Return how many of the `left` tokens of a prompt go into the chunk."""
+        return left if left <= self.rest else self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPace:
+    """What the clock allows the next turn, as a plain value.
+
+    Attributes:
+        has_room: Whether so much of the pause is left that another chunk is worth its while.
+        beside: The chunk beside decoding rows.
+        alone: The chunk where there are none.
+    """
+
+    has_room: bool
+    beside: ChunkLimit
+    alone: ChunkLimit
+
+
 @dataclass(slots=True)
 class ChunkPacer:
     """Learns what a prefill token costs, and fits prefill into the pauses between decode steps.
@@ -30,24 +60,22 @@ class ChunkPacer:
         """Note that a decode step has just been taken."""
         self._pause_ends_at = time.monotonic() + self.pause_s
 
-    @property
-    def has_room(self) -> bool:
-        """Whether so much of the pause is left that another chunk is worth its while."""
-        return self._pause_left_s() > self.pause_s / 2.0
+    def pace(self) -> PrefillPace:
+        """Return what may be prefilled now."""
+        pause_left_s = self._pause_ends_at - time.monotonic()
+        return PrefillPace(
+            has_room=pause_left_s > self.pause_s / 2.0,
+            beside=self._limit(pause_left_s, self.cap),
+            alone=self._limit(self.pause_s, self.cap_alone),
+        )
 
-    def chunk(self, left: int, *, is_alone: bool) -> int:
-        """Return how many of the `left` tokens of a prompt go into the next chunk.
+    def _limit(self, seconds: float, cap: int) -> ChunkLimit:
+        fitting = min(self._fitting(seconds), cap)
+        return ChunkLimit(fitting, min(int(fitting * _STRETCH), cap))
 
-        A short rest is taken along, for it would cost more by itself.
-        """
-        cap = self.cap_alone if is_alone else self.cap
-        fitting = min(self._fitting(is_alone=is_alone), cap)
-        return left if left <= min(fitting * _STRETCH, cap) else fitting
-
-    def _fitting(self, *, is_alone: bool) -> int:
+    def _fitting(self, seconds: float) -> int:
         if self._tokens_per_s is None:
             return _FIRST_CHUNK
-        seconds = self.pause_s if is_alone else self._pause_left_s()
         return max(int(self._tokens_per_s * seconds) // _GRANULE, 1) * _GRANULE
 
     def record(self, tokens: int, seconds: float) -> None:
@@ -57,9 +85,6 @@ class ChunkPacer:
         rate = tokens / seconds
         known = self._tokens_per_s
         self._tokens_per_s = rate if known is None else known + _SMOOTHING * (rate - known)
-
-    def _pause_left_s(self) -> float:
-        return self._pause_ends_at - time.monotonic()
 
 
 @dataclass(slots=True)

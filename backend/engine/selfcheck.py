@@ -43,10 +43,8 @@ def _decoded_together(
 ) -> mx.array:
     """Return the logits [B, S, V] of one batch; merging copies, so `prefilled` stays as it is."""
     caches = [layers[0].merge(list(layers)) for layers in zip(*prefilled, strict=True)]
-    steps = [network(mx.array(step)[:, None], cache=caches)[:, -1] for step in tokens]
-    logits = mx.stack(steps, axis=1)
-    mx.eval(logits)
-    return logits
+    steps = [_step(network, mx.array(step), caches) for step in tokens]
+    return mx.stack(steps, axis=1)
 
 
 def _decoded_alone(
@@ -54,10 +52,17 @@ def _decoded_alone(
 ) -> mx.array:
     """Return the logits [B, S, V] of each row by itself."""
     rows = [
-        mx.concatenate([network(mx.array([[t]]), cache=caches)[:, -1] for t in row])
+        mx.concatenate([_step(network, mx.array([t]), caches) for t in row])
         for caches, row in zip(prefilled, zip(*tokens, strict=True), strict=True)
     ]
     return mx.stack(rows)
+
+
+def _step(network: Network, tokens: mx.array, caches: Caches) -> mx.array:
+    """Return computed logits [B, V]: ranks of a pipeline mistake each other's lazy steps."""
+    logits = network(tokens[:, None], cache=caches)[:, -1]
+    mx.eval(logits)
+    return logits
 
 
 def _difference(single: mx.array, batched: mx.array) -> str | None:

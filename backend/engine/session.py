@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from zlib import crc32
 
 import mlx.core as mx
 
@@ -20,11 +21,12 @@ from backend.engine.isolation import Isolation
 from backend.engine.keeper import Keeper
 from backend.engine.memory_watch import MemoryWatch
 from backend.engine.network import FreshCaches
-from backend.engine.pacing import ChunkPacer, RateMeter
+from backend.engine.pace import Pace
+from backend.engine.pacing import ChunkPacer, PrefillPace, RateMeter
 from backend.engine.publisher import HandOver, Publisher
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
-from backend.engine.side_jobs import SideJobs
+from backend.engine.side_jobs import SideJobs, SidePace
 from backend.engine.side_work import SideWorkFactory
 from backend.errors import BackendError, GenerationFailedError, GrammarError, OverloadedError
 from backend.model.loaded import LoadedModel, RunnableModel
@@ -88,6 +90,7 @@ class Session:
         self._turns = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+        self._checksum = 0
         self._rate = RateMeter()
 
     @property
@@ -99,6 +102,11 @@ class Session:
     def idle_timeout_s(self) -> float | None:
         """How long to wait for a command before the next turn and `rest`; `None` is for ever."""
         return IDLE_TIMEOUT_S if self._scheduler.parked or self._keeper.wants_rest else None
+
+    @property
+    def checksum(self) -> int:
+        """Sums up all tokens drawn so far, in their order."""
+        return self._checksum
 
     def plain_model(self) -> LoadedModel:
         """Return what may cross the thread line, with what the caches tell of the model."""
@@ -160,16 +168,25 @@ class Session:
         self._batch.clear()
         self._publisher.flush()
 
-    def turn(self) -> None:
-        """Admit, then run one prefill chunk or one decode step."""
+    def pace(self) -> Pace:
+        """Return what the clock allows the next turn."""
+        return Pace(self._pacer.pace(), self._side_jobs.pace())
+
+    def turn(self, pace: Pace | None = None) -> None:
+        """Admit, then run one prefill chunk or one decode step.
+
+        Args:
+            pace: What the clock allows; `None` looks at it.
+        """
+        pace = pace or self.pace()
         self._admit()
         if suspect := self._isolation.next_suspect():
             self._in_hand = (suspect,)
             self._isolation.try_alone(suspect, self._settle)
         else:
             self._join()
-            self._compute()
-            self._compute_aside()
+            self._compute(pace.prefill)
+            self._compute_aside(pace.aside)
         self._publisher.hurry()
         self._turns += 1
         if self._turns % TURNS_PER_CLEAR == 0:
@@ -250,25 +267,25 @@ class Session:
         for row in self._memory.admit():
             row.admitted_at = now
 
-    def _compute(self) -> None:
+    def _compute(self, pace: PrefillPace) -> None:
         """Run a chunk, unless there is none or decoding rows have waited long enough."""
-        may_prefill = self._pacer.has_room or not self._scheduler.active
+        may_prefill = pace.has_room or not self._scheduler.active
         row = self._scheduler.next_prefill() if may_prefill else None
         if row is None:
             self._decode()
         else:
-            self._prefill(row)
+            self._prefill(row, pace)
 
-    def _compute_aside(self) -> None:
+    def _compute_aside(self, pace: SidePace) -> None:
         """Run a piece of a side job, if there is one and the rows have had their share."""
         is_alone = self._scheduler.is_idle
-        if self._side_jobs.is_due(is_alone=is_alone):
+        if self._side_jobs.is_computing and (is_alone or pace.has_rested):
             # Nobody's token waits for the piece.
             self._land()
             self._publisher.flush()
-            self._side_jobs.advance(is_alone=is_alone)
+            self._side_jobs.advance(pace, is_alone=is_alone)
 
-    def _prefill(self, row: Row) -> None:
+    def _prefill(self, row: Row, pace: PrefillPace) -> None:
         # Nobody's token waits for the chunk.
         self._land()
         self._publisher.flush()
@@ -278,7 +295,7 @@ class Session:
         if row.prefill_left == 0:
             return
         room = self._keeper.room(row)
-        budget = self._pacer.chunk(room, is_alone=not self._scheduler.active)
+        budget = (pace.beside if self._scheduler.active else pace.alone).chunk(room)
         fed, started = row.fed, time.monotonic()
         self._feeder.feed(row, budget)
         self._keeper.save(row)
@@ -324,6 +341,7 @@ class Session:
                 self._keeper.record(row)
             self._publisher.put(row.request_id, step, is_urgent=has_ended or row.generated == 1)
             self._generated_tokens += 1
+            self._checksum = crc32(step.token_id.to_bytes(4, "big"), self._checksum)
             if has_ended:
                 self._forget(row)
 

@@ -29,6 +29,21 @@ ChunkSize: TypeAlias = Callable[[int], int]
 """How many of the tokens that are left go into the next pass."""
 
 
+@dataclass(frozen=True, slots=True)
+class SidePace:
+    """What the clock allows the next turn, as a plain value.
+
+    Attributes:
+        has_rested: Whether requests have had their share of the time since the last piece.
+        beside: Tokens of a piece while requests run.
+        alone: Tokens of a piece while none does.
+    """
+
+    has_rested: bool
+    beside: int
+    alone: int
+
+
 @dataclass(slots=True)
 class ChunkSizer:
     """Finds how many tokens a pass may have for the time it should take, by trying.
@@ -45,9 +60,14 @@ class ChunkSizer:
     target_s: float
     _size: int = FIRST_CHUNK
 
+    @property
+    def size(self) -> int:
+        """How many tokens go into the next pass at most."""
+        return min(self._size, self.cap)
+
     def chunk(self, left: int) -> int:
         """Return how many of the `left` tokens go into the next pass."""
-        return min(left, self._size, self.cap)
+        return min(left, self.size)
 
     def record(self, tokens: int, seconds: float) -> None:
         """Learn from a pass: one that is not full tells only if it was slow."""
@@ -78,8 +98,8 @@ class SideJobs:
         self._ended: list[tuple[Future[Any], object]] = []
         self._sizer_alone = ChunkSizer(max_chunk, PIECE_ALONE_S)
         self._sizer_beside = ChunkSizer(max_chunk, PIECE_S)
-        self._sizer = self._sizer_alone
         self._in_hand: _Job | None = None
+        self._limit = 0
         self._chunk = 0
         self._resumes_at = 0.0
         self._computed_tokens = 0
@@ -109,9 +129,10 @@ class SideJobs:
         """Tokens that went through the model, as far as jobs asked how many may."""
         return self._computed_tokens
 
-    def is_due(self, *, is_alone: bool) -> bool:
-        """Whether a piece may be computed now: requests keep most of the time."""
-        return bool(self._jobs) and (is_alone or time.monotonic() >= self._resumes_at)
+    def pace(self) -> SidePace:
+        """Return what may be computed now: requests keep most of the time."""
+        has_rested = time.monotonic() >= self._resumes_at
+        return SidePace(has_rested, self._sizer_beside.size, self._sizer_alone.size)
 
     def add(self, work: SideWork, reply: "Future[Any]") -> None:
         """Queue a job; its reply gets the result, and cancelling the reply drops the job."""
@@ -119,16 +140,16 @@ class SideJobs:
 
     def chunk_size(self, left: int) -> int:
         """Return how many of the `left` tokens go into the piece that is being computed."""
-        self._chunk = self._sizer.chunk(left)
+        self._chunk = min(left, self._limit)
         return self._chunk
 
-    def advance(self, *, is_alone: bool) -> None:
+    def advance(self, pace: SidePace, *, is_alone: bool) -> None:
         """Compute a piece of the first job; raises what its model raises, then see `blame`."""
         self._drop_cancelled()
         if not self._jobs:
             return
         job = self._in_hand = self._jobs[0]
-        self._sizer = self._sizer_alone if is_alone else self._sizer_beside
+        self._limit = pace.alone if is_alone else pace.beside
         self._chunk = 0
         started = time.monotonic()
         try:
@@ -140,7 +161,8 @@ class SideJobs:
         self._in_hand = None
         elapsed = time.monotonic() - started
         if self._chunk:
-            self._sizer.record(self._chunk, elapsed)
+            sizer = self._sizer_alone if is_alone else self._sizer_beside
+            sizer.record(self._chunk, elapsed)
             self._computed_tokens += self._chunk
         self._resumes_at = time.monotonic() + elapsed * (1.0 / self._share - 1.0)
 

@@ -23,6 +23,7 @@ from backend.engine.command import (
     Embed,
     Fetched,
     Free,
+    GroupNews,
     Judge,
     Load,
     Score,
@@ -31,6 +32,8 @@ from backend.engine.command import (
     Submit,
     answer,
 )
+from backend.engine.distributed.group import GroupPlan, GroupSession, form_group
+from backend.engine.distributed.topology import topology_of
 from backend.engine.encoder_session import EncoderSession
 from backend.engine.publisher import HandOver
 from backend.engine.session import Session
@@ -72,7 +75,7 @@ class EngineWorker:
         """
         self._commands = commands
         self._publish = publish
-        self._session: Session | EncoderSession | None = None
+        self._session: Session | EncoderSession | GroupSession | None = None
         self._loading: Future[LoadedModel] | None = None
         self._is_stopping = False
         self._status_due_at = 0.0
@@ -143,9 +146,8 @@ class EngineWorker:
                 answer(reply, None)
             case Stop():
                 self._is_stopping = True
-            case Fetched():
-                if self._session is not None:
-                    self._session.take_in(command)
+            case Fetched() | GroupNews():
+                self._take_in(command)
             case _:
                 assert_never(command)
 
@@ -155,13 +157,29 @@ class EngineWorker:
         tuning = command.options.tuning
         if tuning.wired_limit_mb > 0:
             mx.set_wired_limit(tuning.wired_limit_mb * 2**20)
-        model = load(command.options, command.directory, cancelled=command.reply.cancelled)
-        outlets = Outlets(self._hand_over, self._commands.put)
-        self._session = assemble_session(model, command.options, outlets)
+        self._session = self._assembled(command)
         self._loading = None
         self.status = self._session.status()
         if not answer(command.reply, self._session.plain_model()):
             self._unload(LoadCancelledError("the caller of LoadModel left"))
+
+    def _take_in(self, news: Fetched | GroupNews) -> None:
+        """Pass on what comes from outside of this thread, if it is for what is loaded now."""
+        match self._session, news:
+            case (Session() as session, Fetched()):
+                session.take_in(news)
+            case (GroupSession() as group, GroupNews()):
+                group.take_in(news)
+
+    def _assembled(self, command: Load) -> Session | EncoderSession | GroupSession:
+        """Return a session in this process, or one that other processes compute together."""
+        outlets = Outlets(self._hand_over, self._commands.put)
+        cancelled = command.reply.cancelled
+        if topology := topology_of(command.options.tuning):
+            plan = GroupPlan(topology, command.options, command.directory)
+            return form_group(plan, outlets, cancelled=cancelled)
+        model = load(command.options, command.directory, cancelled=cancelled)
+        return assemble_session(model, command.options, outlets)
 
     def _submit(self, request: GenerationRequest) -> None:
         if self._session is None:
@@ -201,7 +219,7 @@ class EngineWorker:
             self._take_snapshot()
         self._publish(publications)
 
-    def _answer_aside(self, session: Session | EncoderSession) -> None:
+    def _answer_aside(self, session: Session | EncoderSession | GroupSession) -> None:
         """Hand out results, behind a snapshot that no longer knows their jobs."""
         if session.has_ended_aside:
             self._take_snapshot()
@@ -215,7 +233,9 @@ class EngineWorker:
 
     def _take_snapshot(self) -> None:
         self._status_due_at = time.monotonic() + STATUS_INTERVAL_S
-        self.status = self._session.status() if self._session else EngineStatus()
+        # Events of a group come on a thread of its own.
+        session = self._session
+        self.status = session.status() if session else EngineStatus()
 
 
 def _load_error(error: Exception) -> LoadFailedError:

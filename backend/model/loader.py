@@ -8,15 +8,16 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard
-from backend.errors import LoadError
+from backend.errors import LoadError, UnsupportedModelError
 from backend.model.adapters import apply_adapters
 from backend.model.bare_decoder import HEADLESS_CONFIG, decoder_classes, is_bare_decoder
 from backend.model.checkpoint import (
@@ -43,26 +44,38 @@ from backend.model.weights import cast, evaluate, memory_bytes, require_memory, 
 log = logging.getLogger(__name__)
 
 
-def load(options: ModelOptions, directory: Path, *, cancelled: Callable[[], bool]) -> RunnableModel:
+Divide: TypeAlias = Callable[[Network], None]
+"""Takes away what other processes compute of a network whose weights are not in memory yet."""
+
+
+def load(
+    options: ModelOptions,
+    directory: Path,
+    *,
+    cancelled: Callable[[], bool],
+    divide: Divide | None = None,
+) -> RunnableModel:
     """Load a model; on any failure nothing of it stays in memory.
 
     Args:
         options: What the LoadModel asked for.
         directory: Where the model lies.
         cancelled: Asked between pieces of work; true ends the load.
+        divide: Leaves of the network what this process computes; `None` leaves all.
 
     Raises:
         LoadError: Says in a user's words what is wrong.
     """
     started_at = time.monotonic()
-    try:
-        model = _load(options, directory, cancelled)
-    except LoadError as error:
-        _forget(error)
-        raise
-    except UPSTREAM_FAILURES as failure:
-        _forget(failure)
-        raise as_load_error(failure, directory) from failure
+    with _failures_told(directory):
+        config = read_config(directory)
+        require_weights(directory)
+        if is_encoder(config):
+            model = load_encoder(options, directory, config, cancelled)
+        else:
+            model = _lazy_model(options, directory, config, divide)
+            require_memory(model.card.weights_bytes, memory_bytes())
+            evaluate(model.network, cancelled)
     log.info(
         "loaded %s: %s, %.2f GB in %.1f s",
         model.card.name,
@@ -73,15 +86,43 @@ def load(options: ModelOptions, directory: Path, *, cancelled: Callable[[], bool
     return model
 
 
-def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool]) -> RunnableModel:
-    config = read_config(directory)
-    require_weights(directory)
-    if is_encoder(config):
-        return load_encoder(options, directory, config, cancelled)
+def look(options: ModelOptions, directory: Path) -> RunnableModel:
+    """Return a decoder whose weights are not in memory: all else that can fail has not.
+
+    Raises:
+        LoadError: Says in a user's words what is wrong.
+    """
+    with _failures_told(directory):
+        config = read_config(directory)
+        require_weights(directory)
+        if is_encoder(config):
+            raise UnsupportedModelError(
+                f"{config['model_type']} is an encoder: it cannot be divided"
+            )
+        return _lazy_model(options, directory, config, None)
+
+
+@contextmanager
+def _failures_told(directory: Path) -> Iterator[None]:
+    """Say in a user's words what fails, and keep nothing of it in memory."""
+    try:
+        yield
+    except LoadError as error:
+        _forget(error)
+        raise
+    except UPSTREAM_FAILURES as failure:
+        _forget(failure)
+        raise as_load_error(failure, directory) from failure
+
+
+def _lazy_model(
+    options: ModelOptions, directory: Path, config: Mapping[str, Any], divide: Divide | None
+) -> RunnableModel:
+    """Build a decoder; no weight is in memory yet."""
     network = _lazy_network(options, directory, config)
+    if divide is not None:
+        divide(network)
     tokenizer, template, eos_ids = load_tokenizer(options, directory, _defaults(network))
-    size = weights_bytes(network)
-    require_memory(size, memory_bytes())
     # The host may call a model anything: its directory has a name too.
     own_name = f"{Path(options.model).name} {directory.name}"
     card = ModelCard(
@@ -91,7 +132,7 @@ def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool])
         context_length=_context_length(options, config),
         vocab_size=_logits_width(network),
         eos_token_ids=eos_ids | declared_eos_ids(config, read_generation_config(directory)),
-        weights_bytes=size,
+        weights_bytes=weights_bytes(network),
         supports_tools=template.supports_tools,
         supports_thinking=template.supports_thinking,
         grammar_triggers=options.grammar_triggers,
@@ -99,7 +140,6 @@ def _load(options: ModelOptions, directory: Path, cancelled: Callable[[], bool])
         reranker=reranker_kind(own_name, config),
     )
     media = _media_processor(options, directory, tokenizer, template, network)
-    evaluate(network, cancelled)
     return RunnableModel(tokenizer, template, card, network, media=media)
 
 

@@ -70,7 +70,7 @@ def model_options(
         adapters=_adapters(request),
         grammar_triggers=tuple(trigger.word for trigger in request.GrammarTriggers if trigger.word),
         media_limits=_media_limits(request),
-        tuning=_with_cache_types(tuning, request),
+        tuning=_with_group_size(_with_cache_types(tuning, request), request.TensorParallelSize),
     )
 
 
@@ -78,6 +78,14 @@ def _with_cache_types(tuning: TuningOptions, request: pb.ModelOptions) -> Tuning
     """Let the fields decide where the option does not."""
     bits = kv_bits(request.CacheTypeKey, request.CacheTypeValue)
     return replace(tuning, kv_bits=bits) if tuning.kv_bits is None else tuning
+
+
+def _with_group_size(tuning: TuningOptions, size: int) -> TuningOptions:
+    """Let the field decide where the option does not; hosts send 0 for unset."""
+    if size < 0:
+        raise InvalidRequestError("TensorParallelSize", f"is negative: {size}")
+    is_open = tuning.tensor_parallel_size is None and size > 0
+    return replace(tuning, tensor_parallel_size=size) if is_open else tuning
 
 
 def _max_model_len(limit: int) -> int | None:

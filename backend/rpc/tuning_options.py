@@ -44,6 +44,8 @@ RANGES = {
     "xtc_threshold": Range(0, 1),
     "side_share": Range(0.01, 1),
     "wired_limit_mb": Range(0),
+    "tensor_parallel_size": Range(1, 1024),
+    "worker_timeout_s": Range(1),
 }
 
 # What MLX quantises to, how many values may share a scale, and names.
@@ -53,6 +55,8 @@ CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "kv_group_size": (32, 64, 128),
     "pooling": tuple(pooling.value for pooling in Pooling),
     "reranker": tuple(kind.value for kind in RerankerKind),
+    "distributed": ("tensor", "pipeline"),
+    "distributed_backend": ("ring", "jaccl", "nccl", "mpi", "any"),
 }
 
 Given = TypeVar("Given")

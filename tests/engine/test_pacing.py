@@ -10,7 +10,7 @@ def make_pacer(**overrides: float) -> ChunkPacer:
 
 
 def test_the_first_chunk_is_small_because_nothing_is_known():
-    assert make_pacer().chunk(10_000, is_alone=True) == 128
+    assert make_pacer().pace().alone.chunk(10_000) == 128
 
 
 def warmed_up(tokens_per_s: float) -> ChunkPacer:
@@ -23,14 +23,14 @@ def warmed_up(tokens_per_s: float) -> ChunkPacer:
 
 def test_chunks_grow_to_the_cap_on_a_fast_model():
     pacer = warmed_up(1e6)
-    assert pacer.chunk(10_000, is_alone=False) == 512
-    assert pacer.chunk(10_000, is_alone=True) == 2048
+    assert pacer.pace().beside.chunk(10_000) == 512
+    assert pacer.pace().alone.chunk(10_000) == 2048
 
 
 def test_chunks_shrink_to_fit_the_pause_on_a_slow_model():
     pacer = warmed_up(128.0)
-    assert pacer.chunk(10_000, is_alone=True) == 32
-    assert pacer.chunk(10_000, is_alone=False) in (16, 32)
+    assert pacer.pace().alone.chunk(10_000) == 32
+    assert pacer.pace().beside.chunk(10_000) in (16, 32)
 
 
 def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
@@ -38,34 +38,34 @@ def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
     pacer.begin_pause()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.1)
-    assert pacer.has_room
-    assert pacer.chunk(10_000, is_alone=False) == 144
-    assert pacer.chunk(10_000, is_alone=True) == 240
+    assert pacer.pace().has_room
+    assert pacer.pace().beside.chunk(10_000) == 144
+    assert pacer.pace().alone.chunk(10_000) == 240
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.2)
-    assert not pacer.has_room
+    assert not pacer.pace().has_room
 
 
 def test_a_chunk_is_never_empty():
     pacer = make_pacer()
     pacer.record(16, 100.0)
-    assert pacer.chunk(10_000, is_alone=False) == 16
+    assert pacer.pace().beside.chunk(10_000) == 16
 
 
 def test_short_tails_teach_nothing():
     pacer = make_pacer()
     pacer.record(3, 10.0)
-    assert pacer.chunk(10_000, is_alone=False) == 128
+    assert pacer.pace().beside.chunk(10_000) == 128
 
 
 def test_a_short_rest_is_taken_along():
     pacer = warmed_up(1000.0)
-    assert pacer.chunk(300, is_alone=True) == 300
-    assert pacer.chunk(400, is_alone=True) in (224, 240, 256)
-    assert pacer.chunk(5, is_alone=True) == 5
+    assert pacer.pace().alone.chunk(300) == 300
+    assert pacer.pace().alone.chunk(400) in (224, 240, 256)
+    assert pacer.pace().alone.chunk(5) == 5
 
 
 def test_a_rest_never_exceeds_the_cap():
-    assert warmed_up(1e6).chunk(600, is_alone=False) == 512
+    assert warmed_up(1e6).pace().beside.chunk(600) == 512
 
 
 def test_a_rate_is_taken_over_a_while_however_often_it_is_read(monkeypatch):

@@ -9,6 +9,7 @@ from exact_network import ExactNetwork
 from wrapped_network import WrappedNetwork
 
 from backend.core.request import Remembered, SamplingParams
+from backend.engine.pacing import ChunkLimit, PrefillPace
 from backend.errors import GenerationFailedError, RequestCancelledError
 
 pytestmark = pytest.mark.mlx
@@ -54,12 +55,10 @@ class RandomPacer:
         self._rng = rng
         self._longest = rng.choice([3, 20, 100])
 
-    @property
-    def has_room(self):
-        return self._rng.random() < 0.5
-
-    def chunk(self, left, *, is_alone):  # noqa: ARG002 (the signature of the real one)
-        return self._rng.randint(1, min(left, self._longest))
+    def pace(self):
+        tokens = self._rng.randint(1, self._longest)
+        chunk = ChunkLimit(tokens, rest=tokens)
+        return PrefillPace(self._rng.random() < 0.5, beside=chunk, alone=chunk)
 
     def begin_pause(self):
         pass

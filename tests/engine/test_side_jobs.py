@@ -40,7 +40,7 @@ def added(jobs, work):
 
 def finish(jobs):
     while not jobs.is_idle:
-        jobs.advance(is_alone=True)
+        jobs.advance(jobs.pace(), is_alone=True)
         jobs.answer()
 
 
@@ -58,12 +58,12 @@ def test_jobs_run_one_after_another():
 def test_a_cancelled_job_computes_no_further_piece():
     jobs, log = SideJobs(64, share=0.25), []
     first, second = (added(jobs, job(log, name, 9)) for name in "ab")
-    jobs.advance(is_alone=True)
+    jobs.advance(jobs.pace(), is_alone=True)
     first.cancel()
-    jobs.advance(is_alone=True)
+    jobs.advance(jobs.pace(), is_alone=True)
     assert log == [("a", 0), ("a", "closed"), ("b", 0)]
     second.cancel()
-    jobs.advance(is_alone=True)
+    jobs.advance(jobs.pace(), is_alone=True)
     jobs.answer()
     assert jobs.is_idle
 
@@ -73,7 +73,7 @@ def test_a_job_that_fails_is_blamed_alone():
     bad = added(jobs, job(log, "a", 1, error=RuntimeError("x")))
     good = added(jobs, job(log, "b", 1))
     with pytest.raises(RuntimeError) as caught:
-        jobs.advance(is_alone=True)
+        jobs.advance(jobs.pace(), is_alone=True)
     assert jobs.blame(caught.value)
     assert not jobs.blame(caught.value)
     finish(jobs)
@@ -102,13 +102,12 @@ def test_beside_decoding_rows_jobs_get_their_share_of_the_time(monkeypatch):
             yield
 
     added(jobs, slow())
-    assert jobs.is_due(is_alone=False)
-    jobs.advance(is_alone=False)
+    assert jobs.pace().has_rested
+    jobs.advance(jobs.pace(), is_alone=False)
     now += 2.9
-    assert not jobs.is_due(is_alone=False)
-    assert jobs.is_due(is_alone=True)
+    assert not jobs.pace().has_rested
     now += 0.2
-    assert jobs.is_due(is_alone=False)
+    assert jobs.pace().has_rested
 
 
 def embed_command(token_ids, pooling=Pooling.MEAN):

@@ -24,9 +24,14 @@ _stack_lock = threading.Lock()
 
 
 class CompiledGrammar:
-    """A grammar ready for use with one vocabulary; safe from any thread."""
+    """A grammar ready for use with one vocabulary; safe from any thread.
 
-    def __init__(self, template: LLMatcher) -> None:
+    Attributes:
+        source: What it was compiled from.
+    """
+
+    def __init__(self, source: LarkGrammar, template: LLMatcher) -> None:
+        self.source = source
         self._template = template
         self._lock = threading.Lock()
 
@@ -106,7 +111,7 @@ class GrammarCompiler:
             raise GrammarError(f"takes longer than {self._timeout_s} s to compile") from None
         if error:
             raise GrammarError(_reason(error))
-        return CompiledGrammar(template)
+        return CompiledGrammar(grammar, template)
 
 
 def _start_deep(work: Callable[[], None]) -> None:

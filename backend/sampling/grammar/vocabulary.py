@@ -1,10 +1,18 @@
 """What grammars need to know of a model's tokens."""
 
-from collections.abc import Collection, Mapping, Sequence
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from backend.errors import GrammarError
 from backend.sampling.grammar.charset import MAX_CODE_POINT, CharSet
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from backend.core.model import ModelCard
 
 _BITS_PER_WORD = 32
 _MAX_RANGES = 256
@@ -15,6 +23,17 @@ _SPELLABLE = {
     3: CharSet.of([(0x800, 0xFFFF)]),
     4: CharSet.of([(0x10000, MAX_CODE_POINT)]),
 }
+
+
+class TokenTexts(Protocol):
+    """What a tokenizer knows of its tokens."""
+
+    @property
+    def added_texts(self) -> Mapping[int, str]:
+        """Texts of tokens that are never spelled out, by id."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token writes; nothing for an id without a token."""
 
 
 class Vocabulary:
@@ -60,6 +79,22 @@ class Vocabulary:
             eos_token=sorted(eos_ids),
         )
         self._size = size
+
+    @classmethod
+    def of(cls, tokenizer: TokenTexts, card: ModelCard) -> Vocabulary:
+        """Return the vocabulary of a loaded model.
+
+        Raises:
+            GrammarError: No token ends a reply of this model.
+        """
+        if not card.eos_token_ids:
+            raise GrammarError("no token ends a reply of this model")
+        return cls(
+            [tokenizer.token_bytes(i) for i in range(card.vocab_size)],
+            markers={text: i for i, text in tokenizer.added_texts.items()},
+            eos_ids=card.eos_token_ids,
+            size=card.vocab_size,
+        )
 
     def token_id(self, token: int | str) -> int | None:
         """Return the id of a token that is given by id or by text; `None` if there is none."""

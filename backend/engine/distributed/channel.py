@@ -1,0 +1,128 @@
+"""A connection that carries messages: a length of four bytes, then so many bytes of JSON."""
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from backend.engine.distributed.wire import Codec, WireError
+
+MAX_MESSAGE_BYTES = 256 * 2**20
+_RECEIVE_BYTES = 64 * 1024
+_LENGTH = struct.Struct("!I")
+# How soon a machine that has vanished without a word is noticed.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# Linux tells of a peer that only stopped sending; elsewhere a full hang-up is told unasked.
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+
+
+class ChannelClosedError(Exception):
+    """The peer has gone."""
+
+
+class Channel:
+    """Messages to and from one peer; many threads may send, one receives."""
+
+    def __init__(self, connection: socket.socket, codec: Codec) -> None:
+        """Take over a connected socket."""
+        self._socket = connection
+        self._codec = codec
+        self._received = bytearray()
+        self._lock = threading.Lock()
+        if connection.family != socket.AF_UNIX:
+            _tune(connection)
+
+    @property
+    def peer_address(self) -> str:
+        """The address of the other end; empty for a pair inside one machine."""
+        name = self._socket.getpeername()
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            ChannelClosedError: The peer has gone.
+            WireError: The message cannot be sent.
+        """
+        self.send_packed(self._codec.encode(message))
+
+    def send_packed(self, data: bytes) -> None:
+        """Send a message that was encoded before.
+
+        Raises:
+            ChannelClosedError: The peer has gone.
+        """
+        try:
+            with self._lock:
+                self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def receive(self, timeout_s: float | None = None) -> Any:  # noqa: ANN401 (whatever was sent)
+        """Wait for a message.
+
+        Args:
+            timeout_s: For the first byte of it; `None` waits for ever.
+
+        Raises:
+            ChannelClosedError: The peer has gone, or sends no messages.
+            TimeoutError: Nothing has come.
+        """
+        if timeout_s is not None and not self._wait(timeout_s):
+            raise TimeoutError
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if length > MAX_MESSAGE_BYTES:
+            raise ChannelClosedError(f"a message of {length} bytes is no message of ours")
+        try:
+            return self._codec.decode(self._read(length))
+        except WireError as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def watch(self, on_hang_up: Callable[[], None]) -> None:
+        """Call back, on a thread of its own, when the peer hangs up; what it sent is left alone."""
+
+        def wait() -> None:
+            poll = select.poll()
+            poll.register(self._socket, _HANG_UP)
+            poll.poll()
+            on_hang_up()
+
+        threading.Thread(target=wait, name="hang-up", daemon=True).start()
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _wait(self, timeout_s: float) -> bool:
+        if self._received:
+            return True
+        readable, _, _ = select.select([self._socket], [], [], timeout_s)
+        return bool(readable)
+
+    def _read(self, count: int) -> bytes:
+        while len(self._received) < count:
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES)
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            if not data:
+                raise ChannelClosedError("the connection was closed")
+            self._received += data
+        taken = bytes(self._received[:count])
+        del self._received[:count]
+        return taken
+
+
+def _tune(connection: socket.socket) -> None:
+    """Send small messages at once, and notice a peer that has vanished."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

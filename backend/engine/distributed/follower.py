@@ -1,0 +1,102 @@
+"""Every other rank: it does what rank 0 decides, turn by turn, and ends with it."""
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from backend.engine.distributed.channel import Channel, ChannelClosedError
+from backend.engine.distributed.grammars import teach_receiving
+from backend.engine.distributed.messages import Failed, Hello, Join
+from backend.engine.distributed.replica import Replica, readiness
+from backend.engine.distributed.shard import load_shard, synchronise
+from backend.engine.distributed.topology import Endpoint
+from backend.engine.distributed.wire import Codec
+from backend.engine.stream import Publication
+from backend.errors import BackendError, GroupLostError
+from backend.model.weights import memory_bytes
+
+_RETRY_INTERVAL_S = 0.1
+# Rank 0 knows who has gone, and ends this process, before it is told of what that caused.
+_NEWS_DELAY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def reach(control: Endpoint, codec: Codec) -> Channel:
+    """Return a connection to rank 0, however long it takes until there is one."""
+    while True:
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((control.address, control.port))
+            return Channel(connection, codec)
+        time.sleep(_RETRY_INTERVAL_S)
+
+
+class Follower:
+    """One rank that follows rank 0."""
+
+    def __init__(self, rank: int, size: int, leader: Channel, codec: Codec) -> None:
+        """Prepare.
+
+        Args:
+            rank: Which one it is.
+            size: Of the group; 0 when it was not told.
+            leader: The connection to rank 0.
+            codec: Of the connection; learns grammars when the model is loaded.
+        """
+        self._rank = rank
+        self._size = size
+        self._leader = leader
+        self._codec = codec
+
+    def run(self) -> NoReturn:
+        """Take part in one group; the process ends with it."""
+        try:
+            self._leader.send(Hello(self._rank, self._size, os.getpid(), memory_bytes()))
+            self._follow(self._joined())
+        except ChannelClosedError:
+            os._exit(0)
+        except BackendError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("rank %d failed", self._rank)
+            time.sleep(_NEWS_DELAY_S)
+            self._fail(GroupLostError(f"rank {self._rank} failed: {error}"))
+
+    def _joined(self) -> Replica:
+        join = self._leader.receive()
+        if isinstance(join, Failed):
+            log.error("rank 0 refuses this process: %s", join.error)
+            os._exit(1)
+        self._leader.watch(lambda: os._exit(0))
+        return self._replica(join)
+
+    def _replica(self, join: Join) -> Replica:
+        form = join.form
+        model = load_shard(join)
+        self._leader.send(readiness(model, form, join.rank))
+        start = self._leader.receive()
+        synchronise()
+        teach_receiving(self._codec, model.tokenizer, model.card)
+        return Replica(model, form.options, start, _keep_quiet, _keep_quiet)
+
+    def _follow(self, replica: Replica) -> NoReturn:
+        self._leader.send(replica.report(0))
+        while True:
+            turn = self._leader.receive()
+            replica.follow(turn)
+            if replica.is_checked_after(turn):
+                self._leader.send(replica.report(turn.number))
+
+    def _fail(self, error: BackendError) -> NoReturn:
+        log.error("rank %d: %s", self._rank, error)
+        with contextlib.suppress(ChannelClosedError):
+            self._leader.send(Failed(error))
+        os._exit(1)
+
+
+def _keep_quiet(*_events: Sequence[Publication] | object) -> None:
+    """Tell nobody: rank 0 says it all."""

@@ -1,0 +1,141 @@
+"""Rank 0 gathers the other ranks: it waits for each, and lets nobody else in."""
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from backend.engine.distributed.channel import Channel, ChannelClosedError
+from backend.engine.distributed.messages import Failed, Form, Hello
+from backend.engine.distributed.processes import Process, ending
+from backend.engine.distributed.topology import Topology
+from backend.engine.distributed.wire import Codec
+from backend.errors import GroupNotFormedError
+
+_LOOK_INTERVAL_S = 0.1
+_HELLO_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Another rank, as rank 0 knows it.
+
+    Attributes:
+        process: `None` on another machine.
+    """
+
+    hello: Hello
+    channel: Channel
+    process: Process | None
+
+    @property
+    def rank(self) -> int:
+        """Which one it is."""
+        return self.hello.rank
+
+
+def gather(form: Form, codec: Codec, children: Mapping[int, Process]) -> list[Member]:
+    """Return all other ranks, by rank.
+
+    Args:
+        form: The group.
+        codec: Of the connections to them.
+        children: Those that were started here.
+
+    Raises:
+        GroupNotFormedError: Some have not come in time; the message names them.
+    """
+    topology = form.topology
+    with _listening(topology) as listener:
+        gathering = _Gathering(topology, codec, children)
+        deadline = time.monotonic() + form.timeout_s
+        while missing := gathering.missing():
+            if time.monotonic() > deadline:
+                raise GroupNotFormedError(_absence(topology, missing, form.timeout_s))
+            gathering.require_children()
+            gathering.admit_next(listener)
+    return [gathering.members[rank] for rank in sorted(gathering.members)]
+
+
+class _Gathering:
+    """Who has come so far."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        codec: Codec,
+        children: Mapping[int, Process],
+    ) -> None:
+        self.members: dict[int, Member] = {}
+        self._topology = topology
+        self._codec = codec
+        self._children = children
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not come."""
+        return [rank for rank in range(1, self._topology.size) if rank not in self.members]
+
+    def require_children(self) -> None:
+        """Raise when a process that was started here has ended."""
+        for rank, child in self._children.items():
+            if child.poll() is not None:
+                raise GroupNotFormedError(
+                    f"rank {rank} {ending(child)} before it came; see the log"
+                )
+
+    def admit_next(self, listener: socket.socket) -> None:
+        """Take the next who comes, if somebody does soon and is one of the group."""
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            return
+        connection.settimeout(None)
+        channel = Channel(connection, self._codec)
+        try:
+            hello = channel.receive(_HELLO_TIMEOUT_S)
+        except (TimeoutError, ChannelClosedError):
+            channel.close()
+            return
+        if problem := self._problem(hello, channel.peer_address):
+            log.warning("a connection from %s is refused: %s", channel.peer_address, problem)
+            with contextlib.suppress(ChannelClosedError):
+                channel.send(Failed(GroupNotFormedError(problem)))
+            channel.close()
+        else:
+            self.members[hello.rank] = Member(hello, channel, self._children.get(hello.rank))
+
+    def _problem(self, hello: object, address: str) -> str:
+        size = self._topology.size
+        if not isinstance(hello, Hello) or hello.rank not in range(1, size):
+            return f"it is no rank between 1 and {size - 1}"
+        if hello.size not in (0, size):
+            return f"it was started for {hello.size} ranks, and this group has {size}"
+        if hello.rank in self.members:
+            return f"rank {hello.rank} is there already"
+        known = {endpoint.address for endpoint in self._topology.hosts[hello.rank].endpoints}
+        return "" if address in known else f"rank {hello.rank} is at {', '.join(sorted(known))}"
+
+
+@contextlib.contextmanager
+def _listening(topology: Topology) -> Iterator[socket.socket]:
+    """Listen at the address of rank 0, and at no other."""
+    control = topology.control
+    try:
+        listener = socket.create_server((control.address, control.port), backlog=topology.size)
+    except OSError as error:
+        raise GroupNotFormedError(f"rank 0 cannot listen at {control}: {error}") from error
+    with listener:
+        listener.settimeout(_LOOK_INTERVAL_S)
+        yield listener
+
+
+def _absence(topology: Topology, missing: list[int], timeout_s: float) -> str:
+    named = ", ".join(f"rank {rank} ({topology.hosts[rank]})" for rank in missing)
+    return (
+        f"{named} did not come within {timeout_s:g} s; on such a machine run: "
+        f"python -m backend.worker --hostfile FILE --rank {missing[0]}"
+    )

@@ -1,0 +1,108 @@
+"""Link this process to the others of its group, and find its part of a network.
+
+`mx.distributed.init` waits without limit and holds Python's lock (mlx 0.32): the kernel's alarm
+ends a process that waits for too long, and a group is left by ending the process only.
+"""
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+
+from backend.engine.distributed.messages import Join
+from backend.engine.distributed.topology import GroupBackend, Parallelism, Topology
+from backend.errors import InvalidRequestError, LoadFailedError
+from backend.model.upstream import Network
+
+_PREFERENCE = (GroupBackend.NCCL, GroupBackend.JACCL, GroupBackend.RING)
+
+
+def link(topology: Topology, rank: int, *, timeout_s: float) -> mx.distributed.Group:
+    """Return the group, once every rank is linked; the process dies by SIGALRM if one is not.
+
+    Args:
+        topology: Of the group, with a backend that MLX has.
+        rank: Of this process.
+        timeout_s: How long to wait for the others.
+
+    Raises:
+        LoadFailedError: The links cannot be made.
+    """
+    backend = topology.backend
+    with tempfile.TemporaryDirectory() as directory:
+        for name, value in _environment(topology, rank, backend, Path(directory)).items():
+            os.putenv(name, value)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        try:
+            group = mx.distributed.init(strict=True, backend=backend.value)
+        except (RuntimeError, ValueError) as error:
+            raise LoadFailedError(f"rank {rank} of {topology.size}: {error}") from error
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+    if group.size() != topology.size:
+        raise LoadFailedError(f"MLX linked {group.size()} processes, not {topology.size}")
+    return group
+
+
+def divide(network: Network, join: Join, group: mx.distributed.Group) -> None:
+    """Take this rank's part of a network that is not in memory yet."""
+    match join.form.topology.parallelism:
+        case Parallelism.TENSOR:
+            network.shard(group)
+        case Parallelism.PIPELINE if join.split:
+            network.model.pipeline(group, split=list(join.split))
+        case Parallelism.PIPELINE:
+            network.model.pipeline(group)
+
+
+def usable_backend(topology: Topology) -> GroupBackend:
+    """Return what was asked for, or the best that is there, if MLX has it; links nothing.
+
+    Raises:
+        InvalidRequestError: It cannot be used here; the message names what can.
+    """
+    wanted = topology.backend
+    has_rdma = all(host.rdma for host in topology.hosts)
+    usable = [
+        backend
+        for backend in _PREFERENCE
+        if mx.distributed.is_available(backend.value)
+        and (backend is not GroupBackend.JACCL or has_rdma)
+    ]
+    if wanted is GroupBackend.ANY and usable:
+        return usable[0]
+    if wanted in usable:
+        return wanted
+    names = ", ".join(backend.value for backend in usable) or "none"
+    problem = f"{wanted.value} cannot be used here; what can: {names}"
+    raise InvalidRequestError("Options: distributed_backend", problem)
+
+
+def _environment(
+    topology: Topology, rank: int, backend: GroupBackend, directory: Path
+) -> Mapping[str, str]:
+    """Return what MLX reads of a group, as `mlx.launch` would set it."""
+    first = topology.hosts[0].endpoints[0]
+    common = {"MLX_RANK": str(rank)}
+    match backend:
+        case GroupBackend.JACCL:
+            devices = _written(directory, [host.rdma for host in topology.hosts])
+            return common | {"MLX_IBV_DEVICES": devices, "MLX_JACCL_COORDINATOR": str(first)}
+        case GroupBackend.NCCL:
+            size = str(topology.size)
+            place = {"NCCL_HOST_IP": first.address, "NCCL_PORT": str(first.port)}
+            return common | place | {"MLX_WORLD_SIZE": size}
+        case _:
+            rings = [list(map(str, host.endpoints)) for host in topology.hosts]
+            return common | {"MLX_HOSTFILE": _written(directory, rings)}
+
+
+def _written(directory: Path, content: object) -> str:
+    path = directory / "hosts.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)

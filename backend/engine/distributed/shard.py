@@ -1,0 +1,48 @@
+"""One rank's shard of a model, loaded and ready for what the ranks agree on."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+
+from backend.config import ModelOptions
+from backend.engine.distributed.linking import divide, link
+from backend.engine.distributed.messages import Join
+from backend.model.hub import locate
+from backend.model.loaded import RunnableModel
+from backend.model.loader import load
+
+
+def load_shard(join: Join) -> RunnableModel:
+    """Link this process to the others and load its part of the model.
+
+    Raises:
+        LoadError: Says in a user's words what is wrong.
+    """
+    form = join.form
+    group = link(form.topology, join.rank, timeout_s=form.timeout_s)
+    wired_mb = form.options.tuning.wired_limit_mb
+    if wired_mb > 0:
+        mx.set_wired_limit(wired_mb * 2**20)
+    return load(
+        form.options,
+        _directory(form.options, form.directory),
+        cancelled=_never,
+        divide=partial(divide, join=join, group=group),
+    )
+
+
+def synchronise() -> None:
+    """Wait until every rank has come here."""
+    mx.eval(mx.distributed.all_sum(mx.array(1.0), stream=mx.cpu))
+
+
+def _directory(options: ModelOptions, directory: Path) -> Path:
+    """Return where the model lies on this machine: at the same place, or where the hub puts it."""
+    return directory if directory.is_dir() else asyncio.run(locate(options))
+
+
+def _never() -> bool:
+    """Nobody has to ask: a load that is given up ends this process."""
+    return False

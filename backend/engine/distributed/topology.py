@@ -1,0 +1,204 @@
+"""Which processes make a group: how many, where they listen, and what they share."""
+
+import json
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from backend.config import TuningOptions
+from backend.errors import InvalidRequestError
+
+# mlx.launch counts from here as well.
+FIRST_PORT = 32323
+# Behind the ring port of rank 0: where the other ranks ask it what to do.
+CONTROL_PORT_DISTANCE = 1000
+_MAX_PORT = 65535
+_LOOPBACK = "127.0.0.1"
+
+
+class Parallelism(Enum):
+    """What the ranks share: every layer, or the layers."""
+
+    TENSOR = "tensor"
+    PIPELINE = "pipeline"
+
+
+class GroupBackend(Enum):
+    """MLX's ways to link ranks; `ANY` takes the best that is there."""
+
+    RING = "ring"
+    JACCL = "jaccl"
+    NCCL = "nccl"
+    MPI = "mpi"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address and a port of it."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this machine has the address."""
+        return _is_free(Endpoint(self.address, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One rank's place.
+
+    Attributes:
+        endpoints: Where it listens for its neighbours: one for each link of the ring.
+        rdma: The device that leads to each other rank, for JACCL; empty without.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    rdma: tuple[str | None, ...] = ()
+
+    def __str__(self) -> str:
+        return self.endpoints[0].address
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A group of processes, by rank."""
+
+    hosts: tuple[Host, ...]
+    parallelism: Parallelism = Parallelism.TENSOR
+    backend: GroupBackend = GroupBackend.ANY
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.hosts)
+
+    def neighbours(self, rank: int) -> int:
+        """Return how many ranks share the machine of a rank, itself included."""
+        places = [host.endpoints[0].address for host in self.hosts]
+        return places.count(places[rank])
+
+    @property
+    def control(self) -> Endpoint:
+        """Where rank 0 tells the others what to do."""
+        first = self.hosts[0].endpoints[0]
+        port = first.port + CONTROL_PORT_DISTANCE
+        return Endpoint(first.address, port if port <= _MAX_PORT else port - _MAX_PORT // 2)
+
+
+_Entry: TypeAlias = tuple[Sequence[str], Sequence[str | None]]
+
+
+def topology_of(tuning: TuningOptions) -> Topology | None:
+    """Return the group that the options ask for; `None` when one process is to do it all.
+
+    Raises:
+        InvalidRequestError: They contradict each other, or name no usable hosts.
+    """
+    hosts = _hosts(tuning)
+    if len(hosts) < 2:
+        return None
+    if tuning.tensor_parallel_size not in (None, 1, len(hosts)):
+        raise InvalidRequestError(
+            "TensorParallelSize",
+            f"is {tuning.tensor_parallel_size}, and there are {len(hosts)} hosts",
+        )
+    if not hosts[0].endpoints[0].is_local:
+        raise InvalidRequestError(
+            "Options: hosts", f"the first one, {hosts[0]}, must be an address of this machine"
+        )
+    return Topology(
+        hosts, Parallelism(tuning.distributed), GroupBackend(tuning.distributed_backend)
+    )
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """Return the hosts of a file of `mlx.launch`, or of MLX's ring.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or is of another form.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries = content["hosts"] if isinstance(content, Mapping) else content
+        return tuple(_numbered(map(_entry, entries)))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InvalidRequestError("Options: hostfile", f"{path} cannot be used: {error}") from error
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Return the hosts of `address,address:port,...`; one that stands twice is two ranks.
+
+    Raises:
+        InvalidRequestError: A port is no number.
+    """
+    try:
+        return tuple(_numbered(([part.strip()], ()) for part in text.split(",") if part.strip()))
+    except ValueError as error:
+        raise InvalidRequestError("Options: hosts", f"{text!r} cannot be used: {error}") from error
+
+
+def local_hosts(count: int) -> tuple[Host, ...]:
+    """Return so many places on this machine, on ports that are free now."""
+    with ExitStack() as held:
+        while True:
+            hosts = tuple(Host((Endpoint(_LOOPBACK, _held_port(held)),)) for _ in range(count))
+            if _is_free(Topology(hosts).control):
+                return hosts
+
+
+def _hosts(tuning: TuningOptions) -> tuple[Host, ...]:
+    if tuning.hosts and tuning.hostfile:
+        raise InvalidRequestError("Options", "hosts and hostfile are both given: one is enough")
+    if tuning.hostfile:
+        return read_hostfile(Path(tuning.hostfile).expanduser())
+    if tuning.hosts:
+        return parse_hosts(tuning.hosts)
+    return local_hosts(tuning.tensor_parallel_size or 1)
+
+
+def _entry(entry: Any) -> _Entry:  # noqa: ANN401 (JSON)
+    """Return addresses and RDMA devices of an entry of a hostfile, in either form."""
+    if isinstance(entry, Mapping):
+        return entry["ips"], entry.get("rdma", ())
+    return entry, ()
+
+
+def _numbered(entries: Iterable[_Entry]) -> Iterator[Host]:
+    """Give ports to the addresses that have none, as `mlx.launch` does."""
+    port = FIRST_PORT
+    for addresses, rdma in entries:
+        endpoints = []
+        for text in addresses:
+            address, _, own_port = text.partition(":")
+            endpoints.append(Endpoint(address, int(own_port or port)))
+            port += 1
+        if not endpoints:
+            raise ValueError("a host has no address")
+        yield Host(tuple(endpoints), tuple(rdma))
+
+
+def _is_free(endpoint: Endpoint) -> bool:
+    """Tell whether this machine has the address, and nobody listens at the port."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((endpoint.address, endpoint.port))
+        except OSError:
+            return False
+    return True
+
+
+def _held_port(held: ExitStack) -> int:
+    """Return a free port that is not given again as long as it is held."""
+    holder = held.enter_context(socket.socket())
+    holder.bind((_LOOPBACK, 0))
+    return int(holder.getsockname()[1])

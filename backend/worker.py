@@ -1,0 +1,129 @@
+"""`python -m backend.worker`: one rank of a group of processes that compute one model together.
+
+The backend starts rank 0, and rank 0 the others of its machine. On another machine an operator
+runs `python -m backend.worker --hostfile FILE --rank N`, or `mlx.launch` does: it serves one group
+after the other, each in a process of its own.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from backend.engine.distributed.processes import die_with_parent, start_follower
+from backend.engine.distributed.topology import (
+    Endpoint,
+    Host,
+    Topology,
+    parse_hosts,
+    read_hostfile,
+)
+from backend.errors import BackendError
+from common import log as logs
+
+_RESTART_INTERVAL_S = 0.5
+
+log = logging.getLogger("backend.worker")
+
+
+def main() -> int:
+    """Be a rank, or look after one; return the exit code."""
+    arguments = parse(sys.argv[1:], os.environ)
+    logs.configure(logs.level_of(os.environ))
+    if arguments.parent is not None:
+        die_with_parent(arguments.parent)
+        os.environ.update(device_environment(arguments.device, os.environ))
+        be_rank(arguments)
+    try:
+        return look_after(topology_of(arguments), arguments.rank)
+    except BackendError as error:
+        log.critical("%s", error)
+        return 1
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
+    """Return what the command line asks for; `mlx.launch` says it in the environment."""
+    rank = environment.get("MLX_RANK", "")
+    hostfile = environment.get("MLX_HOSTFILE") or None
+    parser = argparse.ArgumentParser(prog="python -m backend.worker", description=__doc__)
+    parser.add_argument("--rank", type=int, default=int(rank) if rank.isdecimal() else None)
+    parser.add_argument("--hostfile", type=Path, default=hostfile, metavar="FILE")
+    parser.add_argument("--hosts", metavar="ADDRESS,ADDRESS:PORT,...")
+    for name in ("--parent", "--server-fd", "--size", "--device"):
+        parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--local", type=int, nargs="*", default=(), help=argparse.SUPPRESS)
+    parser.add_argument("--control", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def topology_of(arguments: argparse.Namespace) -> Topology:
+    """Return the group that an operator's worker belongs to."""
+    hosts: tuple[Host, ...] = ()
+    if arguments.hosts:
+        hosts = parse_hosts(arguments.hosts)
+    elif arguments.hostfile is not None:
+        hosts = read_hostfile(Path(arguments.hostfile))
+    if arguments.rank not in range(len(hosts)):
+        raise BackendError(
+            f"--rank must be between 0 and {len(hosts) - 1}, in the --hostfile or --hosts that the "
+            "backend is loaded with"
+        )
+    return Topology(hosts)
+
+
+def device_environment(device: int | None, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what shows CUDA one device only, if there are several."""
+    devices = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if not devices:
+        devices = [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    if len(devices) < 2:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": devices[(device or 0) % len(devices)]}
+
+
+def be_rank(arguments: argparse.Namespace) -> NoReturn:
+    """Take part in one group."""
+    # First of all: the others import MLX as this process does.
+    children = {
+        rank: start_follower(rank, arguments.control, device=device)
+        for device, rank in enumerate(arguments.local)
+        if rank > 0
+    }
+    from backend.engine.distributed.channel import Channel
+    from backend.engine.distributed.follower import Follower, reach
+    from backend.engine.distributed.leader import Leader
+    from backend.engine.distributed.messages import make_codec
+
+    codec = make_codec()
+    if arguments.server_fd is not None:
+        server = Channel(socket.socket(fileno=arguments.server_fd), codec)
+        Leader(server, codec, children).run()
+    address, _, port = arguments.control.rpartition(":")
+    leader = reach(Endpoint(address, int(port)), codec)
+    Follower(arguments.rank, arguments.size or 0, leader, codec).run()
+
+
+def look_after(topology: Topology, rank: int) -> int:
+    """Keep a process waiting for rank 0, a new one for every group, until told to stop."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if rank == 0:
+        log.info("rank 0 is started by the backend itself: there is nothing to do here")
+        signal.pause()
+    log.info("rank %d of %d: waiting for rank 0 at %s", rank, topology.size, topology.control)
+    while True:
+        process = start_follower(rank, str(topology.control), size=topology.size)
+        try:
+            process.wait()
+        finally:
+            process.kill()
+        time.sleep(_RESTART_INTERVAL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
