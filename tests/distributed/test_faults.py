@@ -1,0 +1,131 @@
+"""Whatever process goes: requests are told, nothing is left behind, and the next load works."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import grpc
+import grpc.aio
+import pytest
+from engine_driver import make_request, prompt_of
+from groups import descendants, grouped, is_alive, take, workers
+from serving import Stub, until
+
+from backend.config import ModelOptions, TuningOptions
+from backend.core.status import EngineState, RequestPhase
+from backend.engine.distributed.processes import ending
+from backend.errors import (
+    GroupLostError,
+    GroupNotFormedError,
+    LoadCancelledError,
+    ModelNotLoadedError,
+)
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+ENDLESS = 3000
+
+
+async def lose(engine, requests, rank, *, when):
+    """Kill a rank in the midst of requests and return what they were told."""
+    streams = [asyncio.ensure_future(take(engine, request)) for request in requests]
+    await until(when)
+    before = workers()
+    os.kill(before[rank], signal.SIGKILL)
+    errors = await asyncio.gather(*streams, return_exceptions=True)
+    assert {type(error) for error in errors} == {GroupLostError}
+    await until(lambda: not any(map(is_alive, before)))
+    assert engine.status().state is EngineState.ERROR
+    with pytest.raises(ModelNotLoadedError):
+        engine.submit(make_request("late", prompt_of(5)))
+    return str(errors[0])
+
+
+def in_phase(engine, phase):
+    return any(row.phase is phase for row in engine.status().requests)
+
+
+async def test_a_rank_that_dies_fails_the_requests_and_the_next_load_starts_anew(
+    engine, small_llama
+):
+    options = grouped(small_llama, 2, prefill_chunk_alone=16)
+    await engine.load(options)
+    decoding = [make_request("a", prompt_of(20), max_tokens=ENDLESS)]
+    text = await lose(engine, decoding, 1, when=lambda: in_phase(engine, RequestPhase.ACTIVE))
+    assert "rank 1 of 2" in text
+    assert "SIGKILL" in text
+    await engine.load(options)
+    prefilling = [make_request(f"b{i}", prompt_of(ENDLESS, i)) for i in range(20)]
+    text = await lose(engine, prefilling, 0, when=lambda: in_phase(engine, RequestPhase.PREFILLING))
+    assert "rank 0 of 2" in text
+    assert "SIGKILL" in text
+    await engine.load(options)
+    assert len((await take(engine, make_request("c", prompt_of(9)))).tokens) == 12
+    await engine.free()
+    assert engine.status().state is EngineState.UNINITIALIZED
+    assert not workers()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_dies_at_load_fails_the_load(engine, small_llama, rank):
+    load = asyncio.ensure_future(engine.load(grouped(small_llama, 2)))
+    await until(lambda: len(workers()) == 2)
+    os.kill(workers()[rank], signal.SIGKILL)
+    with pytest.raises(GroupNotFormedError, match=f"rank {rank}.*SIGKILL"):
+        await load
+    assert engine.status().state is EngineState.ERROR
+    await until(lambda: not workers())
+
+
+async def test_a_rank_that_never_comes_is_given_up_and_named(engine, small_llama):
+    # An address for documentation: no machine has it.
+    tuning = TuningOptions(hosts="127.0.0.1,192.0.2.7", worker_timeout_s=2)
+    with pytest.raises(GroupNotFormedError, match=r"rank 1 \(192\.0\.2\.7\).*within 2 s"):
+        await engine.load(ModelOptions(model=str(small_llama), tuning=tuning))
+    assert not workers()
+
+
+@pytest.mark.parametrize(
+    ("fate", "words"),
+    [
+        ("exit 3", "exit code 3"),
+        ("kill -KILL $$", "SIGKILL"),
+        ("kill -ALRM $$", "ports of the ring"),
+        ("sleep 9", "hung up"),
+    ],
+)
+def test_the_end_of_a_process_is_told_in_words(fate, words):
+    with subprocess.Popen(["/bin/sh", "-c", fate]) as process:
+        assert words in ending(process, timeout_s=0.5)
+        process.kill()
+
+
+async def test_a_load_that_is_cancelled_leaves_no_process(engine, small_llama):
+    load = asyncio.ensure_future(engine.load(grouped(small_llama, 2)))
+    await until(lambda: len(workers()) == 2)
+    await engine.free()
+    with pytest.raises(LoadCancelledError):
+        await load
+    await until(lambda: not workers())
+
+
+async def test_a_killed_server_takes_its_workers_along(small_llama):
+    command = [sys.executable, "-m", "backend", "--addr", "127.0.0.1:0"]
+    server = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    line = ""
+    while "listening on" not in line:
+        line = (await server.stderr.readline()).decode()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{line.rsplit(':')[-1].strip()}") as channel:
+        stub = Stub(channel)
+        request = pb.ModelOptions(Model=str(small_llama), TensorParallelSize=2)
+        assert (await stub.LoadModel(request)).success
+        reply = await stub.Predict(pb.PredictOptions(Prompt="ba be", Tokens=5, IgnoreEOS=True))
+        assert reply.tokens == 5
+        alive = descendants(server.pid)
+        assert len(alive) == 2
+        server.kill()
+        await server.communicate()
+    await until(lambda: not any(map(is_alive, alive)))

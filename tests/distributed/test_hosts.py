@@ -1,0 +1,90 @@
+"""Ranks that an operator starts: on a host of its own, and as `mlx.launch` would."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from groups import build_divisible, is_alive
+from one_group import tokens_of_one_group
+from two_hosts import ADDRESSES, two_hosts
+
+from backend.errors import BackendError
+from backend.worker import device_environment, parse, topology_of
+
+pytestmark = pytest.mark.mlx
+
+ONE_GROUP = Path(__file__).parents[1] / "support" / "one_group.py"
+
+
+def tokens(directory, tuning, prefix=()):
+    paths = os.pathsep.join([str(ONE_GROUP.parent), os.environ.get("PYTHONPATH", "")])
+    command = [*prefix, sys.executable, str(ONE_GROUP), str(directory), json.dumps(tuning)]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
+    )
+    return done.stdout
+
+
+@contextmanager
+def operator(*command, **environment):
+    """Run a worker as an operator does, and stop it as one does."""
+    process = subprocess.Popen(command, env={**os.environ, **environment})
+    try:
+        yield process
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+@pytest.fixture
+def hosts():
+    with two_hosts() as hosts:
+        if hosts is None:
+            pytest.skip("this machine lets nobody make network namespaces")
+        yield hosts
+
+
+async def test_two_hosts_give_the_tokens_of_one_and_serve_one_group_after_another(tmp_path, hosts):
+    here, there = hosts
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([{"ssh": a, "ips": [a]} for a in ADDRESSES]))
+    worker = [*there, sys.executable, "-m", "backend.worker"]
+    with operator(*worker, MLX_RANK="1", MLX_HOSTFILE=str(hostfile)) as process:
+        for family, kind in (("llama", "tensor"), ("qwen3_moe", "pipeline")):
+            directory = build_divisible(family, tmp_path / family, 2)
+            tuning = {"hostfile": str(hostfile), "distributed": kind}
+            together = tokens(directory, tuning, here)
+            assert json.loads(together) == await tokens_of_one_group(directory, {})
+        assert is_alive(process.pid)
+
+
+def arguments(*given, **environment):
+    return parse(given, environment)
+
+
+def test_the_command_line_wins_over_the_environment(tmp_path):
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([["10.0.0.1:7000"], ["10.0.0.2:7000"]]))
+    launched = arguments(MLX_RANK="1", MLX_HOSTFILE=str(hostfile))
+    assert (launched.rank, topology_of(launched).size) == (1, 2)
+    assert arguments("--rank", "0", MLX_RANK="1").rank == 0
+
+
+@pytest.mark.parametrize("given", [(), ("--hosts", "a,b"), ("--hosts", "a,b", "--rank", "2")])
+def test_a_worker_that_does_not_know_its_place_says_so(given):
+    with pytest.raises(BackendError, match="--rank"):
+        topology_of(arguments(*given))
+
+
+def test_ranks_of_one_machine_take_its_devices_in_turn():
+    two = {"CUDA_VISIBLE_DEVICES": "4,7"}
+    assert [device_environment(n, two)["CUDA_VISIBLE_DEVICES"] for n in (0, 1, 2)] == [
+        "4",
+        "7",
+        "4",
+    ]
+    assert device_environment(1, {"CUDA_VISIBLE_DEVICES": "4"}) == {}

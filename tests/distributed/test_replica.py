@@ -1,0 +1,78 @@
+"""A session that follows another one's plan does the same, whatever its own clock says."""
+
+import random
+
+import pytest
+from engine_driver import Driver, make_request, prompt_of
+
+from backend.core.request import SamplingParams
+from backend.engine.command import Cancel, Submit
+from backend.engine.distributed.messages import Turn, make_codec
+from backend.engine.pace import Pace
+from backend.engine.pacing import ChunkLimit, PrefillPace
+
+pytestmark = pytest.mark.mlx
+
+
+class Ranks:
+    """Two sessions: one decides, the other one gets what it decides over the wire."""
+
+    def __init__(self, network, rng):
+        self.decides = Driver(network, max_cache_bytes=40_000, max_slots=4)
+        self.follows = Driver(network, max_cache_bytes=40_000, max_slots=4)
+        self.codec = make_codec()
+        self.rng = rng
+        self.turns = 0
+
+    def pace(self):
+        """What a clock may say, drawn by lot."""
+        tokens = self.rng.randint(1, 40)
+        chunk = ChunkLimit(tokens, rest=self.rng.randint(tokens, 2 * tokens))
+        prefill = PrefillPace(self.rng.random() < 0.5, beside=chunk, alone=chunk)
+        return Pace(prefill, self.decides.session.pace().aside)
+
+    def turn(self, *commands):
+        self.turns += 1
+        turn = Turn(self.turns, commands, self.pace())
+        heard = self.codec.decode(self.codec.encode(turn))
+        for session, plan in ((self.decides.session, turn), (self.follows.session, heard)):
+            for command in plan.commands:
+                match command:
+                    case Submit(request):
+                        session.submit(request)
+                    case Cancel(request_id):
+                        session.cancel(request_id)
+            session.turn(plan.pace)
+            session.check()
+
+    def state(self, driver):
+        status = driver.session.status()
+        rows = [
+            (r.request_id, r.phase, r.prefilled_tokens, r.cached_tokens) for r in status.requests
+        ]
+        return driver.session.checksum, status.prompt_cache, rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
+def test_a_plan_leaves_nothing_to_decide(networks, family, seed):
+    rng = random.Random(seed)
+    ranks = Ranks(networks(family), rng)
+    trunk = prompt_of(60, seed)
+    for number in range(14):
+        prompt = [*trunk[: rng.randint(0, 60)], *prompt_of(rng.randint(1, 30), number)]
+        sampling = SamplingParams(temperature=rng.choice([0.0, 1.0]), seed=number)
+        request = make_request(
+            f"r{number}", prompt, sampling=sampling, max_tokens=rng.randint(1, 20)
+        )
+        ranks.turn(Submit(request))
+        for _ in range(rng.randint(0, 6)):
+            ranks.turn()
+        if rng.random() < 0.3:
+            ranks.turn(Cancel(f"r{rng.randint(0, number)}"))
+        assert ranks.state(ranks.follows) == ranks.state(ranks.decides)
+    while not ranks.decides.session.is_idle:
+        ranks.turn()
+    assert ranks.follows.session.is_idle
+    assert ranks.state(ranks.follows) == ranks.state(ranks.decides)
+    assert ranks.decides.session.checksum != 0
