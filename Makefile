@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
-	test-extra-backend-mlx-vlm check format bench proto package image clean
+	test-extra-backend-mlx-vlm check format bench bench-distributed soak fuzz proto package image clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -64,6 +64,15 @@ format: $(STAMP) ## Format and fix what can be fixed
 
 bench: install ## Measure against raw mlx-lm in the same run (BENCH_FLAGS='--json' for JSON)
 	$(PYTHON) -m benchmarks $(BENCH_FLAGS)
+
+bench-distributed: install ## Measure one model on 1, 2 and 4 processes of this machine
+	$(PYTHON) -m benchmarks.distributed
+
+soak: install ## Ten minutes of 32 clients of every kind that leave, time out and lie; SOAK_FLAGS='--minutes 1'
+	$(PYTHON) -m benchmarks.soak $(SOAK_FLAGS)
+
+fuzz: $(STAMP) ## Fuzz every field of every RPC for some minutes
+	$(PYTHON) -m pytest -q tests/fuzz --hypothesis-profile=long
 
 proto: $(STAMP) ## Generate the stubs again
 	$(PYTHON) scripts/gen_proto.py
