@@ -110,7 +110,7 @@ async def test_a_recurrent_model_goes_on_from_the_stable_prefix(tiny_models):
         ({"prompt": "ba"}, "candidates: is empty"),
         ({"prompt": "ba", "candidates": ["bo", ""]}, "candidates[1]: is empty"),
         ({"candidates": ["bo"]}, "prompt: is empty"),
-        ({"prompt": "ba", "candidates": ["bo "] * 1025}, "candidates: holds 1025 texts"),
+        ({"prompt": "ba", "candidates": ["bo "] * 1025}, "candidates: holds 1025 values"),
         ({"prompt": "ba", "candidates": ["bo " * 99]}, "candidates[0]: "),
         ({"prompt": "ba " * 99, "candidates": ["bo"]}, "prompt: "),
     ],
