@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
+from itertools import product
 
 import grpc
 import grpc.aio
@@ -53,16 +55,15 @@ async def test_a_rank_that_dies_fails_the_requests_and_the_next_load_starts_anew
 ):
     options = grouped(small_llama, 2, prefill_chunk_alone=16)
     await engine.load(options)
-    decoding = [make_request("a", prompt_of(20), max_tokens=ENDLESS)]
-    text = await lose(engine, decoding, 1, when=lambda: in_phase(engine, RequestPhase.ACTIVE))
-    assert "rank 1 of 2" in text
-    assert "SIGKILL" in text
-    await engine.load(options)
-    prefilling = [make_request(f"b{i}", prompt_of(ENDLESS, i)) for i in range(20)]
-    text = await lose(engine, prefilling, 0, when=lambda: in_phase(engine, RequestPhase.PREFILLING))
-    assert "rank 0 of 2" in text
-    assert "SIGKILL" in text
-    await engine.load(options)
+    for phase, rank in product((RequestPhase.ACTIVE, RequestPhase.PREFILLING), (1, 0)):
+        if phase is RequestPhase.ACTIVE:
+            requests = [make_request("a", prompt_of(20), max_tokens=ENDLESS)]
+        else:
+            requests = [make_request(f"b{i}", prompt_of(ENDLESS, i)) for i in range(20)]
+        text = await lose(engine, requests, rank, when=partial(in_phase, engine, phase))
+        assert f"rank {rank} of 2" in text
+        assert "SIGKILL" in text
+        await engine.load(options)
     assert len((await take(engine, make_request("c", prompt_of(9)))).tokens) == 12
     await engine.free()
     assert engine.status().state is EngineState.UNINITIALIZED
