@@ -54,9 +54,10 @@ class MediaMemo:
 
         Known without the towers, of a medium that they have seen once.
         """
-        if span.digest not in self._rope_lengths:
-            self.features(span, token_ids)
-        length = self._rope_lengths[span.digest]
+        if span.digest in self._rope_lengths:
+            length = self._rope_lengths[span.digest]
+        else:
+            length = self.features(span, token_ids).rope_length
         return span.stop - span.start if length is None else length
 
     def may_split(self, features: MediaFeatures) -> bool:
