@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import Increment, Usage
@@ -31,6 +32,8 @@ from backend.structure import structures_of
 PROMPT_TAIL_CHARS = 256
 
 log = logging.getLogger(__name__)
+
+_formats: WeakKeyDictionary[LoadedModel, OutputFormat] = WeakKeyDictionary()
 
 
 class TextEngine(Protocol):
@@ -120,10 +123,12 @@ async def detokenize(token_ids: Sequence[int], engine: TextEngine) -> str:
 
 
 def output_format(engine: TextEngine) -> OutputFormat:
-    """Find out how the loaded model writes thoughts and tool calls."""
+    """Find out, once for a loaded model, how it writes thoughts and tool calls."""
     model = _loaded(engine)
+    if (known := _formats.get(model)) is not None:
+        return known
     tuning = engine.options.tuning if engine.options else TuningOptions()
-    return detect(
+    _formats[model] = found = detect(
         FormatEvidence(
             vocabulary=model.tokenizer.vocabulary,
             chat_template=model.template.text,
@@ -131,6 +136,7 @@ def output_format(engine: TextEngine) -> OutputFormat:
             reasoning_parser=tuning.reasoning_parser,
         )
     )
+    return found
 
 
 def _loaded(engine: TextEngine) -> LoadedModel:
