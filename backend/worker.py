@@ -27,7 +27,7 @@ from backend.engine.distributed.topology import (
 from backend.errors import BackendError
 from common import log as logs
 
-_RESTART_INTERVAL_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
 log = logging.getLogger("backend.worker")
 
@@ -114,15 +114,21 @@ def look_after(topology: Topology, rank: int) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if rank == 0:
         log.info("rank 0 is started by the backend itself: there is nothing to do here")
-        signal.pause()
+        while True:
+            _sleep()
     log.info("rank %d of %d: waiting for rank 0 at %s", rank, topology.size, topology.control)
     while True:
         process = start_follower(rank, str(topology.control), size=topology.size)
         try:
-            process.wait()
+            while process.poll() is None:
+                _sleep()
         finally:
             process.kill()
-        time.sleep(_RESTART_INTERVAL_S)
+
+
+def _sleep() -> None:
+    """Wait a little: a signal just before a call that waits without end does not interrupt it."""
+    time.sleep(_POLL_INTERVAL_S)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,10 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
 if mode == "fail":
     sys.exit("no luck today")
-if mode == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-else:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+# Blocked, so that one that comes before the last line is not lost.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 server = grpc.server(ThreadPoolExecutor(1))
 backend_pb2_grpc.add_BackendServicer_to_server(Servicer(), server)
 server.add_insecure_port(address)
 server.start()
-signal.pause()
+signal.sigwait({signal.SIGUSR1} if mode == "stubborn" else {signal.SIGTERM})
