@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backend.cache.packing import Packing
-from backend.config import PROMPT_CACHE_MEMORY_SHARE, ModelOptions, TuningOptions
+from backend.config import (
+    MEDIA_MEMO_BYTES,
+    PREPARED_MEDIA_BYTES,
+    PROMPT_CACHE_MEMORY_SHARE,
+    ModelOptions,
+    TuningOptions,
+)
 from backend.core.model import ModelKind
 from backend.engine.admission import KvProfile, Reservations
 from backend.engine.caches import make_cache_factory
@@ -58,7 +64,12 @@ def assemble_decoder_session(
     fresh_caches = make_cache_factory(model.network, tuning)
     batches = tuning.batching and _is_batchable(model, fresh_caches)
     model = replace(model, card=replace(model.card, batches=batches))
-    budget_bytes = kv_budget_bytes(options, model.card.weights_bytes, working_set_bytes())
+    budget_bytes = kv_budget_bytes(
+        options,
+        model.card.weights_bytes,
+        working_set_bytes(),
+        media_bytes=MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0,
+    )
     keeper = _keeper(Path(model.card.path), fresh_caches, options, budget_bytes, outlets.post)
     profile = measure(model.network, fresh_caches)
     _tell(profile, budget_bytes)

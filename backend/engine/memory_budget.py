@@ -23,18 +23,21 @@ CGROUP_LIMITS = (
 log = logging.getLogger(__name__)
 
 
-def kv_budget_bytes(options: ModelOptions, weights_bytes: int, working_set_bytes: int) -> int:
+def kv_budget_bytes(
+    options: ModelOptions, weights_bytes: int, working_set_bytes: int, *, media_bytes: int = 0
+) -> int:
     """Return what the KV caches of running requests and of the prompt cache may take together.
 
     Args:
         options: What the host asks for.
         weights_bytes: What the weights take.
         working_set_bytes: What the device can hold without harm.
+        media_bytes: What remembered media may take.
     """
     if options.tuning.max_kv_bytes is not None:
         return options.tuning.max_kv_bytes
     usable = int(working_set_bytes * options.memory_utilization)
-    budget = int((usable - weights_bytes) * (1.0 - RESERVE_SHARE))
+    budget = int((usable - weights_bytes - media_bytes) * (1.0 - RESERVE_SHARE))
     least = int(MIN_KV_SHARE * working_set_bytes)
     if budget < least:
         log.warning(

@@ -13,6 +13,7 @@ from PIL import Image
 from serving import chat, code_of, served, stream, until, user
 from vision import Reference, as_base64, gif, parts, picture, shown, token_ids, wav
 
+from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, RESERVE_SHARE
 from backend.pb import backend_pb2 as pb
 
 pytestmark = [
@@ -334,6 +335,16 @@ async def test_cross_attention_is_refused_at_load_by_its_name(tiny_vision_models
 
 
 # lesson 59
+async def test_remembered_media_take_their_room_from_the_kv_caches(tiny_vision_models):
+    directory = tiny_vision_models("qwen3_vl")
+    budgets = []
+    for sees in ("false", "true"):
+        async with served(directory, Options=[f"vision:{sees}"]) as backend:
+            budgets.append(backend.engine.status().memory_bytes["kv_budget"])
+    media = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES
+    assert budgets[0] - budgets[1] >= (1 - RESERVE_SHARE) * media
+
+
 async def test_text_requests_to_a_model_that_sees_are_batched(tiny_vision_models):
     requests = [ask([user(f"{n} be bi?")], Temperature=0.8, Seed=n) for n in range(1, 9)]
     async with served(tiny_vision_models("gemma3")) as backend:

@@ -21,6 +21,11 @@ def test_the_budget_is_what_the_weights_leave_less_a_reserve():
     assert kv_budget_bytes(options(0.5), 4 * GIB, 10 * GIB) == pytest.approx(0.9 * GIB)
 
 
+def test_remembered_media_are_beside_the_kv_caches():
+    beside = kv_budget_bytes(options(), 4 * GIB, 10 * GIB, media_bytes=GIB)
+    assert beside == pytest.approx(0.9 * 4 * GIB)
+
+
 def test_the_option_decides_alone():
     assert kv_budget_bytes(options(max_kv_bytes=7), 4 * GIB, 10 * GIB) == 7
 
