@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+# The same examples every time, however slow the machine is.
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 # `pytest tests/fuzz --hypothesis-profile=long` takes minutes, and looks further.
-settings.register_profile("long", max_examples=3000)
+settings.register_profile("long", derandomize=False, max_examples=3000)
 
 TinyModels = Callable[[str], Path]
 

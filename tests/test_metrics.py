@@ -15,7 +15,7 @@ from common.address import AddressError
 
 ROOT = Path(__file__).parent.parent
 ANY_PORT = "127.0.0.1:0"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 30.0
 
 
 def scrape(port):

@@ -22,7 +22,7 @@ from backend.cli.client import BackendClient
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Act(Enum):

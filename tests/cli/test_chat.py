@@ -6,7 +6,7 @@ import pytest
 from backend.demo import WEATHER_TOOL
 from backend.pb import backend_pb2 as pb
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 def roles(request):

@@ -8,7 +8,7 @@ from backend.cli.client import BackendClient, CallError
 from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
 from backend.pb import backend_pb2 as pb
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 async def deltas(client):

@@ -47,7 +47,7 @@ def test_the_first_signal_lets_the_process_finish():
         assert process.stdout.readline() == "ready\n"
         process.terminate()
         assert process.stdout.readline() == "stopping\n"
-        assert process.wait(5) == 0
+        assert process.wait(30) == 0
 
 
 def test_the_second_signal_ends_a_process_whose_loop_is_blocked():
@@ -56,7 +56,7 @@ def test_the_second_signal_ends_a_process_whose_loop_is_blocked():
         process.terminate()
         assert process.stdout.readline() == "stopping\n"
         process.terminate()
-        assert process.wait(5) < 0
+        assert process.wait(30) < 0
 
 
 ORPHAN = """

@@ -90,17 +90,17 @@ async def test_a_rank_that_never_comes_is_given_up_and_named(engine, small_llama
 
 
 @pytest.mark.parametrize(
-    ("fate", "words"),
+    ("fate", "timeout_s", "words"),
     [
-        ("exit 3", "exit code 3"),
-        ("kill -KILL $$", "SIGKILL"),
-        ("kill -ALRM $$", "ports of the ring"),
-        ("sleep 9", "hung up"),
+        ("exit 3", 30, "exit code 3"),
+        ("kill -KILL $$", 30, "SIGKILL"),
+        ("kill -ALRM $$", 30, "ports of the ring"),
+        ("sleep 90", 0.1, "hung up"),
     ],
 )
-def test_the_end_of_a_process_is_told_in_words(fate, words):
+def test_the_end_of_a_process_is_told_in_words(fate, timeout_s, words):
     with subprocess.Popen(["/bin/sh", "-c", fate]) as process:
-        assert words in ending(process, timeout_s=0.5)
+        assert words in ending(process, timeout_s=timeout_s)
         process.kill()
 
 

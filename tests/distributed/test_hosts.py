@@ -37,7 +37,7 @@ def operator(*command, **environment):
         yield process
     finally:
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 @pytest.fixture

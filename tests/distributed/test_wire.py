@@ -111,7 +111,7 @@ def test_a_peer_that_hangs_up_is_noticed(channels):
     assert theirs.receive() == Cancel("last")
     with pytest.raises(ChannelClosedError):
         theirs.receive()
-    assert noticed.wait(10.0)
+    assert noticed.wait(30.0)
 
 
 def test_a_message_of_absurd_length_closes_the_channel(channels):

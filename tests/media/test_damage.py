@@ -1,7 +1,6 @@
 """Whatever is done to an honest file, it is read or refused: nothing else, and in no time."""
 
 import random
-from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,7 +32,6 @@ AUDIOS = {"wav": wav(seconds=0.05), "mp3": SOUNDS["mp3"], "flac": SOUNDS["flac"]
 
 quickly = settings(
     max_examples=60,
-    deadline=timedelta(seconds=1),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

@@ -18,8 +18,8 @@ from backend.pb import backend_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_SH = str(ROOT / "run.sh")
-START_TIMEOUT_S = 20.0
-EXIT_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 30.0
 SESAME = "s3cret"
 LISTENING = re.compile(r"listening on 127\.0\.0\.1:([1-9]\d*)$")
 METRICS = re.compile(r"metrics on 127\.0\.0\.1:([1-9]\d*)$")

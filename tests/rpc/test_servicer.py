@@ -129,7 +129,7 @@ async def test_a_client_that_cancels_leaves_the_generation(method):
 async def test_a_deadline_leaves_the_generation(method):
     engine = ScriptedEngine(hangs=True)
     async with served(engine) as channel:
-        call = getattr(stub(channel), method)(HELLO, timeout=0.2)
+        call = getattr(stub(channel), method)(HELLO, timeout=1.0)
         awaited = collect(call) if method == "PredictStream" else call
         assert (await code_of(awaited))[0] is CODE.DEADLINE_EXCEEDED
         await asyncio.wait_for(engine.left.wait(), TIMEOUT_S)
@@ -266,7 +266,7 @@ async def test_a_failed_load_is_a_status_with_the_reason(error, code):
 async def test_a_caller_that_leaves_cancels_the_load():
     engine = ScriptedEngine(hangs=True, loaded=False)
     async with served(engine) as channel:
-        call = stub(channel).LoadModel(pb.ModelOptions(Model="x"), timeout=0.2)
+        call = stub(channel).LoadModel(pb.ModelOptions(Model="x"), timeout=1.0)
         assert (await code_of(call))[0] is CODE.DEADLINE_EXCEEDED
         await asyncio.wait_for(engine.load_left.wait(), TIMEOUT_S)
 

@@ -29,7 +29,7 @@ from backend.pb import backend_pb2_grpc
 from backend.rpc.server import BackendServer
 
 EOS = 0
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 
 STATUS = EngineStatus(

@@ -122,7 +122,7 @@ async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
     raise AssertionError("the call succeeded")
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Wait for something that the engine's snapshots show; they have no event to wait for."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
