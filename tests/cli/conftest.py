@@ -230,6 +230,14 @@ def console() -> Console:
     return Console(file=StringIO(), width=60)
 
 
+@pytest.fixture(autouse=True)
+def hears_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C reach this process: one that a shell put in the background is deaf to it."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
 @pytest.fixture
 def run_chat(scripted: ScriptedBackend):
     """Run `chat` on typed lines, in the main thread."""
