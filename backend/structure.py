@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from backend.core.prompt import ToolMode
 from backend.errors import GrammarError
-from backend.output.format import opens_in_reasoning
+from backend.output.format import opens_behind_thought, opens_in_reasoning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,8 +164,9 @@ def _thought(prompt: Prompt, wire: OutputFormat, answer: str) -> Thought | None:
     reasoning = wire.reasoning
     if not reasoning.starts:
         return None
+    is_done = opens_behind_thought(wire, prompt.tail)
     return Thought(
-        starts=(reasoning.start,),
+        starts=() if is_done else (reasoning.start,),
         ends=(reasoning.end,),
         is_open=opens_in_reasoning(wire, prompt.tail),
         taboos=wire.tools.openers,

@@ -144,5 +144,10 @@ def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:
     return _last(starts, turn) > _last(output_format.reasoning.ends, turn)
 
 
+def opens_behind_thought(output_format: OutputFormat, prompt_tail: str) -> bool:
+    """Tell whether the prompt ends behind a closed thought: templates switch thinking off so."""
+    return prompt_tail.rstrip().endswith(output_format.reasoning.ends)
+
+
 def _last(markers: tuple[str, ...], text: str) -> int:
     return max((text.rfind(marker) for marker in markers), default=-1)

@@ -108,6 +108,20 @@ async def test_a_thought_comes_before_the_structure(tiny_models):
         assert reply.content in ("yes", "no")
 
 
+async def test_no_thought_comes_before_the_structure_when_thinking_is_off():
+    async with served(MODEL_DIR) as backend:
+        request = chat(
+            [user("What is the weather in Quito?")],
+            Grammar='root ::= "yes" | "no"',
+            Metadata=NO_THINKING,
+            Tokens=40,
+            Temperature=0.0,
+        )
+        reply = await stream(backend.stub, request)
+        assert reply.content in ("yes", "no")
+        assert not reply.reasoning
+
+
 async def test_a_schema_in_the_metadata_is_followed_too(tiny_models):
     metadata = {"json_schema": json.dumps({"enum": ["red", "green"]})}
     async with served(tiny_models("llama")) as backend:

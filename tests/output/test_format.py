@@ -2,7 +2,7 @@ import pytest
 
 from backend.output.detection import detect
 from backend.output.evidence import FormatEvidence, warn_once
-from backend.output.format import opens_in_reasoning
+from backend.output.format import opens_behind_thought, opens_in_reasoning
 from backend.output.reasoning_rows import REASONING_ROWS
 from backend.output.tool_rows import TOOL_ROWS
 
@@ -163,3 +163,20 @@ def test_the_end_of_the_prompt_tells_where_the_reply_begins(tail, opens):  # les
     think = detect(FormatEvidence(THINK_TOKENS, ""))
     assert opens_in_reasoning(think, tail) is opens
     assert not opens_in_reasoning(detect(FormatEvidence((), "")), tail)
+
+
+@pytest.mark.parametrize(
+    ("tail", "is_behind"),
+    [
+        ("", False),
+        ("<|im_start|>assistant\n", False),
+        ("<|im_start|>assistant\n<think>\n", False),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", True),
+        ("<｜Assistant｜></think>", True),
+        ("<think></think>Hi!<|im_end|>\n<|im_start|>assistant\n", False),
+    ],
+)
+def test_the_end_of_the_prompt_tells_whether_the_thought_is_over(tail, is_behind):
+    think = detect(FormatEvidence(THINK_TOKENS, ""))
+    assert opens_behind_thought(think, tail) is is_behind
+    assert not opens_behind_thought(detect(FormatEvidence((), "")), tail)
