@@ -6,7 +6,7 @@ from backend.output.tool_calls.json_scanner import SURROGATE, JsonScanner, JsonS
 
 
 class JsonArguments:
-    """Reads an object as it was written, one inside a JSON string, or `null` for none.
+    """Reads an object as it was written, one inside a JSON string, or `null` or `[]` for none.
 
     The last brace is kept back: whoever reads the call knows when it is whole.
     """
@@ -49,7 +49,7 @@ class JsonArguments:
     def _begin(self, char: str) -> None:
         self._has_begun = True
         self._is_object = char == "{"
-        self.is_malformed = not self.may_begin_with(char)
+        self.is_malformed = not (char == "[" or self.may_begin_with(char))
 
     def _unwrap(self, piece: str) -> str:
         """Return the object inside a value that is whole."""
@@ -61,7 +61,9 @@ class JsonArguments:
 
 
 def _unwrapped(value: str) -> str:
-    """Return the object in a JSON string, `{}` for null and the empty string, else nothing."""
+    """Return the object in a JSON string, `{}` for an empty one, `null` or `[]`, else nothing."""
+    if value.startswith("[") and json.loads(value):
+        return ""
     text = (json.loads(value) or "{}").strip()
     scanner = JsonScanner()
     taken, end = scanner.feed(text)
