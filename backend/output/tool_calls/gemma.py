@@ -17,8 +17,8 @@ FUNCTION_QUOTE = "<escape>"
 
 
 def _dialect(quote: str, closer: str) -> LiteralDialect:
-    optional_quote = f"(?:{re.escape(quote)})?"
-    name = rf"\s*{optional_quote}(?P<name>[^\s:,<>{{}}\[\]]+){optional_quote}\s*"
+    optional_quote = f'(?:{re.escape(quote)}|")?'
+    name = rf'\s*{optional_quote}(?P<name>[^\s:,<>"{{}}\[\]]+){optional_quote}\s*'
     return LiteralDialect(
         call=Tag(
             CALL,
