@@ -118,10 +118,27 @@ REASONING_ROWS = (
     ),
     FormatRow(
         ReasoningFormat(
-            "granite_text", ("<think>",), ("</think>",), frames=("<response>", "</response>")
+            "granite_text",
+            ("<think>",),
+            ("</think>",),
+            frames=("<response>", "\n</response>", "</response>"),
         ),
-        (in_template("<think>", "<response>", "<|start_of_role|>"),),
-        ("granite",),
+        (
+            in_template("<think>", "<response>", "<|start_of_role|>"),
+            # ERNIE 4.5 frames its answers alike, MiniMax M2 the results of tools.
+            Clue(vocabulary=("<response>", "</response>"), absent=("<minimax:tool_call>",)),
+        ),
+        ("granite", "ernie45"),
+    ),
+    FormatRow(
+        ReasoningFormat(
+            "hunyuan_answer",
+            ("<think>",),
+            ("</think>",),
+            frames=("<answer>", "\n</answer>", "</answer>"),
+        ),
+        (in_template("</think>", "<|extra_0|>"),),
+        ("hunyuan_a13b",),
     ),
     FormatRow(
         THINK,
@@ -129,8 +146,8 @@ REASONING_ROWS = (
         (as_tokens("<think>", "</think>"), Clue(template=("</think>",))),
         (
             *("deepseek_r1", "deepseek_v3", "deepseek_v4", "qwen3", "qwen", "glm45", "olmo3"),
-            *("step3", "step3p5", "nemotron", "nemotron_v3", "minimax_m2", "kimi_k2", "ernie45"),
-            *("hunyuan_a13b", "hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo"),
+            *("step3", "step3p5", "nemotron", "nemotron_v3", "minimax_m2", "kimi_k2"),
+            *("hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo"),
         ),
     ),
     FormatRow(NO_REASONING),

@@ -174,7 +174,7 @@ class Router:
         elif marker in reasoning.starts:
             self._enter_thought(marker)
         elif marker in reasoning.frames:
-            return
+            self._enter_frame()
         elif marker in self._format.tools.closers and self._is_behind_call:
             self._begin(TextAfterCall())
         elif self._may_call_at(marker):
@@ -187,6 +187,10 @@ class Router:
             self._begin(ThoughtText(), in_thought=True)
         elif not self._segment.is_blank:
             self._emit(marker)
+
+    def _enter_frame(self) -> None:
+        if isinstance(self._segment, FirstText) and self._segment.is_blank:
+            self._begin(TextAfterThought())
 
     def _may_call_at(self, marker: str) -> bool:
         tools = self._format.tools

@@ -79,6 +79,8 @@ REASONING_EVIDENCE = [
     ("colon_think", "", ("<|think:start|>", "<|think:end|>")),
     ("mistral_think", "", ("[THINK]", "[/THINK]")),
     ("granite_text", "<|start_of_role|><think></think><response>", ()),
+    ("granite_text", "", ("<think>", "</think>", "<response>", "</response>")),
+    ("hunyuan_answer", "<think></think><|extra_0|>", ()),
     ("think", "", ("<think>", "</think>")),
     ("think", "{{ content.split('</think>')[-1] }}", ()),
     ("none", "plain", ()),
