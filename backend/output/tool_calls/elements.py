@@ -9,7 +9,6 @@ from backend.output.tool_calls.typed_value import json_string, json_value
 _ITEM = "item"
 _TEXT = "$text"
 _MAX_DEPTH = 16
-_EMPTY = (("array", "[]"), ("object", "{}"), ("null", "null"))
 
 
 def read_elements(
@@ -24,8 +23,6 @@ def read_elements(
         parts: What is known of the values inside.
         depth: How deep elements may nest before they are text.
     """
-    if not raw.strip() and "string" not in types:
-        return next((empty for kind, empty in _EMPTY if kind in types), json_string(raw))
     text, elements = _split(raw, mark) if depth else (raw, [])
     if not elements:
         return json_value(raw, types)

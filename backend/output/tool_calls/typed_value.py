@@ -2,7 +2,7 @@
 
 The schema decides. A string is its raw text, whatever it looks like; anything else is JSON, or
 failing that a Python literal, or failing that the raw text. Without a type, only objects and
-arrays are told from text.
+arrays are told from text; without a text, null, arrays and objects are empty.
 """
 
 import ast
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from backend.output.tool_calls.json_scanner import SURROGATE
 from backend.output.tool_calls.schema import STRING, UNKNOWN, JsonTypes, json_type
 
+_EMPTY_VALUES = (("null", "null"), ("array", "[]"), ("object", "{}"))
 _CONSTANT = re.compile(r"true|false|null", re.IGNORECASE)
 
 
@@ -30,7 +31,8 @@ def json_value(raw: str, types: JsonTypes) -> str:
         candidate = convert(raw)
         if candidate is not None and _is_wanted(candidate, types):
             return candidate
-    return json_string(raw)
+    is_empty = not raw.strip() and "string" not in types
+    return (is_empty and _empty_value(types)) or json_string(raw)
 
 
 class ValueWriter:
@@ -72,6 +74,11 @@ def _is_wanted(text: str, types: JsonTypes) -> bool:
     if "string" not in types:
         return True
     return found != "string" and (found in types or (found == "integer" and "number" in types))
+
+
+def _empty_value(types: JsonTypes) -> str:
+    """Return the JSON of a value without text, or nothing if none of the types can be empty."""
+    return next((value for name, value in _EMPTY_VALUES if name in types), "")
 
 
 def _as_json(raw: str) -> str | None:
