@@ -49,7 +49,7 @@ class JsonArguments:
     def _begin(self, char: str) -> None:
         self._has_begun = True
         self._is_object = char == "{"
-        self.is_malformed = not (char == "[" or self.may_begin_with(char))
+        self.is_malformed = not (char in "[N" or self.may_begin_with(char))
 
     def _unwrap(self, piece: str) -> str:
         """Return the object inside a value that is whole."""

@@ -15,6 +15,8 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[\w+.-]*", re.ASCII)
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _SCALAR_START = frozenset("-0123456789tfn")
+_PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_START = frozenset("TFN")
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _CONTROL = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -45,8 +47,9 @@ class JsonScanner:
     """Takes one value from its first character to its last, and not a character more.
 
     What it took is the beginning of valid JSON, character for character as it was written,
-    but for control characters and lone backslashes in strings: JSON forbids them, models write
-    them, and their meaning is plain, so they are escaped.
+    but for what JSON forbids, models write, and everybody understands: control characters and
+    lone backslashes in strings are escaped, a comma behind the last item is left out, and
+    Python's constants become those of JSON.
     """
 
     def __init__(self) -> None:
@@ -55,6 +58,8 @@ class JsonScanner:
         self._place = _Place.VALUE
         self._step: _Step = self._in_structure
         self._scalar: list[str] = []
+        # A comma and the whitespace behind it, until it is known not to be the last.
+        self._comma: list[str] = []
         self._hex_digits_left = 0
 
     def feed(self, text: str, position: int = 0) -> tuple[str, int]:
@@ -74,13 +79,37 @@ class JsonScanner:
         """Take whitespace, or one character that is no part of a string or scalar."""
         end = span_end(_SPACE, text, position)
         if end > position:
-            return text[position:end], end
+            return self._behind_comma(text[position:end]), end
         char = text[position]
-        if self._place in (_Place.VALUE, _Place.FIRST_ITEM) and char in _SCALAR_START:
-            self._scalar = []
-            self._step = self._in_scalar
-            return "", position
-        return (char, position + 1) if self._goes_on_with(char) else self._fail(position)
+        if self._place in (_Place.VALUE, _Place.FIRST_ITEM):
+            if char in _SCALAR_START:
+                return self._begin_scalar(self._in_scalar), position
+            if char in _PYTHON_START:
+                return self._begin_scalar(self._in_python_constant), position
+        if not self._goes_on_with(char):
+            self.state = JsonState.MALFORMED
+            return self._take_comma(), position
+        if char == ",":
+            self._comma = [char]
+            return "", position + 1
+        if char in "]}":
+            del self._comma[:1]
+        return self._take_comma() + char, position + 1
+
+    def _behind_comma(self, space: str) -> str:
+        if not self._comma:
+            return space
+        self._comma.append(space)
+        return ""
+
+    def _take_comma(self) -> str:
+        comma, self._comma = "".join(self._comma), []
+        return comma
+
+    def _begin_scalar(self, step: _Step) -> str:
+        self._scalar = []
+        self._step = step
+        return self._take_comma()
 
     def _goes_on_with(self, char: str) -> bool:
         """Go where a structural character leads, or tell that it cannot stand here."""
@@ -99,7 +128,9 @@ class JsonScanner:
                 self._place = _Place.KEY if self._closers[-1] == "}" else _Place.VALUE
             case ((_Place.AFTER_VALUE | _Place.FIRST_ITEM), "]"):
                 return self._closes_with(char)
-            case ((_Place.AFTER_VALUE | _Place.FIRST_KEY), "}"):
+            case ((_Place.AFTER_VALUE | _Place.FIRST_KEY | _Place.KEY), "}"):
+                return self._closes_with(char)
+            case _Place.VALUE, "]" if self._comma:
                 return self._closes_with(char)
             case _:
                 return False
@@ -164,6 +195,18 @@ class JsonScanner:
             return self._fail(position)
         self._end_value()
         return "", position
+
+    def _in_python_constant(self, text: str, position: int) -> tuple[str, int]:
+        end = span_end(_SCALAR_RUN, text, position)
+        if end > position:
+            self._scalar.append(text[position:end])
+            return "", end
+        written = "".join(self._scalar)
+        if written not in _PYTHON_CONSTANTS:
+            self.state = JsonState.MALFORMED
+            return written, position
+        self._end_value()
+        return _PYTHON_CONSTANTS[written], position
 
     def _fail(self, position: int) -> tuple[str, int]:
         self.state = JsonState.MALFORMED

@@ -30,7 +30,7 @@ def test_a_call_leaves_when_its_name_is_complete():
 def test_arguments_leave_as_they_are_written():  # lesson 71
     cursor = make_cursor()
     cursor.feed('{"name": "f", "arguments": ')
-    pieces = ['{"a', '": "x', "y", "\\", 'n"', ", ", '"b": [1', "2]"]
+    pieces = ['{"a', '": "x', "y", "\\", 'n"', ', "b": [1', "2]"]
     sent = [cursor.feed(piece).deltas for piece in pieces]
     assert [[delta.arguments for delta in deltas] for deltas in sent] == [[p] for p in pieces]
 

@@ -14,7 +14,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=10,
 )
-BROKEN = ['{"a" 1}', "{,}", "[1,]", '{"a": 1,}', "[01]", "[nul]", "[1 2]", "]", "[}", "{]"]
+BROKEN = ['{"a" 1}', "{,}", "[,]", "[1,,]", '{"a": 1,,}', '{"a":]', '["a":]', "[1,}", '{"a": 1,]']
+BROKEN += ["[01]", "[nul]", "[1 2]", "]", "[}", "{]", "[Nul]", "[Truer]", "[NaN]"]
 TOKENS = ['"', "\\", "{", "}", "[", "]", ":", ",", " ", "\n", "0", "1", "-", ".", "e", "+"]
 LONE_BACKSLASH = re.compile(r'(\\["\\/bfnrtu])|\\')
 TOKENS += ["true", "false", "null", "tru", '"a"', '"a":', "\\u00e9", "\\n", "\\x", "é", "\x01"]
@@ -45,7 +46,9 @@ def test_it_is_json_when_the_standard_library_says_so(text, opener):
     try:
         value, expected_end = json.JSONDecoder(strict=False).raw_decode(text)
     except ValueError:
-        assert scanner.state is not JsonState.COMPLETE
+        # A comma too much: what was taken has to be without.
+        assert scanner.state is not JsonState.COMPLETE or len(taken) < end
+        assert scanner.state is not JsonState.COMPLETE or json.loads(taken) is not None
     else:
         assert scanner.state is JsonState.COMPLETE
         assert end == expected_end
@@ -93,6 +96,26 @@ def test_a_lone_backslash_is_taken_for_an_escaped_one(text):
 @pytest.mark.parametrize("text", BROKEN)
 def test_broken_json_is_told(text):
     assert take([text])[1] is JsonState.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("written", "taken"),
+    [
+        ('{"a": [1, 2 , ] ,\n}', '{"a": [1, 2  ] \n}'),
+        ('{"a": "b",}', '{"a": "b"}'),
+        ('[",]", {},]', '[",]", {}]'),
+        ('{"a": True, "b": [None, False]}', '{"a": true, "b": [null, false]}'),
+    ],
+)
+def test_commas_too_many_are_left_out_and_constants_of_python_are_read(written, taken):
+    assert take([written]) == take(written) == (taken, JsonState.COMPLETE)
+
+
+@pytest.mark.parametrize("text", ["[1, ?", "[1,\n,", "[1, Nope]", "[Nope]"])
+def test_what_is_refuted_behind_a_comma_is_not_lost(text):
+    scanner = JsonScanner()
+    taken, end = scanner.feed(text)
+    assert (taken, scanner.state) == (text[:end], JsonState.MALFORMED)
 
 
 def test_depth_costs_no_stack():

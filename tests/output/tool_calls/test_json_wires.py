@@ -133,7 +133,7 @@ def test_where_a_name_alone_is_no_proof_it_leaves_with_the_arguments(name, head)
 def test_arguments_leave_as_they_are_written(name, head):  # lesson 71
     router = make_router(name)
     router.feed(head + "{")
-    pieces = ['"a', '": "x', "y", "\\", 'n"', ", ", '"b": [1', "2]"]
+    pieces = ['"a', '": "x', "y", "\\", 'n"', ', "b": [1', "2]"]
     assert [[delta.arguments for delta in router.feed(piece)] for piece in pieces] == [
         [piece] for piece in pieces
     ]
