@@ -17,7 +17,7 @@ from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.cache_types import kv_bits
 from backend.rpc.limits import require_path
-from backend.rpc.tuning_options import tuning_options
+from backend.rpc.tuning_options import check_range, tuning_options
 
 DTYPES = {
     "": None,
@@ -82,8 +82,8 @@ def _with_cache_types(tuning: TuningOptions, request: pb.ModelOptions) -> Tuning
 
 def _with_group_size(tuning: TuningOptions, size: int) -> TuningOptions:
     """Let the field decide where the option does not; hosts send 0 for unset."""
-    if size < 0:
-        raise InvalidRequestError("TensorParallelSize", f"is negative: {size}")
+    if size:
+        check_range("TensorParallelSize", "tensor_parallel_size", size)
     is_open = tuning.tensor_parallel_size is None and size > 0
     return replace(tuning, tensor_parallel_size=size) if is_open else tuning
 

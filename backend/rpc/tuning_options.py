@@ -111,12 +111,17 @@ def _read(
             values[name] = read(OPTION_FIELDS[name], value)
         except ValueError as error:
             raise InvalidRequestError(f"{source}: {name}", str(error)) from None
-        _check_range(f"{source}: {name}", name, values[name])
+        check_range(f"{source}: {name}", name, values[name])
         _check_choice(f"{source}: {name}", name, values[name])
     return values
 
 
-def _check_range(field: str, name: str, value: OptionValue) -> None:
+def check_range(field: str, name: str, value: OptionValue) -> None:
+    """Refuse a value beyond the bounds of an option.
+
+    Raises:
+        InvalidRequestError: Names the field that brought it.
+    """
     if name not in RANGES or not isinstance(value, int | float):
         return
     low, high = RANGES[name]
