@@ -24,7 +24,7 @@ from backend.engine.kv_profile import measure
 from backend.engine.memory_budget import kv_budget_bytes, working_set_bytes
 from backend.engine.network import FreshCaches
 from backend.engine.publisher import HandOver
-from backend.engine.selfcheck import batching_fault
+from backend.engine.selfcheck import batching_fault, require_numbers
 from backend.engine.session import Session
 from backend.model.fingerprint import fingerprint
 from backend.model.loaded import RunnableModel
@@ -62,6 +62,7 @@ def assemble_decoder_session(
     """Return an idle session of a model that generates."""
     tuning = options.tuning
     fresh_caches = make_cache_factory(model.network, tuning)
+    require_numbers(model.network, fresh_caches)
     batches = tuning.batching and _is_batchable(model, fresh_caches)
     model = replace(model, card=replace(model.card, batches=batches))
     budget_bytes = kv_budget_bytes(

@@ -1,4 +1,4 @@
-"""Find out at load time whether a model gives the same logits in a batch as alone.
+"""Find out at load time whether a model computes at all, and the same in a batch as alone.
 
 Some families of mlx-lm 0.32 do not (wrong masks, caches without `merge`): served in a batch,
 they would answer wrongly without any error.
@@ -9,10 +9,26 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from backend.engine.network import MODEL_ERRORS, Caches, FreshCaches, Network
+from backend.errors import LoadError
 
+_PROBE = (0, 1)
 _PROMPT_LENGTHS = (4, 11)
 _STEPS = 3
 _TOLERANCE = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.3}
+
+
+def require_numbers(network: Network, fresh_caches: FreshCaches) -> None:
+    """Refuse a model that would answer every prompt with the same senseless token.
+
+    Raises:
+        LoadError: All logits are NaN.
+    """
+    logits = network(mx.array([_PROBE]), cache=fresh_caches())
+    if mx.all(mx.isnan(logits)).item():
+        raise LoadError(
+            "the model computes nothing but NaN: its weights are damaged, or too large for "
+            "their data type (DType takes another)"
+        )
 
 
 def batching_fault(network: Network, fresh_caches: FreshCaches, vocab_size: int) -> str | None:

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import grpc
+import mlx.core as mx
 import pytest
 from adapters import write_adapter
 from serving import code_of, served, stream, until
@@ -52,6 +53,17 @@ async def test_a_directory_that_is_no_model_is_told_why(tmp_path, files, words):
         assert all(word in details for word in words), details
 
 
+async def test_weights_that_compute_no_numbers_are_told(tiny_models, tmp_path):
+    directory = shutil.copytree(tiny_models("llama"), tmp_path / "model")
+    (file,) = directory.glob("*.safetensors")
+    poisoned = {name: weight * mx.nan for name, weight in mx.load(str(file)).items()}
+    mx.eval(poisoned)
+    mx.save_safetensors(str(file), poisoned, {"format": "mlx"})
+    async with served() as backend:
+        code, details = await code_of(backend.load(directory))
+        assert (code, "NaN" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
 async def test_an_unsupported_architecture_is_named(tiny_models, tmp_path):
     directory = shutil.copytree(tiny_models("llama"), tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
@@ -82,6 +94,8 @@ async def test_a_missing_path_is_told_and_the_next_load_works(tiny_models, tmp_p
         ({"Options": ["max_slots:0"]}, ["max_slots"]),
         ({"DType": "float3"}, ["DType", "float3"]),
         ({"MaxModelLen": -5}, ["MaxModelLen"]),
+        ({"TensorParallelSize": -1}, ["TensorParallelSize", "between 1 and 1024"]),
+        ({"TensorParallelSize": 10**6}, ["TensorParallelSize", "between 1 and 1024"]),
         ({"LoraAdapters": ["a"], "LoraScales": [1.0, 2.0]}, ["LoraScales"]),
     ],
 )
