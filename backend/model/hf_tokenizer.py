@@ -59,11 +59,19 @@ def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
             raise
         reason = one_line(error)
         raise LoadError(f"{directory} has no tokenizer that can be read: {reason}") from error
+    _require_words(hf_tokenizer, directory)
     # Checkpoints with towers keep their template beside the processor.
     beside = directory / "chat_template.json"
     if not hf_tokenizer.chat_template and beside.is_file():
         hf_tokenizer.chat_template = read_json(beside, dict).get("chat_template")
     return hf_tokenizer
+
+
+def _require_words(hf_tokenizer: HfTokenizer, directory: Path) -> None:
+    """Refuse what transformers makes up for some model types where there are no files."""
+    added = {token.content for token in hf_tokenizer.added_tokens_decoder.values()}
+    if hf_tokenizer.get_vocab().keys() <= added:
+        raise LoadError(f"{directory} has no tokenizer: nothing there holds a vocabulary")
 
 
 def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int | None:

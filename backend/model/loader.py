@@ -125,13 +125,16 @@ def _lazy_model(
     tokenizer, template, eos_ids = load_tokenizer(options, directory, _defaults(network))
     # The host may call a model anything: its directory has a name too.
     own_name = f"{Path(options.model).name} {directory.name}"
+    width = _logits_width(network)
+    eos_ids |= declared_eos_ids(config, read_generation_config(directory))
     card = ModelCard(
         name=options.model or directory.name,
         path=str(directory),
         model_type=config["model_type"],
         context_length=_context_length(options, config),
-        vocab_size=_logits_width(network),
-        eos_token_ids=eos_ids | declared_eos_ids(config, read_generation_config(directory)),
+        vocab_size=width,
+        # Some checkpoints say -1 for none.
+        eos_token_ids=eos_ids.intersection(range(width)),
         weights_bytes=weights_bytes(network),
         supports_tools=template.supports_tools,
         supports_thinking=template.supports_thinking,

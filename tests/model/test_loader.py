@@ -1,5 +1,6 @@
 import gc
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,22 @@ def test_every_end_that_anything_declares_ends_a_reply(options: Options, llama_c
     model = loaded(options({"eos_token": "</think>"}), llama_copy)
     names = ("<|im_end|>", "</think>")
     assert model.card.eos_token_ids == {3, 4, 5, *map(model.tokenizer.token_id, names)}
+
+
+def test_an_end_that_is_no_token_is_left_out(options: Options, llama_copy: Path):
+    edit_json(llama_copy / "config.json", eos_token_id=[-1, 3, 2**20])
+    model = loaded(options(), llama_copy)
+    assert model.card.eos_token_ids == {3, model.tokenizer.token_id("<|im_end|>")}
+
+
+def test_a_directory_without_a_vocabulary_is_told(
+    options: Options, tiny_models: Build, tmp_path: Path
+):
+    directory = shutil.copytree(tiny_models("qwen3"), tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).unlink()
+    with pytest.raises(LoadError, match="has no tokenizer: nothing there holds a vocabulary"):
+        loaded(options(), directory)
 
 
 def test_chosen_special_tokens_are_used(options: Options, tiny_models: Build):
