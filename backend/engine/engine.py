@@ -50,10 +50,6 @@ class Engine:
 
     The thread, and with it MLX, starts with the first load. One that dies fails its requests and
     is replaced: the next thread loads the model again, and serves what has come meanwhile.
-
-    Attributes:
-        fault: Why nothing can be served: the engine died and could not start anew. Empty
-            otherwise, and again after a load that works.
     """
 
     def __init__(
@@ -68,7 +64,8 @@ class Engine:
             locate: Finds the directory of a model, downloading it if need be.
             make_worker: Makes what runs on the thread, on the thread.
         """
-        self.fault = ""
+        self._fault = ""
+        self._note_fault: Callable[[], None] = lambda: None
         self._locate = locate
         self._make_worker = make_worker
         self._thread: EngineThread | None = None
@@ -97,6 +94,18 @@ class Engine:
         """Whether the engine thread is alive; after `close` it is not, unless it is stuck."""
         return self._thread is not None and self._thread.is_alive
 
+    @property
+    def fault(self) -> str:
+        """Why nothing can be served: the engine died and could not start anew.
+
+        Empty otherwise, and again after a load that works.
+        """
+        return self._fault
+
+    def on_fault(self, listener: Callable[[], None]) -> None:
+        """Have one listener called, on the event loop, when `fault` has changed."""
+        self._note_fault = listener
+
     async def load(self, options: ModelOptions) -> ModelCard:
         """Load a model in place of the one before; cancelling this cancels the load.
 
@@ -122,7 +131,7 @@ class Engine:
                 self._load_task = None
                 self._has_failed_load = self._model is None
             self._options = options
-            self.fault = ""
+            self._set_fault("")
             return self._model.card
 
     async def free(self) -> None:
@@ -288,7 +297,12 @@ class Engine:
     def _give_up(self, error: BaseException) -> None:
         log.critical("the engine cannot start anew: %s", error)
         self._model = None
-        self.fault = str(error)
+        self._set_fault(str(error))
+
+    def _set_fault(self, fault: str) -> None:
+        if fault != self._fault:
+            self._fault = fault
+            self._note_fault()
 
     async def _end_of_revival(self) -> None:
         if self._revival is not None:
@@ -301,7 +315,7 @@ class Engine:
     def _state_without_session(self) -> EngineState:
         if self._load_task is not None or self._revival is not None:
             return EngineState.BUSY
-        has_died = self._model is not None or bool(self.fault)
+        has_died = self._model is not None or bool(self._fault)
         is_broken = has_died or self._has_failed_load
         return EngineState.ERROR if is_broken else EngineState.UNINITIALIZED
 

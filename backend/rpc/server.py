@@ -1,5 +1,6 @@
 """The grpc.aio server around an engine: build, start, drain, stop. Imports no MLX."""
 
+import asyncio
 import socket
 from collections.abc import Sequence
 
@@ -49,6 +50,7 @@ class BackendServer:
         self._address = config.address
         self._engine = engine
         self._health = health.aio.HealthServicer()
+        self._health_news: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             interceptors=_interceptors(config, engine, tracing), options=CHANNEL_OPTIONS
         )
@@ -72,8 +74,8 @@ class BackendServer:
         except RuntimeError:
             raise AddressError(self._address, _bind_problem(host, port)) from None
         await self._server.start()
-        for service in SERVICES:
-            await self._health.set(service.full_name, health_pb2.HealthCheckResponse.SERVING)
+        self._engine.on_fault(self._note_fault)
+        await self._tell_health()
         return bound_port
 
     async def stop(self) -> None:
@@ -81,6 +83,16 @@ class BackendServer:
         await self._health.enter_graceful_shutdown()
         await self._engine.close(drain_timeout_s=DRAIN_TIMEOUT_S)
         await self._server.stop(FLUSH_TIMEOUT_S)
+
+    def _note_fault(self) -> None:
+        self._health_news = asyncio.create_task(self._tell_health())
+
+    async def _tell_health(self) -> None:
+        """Have the standard health service say of every name what `Health` says."""
+        answer = health_pb2.HealthCheckResponse
+        status = answer.NOT_SERVING if self._engine.fault else answer.SERVING
+        for name in (health.OVERALL_HEALTH, *(service.full_name for service in SERVICES)):
+            await self._health.set(name, status)
 
 
 def _interceptors(

@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -43,6 +44,9 @@ class ServedEngine(TextEngine, SideEngine, Protocol):
     @property
     def fault(self) -> str:
         """Why nothing can be served any more; empty while something can."""
+
+    def on_fault(self, listener: Callable[[], None]) -> None:
+        """Have one listener called, on the event loop, when `fault` has changed."""
 
     def status(self) -> EngineStatus:
         """Return a snapshot, at once; from any thread."""

@@ -94,6 +94,8 @@ async def test_the_next_thread_loads_the_model_again(caplog):
 )
 async def test_an_engine_that_cannot_start_anew_says_so_until_a_load_works(outcome, fault):
     engine = engine_with(WORKS, outcome, WORKS)
+    told = []
+    engine.on_fault(lambda: told.append(engine.fault))
     await engine.load(OPTIONS)
     with pytest.raises(EngineFailedError):
         await generate(engine)
@@ -103,6 +105,7 @@ async def test_an_engine_that_cannot_start_anew_says_so_until_a_load_works(outco
         engine.submit(make_request("b", [1]))
     await engine.load(OPTIONS)
     assert (engine.fault, engine.status().state) == ("", EngineState.READY)
+    assert told == [fault, ""]
     await engine.close(drain_timeout_s=0.0)
 
 

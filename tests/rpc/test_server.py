@@ -61,6 +61,18 @@ async def test_the_standard_health_service_follows_the_server(service):
         assert (await watch.read()).status == NOT_SERVING
 
 
+@pytest.mark.parametrize("service", ["", "backend.Backend", "backend.Inspector"])
+async def test_the_standard_health_service_follows_the_engine(service):
+    engine = ScriptedEngine()
+    request = health_pb2.HealthCheckRequest(service=service)
+    async with served(engine) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request)
+        assert (await watch.read()).status == SERVING
+        for fault, status in (("no thread left", NOT_SERVING), ("", SERVING)):
+            engine.become(fault)
+            assert (await asyncio.wait_for(watch.read(), TIMEOUT_S)).status == status
+
+
 async def test_while_draining_it_answers_but_does_not_serve():
     engine = ScriptedEngine(steps("ok"))
     engine.drained.clear()

@@ -1,7 +1,7 @@
 """An engine that plays back what it is told, and a server around it: no model, no MLX."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -127,6 +127,7 @@ class ScriptedEngine:
         fault: str = "",
     ) -> None:
         self.fault = fault
+        self._note_fault: Callable[[], None] = lambda: None
         self.requests: list[GenerationRequest] = []
         self.loads: list[ModelOptions] = []
         self.cancelled: list[str] = []
@@ -152,6 +153,14 @@ class ScriptedEngine:
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
         self.left.set()
+
+    def on_fault(self, listener: Callable[[], None]) -> None:
+        self._note_fault = listener
+
+    def become(self, fault: str) -> None:
+        """Break, or work again when there is no fault."""
+        self.fault = fault
+        self._note_fault()
 
     async def load(self, options: ModelOptions) -> ModelCard:
         self.loads.append(options)
