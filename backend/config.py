@@ -7,6 +7,8 @@ DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 DRAIN_TIMEOUT_S = 8.0
+# A turn of the engine that takes longer than this is reported: it may never end.
+LONG_TURN_S = 120.0
 # What one request may hold; `docs/security.md` lists these.
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64

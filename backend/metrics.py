@@ -97,6 +97,9 @@ class EngineCollector:
         yield GaugeMetricFamily(
             "mlx_backend_tokens_per_second", "Tokens generated per second", status.tokens_per_s
         )
+        yield GaugeMetricFamily(
+            "mlx_backend_turn_seconds", "Seconds in the engine's present turn", status.turn_s
+        )
         yield from _prompt_cache(status.prompt_cache)
         yield from _disk_cache(status.prompt_cache.disk)
 

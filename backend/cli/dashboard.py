@@ -16,6 +16,8 @@ MEMORY_BAR_WIDTH = 24
 PREFILL_BAR_WIDTH = 12
 BAR_STYLE, BAR_BACK_STYLE = "cyan", "bright_black"
 SEPARATOR = " · "
+# A shorter turn of the engine is nothing to wonder about.
+SHOWN_TURN_S = 2.0
 
 _STATE_STYLES = {
     pb.StatusResponse.UNINITIALIZED: QUIET_STYLE,
@@ -65,6 +67,8 @@ def _state(report: pb.InspectReply) -> Text:
     state = (pb.StatusResponse.State.Name(report.state), _STATE_STYLES[report.state])
     if not report.HasField("model"):
         return Text.assemble(state)
+    if report.turn_s >= SHOWN_TURN_S:
+        state = (f"{state[0]}, in one turn for {report.turn_s:,.0f} s", state[1])
     slots = f"{report.slots_taken} of {report.model.max_slots} slots taken"
     return Text.assemble(state, SEPARATOR, slots, SEPARATOR, f"{report.waiting} waiting")
 

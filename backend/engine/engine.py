@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from backend.config import ModelOptions, TuningOptions
+from backend.config import LONG_TURN_S, ModelOptions, TuningOptions
 from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.model import ModelCard
 from backend.core.request import GenerationRequest
@@ -57,17 +57,20 @@ class Engine:
         *,
         locate: Callable[[ModelOptions], Awaitable[Path]] = locate,
         make_worker: MakeWorker = make_worker,
+        long_turn_s: float = LONG_TURN_S,
     ) -> None:
         """Start idle.
 
         Args:
             locate: Finds the directory of a model, downloading it if need be.
             make_worker: Makes what runs on the thread, on the thread.
+            long_turn_s: A turn of the thread that takes longer is reported.
         """
         self._fault = ""
         self._note_fault: Callable[[], None] = lambda: None
         self._locate = locate
         self._make_worker = make_worker
+        self._long_turn_s = long_turn_s
         self._thread: EngineThread | None = None
         self._revival: asyncio.Future[LoadedModel] | None = None
         self._callers = Callers()
@@ -214,7 +217,7 @@ class Engine:
         is_reviving = self._revival is not None
         if self._thread is None or self._model is None or is_reviving or not self.is_computing:
             return EngineStatus(state=self._state_without_session())
-        return self._thread.status
+        return self._thread.report
 
     async def close(self, *, drain_timeout_s: float) -> None:
         """Refuse new work, let running requests finish up to the timeout, then end the thread."""
@@ -247,8 +250,9 @@ class Engine:
     @property
     def _is_serving(self) -> bool:
         """Whether there is a model, and all that computes it."""
-        is_there = self._model is not None and self.is_computing
-        return is_there and self.status().state is not EngineState.ERROR
+        if self._thread is None or self._model is None or not self.is_computing:
+            return False
+        return self._revival is not None or self._thread.status.state is not EngineState.ERROR
 
     async def _load(self, options: ModelOptions) -> LoadedModel:
         self._directory = await self._locate(options)
@@ -258,7 +262,9 @@ class Engine:
     def _begin_load(self, options: ModelOptions) -> "asyncio.Future[LoadedModel]":
         """Let the thread, or a new one, load what was located; work may be queued behind it."""
         if not self.is_computing:
-            self._thread = EngineThread(self._make_worker, self._callers.deliver, self._bury)
+            self._thread = EngineThread(
+                self._make_worker, self._callers.deliver, self._bury, self._long_turn_s
+            )
         reply: Future[LoadedModel] = Future()
         self._put(Load(options, self._directory, reply))
         return self._callers.expect(reply)

@@ -5,12 +5,14 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias, TypeVar
 
-from backend.core.status import EngineStatus
+from backend.core.status import EngineState, EngineStatus
 from backend.engine.command import Command, Stop
 from backend.engine.publisher import HandOver
 from backend.engine.stream import Publication
+from backend.engine.turn_watch import TurnWatch
 from backend.errors import BackendError, EngineFailedError, LoadFailedError
 from backend.model.upstream import import_mlx_lm
 
@@ -28,6 +30,10 @@ class Worker(Protocol):
     @property
     def status(self) -> EngineStatus:
         """The latest snapshot; any thread may read it."""
+
+    @property
+    def turn_s(self) -> float:
+        """How long the present turn has taken; 0 between turns. Any thread may read it."""
 
     def run(self) -> None:
         """Work until told to stop; whatever is raised ends the thread."""
@@ -58,6 +64,7 @@ class EngineThread:
         make_worker: MakeWorker,
         deliver: Callable[[Sequence[Publication]], None],
         note_death: Callable[[BackendError], None],
+        long_turn_s: float,
     ) -> None:
         """Start the thread.
 
@@ -66,6 +73,7 @@ class EngineThread:
             deliver: Takes the events of a turn; called on the event loop.
             note_death: Takes why the thread has ended without being told to; called on the
                 event loop, behind the last events.
+            long_turn_s: A turn that takes longer is reported.
 
         Raises:
             EngineFailedError: The system has no thread to give.
@@ -81,6 +89,8 @@ class EngineThread:
             self._thread.start()
         except RuntimeError as error:
             raise EngineFailedError(str(error)) from error
+        self._long_turn_s = long_turn_s
+        TurnWatch(lambda: self._turn_s, lambda: self.is_alive, long_turn_s).look()
 
     @property
     def is_alive(self) -> bool:
@@ -92,6 +102,13 @@ class EngineThread:
         """The latest snapshot of the worker."""
         return self._worker.status if self._worker is not None else EngineStatus()
 
+    @property
+    def report(self) -> EngineStatus:
+        """The snapshot, and the turn that it is waiting for; `ERROR` if that takes too long."""
+        status = replace(self.status, turn_s=self._turn_s)
+        is_long = status.turn_s >= self._long_turn_s
+        return replace(status, state=EngineState.ERROR) if is_long else status
+
     def put(self, command: Command) -> None:
         """Queue a command; what a dead thread has not carried out is lost."""
         self._commands.put(command)
@@ -101,6 +118,10 @@ class EngineThread:
         self._commands.put(Stop())
         await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT_S)
         return not self.is_alive
+
+    @property
+    def _turn_s(self) -> float:
+        return self._worker.turn_s if self._worker is not None else 0.0
 
     def _run(self) -> None:
         try:

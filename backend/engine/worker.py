@@ -79,7 +79,14 @@ class EngineWorker:
         self._loading: Future[LoadedModel] | None = None
         self._is_stopping = False
         self._status_due_at = 0.0
+        self._turn_began_at: float | None = None
         self.status = EngineStatus()
+
+    @property
+    def turn_s(self) -> float:
+        """How long the session's present turn has taken; 0 between turns."""
+        began_at = self._turn_began_at
+        return 0.0 if began_at is None else time.monotonic() - began_at
 
     def run(self) -> None:
         """Work until told to stop; the last act closes this thread's MLX streams.
@@ -100,13 +107,16 @@ class EngineWorker:
         try:
             self._obey()
             if self._session is not None:
+                self._turn_began_at = time.monotonic()
                 self._session.turn()
+                self._turn_began_at = None
                 self._answer_aside(self._session)
             self._refresh_status()
         except Exception as error:  # noqa: BLE001 (the top of the thread: models raise anything)
             self._recover(error)
 
     def _recover(self, error: Exception) -> None:
+        self._turn_began_at = None
         if self._loading is not None:
             reply, self._loading = self._loading, None
             self._unload(RequestCancelledError("loading the model failed"))

@@ -56,6 +56,7 @@ def inspect_reply(engine: TextEngine, status: EngineStatus) -> pb.InspectReply:
         generated_tokens=status.generated_tokens,
         tokens_per_s=round(status.tokens_per_s, 1),
         media_encoded=status.media_encoded,
+        turn_s=round(status.turn_s, 1),
         requests=[pb.RequestReport(**_request_entry(request)) for request in status.requests],
     )
 

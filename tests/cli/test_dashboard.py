@@ -94,6 +94,12 @@ def test_on_a_narrow_terminal_only_the_names_are_cut(script):
     assert row == "request… prefilling 1,000 1% exact 0"
 
 
+def test_a_turn_that_takes_long_is_told(script):
+    report = script.report()
+    report.turn_s = 75.2
+    assert any("in one turn for 75 s" in line for line in frame(report))
+
+
 def test_without_a_model_there_is_little_to_tell():
     assert frame(pb.InspectReply()) == [
         "state UNINITIALIZED",

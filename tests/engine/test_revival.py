@@ -27,6 +27,7 @@ class FragileWorker:
         self._commands = commands
         self._loads = loads
         self.status = EngineStatus(state=EngineState.READY)
+        self.turn_s = 0.0
 
     def run(self):
         while not isinstance(command := self._commands.get(), Stop):

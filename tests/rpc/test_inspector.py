@@ -49,6 +49,7 @@ async def test_the_model_and_the_totals_are_told():
     )
     assert (reply.slots_taken, reply.waiting) == (1, 0)
     assert (reply.prompt_tokens, reply.generated_tokens, reply.tokens_per_s) == (11, 13, 1.5)
+    assert reply.turn_s == STATUS.turn_s
     assert reply.memory.total == 10
     assert dict(reply.memory.breakdown) == STATUS.memory_bytes
 

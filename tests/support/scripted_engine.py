@@ -39,6 +39,7 @@ STATUS = EngineStatus(
     prompt_tokens=11,
     generated_tokens=13,
     tokens_per_s=1.5,
+    turn_s=1.5,
     prompt_cache=PromptCacheStatus(
         bytes=2**33,
         budget_bytes=2**34,

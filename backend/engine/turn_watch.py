@@ -1,0 +1,43 @@
+"""Tells of a turn of the engine that takes too long: its thread may be stuck in MLX."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+LOOKS_PER_LIMIT = 24
+
+log = logging.getLogger(__name__)
+
+
+class TurnWatch:
+    """Looks now and then at the engine thread, until that ends; belongs to an event loop."""
+
+    def __init__(
+        self, turn_s: Callable[[], float], is_alive: Callable[[], bool], limit_s: float
+    ) -> None:
+        """Prepare; `look` begins.
+
+        Args:
+            turn_s: How long the present turn has taken; 0 between turns.
+            is_alive: Whether there is anything left to look at.
+            limit_s: From here on a turn is too long, in seconds.
+        """
+        self._turn_s = turn_s
+        self._is_alive = is_alive
+        self._limit_s = limit_s
+        self._told_s = 0.0
+
+    def look(self) -> None:
+        """Log a turn that is too long, and again whenever that has doubled; look again later."""
+        if not self._is_alive():
+            return
+        self._judge(self._turn_s())
+        asyncio.get_running_loop().call_later(self._limit_s / LOOKS_PER_LIMIT, self.look)
+
+    def _judge(self, turn_s: float) -> None:
+        if turn_s < self._told_s:
+            log.warning("the engine goes on, after more than %.0f s in one turn", self._told_s)
+            self._told_s = 0.0
+        if turn_s >= max(self._limit_s, 2 * self._told_s):
+            log.error("the engine has been in one turn for %.0f s: it may be stuck", turn_s)
+            self._told_s = turn_s
