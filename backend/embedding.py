@@ -6,7 +6,14 @@ import time
 
 from backend.core.embedding import Embedding, EmbeddingCall, EmbeddingRequest, Pooling
 from backend.errors import InvalidRequestError, UnsupportedError
-from backend.intake import SideEngine, loaded, require_fit, require_ids, require_possible_fit
+from backend.intake import (
+    SideEngine,
+    loaded,
+    require_fit,
+    require_ids,
+    require_possible_fit,
+    require_same,
+)
 from backend.model.loaded import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -18,6 +25,7 @@ async def embed(call: EmbeddingCall, engine: SideEngine) -> Embedding:
     Raises:
         InvalidRequestError: There is nothing to read, an id is outside the vocabulary, or the
             input is longer than the context.
+        RequestCancelledError: Another model was loaded before the engine had the text.
         UnsupportedError: The loaded model cannot do it, and why.
     """
     started = time.monotonic()
@@ -32,6 +40,7 @@ async def embed(call: EmbeddingCall, engine: SideEngine) -> Embedding:
         pooling=pooling,
         is_normalized=profile.is_normalized and pooling is not Pooling.NONE,
     )
+    require_same(model, engine.model)
     embedding = await engine.embed(request)
     seconds = time.monotonic() - started
     log.info("embedding prompt_tokens=%d ms=%.0f", len(token_ids), seconds * 1000.0)

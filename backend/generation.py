@@ -18,7 +18,7 @@ from backend.errors import (
     BackendError,
     ModelNotLoadedError,
 )
-from backend.intake import require_decoder, require_ids
+from backend.intake import require_decoder, require_ids, require_same
 from backend.journal import RequestJournal
 from backend.model.loaded import LoadedModel
 from backend.output.detection import detect
@@ -61,6 +61,7 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
 
     Raises:
         InvalidRequestError: A field does not fit the loaded model.
+        RequestCancelledError: Another model was loaded before the engine had the request.
         UnsupportedError: The model generates no text.
         BackendError: No model, no room, or the engine failed on this request.
     """
@@ -74,6 +75,7 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
         return prompt, structures.grammar(call, prompt, wire)
 
     prompt, grammar = await asyncio.to_thread(prepare)
+    require_same(model, engine.model)
     request = _request(call, prompt, model, grammar)
     cursor = _reply_cursor(call, prompt, model, wire)
     journal = RequestJournal(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))

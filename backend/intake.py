@@ -11,6 +11,7 @@ from backend.errors import (
     ContextLengthError,
     InvalidRequestError,
     ModelNotLoadedError,
+    RequestCancelledError,
     UnsupportedError,
 )
 from backend.model.loaded import LoadedModel
@@ -46,6 +47,18 @@ def loaded(engine: SideEngine) -> tuple[LoadedModel, TuningOptions]:
     if engine.model is None or engine.options is None:
         raise ModelNotLoadedError
     return engine.model, engine.options.tuning
+
+
+def require_same(prepared_for: LoadedModel, now: LoadedModel | None) -> None:
+    """Refuse work that was prepared for a model in whose place another one has been loaded.
+
+    To be called right before the work is given to the engine.
+
+    Raises:
+        RequestCancelledError: Its tokens mean something else to the model that is loaded now.
+    """
+    if now is not None and now is not prepared_for:
+        raise RequestCancelledError("another model was loaded while the request was prepared")
 
 
 def require_decoder(call: str, model: LoadedModel) -> None:

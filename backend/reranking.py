@@ -32,6 +32,7 @@ from backend.intake import (
     require_decoder,
     require_fit,
     require_possible_fit,
+    require_same,
 )
 from backend.model.loaded import LoadedModel
 from backend.model.prefix import common_length
@@ -79,6 +80,7 @@ async def rerank(call: RerankCall, engine: SideEngine) -> Ranking:
     """Return documents in the order of their relevance; cancel to leave.
 
     Raises:
+        RequestCancelledError: Another model was loaded before the engine had all documents.
         UnsupportedError: The loaded model is no reranker.
         InvalidRequestError: A document does not fit the context.
     """
@@ -104,6 +106,7 @@ async def _judge(
 ) -> _Verdict:
     """Give all documents to a cross-encoder; its logit becomes a probability."""
     pairs = await asyncio.to_thread(_pairs, call, model, truncates=tuning.truncate)
+    require_same(model, engine.model)
     logits = await engine.judge(JudgeRequest(pairs))
     return _Verdict(list(map(_sigmoid, logits)), sum(len(pair.token_ids) for pair in pairs))
 
@@ -132,9 +135,11 @@ async def _ask(
     head = min((common_length(*pair) for pair in pairwise(prompts)), default=0)
     if head:
         # Computed first, and stored: what documents follow it are not worth storing.
+        require_same(model, engine.model)
         await engine.score(_request(prompts[0][:head], (), Remembered.ALL))
     relevances = []
     for prompt in prompts:
+        require_same(model, engine.model)
         (yes,), (no,) = await engine.score(_request(prompt, answers, Remembered.NOTHING))
         relevances.append(_sigmoid(yes - no))
     return _Verdict(relevances, sum(map(len, prompts)))

@@ -16,6 +16,7 @@ from backend.intake import (
     require_decoder,
     require_fit,
     require_possible_fit,
+    require_same,
 )
 from backend.model.loaded import LoadedModel
 from backend.model.prefix import common_length
@@ -39,12 +40,14 @@ async def score(call: ScoreCall, engine: SideEngine) -> tuple[ScoredCandidate, .
 
     Raises:
         InvalidRequestError: A candidate adds no token, or does not fit the context.
+        RequestCancelledError: Another model was loaded before the engine had the candidates.
         UnsupportedError: The model predicts no tokens.
     """
     started = time.monotonic()
     model, _ = loaded(engine)
     require_decoder("Score", model)
     plan = await asyncio.to_thread(_plan, call, model)
+    require_same(model, engine.model)
     scored = await engine.score(plan.request)
     log.info(
         "score id=%s prompt_tokens=%d candidates=%d ms=%.0f",

@@ -14,7 +14,7 @@ from backend.core.status import EngineStatus
 from backend.embedding import embed
 from backend.errors import EngineDownError, ModelNotLoadedError
 from backend.generation import TextEngine, detokenize, generate, tokenize, warm_up
-from backend.intake import SideEngine
+from backend.intake import SideEngine, require_same
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
@@ -145,10 +145,12 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
         return rerank_result(await rerank(rerank_call(request), self._engine))
 
     async def _call(self, request: pb.PredictOptions) -> GenerationCall:
-        options = self._engine.options
-        if options is None:
+        model, options = self._engine.model, self._engine.options
+        if model is None or options is None:
             raise ModelNotLoadedError
-        if request.ByteSize() > INLINE_REQUEST_BYTES:
-            # Megabytes of JSON take a while to read: others are answered meanwhile.
-            return await asyncio.to_thread(generation_call, request, options)
-        return generation_call(request, options)
+        if request.ByteSize() <= INLINE_REQUEST_BYTES:
+            return generation_call(request, options)
+        # Megabytes of JSON take a while to read: others are answered meanwhile.
+        call = await asyncio.to_thread(generation_call, request, options)
+        require_same(model, self._engine.model)
+        return call
