@@ -147,7 +147,10 @@ class MediaProcessor:
             self._processor, prompts=self.snippets[kind], **_arguments(kind, content)
         )
         # Upstream makes arrays of MLX, whatever it is asked for: they end in this thread.
-        return {name: np.array(value) for name, value in inputs.items() if value is not None}
+        arrays = {name: np.array(value) for name, value in inputs.items() if value is not None}
+        if not all(array.size for array in arrays.values()):
+            raise ProcessorError("is too short for it to read anything")
+        return arrays
 
     def _require_heard(self, seconds: float) -> None:
         """Refuse a sound whose end the processor would leave out."""

@@ -315,6 +315,14 @@ async def test_media_that_have_no_place_are_refused(tiny_vision_models, name):
     assert details.startswith(problem)
 
 
+async def test_a_sound_of_which_the_model_hears_nothing_is_refused(tiny_vision_models):
+    request = ask([user("What is it?")], Audios=[wav(tone(220)), wav(tone(220)[:100])])
+    async with served(tiny_vision_models("gemma4")) as backend:
+        code, details = await code_of(backend.stub.Predict(request))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details == "Audios[1]: the model's processor: is too short for it to read anything"
+
+
 async def test_a_model_without_towers_refuses_pictures(tiny_vision_models, tiny_models):
     request = ask([user("What is it?")], picture(1))
     async with served(tiny_models("llama")) as backend:
