@@ -168,6 +168,9 @@ def _prompts(
     """Return a prompt for each document; head and tail are tokenised by themselves."""
     encode = model.tokenizer.encode
     head, tail = (encode(text, adds_special=False) for text in (wire.head, wire.tail))
+    require_possible_fit("query", call.query, model)
+    question = encode(wire.question.format(query=call.query, document=""), adds_special=False)
+    require_fit("query", [*head, *question, *tail], model)
     room = (model.card.context_length or math.inf) - len(head) - len(tail)
     prompts = []
     for i, document in enumerate(call.documents):

@@ -212,6 +212,8 @@ async def test_another_model_reranks_only_if_the_option_says_so(tiny_models):
         ({"documents": []}, "documents: is empty"),
         ({"top_n": -1}, "top_n: is negative: -1"),
         ({"documents": ["ba", "ba " * 999]}, "documents[1]: "),
+        ({"query": "ba " * 999}, "query: "),
+        ({"query": "ba " * 9999}, "query: "),
     ],
 )
 async def test_what_cannot_be_ranked_is_refused_by_name(reranker, fields, problem):
@@ -226,3 +228,11 @@ async def test_with_truncate_a_long_document_is_cut_before_the_tail(reranker):
     async with served(reranker, **options) as backend:
         result = await rerank(backend, documents=["ba " * 999])
     assert result.usage.prompt_tokens == 600
+
+
+async def test_with_truncate_a_query_that_leaves_no_room_is_refused(reranker):
+    options = {"MaxModelLen": 600, "Options": ["truncate:true"]}
+    async with served(reranker, **options) as backend:
+        code, details = await code_of(rerank(backend, query="ba " * 400))
+    assert code is INVALID
+    assert details.startswith("query: ")
