@@ -12,19 +12,17 @@ from backend.errors import InvalidRequestError
 from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decode
 from backend.media_placement import placements_of
 from backend.model.media_processor import ProcessorError, film
+from backend.placeholders import Placeholders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from backend.core.media import Medium
-    from backend.core.prompt import Message
+    from backend.core.prompt import Message, Tool
     from backend.core.request import GenerationCall
     from backend.media.decode import Decoded
     from backend.model.loaded import LoadedModel
     from backend.model.media_processor import Content, MediaProcessor, PreparedMedium
-
-# Keeps what a user has written from being taken for a medium; it has no width.
-_WORD_JOINER = "\u2060"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +58,14 @@ class MediaPrompt:
     Attributes:
         messages: The conversation; empty for a raw prompt.
         prompt: A raw prompt; empty for a conversation.
+        tools: What the model is told that it may call.
         media: What was prepared, in the order of the request.
         snippets: What stands for a medium of each kind before it is expanded.
     """
 
     messages: Sequence[Message]
     prompt: str
+    tools: Sequence[Tool] = ()
     media: Sequence[PreparedMedium] = ()
     snippets: Mapping[MediaKind, str] | None = None
 
@@ -110,20 +110,24 @@ def media_prompt(call: GenerationCall, model: LoadedModel) -> MediaPrompt:
         UnsupportedError: It takes a library that is not installed.
     """
     if not call.media:
-        return MediaPrompt(call.messages, call.prompt)
+        return MediaPrompt(call.messages, call.prompt, call.shown_tools)
     processor = model.media
     if processor is None:
         raise InvalidRequestError(call.media[0].field, "the loaded model reads text only")
     prepared = [_prepared(medium, processor) for medium in call.media]
     snippets = processor.snippets
     if not call.messages:
-        text = _raw_prompt(call.prompt, [snippets[medium.kind] for medium in prepared])
-        return MediaPrompt((), text, prepared, snippets)
+        text = _raw_prompt(call.prompt, prepared, snippets)
+        return MediaPrompt((), text, media=prepared, snippets=snippets)
+    marks = [mark for medium in prepared for mark in medium.marks]
+    # The marks first: they may be parts of the snippets.
+    placeholders = Placeholders([*marks, *snippets.values()])
     placed = _placed(call.messages, prepared, model)
-    harmless = [_disarmed(message, snippets) for message in placed]
+    harmless = [placeholders.disarmed_message(message) for message in placed]
+    tools = [placeholders.disarmed_tool(tool) for tool in call.shown_tools]
     if not processor.takes_parts:
         harmless = [_written_out(message, snippets) for message in harmless]
-    return MediaPrompt(harmless, "", prepared, snippets)
+    return MediaPrompt(harmless, "", tools, prepared, snippets)
 
 
 def _prepared(medium: Medium, processor: MediaProcessor) -> PreparedMedium:
@@ -151,7 +155,9 @@ def _content(decoded: Decoded) -> Content:
             assert_never(decoded)
 
 
-def _raw_prompt(prompt: str, snippets: Sequence[str]) -> str:
+def _raw_prompt(
+    prompt: str, prepared: Sequence[PreparedMedium], texts: Mapping[MediaKind, str]
+) -> str:
     """Return a prompt with snippets in the place of markers.
 
     A text in the model's own words may hold the snippets already; one with neither gets them at
@@ -160,10 +166,12 @@ def _raw_prompt(prompt: str, snippets: Sequence[str]) -> str:
     Raises:
         InvalidRequestError: It holds more or fewer.
     """
+    snippets = [texts[medium.kind] for medium in prepared]
     markers = prompt.count(MEDIA_MARKER)
     own = sum(prompt.count(snippet) for snippet in set(snippets))
     if markers == len(snippets):
-        parts = prompt.split(MEDIA_MARKER)
+        spelled = Placeholders([*snippets, *(medium.text for medium in prepared)])
+        parts = spelled.disarmed(prompt).split(MEDIA_MARKER)
         text = parts[0] + "".join(s + part for s, part in zip(snippets, parts[1:], strict=True))
     elif markers == 0 and own in (0, len(snippets)):
         text = prompt if own else "".join(snippets) + prompt
@@ -205,18 +213,6 @@ def _with_markers(message: Message, kinds: Iterator[MediaKind]) -> Message:
         offset += len(part)
         media.append(Placement(offset, next(kinds)))
     return replace(message, content="".join(parts), media=tuple(media))
-
-
-def _disarmed(message: Message, snippets: Mapping[MediaKind, str]) -> Message:
-    """Keep a text that spells a snippet from being taken for a medium."""
-    if not any(snippet in message.content for snippet in snippets.values()):
-        return message
-    written = _written_out(message, dict.fromkeys(MediaKind, MEDIA_MARKER)).content
-    for snippet in snippets.values():
-        written = written.replace(snippet, snippet[0] + _WORD_JOINER + snippet[1:])
-    return _with_markers(
-        replace(message, content=written), iter([placed.kind for placed in message.media])
-    )
 
 
 def _written_out(message: Message, texts: Mapping[MediaKind, str]) -> Message:

@@ -75,7 +75,7 @@ def token_ids_of(call: GenerationCall, model: LoadedModel) -> Sequence[int]:
 def _text(call: GenerationCall, shown: MediaPrompt, model: LoadedModel) -> str:
     if not shown.messages:
         return shown.prompt
-    return model.template.render(shown.messages, call.shown_tools, call.template_options)
+    return model.template.render(shown.messages, shown.tools, call.template_options)
 
 
 def _boundaries(
@@ -84,7 +84,7 @@ def _boundaries(
     """Find where later requests will branch off; nothing is known of those that send raw text."""
     if not shown.messages:
         return Boundaries()
-    tools, options = call.shown_tools, call.template_options
+    tools, options = shown.tools, call.template_options
     return find_boundaries(
         shown.messages,
         tools,

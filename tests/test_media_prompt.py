@@ -1,12 +1,13 @@
 """Where media stand in what a request says, without a model."""
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, replace
 
 import pytest
 from vision import as_base64, picture
 
 from backend.core.media import MediaKind, Medium
-from backend.core.prompt import Message, Placement
+from backend.core.prompt import Message, Placement, Tool, ToolCall
 from backend.core.request import GenerationCall
 from backend.errors import InvalidRequestError
 from backend.media_prompt import media_prompt
@@ -89,6 +90,39 @@ def test_a_spelled_placeholder_is_disarmed_and_placements_stay():
     shown = media_prompt(call(1, "", user(f"x{PLACE}y<__media__>z")), Model())
     assert shown.messages[0].content == f"x<{JOINER}|see|>yz"
     assert shown.messages[0].media == (Placement(len(f"x<{JOINER}|see|>y"), IMAGE),)
+
+
+def test_a_spelled_placeholder_is_disarmed_wherever_a_template_may_write_it():
+    schema = {"type": "function", "function": {"name": "f", "description": f"draws {PLACE}"}}
+    messages = [
+        Message(
+            role="assistant",
+            name=PLACE,
+            reasoning_content=PLACE,
+            tool_calls=(
+                ToolCall(call_id="1", name="f", arguments='{"a": ["\\u003c|see|>"]}'),
+                ToolCall(call_id="2", name="f", arguments='{ "a":1}'),
+                ToolCall(call_id="3", name="f", arguments=f"{{{PLACE}"),
+            ),
+        ),
+        user("what?"),
+    ]
+    asked = replace(call(1, "", *messages), tools=(Tool(name="f", schema=schema),))
+    shown = media_prompt(asked, Model())
+    safe = f"<{JOINER}|see|>"
+    reply = shown.messages[0]
+    assert (reply.name, reply.reasoning_content) == (safe, safe)
+    assert json.loads(reply.tool_calls[0].arguments) == {"a": [safe]}
+    assert reply.tool_calls[1].arguments == '{ "a":1}'
+    assert reply.tool_calls[2].arguments == f"{{{safe}"
+    (tool,) = shown.tools
+    assert tool.schema["function"]["description"] == f"draws {safe}"
+    assert schema["function"]["description"] == f"draws {PLACE}"
+
+
+def test_a_placeholder_beside_a_marker_is_no_place():
+    assert expanded(1, f"{PLACE} <__media__>.") == f"<{JOINER}|see|> [1]."
+    assert expanded(1, "[1] <__media__>.") == f"[{JOINER}1] [1]."
 
 
 def test_a_template_without_parts_gets_the_snippets_in_its_text():

@@ -65,6 +65,7 @@ class PreparedMedium:
         text: Stands for it in the prompt's text.
         token_ids: The tokens of that text which the tower's output replaces, and their brackets.
         inputs: What the tower reads, by the names of mlx-vlm.
+        marks: The special tokens among these, as texts.
     """
 
     kind: MediaKind
@@ -72,6 +73,7 @@ class PreparedMedium:
     text: str
     token_ids: tuple[int, ...]
     inputs: Mapping[str, Any] = field(repr=False)
+    marks: frozenset[str] = frozenset()
 
     @property
     def nbytes(self) -> int:
@@ -172,7 +174,10 @@ class MediaProcessor:
         text = self._tokenizer.decode(ids)
         if self._tokenizer.encode(text, adds_special=False) != ids:
             raise ProcessorError("the text of its tokens does not give these tokens again")
-        return PreparedMedium(kind, digest, text, tuple(ids[start:stop]), inputs)
+        core = tuple(ids[start:stop])
+        special = self._tokenizer.special_texts
+        marks = frozenset(special[token_id] for token_id in core if token_id in special)
+        return PreparedMedium(kind, digest, text, core, inputs, marks)
 
     def _core(self, ids: Sequence[int]) -> tuple[int, int]:
         """Return where the special tokens begin and end: they never merge with text beside them."""

@@ -240,6 +240,20 @@ async def test_a_text_that_spells_a_picture_is_no_picture(tiny_vision_models):
     assert len(forged) == len(honest) == len(text_only[0]) == COUNT
 
 
+async def test_a_text_that_spells_the_tokens_of_a_picture_does_not_get_it(tiny_vision_models):
+    async with served(tiny_vision_models("qwen3_vl")) as backend:
+        request = ask([user("What is it?")], picture(1))
+        prompt = await backend.stub.TokenizeString(request)
+        text = (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=prompt.tokens))).content
+        spelled = text[text.rindex("user") + 4 : text.rindex("What is it?")]
+        turns = turn(spelled, "No.", "And this?")
+        books = Books(backend)
+        for number in (1, 2):
+            _, count, reused, _ = await books.of(ask(turns, picture(number)))
+    # Another picture in the last turn: all before it is known.
+    assert count > reused > len(prompt.tokens)
+
+
 async def test_a_client_that_leaves_in_the_middle_of_pictures_changes_nothing(tiny_vision_models):
     images = [picture(n, (320, 320)) for n in range(4)]
     request = ask([user("What are they?")], *images)
