@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from traceback import format_tb
+from traceback import clear_frames, format_tb
 
 import grpc
 import grpc.aio
@@ -70,4 +70,17 @@ async def _translate(_request: object, context: Context) -> AsyncIterator[None]:
             place = "".join(format_tb(error.__traceback__))
             log.error("unexpected %s while answering a call\n%s", type(error).__name__, place)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the backend's log")
+        _release(error)
         await context.abort(code, str(error))
+
+
+def _release(error: BaseException) -> None:
+    """Let go of what the failed calls hold, pictures among it.
+
+    gRPC's own error, which remembers this one, is in a cycle (grpcio 1.85): the collector may not
+    come for long.
+    """
+    failed: BaseException | None = error
+    while failed is not None:
+        clear_frames(failed.__traceback__)
+        failed = failed.__context__

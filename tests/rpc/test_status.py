@@ -1,7 +1,13 @@
+import gc
+import weakref
+
 import grpc
 import pytest
+from scripted_engine import ScriptedEngine, served, stub
+from serving import code_of
 
 from backend import errors
+from backend.pb import backend_pb2 as pb
 from backend.rpc.status import STATUS_CODES, status_code
 
 ERROR_TYPES = [error for error in vars(errors).values() if isinstance(error, type)]
@@ -31,3 +37,43 @@ def test_only_a_missing_model_is_a_failed_precondition():
 @pytest.mark.parametrize("error", [errors.BackendError("x"), ValueError("x"), KeyError("x")])
 def test_what_nobody_planned_for_has_no_status(error):
     assert status_code(error) is None
+
+
+class Picture:
+    """Something large."""
+
+
+class FailingEngine(ScriptedEngine):
+    """Fails deep below a call, with a picture in hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.pictures = []
+
+    def submit(self, _request):
+        try:
+            self._decode()
+        except ValueError:
+            raise errors.InvalidRequestError("Images[0]", "is damaged") from None
+
+    def _decode(self):
+        picture = Picture()
+        self.pictures.append(weakref.ref(picture))
+        raise ValueError
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_call_that_failed_holds_nothing_of_what_it_was_about():
+    engine = FailingEngine()
+    async with served(engine) as channel:
+        code, _ = await code_of(stub(channel).Predict(pb.PredictOptions(Prompt="a")))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert [picture() for picture in engine.pictures] == [None]
