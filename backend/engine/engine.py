@@ -297,8 +297,11 @@ class Engine:
         if (error := loading.exception()) is not None:
             self._give_up(error)
         else:
-            self._model = loading.result()
-            log.warning("the engine has started anew, with %s", self._model.card.name)
+            model = loading.result()
+            if self._model is None or self._model.card != model.card:
+                self._model = model
+            # Else the old one stays: what callers have prepared for it is still right.
+            log.warning("the engine has started anew, with %s", model.card.name)
 
     def _give_up(self, error: BaseException) -> None:
         log.critical("the engine cannot start anew: %s", error)

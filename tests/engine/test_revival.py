@@ -80,11 +80,13 @@ async def test_whoever_waits_is_told_what_the_thread_died_of():
 async def test_the_next_thread_loads_the_model_again(caplog):
     engine = engine_with(WORKS, WORKS, WORKS)
     await engine.load(OPTIONS)
+    model = engine.model
     for _ in range(2):
         with pytest.raises(EngineFailedError):
             await generate(engine)
         await until(lambda: engine.status().state is EngineState.READY)
     assert (engine.fault, engine.model.card.name) == ("", "tiny")
+    assert engine.model is model, "what is prepared for it is still right"
     assert caplog.text.count("the engine has started anew, with tiny") == 2
     await engine.close(drain_timeout_s=0.0)
 
