@@ -45,6 +45,8 @@ MIN_KV_SHARE = 0.02
 # What towers made of media of late, and what processors did.
 MEDIA_MEMO_BYTES = 256 * 2**20
 PREPARED_MEDIA_BYTES = 64 * 2**20
+# Decode and prepare the media of all requests.
+MEDIA_THREADS = 2
 
 # What one medium of a request may be: as a file, and decoded.
 MAX_IMAGE_BYTES = 20 * 2**20

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from backend.beside import run_beside
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import Increment, Usage
 from backend.core.guide import ReplyGrammar
@@ -74,7 +75,7 @@ async def generate(call: GenerationCall, engine: TextEngine) -> AsyncGenerator[I
         prompt = render(call, model)
         return prompt, structures.grammar(call, prompt, wire)
 
-    prompt, grammar = await asyncio.to_thread(prepare)
+    prompt, grammar = await run_beside(prepare, reads_media=bool(call.media))
     require_same(model, engine.model)
     request = _request(call, prompt, model, grammar)
     cursor = _reply_cursor(call, prompt, model, wire)
@@ -110,7 +111,8 @@ async def tokenize(call: GenerationCall, engine: TextEngine) -> Sequence[int]:
 
     They may be more than the context holds: that is what a caller may want to know.
     """
-    return await asyncio.to_thread(token_ids_of, call, _loaded(engine))
+    model = _loaded(engine)
+    return await run_beside(lambda: token_ids_of(call, model), reads_media=bool(call.media))
 
 
 async def detokenize(token_ids: Sequence[int], engine: TextEngine) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import struct
+import threading
 import zlib
 
 import grpc
@@ -13,7 +14,9 @@ from PIL import Image
 from serving import chat, code_of, served, stream, until, user
 from vision import Reference, as_base64, gif, parts, picture, shown, token_ids, wav
 
+from backend import media_prompt
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, RESERVE_SHARE
+from backend.media.decode import decode
 from backend.pb import backend_pb2 as pb
 
 pytestmark = [
@@ -266,6 +269,27 @@ async def test_a_client_that_leaves_in_the_middle_of_pictures_changes_nothing(ti
         (after,) = await replies(backend, request)
     async with served(tiny_vision_models("qwen3_vl"), Options=["max_cache_bytes:0"]) as backend:
         assert await replies(backend, request) == [after]
+
+
+async def test_nobody_waits_for_the_pictures_of_others_to_be_read(tiny_vision_models, monkeypatch):
+    may_go_on = threading.Event()
+
+    def decode_slowly(*arguments, **options):
+        may_go_on.wait(60)
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(media_prompt, "decode", decode_slowly)
+    async with served(tiny_vision_models("qwen3_vl")) as backend:
+        crowd = [
+            asyncio.ensure_future(stream(backend.stub, ask([user("?")], picture(n))))
+            for n in range(40)
+        ]
+        text = chat([user("ba bi")], Tokens=2)
+        assert (await backend.stub.Predict(text)).tokens == 2
+        assert (await backend.stub.TokenizeString(text)).tokens
+        assert not any(each.done() for each in crowd)
+        may_go_on.set()
+        assert all(each.last.tokens == COUNT for each in await asyncio.gather(*crowd))
 
 
 def chunk(kind, data):
