@@ -59,7 +59,9 @@ async def test_a_rank_that_dies_fails_the_requests_and_the_next_load_starts_anew
         if phase is RequestPhase.ACTIVE:
             requests = [make_request("a", prompt_of(20), max_tokens=ENDLESS)]
         else:
-            requests = [make_request(f"b{i}", prompt_of(ENDLESS, i)) for i in range(20)]
+            requests = [
+                make_request(f"b{i}", prompt_of(ENDLESS, i), max_tokens=ENDLESS) for i in range(20)
+            ]
         text = await lose(engine, requests, rank, when=partial(in_phase, engine, phase))
         assert f"rank {rank} of 2" in text
         assert "SIGKILL" in text
