@@ -168,6 +168,9 @@ class EngineWorker:
         if tuning.wired_limit_mb > 0:
             mx.set_wired_limit(tuning.wired_limit_mb * 2**20)
         self._session = self._assembled(command)
+        # A full collection stops every thread, for 100 ms: let it leave out what stays anyway.
+        gc.collect()
+        gc.freeze()
         self._loading = None
         self.status = self._session.status()
         if not answer(command.reply, self._session.plain_model()):
@@ -216,6 +219,7 @@ class EngineWorker:
             session.fail_all(reason)
             session.close()
         del session
+        gc.unfreeze()
         gc.collect()
         mx.clear_cache()
         mx.reset_peak_memory()

@@ -1,6 +1,7 @@
 """The facade and its thread, on tiny models, without gRPC."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -159,6 +160,14 @@ async def test_a_reply_that_nobody_reads_on_keeps_no_weights(engine, tiny_models
     await engine.free()
     assert not hasattr(held, "network")
     assert loaded - mx.get_active_memory() >= card.weights_bytes
+
+
+async def test_the_garbage_collector_looks_at_what_is_loaded_when_it_goes(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    objects = len(gc.get_objects())
+    assert gc.get_freeze_count() > 10 * objects
+    await engine.free()
+    assert gc.get_freeze_count() == 0
 
 
 async def test_a_load_that_ends_while_it_is_freed_leaves_nothing(engine, tiny_models):
