@@ -30,9 +30,9 @@ def tokens(directory, tuning, prefix=()):
 
 
 @contextmanager
-def operator(*command, **environment):
+def operator(*command, stderr=None, **environment):
     """Run a worker as an operator does, and stop it as one does."""
-    process = subprocess.Popen(command, env={**os.environ, **environment})
+    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=stderr)
     try:
         yield process
     finally:
@@ -88,3 +88,11 @@ def test_ranks_of_one_machine_take_its_devices_in_turn():
         "4",
     ]
     assert device_environment(1, {"CUDA_VISIBLE_DEVICES": "4"}) == {}
+
+
+def test_rank_0_that_an_operator_starts_says_that_it_is_not_needed_and_leaves_when_told():
+    hosts = "127.0.0.1:32330,127.0.0.1:32340"
+    command = [sys.executable, "-m", "backend.worker", "--hosts", hosts, "--rank", "0"]
+    with operator(*command, stderr=subprocess.PIPE) as process:
+        assert b"there is nothing to do here" in process.stderr.readline()
+        process.stderr.close()
