@@ -9,6 +9,8 @@ MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 DRAIN_TIMEOUT_S = 8.0
 # A turn of the engine that takes longer than this is reported: it may never end.
 LONG_TURN_S = 120.0
+# In one list of a model's config.json; mlx-lm builds as many as it says, and asks nobody between.
+MAX_LAYERS = 4096
 # What one request may hold; `docs/security.md` lists these.
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64

@@ -1,10 +1,11 @@
 """A model's directory, read and judged before MLX is asked to load it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from backend.config import MAX_LAYERS
 from backend.errors import LoadError, UnsupportedModelError
 
 WEIGHTS_PATTERN = "model*.safetensors"
@@ -14,6 +15,10 @@ Json = TypeVar("Json", dict[str, Any], list[Any])
 _JSON_NAMES: Mapping[type, str] = {dict: "object", list: "array"}
 
 _FOREIGN_WEIGHTS = (".gguf", ".bin", ".pt", ".pth", ".npz", ".safetensors", ".onnx")
+_LAYER_NAMES = (
+    *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth"),
+    *("num_encoder_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"),
+)
 _LENGTH_NAMES = (
     *("max_position_embeddings", "max_sequence_length", "max_seq_len", "max_seq_length"),
     *("model_max_length", "seq_length", "n_positions", "n_ctx"),
@@ -24,7 +29,8 @@ def read_config(directory: Path) -> Mapping[str, Any]:
     """Return config.json.
 
     Raises:
-        UnsupportedModelError: There is none, or it does not name a model type.
+        UnsupportedModelError: There is none, or it does not name a model type, or it asks for more
+            layers than can be built.
         LoadError: It is not a JSON object.
     """
     path = directory / "config.json"
@@ -36,6 +42,8 @@ def read_config(directory: Path) -> Mapping[str, Any]:
     config = read_json(path, dict)
     if not isinstance(config.get("model_type"), str):
         raise UnsupportedModelError(f"{path} does not name a model_type")
+    for level in _levels(config):
+        _require_few_layers(path, level)
     return config
 
 
@@ -104,6 +112,24 @@ def read_json(path: Path, kind: type[Json]) -> Json:
     if not isinstance(value, kind):
         raise LoadError(f"{path} is not a JSON {_JSON_NAMES[kind]}")
     return value
+
+
+def _levels(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a configuration and all that it holds for parts of the model."""
+    levels = [config]
+    while levels:
+        level = levels.pop()
+        yield level
+        levels += [value for value in level.values() if isinstance(value, Mapping)]
+
+
+def _require_few_layers(path: Path, level: Mapping[str, Any]) -> None:
+    for name in _LAYER_NAMES:
+        count = level.get(name)
+        if isinstance(count, int) and count > MAX_LAYERS:
+            raise UnsupportedModelError(
+                f"{path}: {name} is {count}, at most {MAX_LAYERS} layers are built"
+            )
 
 
 def _found(directory: Path) -> str:

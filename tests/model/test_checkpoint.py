@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from backend.config import MAX_LAYERS
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint import (
     declared_eos_ids,
@@ -33,6 +34,19 @@ def test_a_broken_config_is_named(tmp_path: Path, text: str):
 def test_a_config_without_a_model_type_is_no_model(tmp_path: Path):
     write(tmp_path, "config.json", {"hidden_size": 1})
     with pytest.raises(UnsupportedModelError, match="does not name a model_type"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_layers", "n_layers", "n_layer"])
+def test_more_layers_than_can_be_built_are_refused_before(tmp_path: Path, name: str):
+    def config(count: int) -> dict[str, object]:
+        own = {"model_type": "llama", name: 2}
+        return {**own, "vision_config": None, "text_config": {name: count, "rope_scaling": {}}}
+
+    write(tmp_path, "config.json", config(MAX_LAYERS))
+    read_config(tmp_path)
+    write(tmp_path, "config.json", config(10**7))
+    with pytest.raises(UnsupportedModelError, match=rf"{name} is 10000000, at most {MAX_LAYERS}"):
         read_config(tmp_path)
 
 
