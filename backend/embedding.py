@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 
+from backend.config import MAX_TOKEN_IDS
 from backend.core.embedding import Embedding, EmbeddingCall, EmbeddingRequest, Pooling
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.intake import (
@@ -24,7 +25,7 @@ async def embed(call: EmbeddingCall, engine: SideEngine) -> Embedding:
 
     Raises:
         InvalidRequestError: There is nothing to read, an id is outside the vocabulary, or the
-            input is longer than the context.
+            input is longer than the context, or than any may be.
         RequestCancelledError: Another model was loaded before the engine had the text.
         UnsupportedError: The loaded model cannot do it, and why.
     """
@@ -63,6 +64,9 @@ def _token_ids(call: EmbeddingCall, model: LoadedModel, *, truncates: bool) -> l
         token_ids = model.tokenizer.encode(call.text, adds_special=True)
     if not token_ids:
         raise InvalidRequestError("Embeddings", "is empty")
+    if len(token_ids) > MAX_TOKEN_IDS:
+        problem = f"holds {len(token_ids)} tokens, at most {MAX_TOKEN_IDS} are allowed"
+        raise InvalidRequestError("Embeddings", problem)
     require_fit("Embeddings", token_ids, model)
     return token_ids
 

@@ -6,13 +6,18 @@ from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.limits import require_at_most
 
+_MEDIA_FIELDS = ("Images", "Audios", "Videos")
+
 
 def embedding_call(request: pb.PredictOptions) -> EmbeddingCall:
     """Return what to embed; the text wins where both are given.
 
     Raises:
-        InvalidRequestError: Neither is given, or there are too many ids.
+        InvalidRequestError: Neither is given, there are too many ids, or there are media.
     """
+    for field in _MEDIA_FIELDS:
+        if getattr(request, field):
+            raise InvalidRequestError(field, "cannot be embedded: Embedding reads text only")
     require_at_most("EmbeddingTokens", request.EmbeddingTokens, MAX_TOKEN_IDS)
     if not request.Embeddings and not request.EmbeddingTokens:
         raise InvalidRequestError("Embeddings", "is empty, and so is EmbeddingTokens")

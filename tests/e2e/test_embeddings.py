@@ -131,6 +131,26 @@ async def test_nothing_to_embed_is_refused_by_name(tiny_models):
     assert (code, details) == (INVALID, "Embeddings: is empty, and so is EmbeddingTokens")
 
 
+@pytest.mark.parametrize("field", ["Images", "Audios", "Videos"])
+async def test_media_are_refused_by_name(tiny_models, field):
+    async with served(tiny_models("llama")) as backend:
+        request = pb.PredictOptions(Embeddings="ba be", **{field: ["AAAA"]})
+        code, details = await code_of(backend.stub.Embedding(request))
+        assert (code, details.startswith(field)) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_a_text_without_end_is_refused_where_no_context_limits_it(tiny_models, monkeypatch):
+    monkeypatch.setattr("backend.embedding.MAX_TOKEN_IDS", 40)
+    async with served(tiny_models("mamba2")) as backend:
+        code, details = await code_of(
+            backend.stub.Embedding(pb.PredictOptions(Embeddings="7" * 500))
+        )
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "at most 40" in details
+        embedded = await backend.stub.Embedding(pb.PredictOptions(Embeddings="7"))
+        assert embedded.dim
+
+
 async def test_more_vectors_than_a_message_holds_are_refused(tiny_models):
     options = {"MaxModelLen": 300_000, "Options": ["pooling:none"]}
     async with served(tiny_models("mamba2"), **options) as backend:
