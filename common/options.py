@@ -73,10 +73,10 @@ def option_fields(target: type) -> dict[str, OptionField]:
     return {field.name: _option_field(hints[field.name]) for field in fields(target)}
 
 
-def split_entry(entry: str) -> tuple[str, str]:
-    """Return name and text of `name:text`; the text may hold colons, a bare name reads `true`."""
+def split_entry(entry: str) -> tuple[str, str | None]:
+    """Return name and text of `name:text`; the text may hold colons, a bare name has none."""
     name, colon, text = entry.partition(":")
-    return name.strip(), text.strip() if colon else "true"
+    return name.strip(), text.strip() if colon else None
 
 
 def _option_field(hint: type) -> OptionField:

@@ -70,7 +70,7 @@ def tuning_options(
     """Return the typed options; those of `EngineArgs` win.
 
     Args:
-        options: Of the form `key:value`.
+        options: Of the form `key:value`, or a key that is to be true.
         engine_args: A JSON object.
         defaults: What holds where neither says anything.
 
@@ -83,12 +83,22 @@ def tuning_options(
 
 
 def _known_options(options: Iterable[str]) -> dict[str, str]:
-    given = dict(split_entry(entry) for entry in options)
-    unknown = [name for name in given if name not in OPTION_FIELDS]
+    entries = [split_entry(entry) for entry in options]
+    unknown = dict.fromkeys(name for name, _ in entries if name not in OPTION_FIELDS)
     if unknown:
         # Hosts and importers add options for other backends to every model.
         log.info("Options: ignoring what is unknown here: %s", ", ".join(unknown))
-    return {name: text for name, text in given.items() if name in OPTION_FIELDS}
+    known = [(name, _text(name, text)) for name, text in entries if name in OPTION_FIELDS]
+    return {name: text for name, text in known if text is not None}
+
+
+def _text(name: str, text: str | None) -> str | None:
+    """Return the text of an entry; one that is only a name switches on what can be switched."""
+    if text is None and OPTION_FIELDS[name].kind is bool:
+        return "true"
+    if text is None:
+        log.warning("Options: ignoring %s, which has no value", name)
+    return text
 
 
 def _engine_args(text: str) -> JsonObject:

@@ -30,7 +30,7 @@ def test_fields_follow_the_annotations():
         ("slots:8", ("slots", "8")),
         ("  slots : 8 ", ("slots", "8")),
         ("path:C:\\models:x", ("path", "C:\\models:x")),
-        ("use_jinja", ("use_jinja", "true")),
+        ("use_jinja", ("use_jinja", None)),
         ("name:", ("name", "")),
     ],
 )

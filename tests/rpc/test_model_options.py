@@ -147,6 +147,17 @@ def test_a_flag_needs_no_value():
     assert tuning_options(["trust_remote_code"], "").trust_remote_code
 
 
+@pytest.mark.parametrize("name", ["max_slots", "top_p", "cache_dir", "pooling"])
+def test_any_other_option_without_a_value_is_warned_of_and_ignored(caplog, name):
+    assert tuning_options([name], "") == TuningOptions()
+    (record,) = caplog.records
+    assert record.getMessage() == f"Options: ignoring {name}, which has no value"
+
+
+def test_an_option_without_a_value_leaves_the_one_before_it():
+    assert tuning_options(["max_slots:2", "max_slots"], "").max_slots == 2
+
+
 # lesson 6, lesson 60
 @pytest.mark.parametrize("name", OPTION_FIELDS)
 def test_every_option_can_be_set_both_ways(name):
