@@ -76,12 +76,39 @@ def test_hostfiles_of_both_forms_are_read(tmp_path, content):
         ({"hostfile": "nowhere.json"}, "nowhere"),
         ({"hosts": "127.0.0.1:port,127.0.0.1"}, "port"),
         ({"hosts": "192.0.2.7,127.0.0.1"}, "192.0.2.7"),
+        ({"hosts": "127.0.0.1:0,127.0.0.1"}, "127.0.0.1:0' is no address"),
+        ({"hosts": "127.0.0.1,127.0.0.1:65536"}, "127.0.0.1:65536' is no address"),
+        ({"hosts": "127.0.0.1,127.0.0.1:-5"}, "127.0.0.1:-5' is no address"),
+        ({"hosts": "127.0.0.1,a\0b"}, "is no address"),
+        ({"hosts": "::1,::1"}, "'::1' is no address.*IPv6"),
+        ({"hosts": "127.0.0.1:7001,127.0.0.1:7001"}, "127.0.0.1:7001 stands twice"),
         ({"hosts": "127.0.0.1,127.0.0.1", "tensor_parallel_size": 4}, "4"),
     ],
 )
 def test_contradictions_are_refused(options, words):
     with pytest.raises(InvalidRequestError, match=words):
         topology_of(TuningOptions(**options))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "null",
+        "5",
+        "[" * 100_000,
+        '["127.0.0.1", "127.0.0.1"]',
+        '[{"ssh": "a"}, {"ssh": "b"}]',
+        '[{"ips": [1]}, {"ips": [2]}]',
+        '[{"ips": "127.0.0.1"}, {"ips": "127.0.0.1"}]',
+        '[["127.0.0.1"], []]',
+    ],
+)
+def test_a_hostfile_of_another_form_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "hosts.json"
+    path.write_text(content)
+    with pytest.raises(InvalidRequestError, match=r"hostfile: .*hosts\.json cannot be used"):
+        topology_of(TuningOptions(hostfile=str(path)))
 
 
 def test_a_backend_that_mlx_has_not_is_refused():

@@ -1,6 +1,7 @@
 """Which processes make a group: how many, where they listen, and what they share."""
 
 import json
+import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ FIRST_PORT = 32323
 CONTROL_PORT_DISTANCE = 1000
 _MAX_PORT = 65535
 _LOOPBACK = "127.0.0.1"
+_ADDRESS = re.compile(r"(?P<address>[\w.-]+)(:(?P<port>[0-9]{1,5}))?", re.ASCII)
 
 
 class Parallelism(Enum):
@@ -131,7 +133,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         content = json.loads(path.read_text(encoding="utf-8"))
         entries = content["hosts"] if isinstance(content, Mapping) else content
         return tuple(_numbered(map(_entry, entries)))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidRequestError("Options: hostfile", f"{path} cannot be used: {error}") from error
 
 
@@ -139,7 +141,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """Return the hosts of `address,address:port,...`; one that stands twice is two ranks.
 
     Raises:
-        InvalidRequestError: A port is no number.
+        InvalidRequestError: One is no address.
     """
     try:
         return tuple(_numbered(([part.strip()], ()) for part in text.split(",") if part.strip()))
@@ -168,23 +170,40 @@ def _hosts(tuning: TuningOptions) -> tuple[Host, ...]:
 
 def _entry(entry: Any) -> _Entry:  # noqa: ANN401 (JSON)
     """Return addresses and RDMA devices of an entry of a hostfile, in either form."""
+    addresses, rdma = entry, ()
     if isinstance(entry, Mapping):
-        return entry["ips"], entry.get("rdma", ())
-    return entry, ()
+        addresses, rdma = entry.get("ips"), entry.get("rdma", ())
+    if not isinstance(addresses, list) or not all(isinstance(text, str) for text in addresses):
+        raise ValueError(f"an entry has no list of addresses, in `ips` or by itself: {entry!r}")
+    return addresses, rdma
 
 
 def _numbered(entries: Iterable[_Entry]) -> Iterator[Host]:
     """Give ports to the addresses that have none, as `mlx.launch` does."""
     port = FIRST_PORT
+    taken: set[Endpoint] = set()
     for addresses, rdma in entries:
         endpoints = []
         for text in addresses:
-            address, _, own_port = text.partition(":")
-            endpoints.append(Endpoint(address, int(own_port or port)))
+            endpoints.append(_endpoint(text, port))
             port += 1
         if not endpoints:
             raise ValueError("a host has no address")
+        if twice := taken.intersection(endpoints):
+            raise ValueError(f"{twice.pop()} stands twice")
+        taken.update(endpoints)
         yield Host(tuple(endpoints), tuple(rdma))
+
+
+def _endpoint(text: str, default_port: int) -> Endpoint:
+    match = _ADDRESS.fullmatch(text)
+    port = int(match["port"] or default_port) if match else 0
+    if match is None or not 0 < port <= _MAX_PORT:
+        raise ValueError(
+            f"{text!r} is no address with or without a port, as 10.0.0.2 or 10.0.0.2:32330 (MLX's "
+            "links know no IPv6)"
+        )
+    return Endpoint(match["address"], port)
 
 
 def _is_free(endpoint: Endpoint) -> bool:
