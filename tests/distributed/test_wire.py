@@ -102,6 +102,22 @@ def test_messages_arrive_whole_and_in_order(channels):
         theirs.receive(0.01)
 
 
+def test_a_message_that_comes_in_pieces_is_waited_for_no_longer_than_that(channels):
+    ours, theirs = channels
+    data = make_codec().encode(Cancel("late"))
+    whole = len(data).to_bytes(4, "big") + data
+    for place in range(len(whole)):
+        with pytest.raises(TimeoutError):
+            theirs.receive(0.0)
+        ours._socket.sendall(whole[place : place + 1])
+    assert theirs.receive(0.0) == Cancel("late")
+
+
+def test_a_message_of_many_levels_is_none():
+    with pytest.raises(WireError):
+        make_codec().decode(b"[" * 100_000)
+
+
 def test_a_peer_that_hangs_up_is_noticed(channels):
     ours, theirs = channels
     noticed = threading.Event()

@@ -5,6 +5,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -37,8 +38,11 @@ class Channel:
 
     @property
     def peer_address(self) -> str:
-        """The address of the other end; empty for a pair inside one machine."""
-        name = self._socket.getpeername()
+        """The address of the other end; empty inside one machine, or when it has gone."""
+        try:
+            name = self._socket.getpeername()
+        except OSError:
+            return ""
         return str(name[0]) if isinstance(name, tuple) else ""
 
     def send(self, message: object) -> None:
@@ -66,19 +70,23 @@ class Channel:
         """Wait for a message.
 
         Args:
-            timeout_s: For the first byte of it; `None` waits for ever.
+            timeout_s: For the whole of it; `None` waits for ever.
 
         Raises:
             ChannelClosedError: The peer has gone, or sends no messages.
-            TimeoutError: Nothing has come.
+            TimeoutError: It has not come; what has come of it stays for the next call.
         """
-        if timeout_s is not None and not self._wait(timeout_s):
-            raise TimeoutError
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._wait_for(_LENGTH.size, deadline)
+        (length,) = _LENGTH.unpack_from(self._received)
         if length > MAX_MESSAGE_BYTES:
             raise ChannelClosedError(f"a message of {length} bytes is no message of ours")
+        end = _LENGTH.size + length
+        self._wait_for(end, deadline)
+        data = bytes(self._received[_LENGTH.size : end])
+        del self._received[:end]
         try:
-            return self._codec.decode(self._read(length))
+            return self._codec.decode(data)
         except WireError as error:
             raise ChannelClosedError(str(error)) from error
 
@@ -99,14 +107,11 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _wait(self, timeout_s: float) -> bool:
-        if self._received:
-            return True
-        readable, _, _ = select.select([self._socket], [], [], timeout_s)
-        return bool(readable)
-
-    def _read(self, count: int) -> bytes:
+    def _wait_for(self, count: int, deadline: float | None) -> None:
+        """Receive until so many bytes are there."""
         while len(self._received) < count:
+            if deadline is not None and not self._has_news(deadline):
+                raise TimeoutError
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)
             except OSError as error:
@@ -114,9 +119,12 @@ class Channel:
             if not data:
                 raise ChannelClosedError("the connection was closed")
             self._received += data
-        taken = bytes(self._received[:count])
-        del self._received[:count]
-        return taken
+
+    def _has_news(self, deadline: float) -> bool:
+        # Unlike `select`, it takes descriptors beyond 1023.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000.0 * max(deadline - time.monotonic(), 0.0)))
 
 
 def _tune(connection: socket.socket) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from backend.engine.distributed.channel import Channel, ChannelClosedError
 from backend.engine.distributed.messages import Failed, Form, Hello
 from backend.engine.distributed.processes import Process, ending
-from backend.engine.distributed.topology import Topology
+from backend.engine.distributed.topology import Endpoint, Host, Topology
 from backend.engine.distributed.wire import Codec
 from backend.errors import GroupNotFormedError
 
@@ -74,6 +74,7 @@ class _Gathering:
         self._topology = topology
         self._codec = codec
         self._children = children
+        self._addresses = [_addresses_of(host) for host in topology.hosts]
 
     def missing(self) -> list[int]:
         """Return the ranks that have not come."""
@@ -116,8 +117,24 @@ class _Gathering:
             return f"it was started for {hello.size} ranks, and this group has {size}"
         if hello.rank in self.members:
             return f"rank {hello.rank} is there already"
-        known = {endpoint.address for endpoint in self._topology.hosts[hello.rank].endpoints}
-        return "" if address in known else f"rank {hello.rank} is at {', '.join(sorted(known))}"
+        if not self._is_place_of(hello.rank, address):
+            return f"rank {hello.rank} is at {', '.join(sorted(self._addresses[hello.rank]))}"
+        return ""
+
+    def _is_place_of(self, rank: int, address: str) -> bool:
+        """Tell whether a rank may come from there: one of this machine, from any address of it."""
+        is_here = self._topology.hosts[rank].is_local and Endpoint(address, 0).is_local
+        return is_here or address in self._addresses[rank]
+
+
+def _addresses_of(host: Host) -> set[str]:
+    """Return the addresses of a host, and what its names stand for."""
+    addresses = {endpoint.address for endpoint in host.endpoints}
+    for name in tuple(addresses):
+        with contextlib.suppress(OSError, UnicodeError):
+            found = socket.getaddrinfo(name, None, socket.AF_INET)
+            addresses.update(str(place[0]) for *_, place in found)
+    return addresses
 
 
 @contextlib.contextmanager

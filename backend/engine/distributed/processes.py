@@ -25,7 +25,7 @@ def start_leader(topology: Topology, server_fd: int) -> Process:
         topology: Of the group.
         server_fd: The connection to this process, which rank 0 inherits.
     """
-    local = [rank for rank, host in enumerate(topology.hosts) if host.endpoints[0].is_local]
+    local = [rank for rank, host in enumerate(topology.hosts) if host.is_local]
     arguments = ["--server-fd", str(server_fd), "--control", str(topology.control)]
     return _start([*arguments, "--local", *map(str, local)], inherited=[server_fd], leads=True)
 

@@ -70,6 +70,11 @@ class Host:
     def __str__(self) -> str:
         return self.endpoints[0].address
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this machine."""
+        return self.endpoints[0].is_local
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -114,7 +119,7 @@ def topology_of(tuning: TuningOptions) -> Topology | None:
             "TensorParallelSize",
             f"is {tuning.tensor_parallel_size}, and there are {len(hosts)} hosts",
         )
-    if not hosts[0].endpoints[0].is_local:
+    if not hosts[0].is_local:
         raise InvalidRequestError(
             "Options: hosts", f"the first one, {hosts[0]}, must be an address of this machine"
         )

@@ -81,7 +81,7 @@ class Codec:
         """
         try:
             return self._unpack(json.loads(data))
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise WireError(f"a message cannot be read: {error}") from error
 
     def _pack(self, value: Value) -> Json:

@@ -1,0 +1,74 @@
+"""Rank 0 waits for the others: who is let in, and who cannot keep it waiting."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from backend.config import ModelOptions
+from backend.engine.distributed.channel import Channel, ChannelClosedError
+from backend.engine.distributed.gathering import gather
+from backend.engine.distributed.messages import Failed, Form, Hello, make_codec
+from backend.engine.distributed.topology import Endpoint, Host, Topology, local_hosts
+from backend.errors import GroupNotFormedError
+
+ABSENT = "192.0.2.7"
+
+
+def form_with(address, timeout_s):
+    """Build a group of this machine and another rank."""
+    topology = Topology((*local_hosts(1), Host((Endpoint(address, 1),))))
+    options = ModelOptions(model="org/tiny")
+    return Form(topology=topology, options=options, directory=Path(), timeout_s=timeout_s)
+
+
+def gathered(form, newcomer):
+    """Gather a group while somebody comes, who stays until that has ended."""
+    with ThreadPoolExecutor() as pool:
+        gathering = pool.submit(gather, form, make_codec(), {})
+        with ExitStack() as held:
+            while not gathering.done():
+                with suppress(OSError):
+                    channel = connected(form.topology.control)
+                    held.callback(channel.close)
+                    newcomer(channel)
+                    break
+            return gathering.result(60.0)
+
+
+def connected(place):
+    """Return a connection to a place where somebody listens."""
+    return Channel(socket.create_connection((place.address, place.port)), make_codec())
+
+
+@pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\0\x20{", b"GET / HTTP/1.1", b"\0\0\0\4null"])
+def test_a_stranger_keeps_nobody_waiting(said, monkeypatch):
+    monkeypatch.setattr("backend.engine.distributed.gathering._HELLO_TIMEOUT_S", 0.05)
+    with pytest.raises(GroupNotFormedError, match=f"{ABSENT}.*within 1 s"):
+        gathered(form_with(ABSENT, 1.0), lambda channel: channel._socket.sendall(said))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "localhost"])
+def test_a_rank_of_this_machine_may_come_from_any_address_of_it(address):
+    if not Endpoint(address, 0).is_local:
+        pytest.skip(f"this machine has no {address}")
+    hello = Hello(1, 2, 4711, 2**30)
+    members = gathered(form_with(address, 60.0), lambda channel: channel.send(hello))
+    for member in members:
+        member.channel.close()
+    assert [member.hello for member in members] == [hello]
+
+
+def test_a_rank_of_another_place_is_told_so():
+    def come(channel: Channel) -> None:
+        channel.send(Hello(1, 2, 4711, 2**30))
+        told = channel.receive(30.0)
+        assert isinstance(told, Failed)
+        assert f"rank 1 is at {ABSENT}" in str(told.error)
+        with pytest.raises(ChannelClosedError):
+            channel.receive(30.0)
+
+    with pytest.raises(GroupNotFormedError, match="did not come"):
+        gathered(form_with(ABSENT, 1.0), come)
