@@ -85,6 +85,8 @@ class EngineWorker:
     @property
     def turn_s(self) -> float:
         """How long the session's present turn has taken; 0 between turns."""
+        if isinstance(session := self._session, GroupSession):
+            return session.turn_s
         began_at = self._turn_began_at
         return 0.0 if began_at is None else time.monotonic() - began_at
 

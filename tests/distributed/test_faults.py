@@ -18,11 +18,13 @@ from serving import Stub, until
 from backend.config import ModelOptions, TuningOptions
 from backend.core.status import EngineState, RequestPhase
 from backend.engine.distributed.processes import ending
+from backend.engine.engine import Engine
 from backend.errors import (
     GroupLostError,
     GroupNotFormedError,
     LoadCancelledError,
     ModelNotLoadedError,
+    RequestCancelledError,
 )
 from backend.pb import backend_pb2 as pb
 
@@ -70,6 +72,53 @@ async def test_a_rank_that_dies_fails_the_requests_and_the_next_load_starts_anew
     await engine.free()
     assert engine.status().state is EngineState.UNINITIALIZED
     assert not workers()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_hangs_is_told_and_can_be_freed(small_llama, caplog, rank):
+    engine = Engine(long_turn_s=1.0)
+    await engine.load(grouped(small_llama, 2))
+    stream = asyncio.ensure_future(
+        take(engine, make_request("a", prompt_of(9), max_tokens=ENDLESS))
+    )
+    await until(partial(in_phase, engine, RequestPhase.ACTIVE))
+    before = workers()
+    os.kill(before[rank], signal.SIGSTOP)
+    await until(lambda: "may be stuck" in caplog.text)
+    assert engine.status().state is EngineState.ERROR
+    assert engine.status().turn_s >= 1.0
+    os.kill(before[rank], signal.SIGCONT)
+    await until(lambda: "goes on" in caplog.text)
+    await until(lambda: engine.status().state is EngineState.BUSY)
+    os.kill(before[rank], signal.SIGSTOP)
+    # More than a connection holds that nobody reads.
+    waiting = [
+        asyncio.ensure_future(take(engine, make_request(f"b{i}", prompt_of(ENDLESS, i))))
+        for i in range(200)
+    ]
+    await until(lambda: engine.status().turn_s >= 1.0)
+    async with asyncio.timeout(30.0):
+        await engine.free()
+    errors = await asyncio.gather(stream, *waiting, return_exceptions=True)
+    assert {type(error) for error in errors} == {RequestCancelledError}
+    assert not any(map(is_alive, before))
+    assert engine.status().turn_s == 0.0
+    await engine.close(drain_timeout_s=0.0)
+
+
+async def test_a_group_with_nothing_to_do_is_not_stuck(engine, small_llama):
+    await engine.load(grouped(small_llama, 2))
+    await take(engine, make_request("a", prompt_of(9)))
+    engine.cancel("never known")
+    await until(lambda: engine.status().turn_s == 0.0)
+    stream = asyncio.ensure_future(
+        take(engine, make_request("b", prompt_of(9), max_tokens=ENDLESS))
+    )
+    await until(partial(in_phase, engine, RequestPhase.ACTIVE))
+    engine.cancel("b")
+    await until(lambda: engine.status().state is EngineState.READY)
+    await until(lambda: engine.status().turn_s == 0.0)
+    stream.cancel()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,6 +1,7 @@
 """A connection that carries messages: a length of four bytes, then so many bytes of JSON."""
 
 import contextlib
+import queue
 import select
 import socket
 import struct
@@ -52,7 +53,15 @@ class Channel:
             ChannelClosedError: The peer has gone.
             WireError: The message cannot be sent.
         """
-        self.send_packed(self._codec.encode(message))
+        self.send_packed(self.pack(message))
+
+    def pack(self, message: object) -> bytes:
+        """Return a message as `send_packed` takes it.
+
+        Raises:
+            WireError: It cannot be sent.
+        """
+        return self._codec.encode(message)
 
     def send_packed(self, data: bytes) -> None:
         """Send a message that was encoded before.
@@ -125,6 +134,33 @@ class Channel:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(1000.0 * max(deadline - time.monotonic(), 0.0)))
+
+
+class Outbox:
+    """Sends on a thread of its own, for those who must not wait for a peer that does not read."""
+
+    def __init__(self, channel: Channel) -> None:
+        """Start the thread."""
+        self._channel = channel
+        self._packed: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="outbox", daemon=True).start()
+
+    def put(self, message: object) -> None:
+        """Have a message sent, behind those before it; what a peer that has gone misses is lost.
+
+        Raises:
+            WireError: It cannot be sent.
+        """
+        self._packed.put(self._channel.pack(message))
+
+    def close(self) -> None:
+        """End the thread; hanging up ends it too, while it waits for the peer."""
+        self._packed.put(None)
+
+    def _work(self) -> None:
+        with contextlib.suppress(ChannelClosedError):
+            while (data := self._packed.get()) is not None:
+                self._channel.send_packed(data)
 
 
 def _tune(connection: socket.socket) -> None:

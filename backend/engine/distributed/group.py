@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from backend.core.request import GenerationRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.engine.assembly import Outlets
 from backend.engine.command import Cancel, GroupNews, Judge, SideCommand, Submit, answer
-from backend.engine.distributed.channel import ChannelClosedError
+from backend.engine.distributed.channel import ChannelClosedError, Outbox
 from backend.engine.distributed.families import require_divisible
 from backend.engine.distributed.group_processes import GroupProcesses
 from backend.engine.distributed.linking import usable_backend
@@ -70,7 +71,15 @@ class GroupSession:
         self._jobs: dict[int, Future[Any]] = {}
         self._job_number = 0
         self._loss: BackendError | None = None
+        self._outbox = Outbox(group.channel)
+        self._silent_since: float | None = None
         threading.Thread(target=self._listen, name="group", daemon=True).start()
+
+    @property
+    def turn_s(self) -> float:
+        """How long a group that has something to do has told nothing; any thread may read it."""
+        since = self._silent_since
+        return 0.0 if since is None or self._loss is not None else time.monotonic() - since
 
     def plain_model(self) -> LoadedModel:
         """Return the model's facts."""
@@ -122,6 +131,7 @@ class GroupSession:
 
     def close(self) -> None:
         """End the group's processes."""
+        self._outbox.close()
         self._group.end()
 
     def status(self) -> EngineStatus:
@@ -144,10 +154,9 @@ class GroupSession:
         self.take_in(GroupNews(self, GroupLostError(f"the group cannot be led: {error}")))
 
     def _send(self, message: object) -> None:
-        try:
-            self._group.channel.send(message)
-        except ChannelClosedError:
-            log.debug("a command was not sent: the group has gone, as is about to be told")
+        self._outbox.put(message)
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
 
     def _leave(self, number: int) -> None:
         reply = self._jobs.pop(number)
@@ -162,9 +171,14 @@ class GroupSession:
         try:
             while True:
                 self._receive(self._group.channel.receive())
+                self._silent_since = time.monotonic() if self._has_work else None
         except ChannelClosedError:
             if not self._group.has_ended:
                 self._outlets.post(GroupNews(self, self._group.loss()))
+
+    @property
+    def _has_work(self) -> bool:
+        return self._status.state is EngineState.BUSY or bool(self._open or self._jobs)
 
     def _receive(self, message: object) -> None:
         match message:
