@@ -130,6 +130,19 @@ def test_a_peer_that_hangs_up_is_noticed(channels):
     assert noticed.wait(30.0)
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_a_machine_that_vanishes_is_noticed_whether_or_not_bytes_are_on_their_way():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = socket.create_connection(listener.getsockname())
+    Channel(connection, make_codec())
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    idle, interval, count, unanswered = (
+        connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
+    )
+    connection.close()
+    assert unanswered == 1000 * (idle + interval * count) > 0
+
+
 def test_a_message_of_absurd_length_closes_the_channel(channels):
     ours, theirs = channels
     ours.send_packed(b"")

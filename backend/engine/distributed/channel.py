@@ -17,6 +17,8 @@ _RECEIVE_BYTES = 64 * 1024
 _LENGTH = struct.Struct("!I")
 # How soon a machine that has vanished without a word is noticed.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# The same, in milliseconds, where bytes to it are on their way: those are sent again for minutes.
+_UNANSWERED = {"TCP_USER_TIMEOUT": 25_000}
 # Linux tells of a peer that only stopped sending; elsewhere a full hang-up is told unasked.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
@@ -167,6 +169,6 @@ def _tune(connection: socket.socket) -> None:
     """Send small messages at once, and notice a peer that has vanished."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
+    for name, value in (_KEEPALIVE | _UNANSWERED).items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
