@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.cache.node_file import (
+    DRAFT_SUFFIX,
     SUFFIX,
     DamagedFileError,
     NodeHeader,
@@ -227,14 +228,17 @@ class NodeDirectory:
         self._forget(removed)
 
     def _files(self) -> list[tuple[int, int, Path]]:
-        """Return time, size and path of every file of every model, quarantined ones included."""
+        """Return time, size and path of every file of every model.
+
+        Also of those in quarantine, and of drafts: who is killed while it writes leaves one behind.
+        """
         files = []
         for path in self._root.glob("*/*"):
             try:
                 status = path.stat()
             except OSError:
                 continue
-            if path.suffix in (SUFFIX, _DAMAGED_SUFFIX):
+            if path.suffix in (SUFFIX, DRAFT_SUFFIX, _DAMAGED_SUFFIX):
                 files.append((status.st_mtime_ns, status.st_size, path))
         return files
 

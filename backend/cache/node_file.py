@@ -23,6 +23,7 @@ from backend.cache.token_key import TokenKey
 
 FORMAT_VERSION = "1"
 SUFFIX = ".safetensors"
+DRAFT_SUFFIX = ".draft"
 _KEY = "key"
 
 Tensor: TypeAlias = "np.ndarray[Any, Any]"
@@ -70,7 +71,7 @@ def write_node(
         "about": text,
         "checksum": _checksum(text, tensors.values()),
     }
-    draft = path.with_suffix(f".{os.getpid()}.draft")
+    draft = path.with_suffix(f".{os.getpid()}{DRAFT_SUFFIX}")
     try:
         save_file(tensors, draft, metadata)
         draft.replace(path)

@@ -108,3 +108,14 @@ def test_the_oldest_files_of_all_models_make_room(tmp_path):
     assert not list(tmp_path.glob("one/*"))
     sizes = [path.stat().st_size for path in tmp_path.glob("other/*")]
     assert 30_000 < sum(sizes) <= 75_000
+
+
+def test_what_a_killed_writer_leaves_makes_room_like_any_other_file(tmp_path):
+    directory = NodeDirectory(tmp_path, "model", budget_bytes=10_000)
+    left = tmp_path / "model" / "0-5-digest.4711.draft"
+    left.write_bytes(bytes(20_000))
+    directory.look_again()
+    assert directory.bytes == 20_000
+    directory.write(stored(0, 5))
+    assert not left.exists()
+    assert directory.bytes < 10_000
