@@ -123,10 +123,12 @@ class Session:
             self._publisher.flush()
             return
         self._rows[request.request_id] = row
+        self._in_hand = (row,)
         if self._keeper.fetch(row):
             self._scheduler.park(row)
         else:
             self._scheduler.enqueue(row)
+        self._in_hand = ()
 
     def work_aside(self, command: SideCommand) -> None:
         """Queue what is computed between steps."""

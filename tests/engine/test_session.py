@@ -12,6 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
 from backend.core.step import PrefillDone
+from backend.engine.keeper import PrefixKeeper
 from backend.engine.session import TURNS_PER_CLEAR
 from backend.errors import GenerationFailedError
 
@@ -304,3 +305,22 @@ def test_freed_buffers_are_given_back_at_a_fixed_rhythm(networks):  # lesson 24
     assert len(emptied) >= 3
     assert max(b - a for a, b in itertools.pairwise(emptied)) <= TURNS_PER_CLEAR
     assert len(emptied) < len(held) / 2
+
+
+def test_a_request_that_cannot_be_taken_in_fails_alone(networks, monkeypatch):
+    network = networks("llama")
+    driver = Driver(network)
+    good, bad = make_request("good", prompt_of(10)), make_request("bad", prompt_of(200))
+    driver.session.submit(good)
+    driver.turn()
+
+    def refuse(_keeper, _row):
+        raise RuntimeError("no way to the disk")
+
+    monkeypatch.setattr(PrefixKeeper, "fetch", refuse)
+    with pytest.raises(RuntimeError) as refused:
+        driver.session.submit(bad)
+    driver.session.recover(refused.value)
+    driver.run()
+    assert "no way to the disk" in str(driver.outcome(bad).error)
+    assert driver.outcome(good).token_ids == reference(network, prompt_of(10), 12)
