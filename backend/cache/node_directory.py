@@ -114,6 +114,8 @@ class NodeDirectory:
         if known is not None and known.has_snapshot >= node.segment.has_snapshot:
             return
         self._make_room(node.segment.nbytes)
+        # Somebody may have removed it since.
+        self._own.mkdir(parents=True, exist_ok=True)
         write_node(path, self._fingerprint, node.key, node.start, node.segment)
         self._headers[path] = NodeHeader(node.key, node.start, node.segment.has_snapshot)
         self._index_files([path])

@@ -1,5 +1,7 @@
 """The disk tier below the prompt cache: after a restart, after eviction, with damaged files."""
 
+import shutil
+
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 
@@ -147,3 +149,14 @@ def test_a_directory_that_cannot_be_made_is_told_and_done_without(networks, tmp_
     driver = driver_for(networks, "llama", tmp_path / "file")
     assert driver.run(make_request("first", BASE))[0].finish is not None
     assert "nothing is kept on disk" in caplog.text
+
+
+def test_a_directory_that_was_removed_is_made_again(networks, tmp_path):
+    directory = tmp_path / "cache"
+    first = driver_for(networks, "llama", directory)
+    first.run(make_request("first", BASE))
+    shutil.rmtree(directory)
+    leave(first)
+    second = restarted(networks, "llama", directory)
+    assert second.run(make_request("second", BASE))[0].cached_tokens == len(BASE) - 1
+    leave(second)
