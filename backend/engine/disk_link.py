@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os.path import realpath
 from pathlib import Path
 
 from backend.cache.disk_tier import DiskTier
@@ -98,8 +99,8 @@ class DiskLink:
             return
         self._tried.add(path)
         models_dir = self._settings.models_dir
-        wanted = Path(path).resolve()
-        if models_dir is None or not wanted.is_relative_to(models_dir.resolve()):
+        wanted = Path(realpath(path))
+        if models_dir is None or not wanted.is_relative_to(realpath(models_dir)):
             log.warning("PromptCachePath %s is ignored: it is not below the models", path)
         else:
             self._open(wanted)

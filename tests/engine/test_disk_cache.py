@@ -6,6 +6,8 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of
 
 from backend.core.request import Remembered
+from backend.engine.disk_link import DiskLink, DiskSettings
+from backend.engine.row import Row
 
 pytestmark = pytest.mark.mlx
 
@@ -160,3 +162,11 @@ def test_a_directory_that_was_removed_is_made_again(networks, tmp_path):
     second = restarted(networks, "llama", directory)
     assert second.run(make_request("second", BASE))[0].cached_tokens == len(BASE) - 1
     leave(second)
+
+
+def test_a_path_that_leads_round_in_circles_is_told_and_done_without(tmp_path, caplog):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    link = DiskLink(DiskSettings(models_dir=tmp_path), ends_at_snapshots=False)
+    request = make_request("first", BASE, cache_path=str(tmp_path / "loop" / "cache"))
+    assert not link.read(Row(request), known=0)
+    assert "nothing is kept on disk" in caplog.text
