@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -124,10 +124,8 @@ class Session:
             return
         self._rows[request.request_id] = row
         self._in_hand = (row,)
-        if self._keeper.fetch(row):
-            self._scheduler.park(row)
-        else:
-            self._scheduler.enqueue(row)
+        place = self._scheduler.park if self._keeper.fetch(row) else self._scheduler.enqueue
+        place(row)
         self._in_hand = ()
 
     def work_aside(self, command: SideCommand) -> None:
@@ -202,7 +200,9 @@ class Session:
         go on where they were if that works. A row with a prefix from the prompt cache gets a
         second chance without.
         """
-        rows, self._in_hand = self._in_hand, ()
+        rows, self._in_hand = [row for row in self._in_hand if not row.has_left], ()
+        self._forget_ended(self._rows.values())
+        self._publisher.hurry()
         if self._side_jobs.blame(error):
             return
         if len(rows) != 1 or (rows[0].cached_tokens and rows[0] in self._scheduler.active):
@@ -338,14 +338,14 @@ class Session:
 
     def _publish(self, steps: Sequence[RowStep]) -> None:
         for row, step in steps:
-            has_ended = step.finish_reason is not None
-            if row.generated == 1:
-                self._keeper.record(row)
-            self._publisher.put(row.request_id, step, is_urgent=has_ended or row.generated == 1)
+            self._publisher.put(row.request_id, step, is_urgent=row.has_left or row.generated == 1)
             self._generated_tokens += 1
             self._checksum = crc32(step.token_id.to_bytes(4, "big"), self._checksum)
-            if has_ended:
-                self._forget(row)
+        # Behind all of them: what fails here costs nobody a token.
+        for row, _ in steps:
+            if row.generated == 1:
+                self._keeper.record(row)
+        self._forget_ended(row for row, _ in steps)
 
     def _settle(self) -> None:
         self._publisher.settle(len(self._scheduler.active))
@@ -377,11 +377,15 @@ class Session:
         self._forget(row)
 
     def _forget(self, row: Row) -> None:
-        self._rows.pop(row.request_id, None)
         self._scheduler.release(row)
         # First, so that what the row leaves in the prompt cache finds room there.
         self._memory.release(row)
         self._let_go(row)
+        self._rows.pop(row.request_id, None)
+
+    def _forget_ended(self, rows: Iterable[Row]) -> None:
+        for row in [row for row in rows if row.has_left]:
+            self._forget(row)
 
     def _let_go(self, row: Row) -> None:
         self._keeper.leave(row)

@@ -324,3 +324,23 @@ def test_a_request_that_cannot_be_taken_in_fails_alone(networks, monkeypatch):
     driver.run()
     assert "no way to the disk" in str(driver.outcome(bad).error)
     assert driver.outcome(good).token_ids == reference(network, prompt_of(10), 12)
+
+
+@pytest.mark.parametrize("failing", range(1, 13))
+def test_books_that_fail_cost_no_request_a_token_or_its_end(networks, monkeypatch, failing):
+    network = networks("llama")
+    driver = Driver(network)
+    calls = itertools.count(1)
+
+    def leave_room(_keeper, _nbytes):
+        if next(calls) == failing:
+            raise RuntimeError("no memory to copy what gives way")
+
+    monkeypatch.setattr(PrefixKeeper, "leave_room", leave_room)
+    requests = [make_request(f"r{i}", prompt_of(20 + i, i), max_tokens=6) for i in range(3)]
+    outcomes = driver.run(*requests)
+    assert next(calls) > failing
+    for request, outcome in zip(requests, outcomes, strict=True):
+        assert outcome.token_ids == reference(network, request.prompt.token_ids, 6)
+        assert outcome.finish is FinishReason.LENGTH
+    assert driver.session.status().requests == ()
