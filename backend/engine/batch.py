@@ -6,7 +6,7 @@ tokens. Caches of one row are mlx-lm's plain ones; from two rows on they are its
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
@@ -24,6 +24,10 @@ class RowStep(NamedTuple):
 
     row: Row
     step: TokenStep
+
+
+Landed: TypeAlias = Callable[[Sequence[RowStep]], None]
+"""Takes tokens that have landed."""
 
 
 @dataclass(slots=True)
@@ -70,25 +74,35 @@ class Batch:
         """Let a prefilled row join at the next step; the batch takes over its cache."""
         self._joining.append(row)
 
-    def step(self, *, meanwhile: Callable[[], None]) -> list[RowStep]:
-        """Dispatch the next forward pass, then return the tokens of the one before.
+    def step(self, *, meanwhile: Callable[[], None], landed: Landed) -> None:
+        """Dispatch the next forward pass, and hand out the tokens of the one before.
 
         Args:
             meanwhile: Called between the host's work and the device's, so that the threads it
                 wakes run beside the device: on a CPU, dispatching takes as long as computing.
+            landed: Takes the tokens as soon as their rows have them: if the rest of the step
+                fails, they are not lost.
         """
         before, self._flight = self._flight, None
         inputs = self._regroup(before)
         if inputs is None:
             meanwhile()
-            return _landed(before)
+            landed(_landed(before))
+            return
         logits = self._network(inputs[:, None], cache=self._cache)[:, -1].astype(mx.float32)
         if self._masks:
-            return self._step_guided(before, inputs, logits, meanwhile)
-        self._flight = self._drawn(inputs, logits)
-        meanwhile()
-        mx.async_eval(*self._flight.arrays)
-        return _landed(before)
+            # A mask needs the token before, the forward pass does not: the host reads that token
+            # and finds the masks beside the pass.
+            meanwhile()
+            mx.async_eval(logits)
+            landed(_landed(before))
+            self._flight = self._drawn(inputs, logits)
+            mx.async_eval(*self._flight.arrays)
+        else:
+            self._flight = self._drawn(inputs, logits)
+            meanwhile()
+            mx.async_eval(*self._flight.arrays)
+            landed(_landed(before))
 
     def land(self) -> list[RowStep]:
         """Return the tokens in flight now, before something else than a step is computed."""
@@ -114,24 +128,6 @@ class Batch:
     def cache_bytes(self) -> int:
         """Return what the batch's KV caches occupy."""
         return sum(cache.nbytes for cache in self._cache)
-
-    def _step_guided(
-        self,
-        before: _Flight | None,
-        inputs: mx.array,
-        logits: mx.array,
-        meanwhile: Callable[[], None],
-    ) -> list[RowStep]:
-        """Step in two halves: a mask needs the token before, the forward pass does not.
-
-        The host reads that token and finds the masks beside the pass.
-        """
-        meanwhile()
-        mx.async_eval(logits)
-        steps = _landed(before)
-        self._flight = self._drawn(inputs, logits)
-        mx.async_eval(*self._flight.arrays)
-        return steps
 
     def _drawn(self, inputs: mx.array, logits: mx.array) -> _Flight:
         """Build the graph of the next tokens; nothing of it is computed yet."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from backend.engine.batch import Batch
+from backend.engine.batch import Batch, RowStep
 from backend.engine.feeder import Feeder
 from backend.engine.row import Row
 
@@ -66,5 +66,6 @@ class Isolation:
             self._feeder.feed(twin, min(left, TRIAL_CHUNK_TOKENS))
         trial = self._new_batch()
         trial.add(twin)
-        while not trial.step(meanwhile=meanwhile):
-            pass
+        steps: list[RowStep] = []
+        while not steps:
+            trial.step(meanwhile=meanwhile, landed=steps.extend)

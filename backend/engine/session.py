@@ -314,7 +314,7 @@ class Session:
             self._publisher.flush()
         self._memory.before_step()
         self._in_hand = tuple(self._scheduler.active)
-        self._publish(self._batch.step(meanwhile=self._settle))
+        self._batch.step(meanwhile=self._settle, landed=self._publish)
         # Nobody's last token waits until what is stored has been copied.
         self._publisher.hurry()
         for row, problem in self._batch.astray():

@@ -122,3 +122,30 @@ def test_a_guided_row_that_is_prefilled_again_goes_on_in_its_grammar(networks):
     outcomes = Driver(FailsOnce()).run(*requests)
     assert [outcome.token_ids for outcome in outcomes] == alone
     assert all(grammar.made > 2 for grammar in grammars)
+
+
+class BrokenMatcher(SequenceMatcher):
+    def fill_mask(self, row):
+        if len(self.taken) == self.breaks_at:
+            raise RuntimeError("no mask")
+        super().fill_mask(row)
+
+
+class Broken(Sequence):
+    """A grammar that has no mask for one of its places."""
+
+    def matcher(self):
+        return BrokenMatcher(self.places, self.breaks_at)
+
+
+@pytest.mark.parametrize("max_tokens", range(2, 10))
+def test_a_mask_that_cannot_be_found_costs_the_others_no_token(networks, max_tokens):
+    plain = [make_request(f"p{i}", prompt_of(20 + i, i), max_tokens=max_tokens) for i in range(2)]
+    alone = [Driver(networks("llama")).run(request)[0].token_ids for request in plain]
+    broken = guided("broken", Broken(*places(1), breaks_at=4), max_tokens=20)
+    driver = Driver(networks("llama"))
+    *outcomes, failed = driver.run(*plain, broken)
+    assert [outcome.token_ids for outcome in outcomes] == alone
+    assert all(outcome.finish is FinishReason.LENGTH for outcome in outcomes)
+    assert "no mask" in str(failed.error)
+    assert driver.session.status().requests == ()
