@@ -7,6 +7,7 @@ it makes the last row of the least priority pause; if it is the only one, it end
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from backend.engine.admission import Reservations
@@ -47,6 +48,8 @@ class MemoryWatch:
     def admit(self) -> list[Row]:
         """Let rows run for which there are slots and memory, and return them."""
         admitted = self._scheduler.admit(self._reservations.reserve)
+        for row in admitted:
+            row.admitted_at = time.monotonic()
         if admitted:
             for row in admitted:
                 self._keeper.claim(row)

@@ -266,8 +266,7 @@ class Session:
             if now > row.submitted_at + PARKED_LIMIT_S:
                 log.warning("request id=%s waits no longer for the disk", row.request_id)
                 self._scheduler.unpark(row)
-        for row in self._memory.admit():
-            row.admitted_at = now
+        self._memory.admit()
 
     def _compute(self, pace: PrefillPace) -> None:
         """Run a chunk, unless there is none or decoding rows have waited long enough."""

@@ -1,5 +1,6 @@
 import itertools
 import random
+import time
 from dataclasses import replace
 
 import mlx.core as mx
@@ -344,3 +345,20 @@ def test_books_that_fail_cost_no_request_a_token_or_its_end(networks, monkeypatc
         assert outcome.token_ids == reference(network, request.prompt.token_ids, 6)
         assert outcome.finish is FinishReason.LENGTH
     assert driver.session.status().requests == ()
+
+
+def test_a_prompt_whose_path_cannot_be_held_tells_no_wrong_time(networks, monkeypatch):
+    driver, started = Driver(networks("llama")), time.monotonic()
+
+    def claim(_keeper, _row):
+        raise RuntimeError("no path")
+
+    monkeypatch.setattr(PrefixKeeper, "claim", claim)
+    driver.session.submit(make_request("a", prompt_of(20)))
+    with pytest.raises(RuntimeError) as failed:
+        driver.session.turn()
+    driver.session.recover(failed.value)
+    while not driver.published:
+        driver.session.turn()
+    [done] = [p.event for p in driver.published if isinstance(p.event, PrefillDone)]
+    assert done.prefill_ms < 1000.0 * (time.monotonic() - started)
