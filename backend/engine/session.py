@@ -185,8 +185,7 @@ class Session:
             self._isolation.try_alone(suspect, self._settle)
         else:
             self._join()
-            self._compute(pace.prefill)
-            self._compute_aside(pace.aside)
+            self._compute(pace)
         self._publisher.hurry()
         self._turns += 1
         if self._turns % TURNS_PER_CLEAR == 0:
@@ -268,14 +267,17 @@ class Session:
                 self._scheduler.unpark(row)
         self._memory.admit()
 
-    def _compute(self, pace: PrefillPace) -> None:
+    def _compute(self, pace: Pace) -> None:
         """Run a chunk, unless there is none or decoding rows have waited long enough."""
-        may_prefill = pace.has_room or not self._scheduler.active
-        row = self._scheduler.next_prefill() if may_prefill else None
-        if row is None:
-            self._decode()
+        row = self._scheduler.next_prefill()
+        has_room = pace.prefill.has_room or not self._scheduler.active
+        if row is not None and has_room:
+            self._prefill(row, pace.prefill)
         else:
-            self._prefill(row, pace)
+            self._decode()
+        if row is None or has_room:
+            # Else the pause that has just begun is for the prompt that waits.
+            self._compute_aside(pace.aside)
 
     def _compute_aside(self, pace: SidePace) -> None:
         """Run a piece of a side job, if there is one and the rows have had their share."""

@@ -1,5 +1,6 @@
 """Work between steps: its order, its share of the time, and what becomes of a job that fails."""
 
+import time
 from concurrent.futures import Future
 
 import mlx.core as mx
@@ -7,6 +8,7 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
+from backend.core.delta import FinishReason
 from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.prompt import Prompt
 from backend.core.scoring import ScoreRequest
@@ -126,6 +128,32 @@ def drive(driver):
     while not driver.session.is_idle:
         driver.turn()
         driver.session.answer_aside()
+
+
+def test_a_prompt_gets_its_pauses_though_pieces_take_longer(networks, monkeypatch):
+    driver = Driver(networks("llama"), prefill_chunk=16, side_share=1.0)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    advance = SideJobs.advance
+
+    def advance_slowly(*arguments, **options):
+        nonlocal now
+        advance(*arguments, **options)
+        now += 1.0
+
+    monkeypatch.setattr(SideJobs, "advance", advance_slowly)
+    stream = make_request("a", prompt_of(20), max_tokens=2000)
+    driver.session.submit(stream)
+    while not driver.outcome(stream).token_ids:
+        driver.turn()
+    for _ in range(100):
+        driver.session.work_aside(embed_command(prompt_of(20)))
+    prompt = make_request("b", prompt_of(100), max_tokens=2)
+    driver.session.submit(prompt)
+    for _ in range(40):
+        driver.turn()
+    assert driver.outcome(prompt).finish is FinishReason.LENGTH
+    assert 0 < driver.session.status().waiting < 100, "both have gone on"
 
 
 def test_a_long_job_is_computed_in_pieces_while_a_stream_goes_on(networks):
