@@ -4,17 +4,17 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from zlib import crc32
 
 import mlx.core as mx
 
 from backend.cache.windows import trim_windows
 from backend.config import TuningOptions
 from backend.core.request import GenerationRequest
-from backend.core.status import EngineState, EngineStatus
+from backend.core.status import EngineStatus
 from backend.core.step import PrefillDone
 from backend.engine.admission import Reservations
 from backend.engine.batch import Batch, RowStep
+from backend.engine.books import Books, Tally
 from backend.engine.command import Fetched, SideCommand
 from backend.engine.feeder import make_feeder
 from backend.engine.isolation import Isolation
@@ -22,7 +22,7 @@ from backend.engine.keeper import Keeper
 from backend.engine.memory_watch import MemoryWatch
 from backend.engine.network import FreshCaches
 from backend.engine.pace import Pace
-from backend.engine.pacing import ChunkPacer, PrefillPace, RateMeter
+from backend.engine.pacing import ChunkPacer, PrefillPace
 from backend.engine.publisher import HandOver, Publisher
 from backend.engine.row import Row
 from backend.engine.scheduler import Scheduler
@@ -88,10 +88,17 @@ class Session:
         # On a CPU a dispatch takes as long as computing: a first token would wait for the second.
         self._dispatch_blocks = mx.default_device() == mx.Device(mx.cpu)
         self._turns = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
-        self._checksum = 0
-        self._rate = RateMeter()
+        self._tally = Tally()
+        self._books = Books(
+            tally=self._tally,
+            scheduler=self._scheduler,
+            batch=self._batch,
+            memory=self._memory,
+            keeper=keeper,
+            side_jobs=self._side_jobs,
+            media=self._feeder.media,
+            weights_bytes=model.card.weights_bytes,
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -106,7 +113,7 @@ class Session:
     @property
     def checksum(self) -> int:
         """Sums up all tokens drawn so far, in their order."""
-        return self._checksum
+        return self._tally.checksum
 
     def plain_model(self) -> LoadedModel:
         """Return what may cross the thread line, with what the caches tell of the model."""
@@ -220,36 +227,7 @@ class Session:
 
     def status(self) -> EngineStatus:
         """Return a snapshot."""
-        kv_bytes = self._batch.cache_bytes() + sum(row.cache_bytes() for row in self._rows.values())
-        prompt_cache = self._keeper.status()
-        media = self._feeder.media
-        # A pass may still be in flight for a request that has ended: nobody waits for it.
-        is_ready = not self._rows and not self._side_jobs.is_computing
-        return EngineStatus(
-            state=EngineState.READY if is_ready else EngineState.BUSY,
-            memory_bytes={
-                "weights": self.model.card.weights_bytes,
-                "kv_active": kv_bytes,
-                **self._memory.status(),
-                "prompt_cache": prompt_cache.bytes,
-                "media": media.nbytes if media else 0,
-                "mlx_active": mx.get_active_memory(),
-                "mlx_cache": mx.get_cache_memory(),
-                "mlx_peak": mx.get_peak_memory(),
-            },
-            slots_taken=self._scheduler.slots_taken,
-            waiting=self._scheduler.waiting_count + self._side_jobs.count,
-            prompt_tokens=self._prompt_tokens + self._side_jobs.computed_tokens,
-            generated_tokens=self._generated_tokens,
-            media_encoded=media.runs if media else 0,
-            tokens_per_s=0.0 if is_ready else self._rate.of_late(self._generated_tokens),
-            prompt_cache=prompt_cache,
-            requests=tuple(
-                row.status(phase)
-                for phase, rows in self._scheduler.phases().items()
-                for row in rows
-            ),
-        )
+        return self._books.status()
 
     def check(self) -> None:
         """Raise AssertionError unless the books balance."""
@@ -305,7 +283,7 @@ class Session:
         trim_windows(row.cache or ())
         if row.media_at(fed) is None:
             self._pacer.record(row.fed - fed, time.monotonic() - started)
-        self._prompt_tokens += row.fed - fed
+        self._tally.prompt_tokens += row.fed - fed
 
     def _decode(self) -> None:
         if self._batch.is_empty:
@@ -340,8 +318,7 @@ class Session:
     def _publish(self, steps: Sequence[RowStep]) -> None:
         for row, step in steps:
             self._publisher.put(row.request_id, step, is_urgent=row.has_left or row.generated == 1)
-            self._generated_tokens += 1
-            self._checksum = crc32(step.token_id.to_bytes(4, "big"), self._checksum)
+            self._tally.count(step.token_id)
         # Behind all of them: what fails here costs nobody a token.
         for row, _ in steps:
             if row.generated == 1:
