@@ -25,6 +25,16 @@ FORMAT_VERSION = "1"
 SUFFIX = ".safetensors"
 DRAFT_SUFFIX = ".draft"
 _KEY = "key"
+# What reading a spoilt header raises; JSON may be nested deeply, and hold infinite numbers.
+_DAMAGE = (
+    SafetensorError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 Tensor: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -115,7 +125,7 @@ def read_node(path: Path, fingerprint: str) -> tuple[NodeHeader, PlainSegment]:
 def _damage_reported() -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, LookupError, TypeError, ValueError) as error:
+    except _DAMAGE as error:
         raise DamagedFileError(str(error)) from error
 
 

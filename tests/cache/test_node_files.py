@@ -3,11 +3,19 @@
 import random
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from backend.cache.kv import Block, Segment, Snapshot, State, evaluate
 from backend.cache.node_directory import NodeDirectory, StoredNode
-from backend.cache.node_file import DamagedFileError, read_header, read_node, write_node
+from backend.cache.node_file import (
+    FORMAT_VERSION,
+    DamagedFileError,
+    read_header,
+    read_node,
+    write_node,
+)
 from backend.cache.plain import from_plain, to_plain
 from backend.cache.token_key import TokenKey
 
@@ -66,6 +74,25 @@ def test_no_bit_of_a_file_may_change(tmp_path):
         path.write_bytes(content[:length])
         with pytest.raises(DamagedFileError):
             read_node(path, "model")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        '{"start": Infinity, "outline": "{\\"states\\": null}", "arrays": []}',
+        '{"start": 0, "outline": "[]", "arrays": {}}',
+        '{"start": 0, "outline": 7, "arrays": []}',
+        "[" * 100_000,
+        "7",
+    ],
+)
+def test_a_header_that_makes_no_sense_is_damage(tmp_path, about):
+    path = tmp_path / "node.safetensors"
+    metadata = {"format_version": FORMAT_VERSION, "fingerprint": "model", "about": about}
+    save_file({"key": np.zeros(2, np.int64)}, path, metadata | {"checksum": ""})
+    for read in (read_header, read_node):
+        with pytest.raises(DamagedFileError):
+            read(path, "model")
 
 
 def test_a_file_of_another_model_is_not_read(tmp_path):
