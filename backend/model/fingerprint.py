@@ -3,11 +3,11 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.model.adapters import adapter_directory
+from common.versions import version_of
 
 _DIGEST_BYTES = 12
 # Upstream code computes the KV: another version may compute it differently.
@@ -33,17 +33,10 @@ def fingerprint(options: ModelOptions, directory: Path) -> str:
         "dtype": options.dtype,
         "vision": options.tuning.vision,
         "kv": [options.tuning.kv_bits, options.tuning.kv_group_size, options.tuning.cache_bits],
-        "versions": [_version(name) for name in _PACKAGES],
+        "versions": [version_of(name) for name in _PACKAGES],
     }
     text = json.dumps(identity)
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _files(directory: Path) -> Iterator[tuple[str, int, int]]:

@@ -11,6 +11,7 @@ from backend.config import ModelOptions
 from backend.engine.distributed.channel import Channel, ChannelClosedError
 from backend.engine.distributed.gathering import gather
 from backend.engine.distributed.messages import Failed, Form, Hello, make_codec
+from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint, Host, Topology, local_hosts
 from backend.errors import GroupNotFormedError
 
@@ -54,21 +55,29 @@ def test_a_stranger_keeps_nobody_waiting(said, monkeypatch):
 def test_a_rank_of_this_machine_may_come_from_any_address_of_it(address):
     if not Endpoint(address, 0).is_local:
         pytest.skip(f"this machine has no {address}")
-    hello = Hello(1, 2, 4711, 2**30)
+    hello = Hello(1, 2, 4711, 2**30, software())
     members = gathered(form_with(address, 60.0), lambda channel: channel.send(hello))
     for member in members:
         member.channel.close()
     assert [member.hello for member in members] == [hello]
 
 
-def test_a_rank_of_another_place_is_told_so():
+@pytest.mark.parametrize(
+    ("hello", "problem"),
+    [
+        (Hello(1, 2, 4711, 2**30, software()), f"rank 1 is at {ABSENT}"),
+        (Hello(1, 2, 4711, 2**30, "mlx 0.1"), "rank 1 has mlx 0.1, and rank 0 has mlx-grpc"),
+        (Hello(1, 4, 4711, 2**30, software()), "it was started for 4 ranks"),
+    ],
+)
+def test_a_rank_that_does_not_belong_here_is_told_so_and_the_caller_too(hello, problem):
     def come(channel: Channel) -> None:
-        channel.send(Hello(1, 2, 4711, 2**30))
+        channel.send(hello)
         told = channel.receive(30.0)
         assert isinstance(told, Failed)
-        assert f"rank 1 is at {ABSENT}" in str(told.error)
+        assert problem in str(told.error)
         with pytest.raises(ChannelClosedError):
             channel.receive(30.0)
 
-    with pytest.raises(GroupNotFormedError, match="did not come"):
+    with pytest.raises(GroupNotFormedError, match=f"did not come.* was refused: {problem}"):
         gathered(form_with(ABSENT, 1.0), come)

@@ -13,6 +13,7 @@ from backend.engine.distributed.grammars import teach_receiving
 from backend.engine.distributed.messages import Failed, Hello, Join
 from backend.engine.distributed.replica import Replica, readiness
 from backend.engine.distributed.shard import load_shard, synchronise
+from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint
 from backend.engine.distributed.wire import Codec
 from backend.engine.stream import Publication
@@ -55,7 +56,8 @@ class Follower:
     def run(self) -> NoReturn:
         """Take part in one group; the process ends with it."""
         try:
-            self._leader.send(Hello(self._rank, self._size, os.getpid(), memory_bytes()))
+            own = (os.getpid(), memory_bytes(), software())
+            self._leader.send(Hello(self._rank, self._size, *own))
             self._follow(self._joined())
         except ChannelClosedError:
             os._exit(0)

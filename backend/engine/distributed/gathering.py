@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from backend.engine.distributed.channel import Channel, ChannelClosedError
 from backend.engine.distributed.messages import Failed, Form, Hello
 from backend.engine.distributed.processes import Process, ending
+from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint, Host, Topology
 from backend.engine.distributed.wire import Codec
 from backend.errors import GroupNotFormedError
@@ -55,14 +56,19 @@ def gather(form: Form, codec: Codec, children: Mapping[int, Process]) -> list[Me
         deadline = time.monotonic() + form.timeout_s
         while missing := gathering.missing():
             if time.monotonic() > deadline:
-                raise GroupNotFormedError(_absence(topology, missing, form.timeout_s))
+                absence = _absence(topology, missing, form.timeout_s)
+                raise GroupNotFormedError(absence + gathering.refusal)
             gathering.require_children()
             gathering.admit_next(listener)
     return [gathering.members[rank] for rank in sorted(gathering.members)]
 
 
 class _Gathering:
-    """Who has come so far."""
+    """Who has come so far.
+
+    Attributes:
+        refusal: Tells of the last one that was not let in, if there was one.
+    """
 
     def __init__(
         self,
@@ -74,6 +80,8 @@ class _Gathering:
         self._topology = topology
         self._codec = codec
         self._children = children
+        self._software = software()
+        self.refusal = ""
         self._addresses = [_addresses_of(host) for host in topology.hosts]
 
     def missing(self) -> list[int]:
@@ -98,11 +106,13 @@ class _Gathering:
         channel = Channel(connection, self._codec)
         try:
             hello = channel.receive(_HELLO_TIMEOUT_S)
-        except (TimeoutError, ChannelClosedError):
+        except (TimeoutError, ChannelClosedError) as error:
+            log.warning("a connection from %s said no hello: %s", channel.peer_address, error)
             channel.close()
             return
         if problem := self._problem(hello, channel.peer_address):
             log.warning("a connection from %s is refused: %s", channel.peer_address, problem)
+            self.refusal = f"; a connection from {channel.peer_address} was refused: {problem}"
             with contextlib.suppress(ChannelClosedError):
                 channel.send(Failed(GroupNotFormedError(problem)))
             channel.close()
@@ -115,6 +125,8 @@ class _Gathering:
             return f"it is no rank between 1 and {size - 1}"
         if hello.size not in (0, size):
             return f"it was started for {hello.size} ranks, and this group has {size}"
+        if hello.software != self._software:
+            return f"rank {hello.rank} has {hello.software}, and rank 0 has {self._software}"
         if hello.rank in self.members:
             return f"rank {hello.rank} is there already"
         if not self._is_place_of(hello.rank, address):

@@ -41,12 +41,14 @@ class Hello:
     Attributes:
         size: Of the group it was started for; 0 when whoever started it knows.
         memory_bytes: What its weights may take.
+        software: The versions of what has to be the same on all ranks.
     """
 
     rank: int
     size: int
     process_id: int
     memory_bytes: int
+    software: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
