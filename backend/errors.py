@@ -25,8 +25,17 @@ BackendError
 """
 
 
+from typing import Self
+
+
 class BackendError(Exception):
     """A failure with a message for the caller."""
+
+    def __copy__(self) -> Self:
+        """Return the same for another caller: where an error is raised, its traceback grows."""
+        twin = type(self).__new__(type(self), *self.args)
+        vars(twin).update(vars(self))
+        return twin
 
 
 class InvalidRequestError(BackendError):

@@ -4,6 +4,7 @@ A reply future is answered on the engine thread; cancelling it is how its caller
 """
 
 from concurrent.futures import Future, InvalidStateError
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -117,10 +118,10 @@ Command: TypeAlias = Load | Submit | Cancel | SideCommand | Free | Stop | Fetche
 
 
 def answer(reply: "Future[Any]", value: object) -> bool:
-    """Answer a reply unless its caller has left; an error is raised at the caller's end."""
+    """Answer a reply unless its caller has left; an error is raised anew at the caller's end."""
     try:
         if isinstance(value, BackendError):
-            reply.set_exception(value)
+            reply.set_exception(copy(value))
         else:
             reply.set_result(value)
     except InvalidStateError:

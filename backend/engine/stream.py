@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from backend.core.step import EngineEvent, TokenStep
@@ -56,5 +57,5 @@ class TokenStream(AsyncIterator[Sequence[EngineEvent]]):
             events, self._events = self._events, []
             return events
         if self._failure is not None:
-            raise self._failure
+            raise copy(self._failure)
         raise StopAsyncIteration

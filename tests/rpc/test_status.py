@@ -1,12 +1,14 @@
+import asyncio
 import gc
 import weakref
 
 import grpc
 import pytest
 from scripted_engine import ScriptedEngine, served, stub
-from serving import code_of
+from serving import code_of, until
 
 from backend import errors
+from backend.engine.callers import Callers
 from backend.pb import backend_pb2 as pb
 from backend.rpc.status import STATUS_CODES, status_code
 
@@ -68,6 +70,31 @@ def no_collector():
     gc.disable()
     yield
     gc.enable()
+
+
+class MortalEngine(ScriptedEngine):
+    """Keeps its callers waiting, until one failure ends them all."""
+
+    def __init__(self):
+        super().__init__()
+        self.callers = Callers()
+
+    def submit(self, request):
+        return self.callers.enter(request.request_id)
+
+
+async def test_one_failure_ends_the_calls_of_many_and_each_by_itself(caplog):
+    engine, count = MortalEngine(), 12
+    async with served(engine) as channel:
+        calls = [
+            asyncio.create_task(code_of(stub(channel).Predict(pb.PredictOptions(Prompt="a"))))
+            for _ in range(count)
+        ]
+        await until(lambda: len(engine.callers.streams) == count)
+        engine.callers.fail_all(errors.ContextLengthError("Prompt", "is too long"))
+        ends = await asyncio.gather(*calls)
+    assert ends == [(grpc.StatusCode.INVALID_ARGUMENT, "Prompt: is too long")] * count
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 @pytest.mark.usefixtures("no_collector")
