@@ -24,7 +24,6 @@ BackendError
     └── LoadFailedError        loading broke for a reason of its own
 """
 
-
 from typing import Self
 
 

@@ -62,8 +62,8 @@ class JsonArguments:
 
 def _unwrapped(value: str) -> str:
     """Return the object in a JSON string, `{}` for an empty one, `null` or `[]`, else nothing."""
-    if value.startswith("[") and json.loads(value):
-        return ""
+    if value.startswith("["):
+        return "" if value[1:-1].strip() else "{}"
     text = (json.loads(value) or "{}").strip()
     scanner = JsonScanner()
     taken, end = scanner.feed(text)
