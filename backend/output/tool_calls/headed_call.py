@@ -107,7 +107,7 @@ class HeadedCallReader:
     def _in_arguments(self, text: str, position: int) -> int:
         piece, position = self._arguments.feed(text, position)
         if piece:
-            self._outbox.send(self._calls.extend(piece), position - self._arguments.is_whole)
+            self._outbox.send(self._calls.extend(piece), position - self._arguments.kept_back)
         if self._arguments.is_malformed:
             raise NotACallError(position)
         self.is_over = self._arguments.is_whole

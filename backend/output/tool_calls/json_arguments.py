@@ -25,6 +25,11 @@ class JsonArguments:
         """Tell whether a character, other than whitespace, can be their first."""
         return char in '{"n'
 
+    @property
+    def kept_back(self) -> int:
+        """How many characters of those read last are not part of what was handed out."""
+        return 1 if self.is_whole else self._scanner.pending
+
     def feed(self, text: str, position: int) -> tuple[str, int]:
         """Read on from a position of `text`, up to their end or to where they are malformed.
 

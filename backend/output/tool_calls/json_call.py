@@ -236,7 +236,7 @@ class JsonCallReader:
     def _in_arguments(self, text: str, position: int) -> int:
         """Take arguments as they come."""
         piece, position = self._arguments.feed(text, position)
-        self._send_arguments(piece, position - self._arguments.is_whole)
+        self._send_arguments(piece, position - self._arguments.kept_back)
         if self._arguments.is_malformed:
             raise NotACallError(position)
         if self._arguments.is_whole:

@@ -55,7 +55,7 @@ class JsonMessageCursor:
     def _read(self, text: str) -> int:
         piece, position = self._arguments.feed(text, 0)
         if piece:
-            self._outbox.send(self._calls.extend(piece), position - self._arguments.is_whole)
+            self._outbox.send(self._calls.extend(piece), position - self._arguments.kept_back)
         return position
 
     def _complete(self, settled: int) -> None:

@@ -50,10 +50,16 @@ class JsonScanner:
     but for what JSON forbids, models write, and everybody understands: control characters and
     lone backslashes in strings are escaped, a comma behind the last item is left out, and
     Python's constants become those of JSON.
+
+    Attributes:
+        state: How far it has come.
+        pending: How many of the characters read last it has not handed out: what becomes of them
+            depends on what follows, and of those before what is malformed, nothing does.
     """
 
     def __init__(self) -> None:
         self.state = JsonState.OPEN
+        self.pending = 0
         self._closers: list[str] = []
         self._place = _Place.VALUE
         self._step: _Step = self._in_structure
@@ -79,7 +85,8 @@ class JsonScanner:
         """Take whitespace, or one character that is no part of a string or scalar."""
         end = span_end(_SPACE, text, position)
         if end > position:
-            return self._behind_comma(text[position:end]), end
+            space = text[position:end]
+            return (self._keep(space) if self._comma else space), end
         char = text[position]
         if self._place in (_Place.VALUE, _Place.FIRST_ITEM):
             if char in _SCALAR_START:
@@ -87,23 +94,21 @@ class JsonScanner:
             if char in _PYTHON_START:
                 return self._begin_scalar(self._in_python_constant), position
         if not self._goes_on_with(char):
-            self.state = JsonState.MALFORMED
-            return self._take_comma(), position
+            return self._fail(position)
         if char == ",":
-            self._comma = [char]
-            return "", position + 1
+            return self._keep(char), position + 1
         if char in "]}":
             del self._comma[:1]
         return self._take_comma() + char, position + 1
 
-    def _behind_comma(self, space: str) -> str:
-        if not self._comma:
-            return space
-        self._comma.append(space)
+    def _keep(self, text: str) -> str:
+        self._comma.append(text)
+        self.pending += len(text)
         return ""
 
     def _take_comma(self) -> str:
         comma, self._comma = "".join(self._comma), []
+        self.pending = 0
         return comma
 
     def _begin_scalar(self, step: _Step) -> str:
@@ -200,13 +205,14 @@ class JsonScanner:
         end = span_end(_SCALAR_RUN, text, position)
         if end > position:
             self._scalar.append(text[position:end])
+            self.pending += end - position
             return "", end
-        written = "".join(self._scalar)
-        if written not in _PYTHON_CONSTANTS:
-            self.state = JsonState.MALFORMED
-            return written, position
+        constant = _PYTHON_CONSTANTS.get("".join(self._scalar))
+        if constant is None:
+            return self._fail(position)
+        self.pending = 0
         self._end_value()
-        return _PYTHON_CONSTANTS[written], position
+        return constant, position
 
     def _fail(self, position: int) -> tuple[str, int]:
         self.state = JsonState.MALFORMED

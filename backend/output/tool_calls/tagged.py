@@ -278,7 +278,7 @@ class TaggedCursor(SteppingCursor):
         if is_whole:
             piece, self._missing_end = piece[:-1], piece[-1]
             self._step = self._after_json
-        self._send(piece, end - is_whole)
+        self._send(piece, end - (1 if is_whole else self._json.pending))
         return self._expected(end, REFUTED if self._json.state is JsonState.MALFORMED else end)
 
     def _after_json(self, position: int) -> int:

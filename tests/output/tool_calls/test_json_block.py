@@ -78,6 +78,31 @@ def test_what_breaks_off_behind_the_name_stays_a_call_without_an_end():
     assert (output.rejected, output.rest) == ("", "?}}")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": 1,',
+        '{"a": 1 , \n',
+        '{"a": 1, ?',
+        '{"a": 1,,',
+        '{"a": Tr',
+        '{"a": TrueNo',
+        '{"a": To]',
+    ],
+)
+def test_what_waits_for_more_is_given_back_wherever_the_reply_is_cut(arguments):
+    text = '{"name": "f", "arguments": ' + arguments
+    for cut in range(len(text)):
+        cursor = make_cursor()
+        outputs = [cursor.feed(text[:cut])]
+        outputs.append(cursor.feed(text[cut:]))
+        if outputs[-1].rest is None:
+            outputs.append(cursor.finish(truncated=False))
+        sent = "".join(delta.arguments for output in outputs for delta in output.deltas)
+        back = "".join(output.rejected + (output.rest or "") for output in outputs)
+        assert sent + back == arguments
+
+
 def test_a_quotation_in_a_thought_is_told_by_its_first_key():
     text = '{"arguments": {}, "name": "f"}'
     assert make_cursor(in_thought=True).feed(text).rejected == OPENER + '{"arguments"'
