@@ -29,8 +29,12 @@ def surround(
     behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
     async def surrounded(request: object, context: Context) -> object:
-        async with around(request, context):
-            return await behaviour(request, context)
+        try:
+            async with around(request, context):
+                return await behaviour(request, context)
+        finally:
+            # An error that is raised here may live for long, and this frame with it.
+            del request
 
     make_handler = (
         grpc.unary_stream_rpc_method_handler

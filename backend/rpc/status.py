@@ -55,7 +55,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 
 @asynccontextmanager
-async def _translate(_request: object, context: Context) -> AsyncIterator[None]:
+async def _translate(request: object, context: Context) -> AsyncIterator[None]:
+    # This frame lives as long as the error that it raises.
+    del request
     try:
         yield
     except grpc.aio.InternalError:

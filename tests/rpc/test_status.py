@@ -99,8 +99,10 @@ async def test_one_failure_ends_the_calls_of_many_and_each_by_itself(caplog):
 
 @pytest.mark.usefixtures("no_collector")
 async def test_a_call_that_failed_holds_nothing_of_what_it_was_about():
-    engine = FailingEngine()
+    engine, prompt = FailingEngine(), "a picture, and this"
     async with served(engine) as channel:
-        code, _ = await code_of(stub(channel).Predict(pb.PredictOptions(Prompt="a")))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert [picture() for picture in engine.pictures] == [None]
+        code, _ = await code_of(stub(channel).Predict(pb.PredictOptions(Prompt=prompt)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert [picture() for picture in engine.pictures] == [None]
+    requests = [held for held in gc.get_objects() if isinstance(held, pb.PredictOptions)]
+    assert prompt not in [request.Prompt for request in requests]
