@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
+from backend.beside import require_wanted
 from backend.core.media import MEDIA_MARKER, MediaKind
 from backend.core.prompt import MediaSpan, Placement
 from backend.errors import InvalidRequestError
@@ -108,6 +109,7 @@ def media_prompt(call: GenerationCall, model: LoadedModel) -> MediaPrompt:
         InvalidRequestError: One cannot be read or has no place, or the model takes none of its
             kind.
         UnsupportedError: It takes a library that is not installed.
+        AbandonedError: Nobody waits for it any more.
     """
     if not call.media:
         return MediaPrompt(call.messages, call.prompt, call.shown_tools)
@@ -131,6 +133,7 @@ def media_prompt(call: GenerationCall, model: LoadedModel) -> MediaPrompt:
 
 
 def _prepared(medium: Medium, processor: MediaProcessor) -> PreparedMedium:
+    require_wanted()
     if medium.kind not in processor.snippets:
         taken = ", ".join(kind.value for kind in processor.snippets)
         problem = f"the loaded model takes no {medium.kind.value}: it takes {taken}"

@@ -1,11 +1,14 @@
 """Where media stand in what a request says, without a model."""
 
+import asyncio
 import json
+import threading
 from dataclasses import dataclass, field, replace
 
 import pytest
 from vision import as_base64, picture
 
+from backend.beside import AbandonedError, run_beside
 from backend.core.media import MediaKind, Medium
 from backend.core.prompt import Message, Placement, Tool, ToolCall
 from backend.core.request import GenerationCall
@@ -36,6 +39,21 @@ class NumberingProcessor:
 class FailingProcessor(NumberingProcessor):
     def prepare(self, *_):
         raise ProcessorError("absolute aspect ratio must be smaller than 200")
+
+
+class PausingProcessor(NumberingProcessor):
+    """Waits in the middle of its first picture."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.prepared = 0
+
+    def prepare(self, *given):
+        self.began.set()
+        self.goes_on.wait()
+        self.prepared += 1
+        return super().prepare(*given)
 
 
 @dataclass(eq=False)
@@ -166,3 +184,24 @@ def test_what_a_model_cannot_take_is_refused_by_its_field(model, medium, problem
     with pytest.raises(InvalidRequestError, match=problem) as caught:
         media_prompt(request, model)
     assert str(caught.value).startswith(medium.field)
+
+
+async def test_pictures_that_nobody_waits_for_any_more_are_left():
+    processor, ended = PausingProcessor(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work():
+        try:
+            with pytest.raises(AbandonedError):
+                media_prompt(call(3), Model(processor))
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    task = asyncio.create_task(run_beside(work, reads_media=True))
+    await asyncio.to_thread(processor.began.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    processor.goes_on.set()
+    await ended.wait()
+    assert processor.prepared == 1
