@@ -28,6 +28,7 @@ from backend.rpc.requests import generation_call, prompt_part
 from backend.rpc.scoring import rerank_call, rerank_result, score_call, score_response
 from backend.scoring import score
 from common.handlers import Context
+from common.heap import Heap
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
         """
         self._engine = engine
         self._defaults = defaults
+        self._heap = Heap()
 
     async def Health(self, _request: pb.HealthMessage, _context: Context) -> pb.Reply:
         """Answer at all times, whatever the engine does; OK unless it is beyond repair."""
@@ -84,6 +86,7 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
     async def Free(self, _request: pb.HealthMessage, _context: Context) -> pb.Result:
         """Drop the model, and with it whatever runs."""
         await self._engine.free()
+        self._heap.trim_soon()
         return pb.Result(success=True, message="freed")
 
     async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
@@ -150,6 +153,8 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
             raise ModelNotLoadedError
         if request.ByteSize() <= INLINE_REQUEST_BYTES:
             return generation_call(request, options)
+        if task := asyncio.current_task():
+            task.add_done_callback(lambda _: self._heap.trim_soon())
         # Megabytes of JSON take a while to read: others are answered meanwhile.
         call = await asyncio.to_thread(generation_call, request, options)
         require_same(model, self._engine.model)

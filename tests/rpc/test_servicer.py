@@ -9,10 +9,11 @@ from scripted_engine import EOS, PREFILL, TIMEOUT_S, ScriptedEngine, served, ste
 from serving import code_of
 
 from backend import errors
-from backend.config import Adapter, ModelOptions
+from backend.config import INLINE_REQUEST_BYTES, Adapter, ModelOptions
 from backend.core.delta import FinishReason
 from backend.core.step import TokenStep
 from backend.pb import backend_pb2 as pb
+from common.heap import Heap
 
 CODE = grpc.StatusCode
 HELLO = pb.PredictOptions(Prompt="hi", Temperature=0.5)
@@ -331,3 +332,16 @@ async def test_metadata_tells_of_the_loaded_model():
     assert not metadata.supports_thinking
     assert metadata.rendered_template.startswith("[]{'enable_thinking': True}\nuser: ")
     assert metadata.media_marker == ""
+
+
+async def test_what_large_requests_and_a_model_leave_behind_goes_back(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Heap, "trim_soon", lambda _heap: asked.append(1))
+    async with served(ScriptedEngine(steps("ab"))) as channel:
+        await stub(channel).Predict(pb.PredictOptions(Prompt="a"))
+        assert not asked
+        large = pb.PredictOptions(Prompt="a" * (INLINE_REQUEST_BYTES + 1))
+        assert (await code_of(stub(channel).Predict(large)))[0] is CODE.INVALID_ARGUMENT
+        assert len(asked) == 1
+        await stub(channel).Free(pb.HealthMessage())
+        assert len(asked) == 2

@@ -227,9 +227,11 @@ async def served(engine: ScriptedEngine, **config: Any) -> AsyncIterator[grpc.ai
     """Serve the engine on a free port, and return a channel to it."""
     server = BackendServer(ServerConfig(address="127.0.0.1:0", **config), engine)
     port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield channel
-    await server.stop()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop()
 
 
 def stub(channel: grpc.aio.Channel) -> Any:
