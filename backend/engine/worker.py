@@ -221,8 +221,9 @@ class EngineWorker:
             session.fail_all(reason)
             session.close()
         del session
-        gc.unfreeze()
-        gc.collect()
+        if gc.get_freeze_count():
+            gc.unfreeze()
+            gc.collect()
         mx.clear_cache()
         mx.reset_peak_memory()
 
