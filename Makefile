@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
-	test-extra-backend-mlx-vlm check format bench bench-distributed soak fuzz proto package image clean
+	test-extra-backend-mlx-vlm check format bench bench-distributed sweep soak fuzz proto wheel docs pictures package image clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -30,17 +30,19 @@ $(STAMP): pyproject.toml constraints.txt backend.proto scripts/build_hook.py scr
 demo: install ## Run the main job on the embedded model: thought, tool call, answer, over a real socket
 	$(PYTHON) -m backend.cli demo
 
-test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
-	$(PYTHON) -m pytest -q $(PYTEST_FLAGS)
+PYTEST = $(PYTHON) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-test-fast: $(STAMP) ## Run the tests that need no MLX, in seconds
-	$(PYTHON) -m pytest -q -m 'not mlx'
+test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
+	$(PYTEST) $(PYTEST_FLAGS)
+
+test-fast: $(STAMP) ## Run the tests that need no MLX and no patience, in seconds
+	$(PYTEST) -m 'not mlx and not slow' $(PYTEST_FLAGS)
 
 HOST_SUITE = $(PYTHON) -m scripts.host_suite
 TEXT_CAPS := health,load,predict,stream,tools
-VISION_CAPS := health,load,predict,stream,vision
+VISION_CAPS := health,load,predict,stream,vision,transcription
 TINY_VISION := build/tiny-vision
-BUILD_TINY_VISION = $(PYTHON) -c 'from pathlib import Path; from scripts.tiny_vision import build; build("qwen3_vl", Path("$(TINY_VISION)"))'
+BUILD_TINY_VISION = $(PYTHON) -c 'from pathlib import Path; from scripts.tiny_vision import build; build("gemma4", Path("$(TINY_VISION)"))'
 
 test-extra-backend: install ## Start run.sh as LocalAI's own suite does and check what it checks; MODEL= CAPS=
 	$(HOST_SUITE) $(if $(MODEL),--model '$(MODEL)') $(if $(CAPS),--caps '$(CAPS)')
@@ -48,9 +50,15 @@ test-extra-backend: install ## Start run.sh as LocalAI's own suite does and chec
 test-extra-backend-mlx: install ## The same with what LocalAI asks of this backend's text models; MODEL=
 	$(HOST_SUITE) $(if $(MODEL),--model '$(MODEL)') --caps '$(or $(CAPS),$(TEXT_CAPS))'
 
-test-extra-backend-mlx-vlm: install ## The same with an image, on a tiny vision model; MODEL= names a real one
+test-extra-backend-mlx-vlm: install ## The same with an image and a recording, on a tiny model of both; MODEL= names a real one
 	$(if $(MODEL),,$(BUILD_TINY_VISION))
 	$(HOST_SUITE) --model '$(or $(MODEL),$(TINY_VISION))' --caps '$(or $(CAPS),$(VISION_CAPS))'
+
+docs: $(STAMP) ## Build the documentation into build/site; a link that leads nowhere is an error
+	$(VENV)/bin/zensical build --clean --strict
+
+pictures: install ## Draw the pictures of the documentation from the real program
+	$(PYTHON) -m scripts.pictures
 
 check: $(STAMP) ## Lint, format, types, import contracts
 	$(VENV)/bin/ruff check .
@@ -68,7 +76,10 @@ bench: install ## Measure against raw mlx-lm in the same run (BENCH_FLAGS='--jso
 bench-distributed: install ## Measure one model on 1, 2 and 4 processes of this machine
 	$(PYTHON) -m benchmarks.distributed
 
-soak: install ## Ten minutes of 32 clients of every kind that leave, time out and lie; SOAK_FLAGS='--minutes 1'
+sweep: install ## Try every family of both libraries, tiny, and write docs/reference/families.md; FAMILIES='llama glm4v'
+	$(PYTHON) -m scripts.sweep --write $(FAMILIES)
+
+soak: install ## Ten minutes of 32 clients of every kind that leave, time out and lie; SOAK_FLAGS='--minutes 2 --kill-every 5' loses engines
 	$(PYTHON) -m benchmarks.soak $(SOAK_FLAGS)
 
 fuzz: $(STAMP) ## Fuzz every field of every RPC for some minutes
@@ -76,6 +87,9 @@ fuzz: $(STAMP) ## Fuzz every field of every RPC for some minutes
 
 proto: $(STAMP) ## Generate the stubs again
 	$(PYTHON) scripts/gen_proto.py
+
+wheel: install ## Build dist/*.whl, and try it in a fresh environment far from here
+	sh scripts/try_wheel.sh $(PYTHON) '$(MLX_EXTRA)'
 
 package: install ## Write build/package/mlx, a directory for LocalAI, and try it elsewhere; PACKAGE_PYTHON=
 	$(PYTHON) -m scripts.package build $(if $(MLX_EXTRA),--extra $(MLX_EXTRA)) $(if $(PACKAGE_PYTHON),--python '$(PACKAGE_PYTHON)')

@@ -3,6 +3,9 @@
 # It becomes the Python process, so that the host's signals and its death reach it.
 set -eu
 
+# First of all: by the time Python runs, a host that has died would not be known any more.
+export MLX_BACKEND_PARENT=$PPID
+
 # Hosts close standard input, and a pipe would take its number.
 exec </dev/null
 

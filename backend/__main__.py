@@ -1,4 +1,4 @@
-"""Start the backend: argv and environment -> `ServerConfig` -> serve until told to stop."""
+"""Starts the backend with the command line and the environment, and serves until stopped."""
 
 import argparse
 import asyncio
@@ -12,14 +12,29 @@ from grpc.aio import ServerInterceptor
 
 from backend.config import MAX_SLOTS, ServerConfig
 from backend.engine.engine import Engine
+from backend.engine.processes import engine_environment
+from backend.pipeline.served_model import ServedModel
 from backend.rpc.server import BackendServer
 from common import log as logs
 from common.address import AddressError
+from common.arguments import described, unknown_options
 from common.lifecycle import StopRequest, exit_with_parent, parse_interval
 
-# What hosts call the number of parallel requests; the first that is set counts.
+# Hosts' variables for the number of parallel requests; the first one set counts.
 PARALLEL_VARIABLES = ("PYTHON_GRPC_MAX_WORKERS", "LLAMACPP_PARALLEL")
+# Set by run.sh as its first act.
+PARENT_VARIABLE = "MLX_BACKEND_PARENT"
+PROGRAM = "mlx-grpc-backend serve"
+DESCRIPTION = (
+    "Serve MLX models by gRPC until SIGTERM or SIGINT; see docs/reference/options.md for variables."
+)
+OPTIONS = ("--addr", "--metrics-addr", "--help")
+# What other servers call the address.
+SYNONYMS = dict.fromkeys(("--port", "--host", "--listen", "--bind", "-p"), "--addr HOST:PORT")
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
+
+# No engine process can load the model any more.
+EXIT_BROKEN = 3
 
 TRACE_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -27,54 +42,75 @@ log = logging.getLogger("backend")
 
 
 class MissingPackageError(Exception):
-    """An optional package that was asked for is not installed."""
+    """A requested extra is not installed."""
 
 
 def main() -> int:
-    """Serve, and return the exit code; a failed start says why in its last line."""
-    config = server_config(sys.argv[1:], os.environ)
-    logs.configure(config.log_level)
-    if config.watches_parent:
-        exit_with_parent(config.parent_watch_interval_s)
+    """Serve, and return the exit code; the last line of a failed start gives the reason."""
     try:
-        asyncio.run(serve(config))
+        logs.configure(logs.level_of(os.environ))
+    except ValueError as error:
+        logs.configure("info")
+        log.critical("%s", error)
+        return 1
+    config = server_config(sys.argv[1:], os.environ)
+    # Not for processes that this one starts: they have another parent.
+    os.environ.pop(PARENT_VARIABLE, None)
+    if config.watches_parent:
+        exit_with_parent(config.parent_watch_interval_s, config.parent)
+    try:
+        return asyncio.run(serve(config))
     except (AddressError, MissingPackageError) as error:
         log.critical("%s", error)
         return 1
-    return 0
 
 
-async def serve(config: ServerConfig) -> None:
-    """Serve until a signal, then let what runs finish.
+async def serve(config: ServerConfig) -> int:
+    """Serve until a signal, or until the engine is beyond repair; then let what runs finish.
+
+    Returns:
+        The exit code.
 
     Raises:
-        AddressError: The server cannot listen where it was told to.
-        MissingPackageError: Something that was asked for is not installed.
+        AddressError: The server cannot listen at its address.
+        MissingPackageError: A requested extra is not installed.
     """
     stop_request = StopRequest()
     stop_request.listen()
-    engine = Engine()
+    engine = Engine(serve=ServedModel.of, environment=engine_environment(os.environ))
     with _metrics_served(config.metrics_address, engine):
         server = BackendServer(config, engine, _tracing() if config.traces else ())
-        port = await server.start()
-        log.info("listening on %s:%d", config.address.rpartition(":")[0], port)
-        await stop_request.wait()
+        log.info("listening on %s", await server.start())
+        engine.prepare()
+        is_broken = await _stopped_or_broken(stop_request, engine)
         await server.stop()
     log.info("stopped")
-    if engine.is_computing:
-        # MLX aborts a process that ends while another thread of it computes.
-        logging.shutdown()
-        os._exit(0)
+    return EXIT_BROKEN if is_broken else 0
+
+
+async def _stopped_or_broken(stop_request: StopRequest, engine: Engine[ServedModel]) -> bool:
+    """Wait for either; tell whether the engine is broken."""
+    broken = asyncio.create_task(engine.wait_until_broken())
+    stopped = asyncio.create_task(stop_request.wait())
+    await asyncio.wait([broken, stopped], return_when=asyncio.FIRST_COMPLETED)
+    if not broken.done():
+        broken.cancel()
+        return False
+    stopped.cancel()
+    log.critical(
+        "nothing can be served: ending with code %d, so that the host starts another", EXIT_BROKEN
+    )
+    return True
 
 
 @contextmanager
-def _metrics_served(address: str, engine: Engine) -> Iterator[None]:
+def _metrics_served(address: str, engine: Engine[ServedModel]) -> Iterator[None]:
     """Let Prometheus scrape the engine, if there is an address for it."""
     if not address:
         yield
         return
     try:
-        from backend.metrics import MetricsServer
+        from backend.rpc.metrics import MetricsServer
     except ImportError as error:
         raise MissingPackageError(
             f"--metrics-addr: {error}; install the extra: pip install 'mlx-grpc-backend[metrics]'"
@@ -97,11 +133,13 @@ def _tracing() -> Sequence[ServerInterceptor]:
 def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
     """Return what the command line and the environment ask for; hosts add arguments of theirs."""
     defaults = ServerConfig()
-    parser = argparse.ArgumentParser(prog="run.sh", allow_abbrev=False, description=__doc__)
-    parser.add_argument("--addr", default=defaults.address, metavar="HOST:PORT")
+    parser = argparse.ArgumentParser(prog=PROGRAM, allow_abbrev=False, description=DESCRIPTION)
+    parser.add_argument("--addr", default=defaults.address, metavar="HOST:PORT|unix:PATH")
     parser.add_argument("--metrics-addr", default=defaults.metrics_address, metavar="HOST:PORT")
-    known, _ = parser.parse_known_args(arguments)
+    known, others = parser.parse_known_args(arguments)
+    _warn_of_unknown(others)
     watch = environment.get("LOCALAI_BACKEND_PARENT_WATCH", "")
+    parent = environment.get(PARENT_VARIABLE, "")
     interval = environment.get("LOCALAI_BACKEND_PARENT_WATCH_INTERVAL", "")
     return ServerConfig(
         address=known.addr,
@@ -109,10 +147,16 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         traces=any(environment.get(name) for name in TRACE_ENDPOINTS),
         max_slots=_max_slots(environment, defaults.max_slots),
         auth_token=environment.get("LOCALAI_GRPC_AUTH_TOKEN", ""),
+        parent=int(parent) if parent.isdecimal() else None,
         watches_parent=watch.strip().lower() not in FALSE_WORDS,
         parent_watch_interval_s=_interval_s(interval, defaults.parent_watch_interval_s),
-        log_level=logs.level_of(environment),
     )
+
+
+def _warn_of_unknown(arguments: Sequence[str]) -> None:
+    """Name the options that mean nothing here: hosts add some of theirs, and people misspell."""
+    if names := unknown_options(arguments):
+        log.warning("ignoring unknown options: %s", described(names, OPTIONS, SYNONYMS))
 
 
 def _max_slots(environment: Mapping[str, str], default: int) -> int:

@@ -1,17 +1,21 @@
 """Every default of the backend, once: of the process and of a model."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Self, TypeAlias
+
+OptionValue: TypeAlias = bool | int | float | str | None
 
 DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 DRAIN_TIMEOUT_S = 8.0
-# A turn of the engine that takes longer than this is reported: it may never end.
+# A longer turn of the engine is reported: it may never end.
 LONG_TURN_S = 120.0
-# In one list of a model's config.json; mlx-lm builds as many as it says, and asks nobody between.
+# In one list of config.json: mlx-lm builds as many as it says, without a chance to cancel.
 MAX_LAYERS = 4096
-# What one request may hold; `docs/security.md` lists these.
+# Limits of one request; `docs/reference/security.md` lists them.
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
@@ -19,38 +23,57 @@ MAX_LOGIT_BIASES = 4096
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1024
 MAX_CANDIDATES = 1024
+MAX_JOBS = 2
+MAX_ENDED_JOBS = 64
+MAX_TARGET_MODULES = 256
+JOB_STOP_TIMEOUT_S = 60.0
+JOB_REPORT_INTERVAL_S = 0.5
 MAX_TOKEN_IDS = 2**20
+# A text with more characters per token than this, of the context or of MAX_TOKEN_IDS where that is
+# more, is not tokenised.
+MAX_CHARS_PER_TOKEN = 8
 MAX_REQUEST_ID_CHARS = 128
-# What no common system takes more of.
+# Limits of common file systems.
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
-# Of one JSON text. Python's own parser is the slower the more of it there is.
+# Of one JSON text.
 MAX_JSON_CHARS = 4 * 2**20
 MAX_JSON_DEPTH = 128
 MAX_GRAMMAR_BYTES = 256 * 1024
-# A larger request is parsed beside the event loop.
+# A larger request is parsed on a worker thread.
 INLINE_REQUEST_BYTES = 256 * 1024
-# One rendering of a chat template; a template is code, and may loop.
+# Of one rendering of a chat template, which is a program and may loop.
 MAX_RENDER_S = 10.0
+MAX_RENDER_MEMORY_BYTES = 2**30
+# Of its text, in characters.
+MAX_RENDER_BYTES = 64 * 2**20
+# Processes that render templates, started when they are needed.
+TEMPLATE_PROCESSES = 2
 # Of the memory for KV caches, unless `max_cache_bytes` says otherwise.
 PROMPT_CACHE_MEMORY_SHARE = 0.25
 # Of the device's memory, unless the host says otherwise.
 MEMORY_UTILIZATION = 0.9
-# What is used of the memory where the device names no working set: on a CPU others live there
-# too, and MLX itself stops at this share of a CUDA device.
+# Of the memory, where the device states no working set: other processes share that of a CPU, and
+# MLX itself stops at this share of a CUDA device.
 CPU_MEMORY_SHARE = 0.75
 CUDA_MEMORY_SHARE = 0.95
-# Of what is beside the weights, for activations and for copies of KV on their way.
+# Of the memory besides the weights, for activations and copies of KV.
 RESERVE_SHARE = 0.1
-# Of the memory: so much is for KV caches however large the weights are.
+# Of the memory: the least for KV caches, however large the weights are.
 MIN_KV_SHARE = 0.02
-# What towers made of media of late, and what processors did.
+# Recent outputs of towers, and of processors.
 MEDIA_MEMO_BYTES = 256 * 2**20
 PREPARED_MEDIA_BYTES = 64 * 2**20
-# Decode and prepare the media of all requests.
+# Prepare requests: small ones, large ones, and those with media.
+LIGHT_THREADS = 4
+HEAVY_THREADS = 2
 MEDIA_THREADS = 2
+LIGHT_WORK_BYTES = 32 * 1024
+# How many requests of a kind wait for their threads, and what all of them hold.
+MAX_QUEUED_WORK = 1024
+MAX_QUEUED_WORK_BYTES = 2**30
 
-# What one medium of a request may be: as a file, and decoded.
+# Limits of one medium, as a file and decoded.
 MAX_IMAGE_BYTES = 20 * 2**20
 MAX_AUDIO_BYTES = 32 * 2**20
 MAX_VIDEO_BYTES = 32 * 2**20
@@ -60,6 +83,16 @@ MAX_ASPECT_RATIO = 200
 MAX_AUDIO_S = 600
 # Of all channels, at the rate of the file.
 MAX_AUDIO_SAMPLES = 64_000_000
+# Of files to transcribe, which are heard in passages.
+MAX_SPEECH_BYTES = 512 * 2**20
+MAX_SPEECH_S = 3600
+MAX_SPEECH_SAMPLES = 640_000_000
+SPEECH_RATE_HZ = 16_000
+SPEECH_PASSAGE_S = 30
+MAX_PASSAGE_TOKENS = 512
+MAX_TRANSCRIPTIONS = 4
+MAX_LANGUAGE_CHARS = 64
+MAX_HINT_CHARS = 4096
 # Kept of a video, then what is decoded to choose it.
 MAX_VIDEO_FRAMES = 32
 MAX_VIDEO_PIXELS = 100_000_000
@@ -70,12 +103,13 @@ MAX_ANIMATION_DECODED_PIXELS = 500_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How the process serves; built from argv and the environment in `__main__`.
+    """The configuration of the process, from argv and the environment.
 
     Attributes:
-        metrics_address: Where Prometheus may scrape; empty is nowhere.
-        traces: Whether the environment names a collector of OpenTelemetry's.
+        metrics_address: Address for Prometheus to scrape; empty for none.
+        traces: Whether the environment names an OpenTelemetry collector.
         max_slots: Default of the option of this name.
+        parent: The process that started this one, as it was before Python ran, if that is known.
     """
 
     address: str = "127.0.0.1:50051"
@@ -83,33 +117,51 @@ class ServerConfig:
     traces: bool = False
     max_slots: int = DEFAULT_MAX_SLOTS
     auth_token: str = ""
+    parent: int | None = None
     watches_parent: bool = True
     parent_watch_interval_s: float = 2.0
-    log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuningOptions:
-    """What `Options` (`key:value`) and `EngineArgs` (JSON) of a LoadModel may set.
-
-    Every field is documented in `docs/options.md`; a test compares the two. `None` means
-    that the model or the request decides.
-    """
+class SchedulingOptions:
+    """The sharing of the engine among requests."""
 
     max_slots: int = DEFAULT_MAX_SLOTS
     max_waiting: int = 256
+    batching: bool = True
     prefill_chunk: int = 512
     prefill_chunk_alone: int = 2048
     prefill_pause_ms: int = 500
     max_replies_per_s: int = 400
+    side_share: float = 0.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """The memory of KV caches."""
+
     max_kv_bytes: int | None = None
     expected_tokens: int = 1024
-    max_cache_bytes: int | None = None
-    cache_dir: str | None = None
-    max_cache_disk_bytes: int = 10 * 2**30
-    cache_bits: int | None = None
     kv_bits: int | None = None
     kv_group_size: int = 64
+    wired_limit_mb: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCacheOptions:
+    """The size and place of the prompt cache."""
+
+    max_cache_bytes: int | None = None
+    cache_dir: str | None = None
+    cache_sharing: str = "all"
+    max_cache_disk_bytes: int = 10 * 2**30
+    cache_bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDefaults:
+    """The values for requests that do not set them."""
+
     max_tokens: int | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -121,6 +173,12 @@ class TuningOptions:
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     enable_thinking: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """The writing of prompts and the reading of replies."""
+
     eos_token: str | None = None
     bos_token: str | None = None
     pad_token: str | None = None
@@ -128,20 +186,88 @@ class TuningOptions:
     constrain_calls: bool = True
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """The parts of a checkpoint to load."""
+
     trust_remote_code: bool = False
-    batching: bool = True
     vision: bool = True
-    side_share: float = 0.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalOptions:
+    """The embedding of texts and the ranking of documents."""
+
     pooling: str | None = None
     truncate: bool = False
     reranker: str | None = None
-    wired_limit_mb: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """The processes that compute a model together."""
+
     tensor_parallel_size: int | None = None
     hosts: str | None = None
     hostfile: str | None = None
     distributed: str = "tensor"
     distributed_backend: str = "any"
     worker_timeout_s: int = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions:
+    """When the engine process is given up, and what follows."""
+
+    engine_timeout_s: int = 300
+    exit_when_broken: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningOptions:
+    """The `Options` (`key:value`) and `EngineArgs` (JSON) of a LoadModel, by subject.
+
+    The public name of an option is that of its field, in whichever group; a test compares them
+    with `docs/reference/options.md`, which documents each. `None` leaves it to the model or to
+    the request.
+    """
+
+    scheduling: SchedulingOptions = SchedulingOptions()
+    memory: MemoryOptions = MemoryOptions()
+    prompt_cache: PromptCacheOptions = PromptCacheOptions()
+    requests: RequestDefaults = RequestDefaults()
+    text: TextOptions = TextOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    retrieval: RetrievalOptions = RetrievalOptions()
+    group: GroupOptions = GroupOptions()
+    process: ProcessOptions = ProcessOptions()
+
+    @classmethod
+    def of(cls, **options: OptionValue) -> Self:
+        """Return the defaults but for these options, by their public names."""
+        return cls().updated(**options)
+
+    def updated(self, **options: OptionValue) -> Self:
+        """Return these options with some replaced, by their public names.
+
+        Raises:
+            TypeError: There is no option of a name.
+        """
+        groups = {}
+        for group in fields(self):
+            own = getattr(self, group.name)
+            names = {option.name for option in fields(own)} & options.keys()
+            groups[group.name] = replace(own, **{name: options.pop(name) for name in names})
+        if options:
+            raise TypeError(f"there is no option {', '.join(options)}")
+        return replace(self, **groups)
+
+    def by_name(self) -> Mapping[str, OptionValue]:
+        """Return all options by their public names."""
+        groups = (getattr(self, group.name) for group in fields(self))
+        return {option.name: getattr(own, option.name) for own in groups for option in fields(own)}
 
 
 DEFAULT_TUNING = TuningOptions()
@@ -157,7 +283,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """How many media of each kind one request may bring."""
+    """The number of media of each kind that one request may bring."""
 
     images: int = 32
     audios: int = 8
@@ -166,7 +292,7 @@ class MediaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """What a LoadModel asks for.
+    """The options of a LoadModel.
 
     Attributes:
         model: The host's name of the model: its identity, a path or a hub id.
@@ -174,7 +300,7 @@ class ModelOptions:
         models_dir: Where relative paths are looked up; `None` when the host sent none.
         max_model_len: Explicit context limit; `None` leaves the model's own.
         dtype: Weights are cast to it; `None` leaves them.
-        memory_utilization: How much of the device's memory may be used, from 0 to 1.
+        memory_utilization: The usable share of the device's memory, from 0 to 1.
     """
 
     model: str
@@ -192,5 +318,24 @@ class ModelOptions:
 
     @property
     def trusts_remote_code(self) -> bool:
-        """Whether Python code of the model's own may run; either place may say so."""
-        return self.trust_remote_code or self.tuning.trust_remote_code
+        """Whether the model's own Python code may run, by the field or by the option."""
+        return self.trust_remote_code or self.tuning.checkpoint.trust_remote_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningDefaults:
+    """What holds where a fine-tuning says nothing: the host's own defaults."""
+
+    rank: int = 16
+    alpha: int = 16
+    learning_rate: float = 2e-4
+    epochs: int = 3
+    batch_size: int = 2
+    accumulation: int = 4
+    warmup_steps: int = 5
+    weight_decay: float = 0.01
+    seed: int = 3407
+    max_tokens: int = 2048
+
+
+FINE_TUNING = FineTuningDefaults()

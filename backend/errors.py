@@ -10,8 +10,11 @@ BackendError
 ├── UnsupportedError           the loaded model cannot do it
 ├── ShuttingDownError          the process is on its way out
 ├── RequestCancelledError      ended by Free, by another load, or by the caller
+├── RefusedMediumError         the model's processor cannot take a medium
 ├── GenerationFailedError      the engine could not compute this request
 ├── EngineFailedError          the engine failed as a whole
+├── EngineStuckError           the engine does not end a turn
+├── DeviceLostError            the device computes nothing any more
 ├── EngineDownError            the engine failed, and could not start anew
 ├── GroupLostError             a process that shared the model has gone
 └── LoadError                  the model cannot be loaded as asked
@@ -31,7 +34,7 @@ class BackendError(Exception):
     """A failure with a message for the caller."""
 
     def __copy__(self) -> Self:
-        """Return the same for another caller: where an error is raised, its traceback grows."""
+        """Return the same error for another caller: raising an error grows its traceback."""
         twin = type(self).__new__(type(self), *self.args)
         vars(twin).update(vars(self))
         return twin
@@ -86,7 +89,11 @@ class ShuttingDownError(BackendError):
 
 
 class RequestCancelledError(BackendError):
-    """The request was ended from outside: by Free, by another load or by its caller."""
+    """The request was ended by Free, by another load or by its caller."""
+
+
+class RefusedMediumError(BackendError):
+    """The model's processor cannot take a medium; the message is its own."""
 
 
 class GenerationFailedError(BackendError):
@@ -94,14 +101,22 @@ class GenerationFailedError(BackendError):
 
 
 class EngineFailedError(BackendError):
-    """The engine failed as a whole, with all that it held; it starts anew if it can."""
+    """The engine failed as a whole, with all of its requests; it restarts if it can."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the engine has failed: {reason}")
 
 
+class EngineStuckError(BackendError):
+    """The engine has been in one turn for too long."""
+
+
+class DeviceLostError(BackendError):
+    """The device computes nothing any more for this process: another process may do better."""
+
+
 class EngineDownError(BackendError):
-    """The engine failed and could not start anew: only another load may help."""
+    """The engine failed and could not restart: only another load may help."""
 
 
 class GroupLostError(BackendError):
@@ -117,7 +132,7 @@ class ModelNotFoundError(LoadError):
 
 
 class UnsupportedModelError(LoadError):
-    """What is there is not a model that MLX can run."""
+    """The files are not a model that MLX can run."""
 
 
 class OutOfMemoryError(LoadError):
@@ -137,4 +152,4 @@ class LoadCancelledError(LoadError):
 
 
 class LoadFailedError(LoadError):
-    """Loading broke for a reason that nobody foresaw; the log has the traceback."""
+    """Loading failed for an unforeseen reason; the log has the traceback."""

@@ -7,7 +7,17 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import click
 
-from benchmarks import decode, prefill, prompt_cache, router, startup, storm, structure
+from benchmarks import (
+    agents,
+    decode,
+    prefill,
+    prompt_cache,
+    ragged,
+    router,
+    startup,
+    storm,
+    structure,
+)
 from benchmarks.figure import Figure, Settings
 from benchmarks.models import ensure_built
 from benchmarks.report import machine, print_table
@@ -20,6 +30,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "decode": decode.measure,
     "prefill": prefill.measure,
     "prompt_cache": prompt_cache.measure,
+    "ragged": ragged.measure,
+    "agents": agents.measure,
     "storm": storm.measure,
     "structure": structure.measure,
     "router": router.measure,

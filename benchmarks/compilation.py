@@ -12,28 +12,27 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from backend.config import ModelOptions, TuningOptions
-from backend.generation import render
+from backend.config import ModelOptions
 from backend.model.loader import load
-from backend.output.detection import detect
-from backend.output.evidence import FormatEvidence
-from backend.rpc.requests import generation_call
-from backend.structure import Structures
+from backend.pipeline.constraints import Constraints
+from backend.pipeline.generate import render
+from backend.pipeline.served_model import ServedModel
+from backend.rpc.parsing.requests import generation_call
 from benchmarks.demands import Demand, Reply, request
 
 
 def measure(directory: str, runs: int) -> dict[str, list[float]]:
     """Return how long the vocabulary took, and then a first grammar of each kind."""
-    model = load(ModelOptions(model=directory), Path(directory), cancelled=lambda: False)
-    wire = detect(FormatEvidence(model.tokenizer.vocabulary, model.template.text))
+    options = ModelOptions(model=directory)
+    model = ServedModel.of(load(options, Path(directory), cancelled=lambda: False), options)
     took: dict[str, list[float]] = defaultdict(list)
     for _ in range(runs):
-        structures = Structures(model.tokenizer, model.card)
-        took["vocabulary ready"].append(_ms(structures.prepare))
+        constraints = Constraints(model.tokenizer, model.card, model.format)
+        took["vocabulary ready"].append(_ms(constraints.prepare))
         for demand in Demand:
             asked = request("Hello", Reply(variant=0, new_tokens=1, seed=1), demand)
-            call = generation_call(asked, TuningOptions())
-            make = partial(structures.grammar, call, render(call, model), wire)
+            call = generation_call(asked, options)
+            make = partial(constraints.grammar, call, render(call, model))
             took[f"{demand} compiled"].append(_ms(make))
     return took
 

@@ -18,8 +18,8 @@ from backend.cache.layout import CacheLayout
 from backend.cache.packing import Packing
 from backend.config import TuningOptions
 from backend.demo import MODEL_DIR, WEATHER_TOOL
-from backend.engine.caches import make_cache_factory
 from backend.engine.network import Caches, Network
+from backend.engine.passes.caches import make_cache_factory
 from scripts.tiny_models import VOCAB_SIZE, build
 
 REPLY_TOKENS = 64
@@ -28,10 +28,10 @@ QUESTIONS = ("What is the weather in {}?", "Say hello to {}.", "Tell me a story 
 RANDOM_PROMPTS = 8
 RANDOM_PROMPT_TOKENS = 500
 VARIANTS = {
-    "kv_bits:8": TuningOptions(kv_bits=8),
-    "kv_bits:4": TuningOptions(kv_bits=4),
-    "cache_bits:8": TuningOptions(cache_bits=8),
-    "cache_bits:4": TuningOptions(cache_bits=4),
+    "kv_bits:8": TuningOptions.of(kv_bits=8),
+    "kv_bits:4": TuningOptions.of(kv_bits=4),
+    "cache_bits:8": TuningOptions.of(cache_bits=8),
+    "cache_bits:4": TuningOptions.of(cache_bits=4),
 }
 
 
@@ -104,7 +104,7 @@ def _prefilled(network: Network, tuning: TuningOptions, prompt: list[int]) -> tu
     """Restore all of a prompt but its last token; return its caches and its bytes in the store."""
     fresh_caches = make_cache_factory(network, tuning)
     computed, restored = fresh_caches(), fresh_caches()
-    layout = CacheLayout.of(computed, Packing(tuning.cache_bits))
+    layout = CacheLayout.of(computed, Packing(tuning.prompt_cache.cache_bits))
     if layout is None:
         raise click.ClickException("this model has no prompt cache")
     length = len(prompt) - 1

@@ -15,15 +15,15 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from backend.engine.distributed.channel import Channel
+from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.distributed.follower import reach
 from backend.engine.distributed.linking import link
 from backend.engine.distributed.messages import Turn, make_codec
 from backend.engine.distributed.topology import GroupBackend, Topology, parse_hosts
-from backend.engine.pace import Pace
-from backend.engine.pacing import ChunkPacer
-from backend.engine.side_jobs import SideJobs
-from backend.model.upstream import Network
+from backend.engine.messages.channel import Channel
+from backend.engine.rows.pacing import PrefillPacer
+from backend.engine.session.pace import Pace
+from backend.model.checkpoint.upstream import Network
 
 STEPS = 24
 PLANS = 200
@@ -77,14 +77,15 @@ def _collectives_ms(network: Network) -> float:
 def _plan_ms(topology: Topology) -> float:
     """Return how long it takes from a decision until every rank has read it."""
     codec = make_codec()
-    turn = Turn(1, (), Pace(ChunkPacer(512, 2048, 0.5).pace(), SideJobs(512, 0.25).pace()))
+    pacer = PrefillPacer(cap=512, cap_alone=2048, pause_s=0.5)
+    turn = Turn(1, (), Pace(pacer.pace(), BackgroundJobs(512, 0.25).pace()))
     with socket.create_server((topology.control.address, topology.control.port)) as listener:
         peers = [Channel(listener.accept()[0], codec) for _ in range(topology.size - 1)]
 
     def there_and_back() -> None:
         data = codec.encode(turn)
         for peer in peers:
-            peer.send_packed(data)
+            peer.send_frame(data)
         for peer in peers:
             peer.receive()
 

@@ -7,8 +7,8 @@ from statistics import median
 
 from backend.core.delta import FinishReason
 from backend.core.step import TokenStep
+from backend.formats.evidence import FormatEvidence
 from backend.output.detection import detect
-from backend.output.evidence import FormatEvidence
 from backend.output.replay import ChunkDetokenizer, cut_randomly
 from backend.output.reply import ReplyCursor, ReplySpec
 from benchmarks.baseline import Baseline, environment_of
@@ -26,7 +26,7 @@ TEXT = "TEXT"
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class Family:
     """A reply that thinks, talks and calls, each of the three at the length of `TEXT`."""
 
     tools: str
@@ -41,20 +41,20 @@ class Wire:
 
 THOUGHT = f"<think>\n{TEXT}\n</think>\n\n{TEXT}\n"
 NEXT = "<|start|>assistant"
-WIRES = (
-    Wire(
+FORMATS = (
+    Family(
         "hermes_json",
         "think",
         f'{THOUGHT}<tool_call>\n{{"name": "note_add", "arguments": {{"text": "{TEXT}"}}}}\n'
         "</tool_call>",
     ),
-    Wire(
+    Family(
         "qwen3_coder_xml",
         "think",
         f"{THOUGHT}<tool_call>\n<function=note_add>\n<parameter=text>\n{TEXT}\n</parameter>\n"
         "</function>\n</tool_call>",
     ),
-    Wire(
+    Family(
         "harmony",
         "harmony",
         f"<|channel|>analysis<|message|>{TEXT}<|end|>{NEXT}<|channel|>commentary<|message|>{TEXT}"
@@ -62,12 +62,12 @@ WIRES = (
         f'{{"text": "{TEXT}"}}<|call|>',
     ),
     # The family has no thoughts, and calls are all of a reply.
-    Wire(
+    Family(
         "llama3_json",
         "none",
         f'{{"name": "note_add", "parameters": {{"text": "{TEXT}{TEXT}{TEXT}"}}}}',
     ),
-    Wire(
+    Family(
         "mistral",
         "mistral_think",
         f'[THINK]{TEXT}[/THINK]{TEXT}[TOOL_CALLS]note_add[ARGS]{{"text": "{TEXT}"}}',
@@ -76,22 +76,22 @@ WIRES = (
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure replies of both lengths on every wire, with decode steps in between."""
+    """Measure replies of both lengths on every family, with decode steps in between."""
     steps_ms: list[float] = []
-    costs: dict[Wire, list[tuple[float, float]]] = {wire: [] for wire in WIRES}
+    costs: dict[Family, list[tuple[float, float]]] = {family: [] for family in FORMATS}
     async with served(LARGE) as server:
         environment = environment_of(server.process.pid)
         with Baseline(LARGE, environment) as baseline:
             for run in range(settings.runs + 1):
                 speed = baseline.run(await _workload(server, run))
                 steps_ms.append(1000.0 / speed.decode)
-                for wire, samples in costs.items():
-                    samples.append((_cost_us(wire, SHORT_CHARS), _cost_us(wire, LONG_CHARS)))
+                for family, samples in costs.items():
+                    samples.append((_cost_us(family, SHORT_CHARS), _cost_us(family, LONG_CHARS)))
     # The first run warms all of them up.
     return [
         figure
-        for wire, samples in costs.items()
-        for figure in _figures(wire, steps_ms[1:], samples[1:])
+        for family, samples in costs.items()
+        for figure in _figures(family, steps_ms[1:], samples[1:])
     ]
 
 
@@ -99,21 +99,21 @@ async def _workload(server: Served, run: int) -> Workload:
     return Workload((await server.prompt(PROMPT_TOKENS, run),), (Sampling(),), STEPS)
 
 
-def _cost_us(wire: Wire, chars: int) -> float:
+def _cost_us(family: Family, chars: int) -> float:
     """Return microseconds per token, over as many replies as make up a long one."""
     text = words(chars // PARTS // WORD_CHARS, chars)
-    chunks = cut_randomly(wire.reply.replace(TEXT, text), wire.name)
+    chunks = cut_randomly(family.reply.replace(TEXT, text), family.name)
     replies = LONG_CHARS // chars
-    return sum(_read_us(wire, chunks) for _ in range(replies)) / (replies * len(chunks))
+    return sum(_read_us(family, chunks) for _ in range(replies)) / (replies * len(chunks))
 
 
-def _read_us(wire: Wire, chunks: Sequence[str]) -> float:
+def _read_us(family: Family, chunks: Sequence[str]) -> float:
     """Read a reply token by token, and return how many microseconds that took.
 
     Raises:
         ValueError: The reply was not read as a call: the figure would mean nothing.
     """
-    evidence = FormatEvidence((), "", tool_parser=wire.tools, reasoning_parser=wire.reasoning)
+    evidence = FormatEvidence((), "", tool_parser=family.tools, reasoning_parser=family.reasoning)
     spec = ReplySpec(format=detect(evidence), tools=TOOLS)
     cursor = ReplyCursor(spec, ChunkDetokenizer(chunks), lambda _: b"")
     steps = [[TokenStep(token_id)] for token_id in range(len(chunks))]
@@ -123,18 +123,18 @@ def _read_us(wire: Wire, chunks: Sequence[str]) -> float:
     _, finish = cursor.feed([TokenStep(0, FinishReason.STOP)])
     took_us = (time.perf_counter() - started) * 1e6
     if finish is None or finish.reason is not FinishReason.TOOL_CALLS:
-        raise ValueError(wire.name)
+        raise ValueError(family.name)
     return took_us
 
 
 def _figures(
-    wire: Wire, steps_ms: Sequence[float], costs_us: Sequence[tuple[float, float]]
+    family: Family, steps_ms: Sequence[float], costs_us: Sequence[tuple[float, float]]
 ) -> list[Figure]:
     steps_us = [1000.0 * step_ms for step_ms in steps_ms]
     pairs = zip(costs_us, steps_us, strict=True)
     return [
         Figure(
-            name=f"router: {wire.name}",
+            name=f"router: {family.name}",
             unit="% of a step",
             samples=tuple(100.0 * short_us / step_us for (short_us, _), step_us in pairs),
             target=at_most(2),
@@ -144,7 +144,7 @@ def _figures(
             },
         ),
         Figure(
-            name=f"router: {wire.name}, {LONG_CHARS} characters over {SHORT_CHARS}",
+            name=f"router: {family.name}, {LONG_CHARS} characters over {SHORT_CHARS}",
             unit="x per token",
             samples=tuple(long_us / short_us for short_us, long_us in costs_us),
             target=at_most(1.2),

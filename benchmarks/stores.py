@@ -18,10 +18,10 @@ from mlx_lm.utils import load_model
 from backend.cache.packing import UNPACKED
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
-from backend.engine.disk_link import DiskSettings
-from backend.engine.keeper import make_keeper
 from backend.engine.network import Caches, FreshCaches, Network
-from backend.engine.row import Row
+from backend.engine.prefixes.caching_store import make_prefix_store
+from backend.engine.prefixes.disk_link import DiskSettings
+from backend.engine.rows.row import Row
 
 BUDGET_BYTES = 2**40
 MODEL_KEY = "model"
@@ -41,7 +41,7 @@ class OwnStore:
     """The prompt cache as rows use it."""
 
     def __init__(self, fresh_caches: FreshCaches) -> None:
-        self._keeper = make_keeper(fresh_caches, BUDGET_BYTES, UNPACKED, DiskSettings())
+        self._keeper = make_prefix_store(fresh_caches, BUDGET_BYTES, UNPACKED, DiskSettings())
 
     def insert(self, token_ids: Sequence[int], caches: Caches) -> None:
         """Leave a row that has got so far."""

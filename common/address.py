@@ -1,6 +1,18 @@
-"""`HOST:PORT` addresses that a process listens on."""
+"""Addresses that a process listens on: `HOST:PORT`, or `unix:PATH` for a socket file."""
+
+import errno
+import re
+import socket
+from pathlib import Path
 
 MAX_PORT = 65535
+# The shortest that a common system allows, without the null byte at its end.
+MAX_SOCKET_PATH_BYTES = 103
+
+_UNIX = re.compile(r"unix:(?://(?=/))?(.+)", re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+(.*)", re.DOTALL)
+_PROBE_TIMEOUT_S = 1.0
+_EXAMPLE_PORT = 50051
 
 
 class AddressError(Exception):
@@ -11,14 +23,100 @@ class AddressError(Exception):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host, in brackets when it is an IPv6 address, and the port.
+    """Return the host, in brackets when it is an IPv6 address, and the port of `HOST:PORT`.
 
     Raises:
-        AddressError: It is malformed.
+        AddressError: It is malformed; the message says what to write instead.
     """
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal()):
-        raise AddressError(address, "it is not HOST:PORT")
-    if int(port) > MAX_PORT:
-        raise AddressError(address, f"the port is above {MAX_PORT}")
+    if scheme := _SCHEME.fullmatch(address):
+        raise AddressError(address, f"it has a scheme; write {scheme[1].split('/')[0]}")
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        raise AddressError(address, _without_colon(address))
+    if not host:
+        raise AddressError(address, f"it has no host; write 127.0.0.1:{port or _EXAMPLE_PORT}")
+    if ":" in host and not host.startswith("["):
+        raise AddressError(address, f"an IPv6 address needs brackets; write [{host}]:{port}")
+    if not (port.isascii() and port.isdecimal() and int(port) <= MAX_PORT):
+        raise AddressError(address, f"{port!r} is no port; write {host}:PORT, from 0 to {MAX_PORT}")
     return host, int(port)
+
+
+def socket_path(address: str) -> Path | None:
+    """Return the path of `unix:PATH` or `unix:///PATH`, or `None` for an address with a port.
+
+    Raises:
+        AddressError: The path is longer than systems allow.
+    """
+    match = _UNIX.fullmatch(address)
+    if match is None:
+        return None
+    if len(match[1].encode()) > MAX_SOCKET_PATH_BYTES:
+        raise AddressError(address, f"its path has more than {MAX_SOCKET_PATH_BYTES} bytes")
+    return Path(match[1])
+
+
+def bind_problem(error: OSError) -> str:
+    """Return why an address cannot be bound, and what helps where that is known."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        return f"{reason}; stop the process that listens there, or take another port (0: any)"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{reason}; this machine has no such address, and 0.0.0.0 stands for all it has"
+    if error.errno == errno.EACCES:
+        return f"{reason}; ports below 1024 are the administrator's on most systems"
+    return reason
+
+
+def probe_port(address: str, host: str, port: int) -> None:
+    """Bind an address and let it go again.
+
+    Raises:
+        AddressError: It cannot be bound; the message says why in the system's words.
+    """
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise AddressError(address, bind_problem(error)) from None
+
+
+def probe_socket(address: str, path: Path) -> None:
+    """Make sure that a socket may be made at a path; one that was left behind is no hindrance.
+
+    Raises:
+        AddressError: Another process listens there, something else is there, or the directory
+            does not take it.
+    """
+    if path.exists():
+        if not path.is_socket():
+            raise AddressError(address, "there is a file in its place that is no socket")
+        if _listens(path):
+            raise AddressError(address, "another process listens there; take another path")
+        path.unlink()
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(str(path))
+        except OSError as error:
+            raise AddressError(address, error.strerror or str(error)) from None
+    path.unlink()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(_PROBE_TIMEOUT_S)
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except TimeoutError:
+            # Its queue is full.
+            return True
+    return True
+
+
+def _without_colon(address: str) -> str:
+    if address.isdecimal():
+        return f"it has no host; write 127.0.0.1:{address}"
+    return f"it has no port; write {address or '127.0.0.1'}:{_EXAMPLE_PORT}"

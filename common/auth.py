@@ -5,6 +5,7 @@ import hmac
 import grpc
 import grpc.aio
 
+from common.abort import abort
 from common.handlers import Context, Continuation, FoundHandler
 
 
@@ -32,4 +33,4 @@ def _as_bytes(value: str | bytes) -> bytes:
 
 
 async def _refuse(_requests: object, context: Context) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")
+    await abort(context, grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")

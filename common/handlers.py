@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from common.caller import enter_call
+
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 FoundHandler: TypeAlias = "Handler | None"
@@ -29,6 +31,7 @@ def surround(
     behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
     async def surrounded(request: object, context: Context) -> object:
+        enter_call(context.peer())
         try:
             async with around(request, context):
                 return await behaviour(request, context)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
+from common.abort import abort
 from common.handlers import Context, Continuation, FoundHandler, surround
 
 IDENTITY_FIELD = "ModelIdentity"
@@ -36,7 +37,8 @@ class ModelIdentityInterceptor(grpc.aio.ServerInterceptor):
         wanted, loaded = getattr(request, IDENTITY_FIELD, ""), self._loaded_model()
         if wanted and loaded and wanted != loaded:
             # The host looks for this text and takes the replica off its list.
-            await context.abort(
+            await abort(
+                context,
                 grpc.StatusCode.NOT_FOUND,
                 f"model identity mismatch: {wanted!r} was asked for, {loaded!r} is loaded",
             )

@@ -8,9 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 EXIT_DEADLINE_S = 14.0
 """A host waits 15 s between SIGTERM and SIGKILL: what did not end by then is left behind."""
+
+LAST_LINES_TIMEOUT_S = 2.0
+"""How long a process that ends at once may still log."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -41,12 +45,22 @@ class StopRequest:
         await self._requested.wait()
 
     def _receive(self, number: signal.Signals) -> None:
-        log.info("%s: finishing what runs, then exiting", number.name)
         for each in STOP_SIGNALS:
             # The kernel answers the second one: no event loop has to be awake for it.
             signal.signal(each, signal.SIG_DFL)
         self._requested.set()
         _start_daemon("exit-deadline", _exit_after_deadline)
+        log.info("%s: finishing what runs, then exiting", number.name)
+
+
+def exit_at_once(status: int) -> NoReturn:
+    """End the process without unwinding, its last lines written if somebody reads them.
+
+    The kernel ends it if that hangs.
+    """
+    signal.setitimer(signal.ITIMER_REAL, LAST_LINES_TIMEOUT_S)
+    logging.shutdown()
+    os._exit(status)
 
 
 def parse_interval(text: str) -> float:
@@ -62,27 +76,39 @@ def parse_interval(text: str) -> float:
     return seconds
 
 
-def exit_with_parent(interval_s: float) -> None:
+def exit_with_parent(interval_s: float, recorded: int | None = None) -> None:
     """End the process at once when its parent is gone; a process without one is left alone.
 
     A thread looks, so that a busy event loop cannot keep an orphan alive.
+
+    Args:
+        interval_s: Between two looks.
+        recorded: The parent at an earlier time, if known: the process ends now if it has gone.
     """
-    parent = os.getppid()
-    if parent > 1:
-        _start_daemon("parent-watch", lambda: _watch(parent, interval_s))
+    parent = os.getppid() if recorded is None else recorded
+    if parent <= 1:
+        return
+    if os.getppid() != parent:
+        _exit_because("parent process %d is gone: exiting", parent)
+    _start_daemon("parent-watch", lambda: _watch(parent, interval_s))
 
 
 def _watch(parent: int, interval_s: float) -> None:
     while os.getppid() == parent:
         time.sleep(interval_s)
-    log.error("parent process %d is gone: exiting", parent)
-    os._exit(1)
+    _exit_because("parent process %d is gone: exiting", parent)
 
 
 def _exit_after_deadline() -> None:
     time.sleep(EXIT_DEADLINE_S)
-    log.error("still running %.0f s after the signal: exiting at once", EXIT_DEADLINE_S)
-    os._exit(1)
+    _exit_because("still running %.0f s after the signal: exiting at once", EXIT_DEADLINE_S)
+
+
+def _exit_because(reason: str, *values: object) -> NoReturn:
+    # Armed before anything is logged: logging may hang, and the kernel does not.
+    signal.setitimer(signal.ITIMER_REAL, LAST_LINES_TIMEOUT_S)
+    log.error(reason, *values)
+    exit_at_once(1)
 
 
 def _start_daemon(name: str, target: Callable[[], None]) -> None:

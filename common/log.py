@@ -1,9 +1,14 @@
-"""One logging setup for the process: to stderr, a record per line."""
+"""One logging setup for the process: to stderr, a record per line; logging never blocks."""
 
+import io
 import logging
+import os
 import sys
+import threading
 from collections.abc import Mapping
-from typing import TextIO
+from typing import TextIO, cast
+
+from common.log_writer import LineWriter
 
 LEVELS = {
     "trace": logging.DEBUG,
@@ -13,6 +18,14 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+
+# The first that is set counts.
+LEVEL_VARIABLES = ("MLX_BACKEND_LOG_LEVEL", "LOCALAI_LOG_LEVEL")
+
+STDERR = 2
+MAX_LINE_CHARS = 2**16
+# How long a process that ends waits for a reader of its last lines.
+FLUSH_TIMEOUT_S = 1.0
 
 CHATTY_LIBRARIES = (
     "asyncio",
@@ -41,24 +54,106 @@ class OneLineFormatter(logging.Formatter):
         return "\\n".join(super().format(record).splitlines())
 
 
+class WriterHandler(logging.Handler):
+    """Formats records where they are logged, and leaves the writing to a thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Start the thread.
+
+        Args:
+            descriptor: Where lines go.
+        """
+        super().__init__()
+        self.setFormatter(OneLineFormatter())
+        self.writer = LineWriter(descriptor, self._count_line)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record, or count it where the queue is full."""
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 (as the handlers of the standard library do)
+            self.handleError(record)
+        else:
+            self.writer.put(line)
+
+    def flush(self) -> None:
+        """Wait for the thread, but not for a reader that does not come."""
+        self.writer.drain(FLUSH_TIMEOUT_S)
+
+    def _count_line(self, dropped: int) -> str:
+        text = "%d lines of the log were dropped: they could not be written in time"
+        values = (__name__, logging.WARNING, __file__, 0, text, (dropped,), None)
+        return self.format(logging.LogRecord(*values))
+
+
+class LineStream(io.TextIOBase):
+    """The place of `sys.stderr`: whole lines join the log's, so that printing never blocks."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, writer: LineWriter) -> None:
+        """Start without text.
+
+        Args:
+            writer: Takes the lines.
+        """
+        self._writer = writer
+        self._begun = ""
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        """Queue the lines that end in a text; the rest waits for its end."""
+        with self._lock:
+            *lines, begun = (self._begun + text).replace("\r", "\n").split("\n")
+            if len(begun) > MAX_LINE_CHARS:
+                lines.append(begun)
+                begun = ""
+            self._begun = begun
+        for line in filter(None, lines):
+            self._writer.put(line)
+        return len(text)
+
+    def writable(self) -> bool:
+        """Return true."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of stderr, for a child process that is to inherit it."""
+        return STDERR
+
+
 def level_of(environment: Mapping[str, str], default: str = "info") -> str:
-    """Return the level that the environment asks for."""
-    names = ("MLX_BACKEND_LOG_LEVEL", "LOCALAI_LOG_LEVEL")
-    return next(filter(None, map(environment.get, names)), default)
+    """Return the level that the environment asks for.
+
+    Raises:
+        ValueError: It is none of `LEVELS`; the message names the variable.
+    """
+    name = next(filter(environment.get, LEVEL_VARIABLES), None)
+    if name is None:
+        return default
+    level = environment[name].strip().lower()
+    if level not in LEVELS:
+        raise ValueError(f"{name}: {environment[name]!r} is none of {', '.join(LEVELS)}")
+    return level
 
 
-def configure(level: str, stream: TextIO | None = None) -> None:
-    """Send every record, and Python's warnings, to one stream; replaces an earlier setup.
+def configure(level: str, descriptor: int | None = None) -> None:
+    """Send every record, and Python's warnings, to one descriptor; replaces an earlier setup.
 
     Args:
-        level: A name of `LEVELS`; any other is taken for `info`.
-        stream: `None` is stderr.
+        level: A name of `LEVELS`.
+        descriptor: `None` is stderr, and then `sys.stderr` goes the same way.
     """
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(OneLineFormatter())
-    logging.basicConfig(
-        level=LEVELS.get(level.lower(), logging.INFO), handlers=[handler], force=True
-    )
+    handler = WriterHandler(_stderr() if descriptor is None else descriptor)
+    if descriptor is None:
+        sys.stderr = cast("TextIO", LineStream(handler.writer))
+    logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
     for name in CHATTY_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _stderr() -> int:
+    """Return the descriptor of stderr; where that is closed, its number may be another file's."""
+    return STDERR if sys.__stderr__ is not None else os.open(os.devnull, os.O_WRONLY)

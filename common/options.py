@@ -1,7 +1,7 @@
 """Option values, as `key:value` text or as JSON, read by the types of a dataclass's fields."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
 from typing import TypeAlias, get_args, get_type_hints
 
@@ -68,9 +68,17 @@ class OptionField:
 
 
 def option_fields(target: type) -> dict[str, OptionField]:
-    """Return the options that a dataclass of plain values defines, in its order."""
+    """Return the options that a dataclass defines, in its order.
+
+    Its fields are plain values, or dataclasses of them, which group options by subject.
+    """
     hints = get_type_hints(target)
-    return {field.name: _option_field(hints[field.name]) for field in fields(target)}
+    options: dict[str, OptionField] = {}
+    for field in fields(target):
+        hint = hints[field.name]
+        is_group = isinstance(hint, type) and is_dataclass(hint)
+        options |= option_fields(hint) if is_group else {field.name: _option_field(hint)}
+    return options
 
 
 def split_entry(entry: str) -> tuple[str, str | None]:

@@ -1,18 +1,21 @@
 #!/bin/sh
-# Make a virtual environment with the newest Python that is here, 3.11 at least.
+# Make a virtual environment with the newest Python that is here, 3.11 at least. Where there is
+# none, or it cannot make environments (Debian without python3-venv), uv does it if it is there.
 set -eu
 venv=$1
 
+has_pip() {
+    [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1
+}
+
 find_python() {
-    for name in python3.13 python3.12 python3.11 python3; do
+    for name in python3.14 python3.13 python3.12 python3.11 python3; do
         if command -v "$name" >/dev/null 2>&1 &&
             "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             command -v "$name"
             return
         fi
     done
-    echo "Python 3.11 or newer is needed, and none was found" >&2
-    exit 1
 }
 
 # Debian keeps ensurepip, which venv needs, in a package of its own.
@@ -23,12 +26,26 @@ install_venv_module() {
     $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv
 }
 
+make_with_uv() {
+    command -v uv >/dev/null 2>&1 && uv venv --quiet --clear --seed --python '>=3.11' "$venv"
+}
+
+if has_pip; then exit 0; fi
 python=$(find_python)
-if [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    exit 0
-fi
-if ! "$python" -c 'import ensurepip' 2>/dev/null && ! install_venv_module; then
-    echo "this Python cannot make virtual environments; run: sudo apt-get install python3-venv" >&2
+if [ -n "$python" ] && "$python" -c 'import ensurepip' 2>/dev/null; then
+    "$python" -m venv "$venv"
+elif make_with_uv; then
+    :
+elif [ -n "$python" ] && install_venv_module; then
+    "$python" -m venv "$venv"
+else
+    if [ -n "$python" ]; then
+        echo "this Python cannot make virtual environments. Do one of these, then run make again:" >&2
+        echo "  sudo apt-get install python3-venv" >&2
+    else
+        echo "Python 3.11 or newer is needed, and none was found. Do one of these, then run make again:" >&2
+        echo "  install Python 3.11 or newer" >&2
+    fi
+    echo "  install uv, which brings a Python of its own: https://docs.astral.sh/uv/" >&2
     exit 1
 fi
-"$python" -m venv "$venv"

@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,19 @@ def build_cross_encoder(model_type: str, directory: Path) -> Path:
     return _build(model_type, directory, "SequenceClassificationModel", "ForSequenceClassification")
 
 
-def _build(model_type: str, directory: Path, class_name: str, architecture: str) -> Path:
+def build_token_classifier(directory: Path, labels: Sequence[str]) -> Path:
+    """Write a tiny BERT that labels tokens."""
+    classes = "TokenClassificationModel", "ForTokenClassification"
+    return _build("bert", directory, *classes, labels)
+
+
+def _build(
+    model_type: str,
+    directory: Path,
+    class_name: str,
+    architecture: str,
+    labels: Sequence[str] = ("LABEL_0",),
+) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     is_roberta = "roberta" in model_type
     vocab_size = _write_tokenizer(directory, is_roberta=is_roberta)
@@ -62,11 +74,13 @@ def _build(model_type: str, directory: Path, class_name: str, architecture: str)
         "vocab_size": vocab_size,
     }
     if class_name != "Model":
-        config["id2label"] = {"0": "LABEL_0"}
+        config["id2label"] = {str(number): label for number, label in enumerate(labels)}
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     name = _MODULES.get(model_type, model_type)
     module = importlib.import_module(f"mlx_vlm.models.{name}")
-    network = getattr(module, class_name)(module.ModelConfig.from_dict(config))
+    network = getattr(module, class_name)(
+        module.ModelConfig.from_dict({**config, "num_labels": len(labels)})
+    )
     _save_weights(network, directory / "model.safetensors")
     return directory
 

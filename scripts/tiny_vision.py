@@ -4,7 +4,6 @@ They are whole, as mlx-vlm would load any model: config, weights, tokenizer, pro
 template. The same arguments always give the same weights.
 """
 
-import importlib
 import json
 import math
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import click
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_vlm.utils import update_module_configs
+from mlx_vlm.utils import get_model_and_args, update_module_configs
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
@@ -24,6 +23,8 @@ from scripts.tiny_models import CHAT_TEMPLATE, PADDING, TURN_END, VOCAB_SIZE, tr
 from scripts.tiny_vision_configs import VISION_FAMILIES
 from scripts.tiny_vision_family import VisionFamily
 
+_TEXT_SECTIONS = {"text_config", "language_config"}
+_SECTIONS = ("text", "vision", "audio", "perceiver", "projector")
 _GATE = 0.3  # wider open, a picture in mllama drowns the text
 
 # Writes the parts of each message as text, for the template that follows.
@@ -47,7 +48,11 @@ _FLATTENED = """\
 
 def build(family: str, directory: Path, *, seed: int = 0) -> Path:
     """Write a tiny model of `family`, a key of `VISION_FAMILIES`, and return its directory."""
-    shape = VISION_FAMILIES[family]
+    return build_shape(VISION_FAMILIES[family], directory, seed=seed)
+
+
+def build_shape(shape: VisionFamily, directory: Path, *, seed: int = 0) -> Path:
+    """Write a tiny model and return its directory."""
     directory.mkdir(parents=True, exist_ok=True)
     config = _complete_config(shape, _write_tokenizer(shape, directory))
     weights = _draw_weights(config, shape, seed=seed)
@@ -81,13 +86,15 @@ def _write_tokenizer(shape: VisionFamily, directory: Path) -> PreTrainedTokenize
 def _complete_config(shape: VisionFamily, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     """Fill in what depends on the tokenizer."""
     config: dict[str, Any] = deepcopy(dict(shape.config))
-    for name, token in shape.token_ids.items():
-        config[name] = tokenizer.convert_tokens_to_ids(token)
     config["eos_token_id"] = tokenizer.eos_token_id
     config["vocab_size"] = len(tokenizer)
-    if "text_config" in config:
-        config["text_config"]["vocab_size"] = len(tokenizer)
-        config["text_config"]["vocab_size_per_layer_input"] = len(tokenizer)  # of gemma4
+    for section in [config, *([config[shape.section]] if shape.section else [])]:
+        for name, token in shape.token_ids.items():
+            section[name] = tokenizer.convert_tokens_to_ids(token)
+        for text in _TEXT_SECTIONS & section.keys():
+            section[text]["vocab_size"] = len(tokenizer)
+            if config["model_type"].startswith("gemma"):
+                section[text]["vocab_size_per_layer_input"] = len(tokenizer)
     return config
 
 
@@ -99,29 +106,34 @@ def _draw_weights(
     The tokens of media get nothing from the head: only the processor may write them.
     """
     mx.random.seed(seed)
-    tied = config.get("text_config", config)["tie_word_embeddings"]
-    head = "embed_tokens.weight" if tied else "lm_head.weight"
+    parameters = tree_flatten(_make_network(config).parameters())
+    heads = tuple(name for name, _ in parameters if name.endswith("lm_head.weight"))
+    answers = heads or tuple(name for name, _ in parameters if _is_embedding(name))
 
     def draw(name: str, weight: mx.array) -> mx.array:
+        if not mx.issubdtype(weight.dtype, mx.floating):
+            return weight
         if weight.ndim < 2:
             return mx.full(weight.shape, _GATE) if "gate" in name.rsplit(".")[-1] else weight
         fan_in = math.prod(weight.shape[1:])
-        scale = shape.embedding_scale if "embed_tokens" in name else shape.gain * fan_in**-0.5
+        scale = shape.embedding_scale if _is_embedding(name) else shape.gain * fan_in**-0.5
         drawn = mx.random.normal(weight.shape, weight.dtype, scale=scale)
-        if name.endswith(head):
+        if name in answers and weight.shape[0] == config["vocab_size"]:
             drawn[VOCAB_SIZE:] = 0
         return drawn
 
-    parameters = tree_flatten(_make_network(config).parameters())
     return {name: draw(name, weight) for name, weight in parameters}
 
 
+def _is_embedding(name: str) -> bool:
+    return "embed_tokens" in name or name.endswith(("tok_embeddings.weight", "wte.weight"))
+
+
 def _make_network(config: Mapping[str, Any]) -> nn.Module:
-    module = importlib.import_module(f"mlx_vlm.models.{config['model_type']}")
-    kinds = ("text", "vision", "audio")
-    sections = {f"{kind}_config": {} for kind in kinds} | deepcopy(dict(config))
+    module, _ = get_model_and_args(dict(config))
+    sections = {f"{kind}_config": {} for kind in _SECTIONS[:3]} | deepcopy(dict(config))
     return module.Model(
-        update_module_configs(module.ModelConfig.from_dict(sections), module, sections, kinds)
+        update_module_configs(module.ModelConfig.from_dict(sections), module, sections, _SECTIONS)
     )
 
 

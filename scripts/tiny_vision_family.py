@@ -21,6 +21,7 @@ class VisionFamily:
         embedding_scale: Standard deviation of the token embeddings.
         gain: How much a matrix widens its input.
         bos_token: What a prompt of the processor begins with, if anything.
+        section: The part of config.json that holds the model's own configuration, if not all of it.
     """
 
     config: Config
@@ -32,6 +33,7 @@ class VisionFamily:
     embedding_scale: float = 0.08
     gain: float = 2.0
     bos_token: str | None = None
+    section: str | None = None
 
 
 # A decoder.

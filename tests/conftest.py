@@ -1,11 +1,15 @@
-"""Fixtures for every suite: tiny random models, built once per session."""
+"""Fixtures for every suite: tiny random models, built once per run and shared by its workers."""
 
+import gc
 import importlib
+import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 # The same examples every time, however slow the machine is.
@@ -16,31 +20,54 @@ settings.load_profile("suite")
 # `pytest tests/fuzz --hypothesis-profile=long` takes minutes, and looks further.
 settings.register_profile("long", derandomize=False, max_examples=3000)
 
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave the tests themselves and mlx-lm out of what is collected at each load."""
+    if any(item.get_closest_marker("mlx") for item in session.items):
+        importlib.import_module("backend.model.checkpoint.upstream").import_mlx_lm()
+    gc.collect()
+    gc.freeze()
+
+
 TinyModels = Callable[[str], Path]
 
 
-def _built_once(script: str, tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    built: dict[str, Path] = {}
+@pytest.fixture(scope="session")
+def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that the workers of one run share; whoever writes there locks."""
+    base = tmp_path_factory.getbasetemp()
+    # pytest-xdist gives each worker a directory in that of the run.
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = base / "shared"
+    shared.mkdir(exist_ok=True)
+    return shared
+
+
+def _built_once(script: str, shared: Path) -> TinyModels:
+    build = importlib.import_module(f"scripts.{script}").build
 
     def directory(family: str) -> Path:
-        if family not in built:
-            build = importlib.import_module(script).build
-            built[family] = build(family, tmp_path_factory.mktemp(family))
-        return built[family]
+        built = shared / script / family
+        if not built.is_dir():
+            built.parent.mkdir(exist_ok=True)
+            with FileLock(f"{built}.lock"):
+                if not built.is_dir():
+                    build(family, Path(f"{built}.part")).rename(built)
+        return built
 
-    return directory
+    return cache(directory)
 
 
 @pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+def tiny_models(shared_directory: Path) -> TinyModels:
     """Build a tiny model of a family on first use and return its directory."""
-    return _built_once("scripts.tiny_models", tmp_path_factory)
+    return _built_once("tiny_models", shared_directory)
 
 
 @pytest.fixture(scope="session")
-def tiny_vision_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+def tiny_vision_models(shared_directory: Path) -> TinyModels:
     """Build a tiny model that sees on first use and return its directory."""
-    return _built_once("scripts.tiny_vision", tmp_path_factory)
+    return _built_once("tiny_vision", shared_directory)
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +77,7 @@ def networks(tiny_models: TinyModels) -> Callable[[str], Any]:
 
     def network(family: str) -> Any:
         if family not in loaded:
-            from backend.model.upstream import import_mlx_lm
+            from backend.model.checkpoint.upstream import import_mlx_lm
 
             loaded[family] = import_mlx_lm().load_model(tiny_models(family))[0]
         return loaded[family]

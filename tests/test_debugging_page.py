@@ -1,4 +1,4 @@
-"""Every call of `docs/debugging.md` fits the protocol and, where grpcurl is, answers as written."""
+"""Calls of `docs/guides/debugging.md` fit the protocol and, where grpcurl is, answer as written."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class Example:
         return self.words[-1]
 
 
-PAGE = (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "debugging.md").read_text(encoding="utf-8")
 EXAMPLES = [Example(*found) for found in EXAMPLE.findall(PAGE)]
 METHODS = {
     f"{service.full_name}/{method.name}": method
@@ -75,6 +75,8 @@ def test_requests_and_answers_are_messages_of_the_protocol(example):
 @pytest.mark.mlx
 @pytest.mark.skipif(GRPCURL is None, reason="needs grpcurl on the PATH")
 async def test_the_calls_answer_as_written(tmp_path):
+    # The jobs of the page write there, and refuse to overwrite.
+    shutil.rmtree(ROOT / "build" / "jobs", ignore_errors=True)
     with ServerProcess.start(tmp_path / "log") as server:
         await server.wait_until_ready()
         for example in EXAMPLES:

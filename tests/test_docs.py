@@ -1,18 +1,27 @@
 import re
-from dataclasses import fields
+import shlex
+import tomllib
 from pathlib import Path
 
+import pytest
+import yaml
+
+from backend.cli.app import main
 from backend.config import TuningOptions
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+FENCE = re.compile(r"^```(?:sh|console)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\.venv/bin/)?(?:mlx-grpc-backend|python -m backend\.cli) (.+)$")
 
 
 def test_the_options_page_lists_every_option_with_its_default():
-    page = (DOCS / "options.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "options.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page, re.MULTILINE))
     expected = {
-        field.name: "none" if field.default is None else f"`{field.default!s}`"
-        for field in fields(TuningOptions)
+        name: "none" if default is None else f"`{default!s}`"
+        for name, default in TuningOptions().by_name().items()
     }
     expected = {
         name: text.replace("True", "true").replace("False", "false")
@@ -23,6 +32,67 @@ def test_the_options_page_lists_every_option_with_its_default():
 
 def test_pages_link_to_pages_that_exist():
     for page in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if not re.match(r"\w+:", target):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def listed(entry):
+    """Return the pages below an entry of the navigation."""
+    match entry:
+        case str():
+            return [entry]
+        case list():
+            return [page for each in entry for page in listed(each)]
+        case dict():
+            return [page for each in entry.values() for page in listed(each)]
+
+
+def test_every_page_is_in_the_navigation():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    pages = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    assert sorted(listed(site["nav"])) == pages
+
+
+def shell_lines(page):
+    """Return the commands of a page's code blocks, and those between backticks in its text."""
+    text = page.read_text(encoding="utf-8")
+    blocks = "".join(FENCE.findall(text)).replace("\\\n", " ")
+    quoted = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    return [line.split(" #")[0].strip() for line in [*blocks.splitlines(), *quoted]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_make_exist(page):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    lines = [line for line in shell_lines(page) if re.match(r"make( [a-z-]+)?( |$)", line)]
+    named = {word for line in lines for word in line.split()[1:2] if word.islower()}
+    assert named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_ours_take_the_options_they_are_shown_with(page):
+    for line in shell_lines(page):
+        if not (match := COMMAND.match(line)) or "|" in line:
+            continue
+        name, *arguments = shlex.split(match[1])
+        if name == "--help":
+            continue
+        command = main.get_command(None, name)
+        assert command is not None, line
+        known = {option for parameter in command.params for option in parameter.opts}
+        known |= {option for each in command.params for option in each.secondary_opts}
+        # serve hands its arguments on; tests/rpc/test_main.py has them.
+        known |= {"--help", "--addr", "--metrics-addr"} if name == "serve" else {"--help"}
+        used = {argument.partition("=")[0] for argument in arguments if argument[:2] == "--"}
+        assert used <= known, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_extras_that_pages_name_exist(page):
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"(?:mlx-grpc-backend|\.whl)\[([a-z0-9,]+)\]", text)
+    assert {extra for each in named for extra in each.split(",")} <= set(extras)

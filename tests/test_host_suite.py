@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from backend.pb import backend_pb2 as pb
 from scripts.host_suite.__main__ import main
 from scripts.host_suite.callers import json_values
-from scripts.host_suite.capabilities import CAPABILITIES, Subject, UnmetError
+from scripts.host_suite.capabilities import CAPABILITIES, TEXT_CAPABILITIES, Subject, UnmetError
 from scripts.host_suite.hosted import HostedBackend, OrphanError, StartError
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +44,7 @@ def test_the_embedded_model_passes_as_the_host_sees_it():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("grpc ")]
-    assert passed == [name for name in CAPABILITIES if name != "vision"]
+    assert passed == list(TEXT_CAPABILITIES)
 
 
 def test_a_script_that_ends_fails_the_suite_with_its_last_words(script):

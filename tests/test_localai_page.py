@@ -1,20 +1,18 @@
-"""What `docs/localai.md` tells users to write is what the backend reads."""
+"""What `docs/start/localai.md` tells users to write is what the backend reads."""
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
 from backend.config import TuningOptions
-from backend.output.reasoning_rows import REASONING_ROWS
-from backend.output.tool_rows import TOOL_ROWS
-from backend.rpc.tuning_options import tuning_options
+from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from backend.rpc.parsing.tuning_options import tuning_options
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "localai.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "start" / "localai.md").read_text(encoding="utf-8")
 MODELS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 NAMES = [model["name"] for model in MODELS]
 
@@ -22,7 +20,7 @@ NAMES = [model["name"] for model in MODELS]
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_options_of_the_yaml_are_known_and_of_their_types(model):
     names = [option.partition(":")[0] for option in model["options"]]
-    assert set(names) <= {field.name for field in fields(TuningOptions)}
+    assert set(names) <= TuningOptions().by_name().keys()
     assert len(set(names)) == len(names)
     tuning_options(model["options"], "")
 
@@ -36,8 +34,8 @@ def test_models_are_such_as_the_host_takes(model):
 
 def test_parsers_of_the_yaml_are_formats_that_there_are():
     options = tuning_options(MODELS[0]["options"], "")
-    assert any(row.is_called(options.tool_parser) for row in TOOL_ROWS)
-    assert any(row.is_called(options.reasoning_parser) for row in REASONING_ROWS)
+    assert any(row.is_called(options.text.tool_parser) for row in TOOL_FORMATS)
+    assert any(row.is_called(options.text.reasoning_parser) for row in REASONING_FORMATS)
 
 
 def test_chat_models_get_their_template():

@@ -33,12 +33,14 @@ def run_there(installed: Path, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_our_packages_and_nothing_else(installed):
     names = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
     assert names == {"backend", "common"}
     assert (installed / "backend" / "pb" / "backend_pb2_grpc.py").is_file()
 
 
+@pytest.mark.slow
 def test_the_wheel_brings_the_embedded_model(installed):
     code = (
         "import backend; from backend.demo import MODEL_DIR; "

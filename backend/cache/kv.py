@@ -1,7 +1,7 @@
 """What a node of the prompt cache holds: KV of its own tokens, and perhaps the state at its end.
 
-All arrays are the store's own copies. They are never written to, and `mx.eval` is left to
-`evaluate`, so that cutting costs nothing while a lock is held.
+All arrays are the store's own copies. They are never written to. Cuts are lazy: `evaluate`
+computes them.
 """
 
 from collections.abc import Iterable, Sequence

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
+from backend.cache.growth import ALLOCATION_STEP_TOKENS, Growth
 from backend.cache.kv import Arrays, State
 from backend.cache.packing import UNPACKED, Packing
+from backend.cache.row_kv import Part, RowKV
 
 # An object of mlx-lm or mlx-vlm, which are untyped.
 UpstreamCache: TypeAlias = Any
 
-_ALLOCATION_STEP = 256
 _UPSTREAM_MODULES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
 
 
@@ -51,11 +53,34 @@ class PositionLayer:
             length: How many positions they are.
             capacity: For how many the cache is going to be used.
         """
-        steps = capacity // _ALLOCATION_STEP + 1
-        spare = steps * _ALLOCATION_STEP - length
+        steps = capacity // ALLOCATION_STEP_TOKENS + 1
+        spare = steps * ALLOCATION_STEP_TOKENS - length
         if columns := list(zip(*map(self.packing.unpack, parts), strict=True)):
             self.write(cache, tuple(_with_room(column, spare) for column in columns))
             cache.offset = length
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLayer:
+    """KV of every position, of which the first may be used where the store keeps them."""
+
+    def slices(self, cache: RowKV, start: int, stop: int) -> Arrays:
+        """Copy positions, lazily; nothing for a layer that does not use its cache."""
+        return () if cache.empty() else cache.slices(start, stop)
+
+    def restore(self, cache: RowKV, parts: Sequence[Part], owned: Sequence[Arrays]) -> None:
+        """Fill a fresh cache.
+
+        Args:
+            cache: The one to fill.
+            parts: The first positions, which stay where they are.
+            owned: Arrays of the positions behind them, which are copied.
+        """
+        if columns := list(zip(*owned, strict=True)):
+            spare = ALLOCATION_STEP_TOKENS
+            cache.keys, cache.values = (_with_room(column, spare) for column in columns)
+            cache.tail = cache.keys.shape[-2] - spare
+        cache.parts = tuple(part for part in parts if part.arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +171,7 @@ class CounterLayer:
         cache.upcoming = [length]
 
 
-LayerKind: TypeAlias = PositionLayer | WindowLayer | StateLayer | CounterLayer
+LayerKind: TypeAlias = PositionLayer | ReferenceLayer | WindowLayer | StateLayer | CounterLayer
 
 
 def layer_kind(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
@@ -156,17 +181,56 @@ def layer_kind(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
         cache: Of the layer.
         packing: How its keys and values are stored; what is quantised in use is not packed again.
     """
+    if isinstance(cache, RowKV):
+        is_packed = packing.bits is not None
+        return PositionLayer(_read_row, _write_pair, packing) if is_packed else ReferenceLayer()
+    if name := upstream_name(cache):
+        make = CACHE_CLASSES.get(name)
+        return make(cache, packing) if make else None
+    return CounterLayer() if getattr(cache, "counts_only", False) else None
+
+
+def is_empty(cache: UpstreamCache) -> bool:
+    """Tell whether a layer's cache holds nothing; caches of some models cannot tell, and do."""
+    return bool(cache.empty()) if hasattr(cache, "empty") else False
+
+
+def cache_bytes(cache: UpstreamCache) -> int:
+    """Return the size of a layer's cache; caches of some models have a state and no size."""
+    if hasattr(cache, "nbytes"):
+        return int(cache.nbytes)
+    arrays = (array for _, array in tree_flatten(list(cache.state)))
+    return sum(array.nbytes for array in arrays if isinstance(array, mx.array))
+
+
+def growth_of(cache: UpstreamCache) -> Growth:
+    """Return how the memory of a layer's cache grows, read off one that holds a few tokens."""
+    if is_empty(cache):
+        return Growth(fixed_bytes=cache_bytes(cache))
+    kind = layer_kind(cache, UNPACKED)
+    if isinstance(kind, PositionLayer):
+        return Growth(_bytes_per_position(kind.read(cache)))
+    if isinstance(kind, ReferenceLayer):
+        return Growth(_bytes_per_position(cache.joined()))
+    if not isinstance(getattr(cache, "keys", None), mx.array):
+        return Growth(fixed_bytes=cache_bytes(cache))
+    bytes_per_token = _bytes_per_position((cache.keys, cache.values))
+    if chunk := getattr(cache, "chunk_size", 0):
+        # Its size is a bound on what is seen, and it is allocated in steps beyond.
+        return Growth(bytes_per_token, int(chunk) + ALLOCATION_STEP_TOKENS)
+    return Growth(bytes_per_token, int(getattr(cache, "max_size", 0)))
+
+
+def keys_and_values(cache: UpstreamCache) -> tuple[mx.array, mx.array] | None:
+    """Return those of a layer that keeps every position, without quantisation; `None` of others."""
     match upstream_name(cache):
-        case "RotatingKVCache":
-            return WindowLayer(cache.max_size, packing) if cache.keep == 0 else None
         case "KVCache":
-            return PositionLayer(_read_pair, _write_pair, packing)
-        case "ChunkedKVCache" if _has_numbers_apart(cache):
+            return cache.keys, cache.values
+        case "QuantizedKVCache":
+            options = {"group_size": cache.group_size, "bits": cache.bits}
+            return mx.dequantize(*cache.keys, **options), mx.dequantize(*cache.values, **options)
+        case _:
             return None
-        case "":
-            return CounterLayer() if getattr(cache, "counts_only", False) else None
-        case name:
-            return _KINDS.get(name)
 
 
 def upstream_name(cache: UpstreamCache) -> str:
@@ -175,8 +239,16 @@ def upstream_name(cache: UpstreamCache) -> str:
     return kind.__name__ if kind.__module__ in _UPSTREAM_MODULES else ""
 
 
+def _bytes_per_position(arrays: Iterable[mx.array]) -> int:
+    return sum(array.nbytes // array.shape[-2] for array in arrays)
+
+
 def _read_pair(cache: UpstreamCache) -> Arrays:
     return cache.keys, cache.values
+
+
+def _read_row(cache: RowKV) -> Arrays:
+    return cache.joined()
 
 
 def _write_pair(cache: UpstreamCache, arrays: Arrays) -> None:
@@ -207,11 +279,26 @@ def _write_chunk(cache: UpstreamCache, state: State) -> None:
     cache.offset, cache.start_position = state.numbers
 
 
-_KINDS: Mapping[str, LayerKind] = {
-    "QuantizedKVCache": PositionLayer(_read_quantized, _write_quantized),
-    "ArraysCache": StateLayer(lambda cache: State(tuple(cache.cache)), _write_arrays),
-    "ChunkedKVCache": StateLayer(_read_chunk, _write_chunk),
+def _window_layer(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
+    return WindowLayer(cache.max_size, packing) if cache.keep == 0 else None
+
+
+def _chunk_layer(cache: UpstreamCache, _packing: Packing) -> LayerKind | None:
+    return None if _has_numbers_apart(cache) else StateLayer(_read_chunk, _write_chunk)
+
+
+def _array_layer(_cache: UpstreamCache, _packing: Packing) -> LayerKind:
+    return StateLayer(lambda cache: State(tuple(cache.cache)), _write_arrays)
+
+
+CACHE_CLASSES: Mapping[str, Callable[[UpstreamCache, Packing], LayerKind | None]] = {
+    "KVCache": lambda _cache, packing: PositionLayer(_read_pair, _write_pair, packing),
+    "QuantizedKVCache": lambda *_: PositionLayer(_read_quantized, _write_quantized),
+    "RotatingKVCache": _window_layer,
+    "ChunkedKVCache": _chunk_layer,
+    "ArraysCache": _array_layer,
 }
+"""How caches are stored, by the exact names of their classes."""
 
 
 def _has_numbers_apart(cache: UpstreamCache) -> bool:

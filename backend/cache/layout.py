@@ -9,14 +9,19 @@ from backend.cache.layers import (
     CounterLayer,
     LayerKind,
     PositionLayer,
+    ReferenceLayer,
     StateLayer,
     UpstreamCache,
     WindowLayer,
     layer_kind,
     upstream_name,
 )
-from backend.cache.node_store import Thinning
 from backend.cache.packing import UNPACKED, Packing
+from backend.cache.row_kv import Part
+from backend.cache.worth import Thinning
+
+# Shorter ones are copied: attention over many short parts costs more than over one copy.
+MIN_REFERENCE_TOKENS = 512
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +110,7 @@ class CacheLayout:
         """Fill fresh caches with a prefix; lazily.
 
         Args:
-            caches: Of the same network; they share nothing with the store afterwards.
+            caches: Of the same network. What they share with the store they do not write to.
             path: The pieces of the prefix, which `usable` has found to be whole.
             length: Tokens of the prefix.
             capacity: Tokens for which there shall be room.
@@ -117,12 +122,30 @@ class CacheLayout:
             match kind:
                 case PositionLayer():
                     kind.restore(leaf, _parts(blocks, index), length, capacity)
+                case ReferenceLayer():
+                    count = _referable(blocks)
+                    owned = _parts(blocks[count:], index)
+                    kind.restore(leaf, _references(blocks[:count], index), owned)
                 case WindowLayer():
                     kind.restore(leaf, _latest_parts(blocks, index, kind.size), length)
                 case StateLayer():
                     kind.restore(leaf, next(states))
                 case CounterLayer():
                     kind.restore(leaf, length)
+
+    def refer(self, caches: Caches, path: Sequence[Piece]) -> None:
+        """Let caches use the store's copy of their first positions instead of their own; lazily.
+
+        Args:
+            caches: Which hold these positions, and perhaps more.
+            path: The pieces of a prefix of theirs.
+        """
+        blocks = [block for piece in path for block in piece.blocks()]
+        blocks = blocks[: _referable(blocks)]
+        tokens = sum(taken for _, taken in blocks)
+        for index, (kind, leaf) in enumerate(zip(self._kinds, cache_leaves(caches), strict=True)):
+            if isinstance(kind, ReferenceLayer) and not leaf.empty() and tokens > leaf.shared:
+                leaf.refer(_references(blocks, index))
 
     def _blocks(
         self, leaves: Sequence[UpstreamCache], start: int, stop: int, *, has_windows: bool
@@ -137,7 +160,7 @@ class CacheLayout:
         layers: list[Arrays] = []
         for kind, leaf in zip(self._kinds, leaves, strict=True):
             match kind:
-                case PositionLayer():
+                case PositionLayer() | ReferenceLayer():
                     layers.append(kind.slices(leaf, start, stop))
                 case WindowLayer() if has_windows:
                     layers.append(kind.slices(leaf, start, stop))
@@ -180,6 +203,21 @@ def _parts(blocks: Sequence[tuple[Block, int]], index: int) -> list[Arrays]:
     return [
         tuple(array[..., :taken, :] for array in block.layers[index]) for block, taken in blocks
     ]
+
+
+def _referable(blocks: Sequence[tuple[Block, int]]) -> int:
+    """Return how many of the first blocks are long enough, on average, to be read by themselves."""
+    best = tokens = 0
+    for count, (_, taken) in enumerate(blocks, start=1):
+        tokens += taken
+        if tokens >= count * MIN_REFERENCE_TOKENS:
+            best = count
+    return best
+
+
+def _references(blocks: Sequence[tuple[Block, int]], index: int) -> list[Part]:
+    """Return a layer's arrays as they are; none for a layer that the model does not use."""
+    return [Part(block.layers[index], taken) for block, taken in blocks if block.layers[index]]
 
 
 def _latest_parts(blocks: Sequence[tuple[Block, int]], index: int, window: int) -> list[Arrays]:

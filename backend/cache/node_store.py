@@ -1,37 +1,22 @@
-"""The nodes of a prompt cache within a budget of bytes: what is kept, thinned, evicted, unsaved.
+"""The nodes of a prompt cache within a budget of bytes: stored, thinned and evicted.
 
-Knows no requests but by the name of who holds a path, and takes no lock: its owner does.
+Requests are known only by their names, as holders of paths.
 """
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from backend.cache.kv import Segment, Snapshot
-from backend.cache.radix import Match, Node, RadixTree
+from backend.cache.radix import Match, RadixTree
 from backend.cache.token_key import TokenKey
+from backend.cache.worth import Forecast, SegmentNode, Thinning, Worth
+from backend.core.prompt import Place
 
-MAX_KEPT_SHARE = 0.5
-# The ends of the last prompt and its reply, and where the next one is going to branch.
-NEAR_SNAPSHOTS = 2
-
-SegmentNode: TypeAlias = Node[Segment]
-
-
-@dataclass(frozen=True, slots=True)
-class Thinning:
-    """How a segment in the middle of a conversation gives up what only cuts inside it need.
-
-    Attributes:
-        thin: Returns the segment without.
-        reach_tokens: A segment so near to the end of its path is needed whole.
-        has_snapshots: Whether the last snapshots of a path are needed as well.
-    """
-
-    thin: Callable[[Segment], Segment]
-    reach_tokens: int
-    has_snapshots: bool
+MAX_PINNED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +42,19 @@ class NodeStore:
         held: By owner, the deepest node of a path that must not be evicted.
         unsaved: Nodes that nobody else holds.
         version: Counts the insertions.
+        now: The number of the present request.
+        worth: Tells what is given up first.
     """
 
-    def __init__(self, budget_bytes: int, thinning: Thinning | None = None) -> None:
+    def __init__(
+        self, budget_bytes: int, forecast: Forecast, thinning: Thinning | None = None
+    ) -> None:
         """Start empty.
 
         Args:
             budget_bytes: What all nodes together may hold.
-            thinning: What can be given up before whole nodes are; `None` is nothing.
+            forecast: How likely requests are to come.
+            thinning: What nodes can give up before they are evicted; `None` is nothing.
         """
         self.tree: RadixTree[Segment] = RadixTree()
         self.budget_bytes = budget_bytes
@@ -72,20 +62,24 @@ class NodeStore:
         self.held: dict[str, SegmentNode] = {}
         self.unsaved: dict[SegmentNode, None] = {}
         self.version = 0
+        self.now = 0
         self.evictions = 0
+        self.worth = Worth(forecast, thinning)
         self._thinning = thinning
-        self._far: OrderedDict[SegmentNode, None] = OrderedDict()
-        self._kept: OrderedDict[SegmentNode, None] = OrderedDict()
+        self._pinned: OrderedDict[SegmentNode, None] = OrderedDict()
         self._divided: list[Segment] = []
         self._evicted: list[LooseNode] = []
 
-    def insert(self, key: TokenKey, start: int, segment: Segment) -> SegmentNode | None:
+    def insert(
+        self, key: TokenKey, start: int, segment: Segment, place: Place = Place.INNER
+    ) -> SegmentNode | None:
         """Store what the tree lacks of a prefix, and return the node at its end.
 
         Args:
             key: The whole prefix.
             start: Where `segment` begins.
             segment: KV of `key[start:]`, perhaps none, and perhaps the state behind it.
+            place: The part of a conversation that ends there.
 
         Returns:
             `None` if what was before `start` is no longer there, or if there is no room.
@@ -95,25 +89,39 @@ class NodeStore:
             return None
         if found.length > start:
             segment = _rest(segment, found.length - start)
-        if not self._make_room(segment.nbytes, found.last):
+        worth = self.worth.of_newcomer(key, found.last, segment.nbytes)
+        if not self._make_room(segment.nbytes, found.last, worth):
             return None
         found = self.tree.match(key)
         if found.length == len(key):
-            return self._attach(found, segment.snapshot)
-        return self._add(key, found, segment)
+            node = self._attach(found, segment.snapshot)
+        else:
+            node = self._add(key, found, segment)
+        if place is not Place.INNER:
+            node.place = place
+        return node
 
-    def keep(self, key: TokenKey) -> None:
+    def touch(self, node: SegmentNode) -> None:
+        """Note that the present request uses a node and what is above it."""
+        self.tree.touch(node)
+        for member in node.lineage():
+            member.used_at = self.now
+
+    def pin(self, key: TokenKey) -> None:
         """Evict a prefix after everything else; no effect unless it is stored whole."""
         found = self.tree.match(key)
         if found.last is None or found.length < len(key):
             return
         node = self._ending_at(found)
-        self.tree.keep(node)
-        self._kept[node] = None
-        self._kept.move_to_end(node)
-        while len(self._kept) > 1 and _path_bytes(self._kept) > MAX_KEPT_SHARE * self.budget_bytes:
-            oldest, _ = self._kept.popitem(last=False)
-            self.tree.unkeep(oldest)
+        self.tree.pin(node)
+        self._pinned[node] = None
+        self._pinned.move_to_end(node)
+        while (
+            len(self._pinned) > 1
+            and _path_bytes(self._pinned) > MAX_PINNED_SHARE * self.budget_bytes
+        ):
+            oldest, _ = self._pinned.popitem(last=False)
+            self.tree.unpin(oldest)
 
     def resize(self, budget_bytes: int) -> None:
         """Hold at most so many bytes from now on.
@@ -122,7 +130,7 @@ class NodeStore:
         from them any more, but what continues them finds no place.
         """
         self.budget_bytes = budget_bytes
-        if self.bytes <= budget_bytes or self._make_room(0, None):
+        if self.bytes <= budget_bytes or self._evict_down_to(budget_bytes, set(self.held.values())):
             return
         self.held.clear()
         self._evict_down_to(budget_bytes, set())
@@ -138,15 +146,15 @@ class NodeStore:
         return evicted
 
     def check(self) -> None:
-        """Raise AssertionError unless the books balance."""
+        """Raise AssertionError unless the counts are right."""
         self.tree.check()
         nodes = list(self.tree.walk())
         if self.bytes != sum(node.value.nbytes for node in nodes):
             raise AssertionError("bytes are miscounted")
         if any(node.value.tokens != len(node.label) for node in nodes):
             raise AssertionError("a node holds other tokens than its own")
-        if not set(nodes).issuperset([*self.held.values(), *self._kept, *self.unsaved]):
-            raise AssertionError("a node that is held, kept or unsaved has been evicted")
+        if not set(nodes).issuperset([*self.held.values(), *self._pinned, *self.unsaved]):
+            raise AssertionError("a node that is held, pinned or unsaved has been evicted")
         if self.bytes > self.budget_bytes:
             raise AssertionError("more is stored than may be")
 
@@ -154,11 +162,11 @@ class NodeStore:
         if found.last is not None:
             self._ending_at(found)
         node = self.tree.insert(key, found.length, segment)
+        self.touch(node)
         # Perhaps the rest of a longer one.
         self._divided.append(segment)
         self.bytes += segment.nbytes
         self.version += 1
-        self._note_far(node)
         return node
 
     def _attach(self, found: Match[Segment], snapshot: Snapshot | None) -> SegmentNode:
@@ -168,7 +176,7 @@ class NodeStore:
             self.tree.replace(node, Segment(node.value.blocks, snapshot))
             self.bytes += snapshot.nbytes
             self.version += 1
-        self.tree.touch(node)
+        self.touch(node)
         return node
 
     def _ending_at(self, found: Match[Segment]) -> SegmentNode:
@@ -176,80 +184,112 @@ class NodeStore:
         node = found.nodes[-1]
         if node.end == found.length:
             return node
-        upper = self.tree.split_at(node, found.length - node.start)
+        return self._split(node, found.length - node.start)
+
+    def _make_room(self, needed: int, path_end: SegmentNode | None, worth: float) -> bool:
+        """Give up what is worth less until so many bytes fit with the others.
+
+        What cannot fit with the paths that are held evicts nothing.
+        """
+        if self.bytes + needed <= self.budget_bytes:
+            return True
+        held = {*self.held.values(), *filter(None, (path_end,))}
+        if self._least_bytes(held) + needed > self.budget_bytes:
+            return False
+        return self._evict_down_to(self.budget_bytes - needed, held, worth)
+
+    def _least_bytes(self, held: set[SegmentNode]) -> int:
+        """Return the bytes of paths that have given up all that they can."""
+        nodes = {node for end in held for node in end.lineage()}
+        inner = nodes - held
+        spare = sum(self.worth.spare_bytes(node) for node in inner)
+        return sum(node.value.nbytes for node in nodes) - spare
+
+    def _evict_down_to(self, nbytes: int, held: set[SegmentNode], worth: float = math.inf) -> bool:
+        """Give up leaves, snapshots and windows until no more than so much is left, if that can be.
+
+        Those of least worth go first, of equal worth the least recently used. A worth that was
+        looked up before others went may be too low: it is looked up again when its turn comes.
+        """
+        order = count()
+        queue = [
+            (node.is_pinned and not node.children, value, next(order), node)
+            for node in self.tree.by_recency()
+            if (value := self._worth(node, held)) is not None
+        ]
+        heapify(queue)
+        while self.bytes > nbytes and queue:
+            is_last, value, place, node = heappop(queue)
+            now = self._worth(node, held) if node.is_linked else None
+            if now is None:
+                continue
+            if now > value:
+                heappush(queue, (is_last, now, place, node))
+            elif value > worth:
+                return False
+            elif node.children:
+                self._thin(node)
+                if (left := self._worth(node, held)) is not None:
+                    heappush(queue, (is_last, left, place, node))
+            elif (parent := self._evict(node, held)) is not None:
+                value = self._worth(parent, held) or 0.0
+                heappush(queue, (parent.is_pinned, value, place, parent))
+        return self.bytes <= nbytes
+
+    def _worth(self, node: SegmentNode, held: set[SegmentNode]) -> float | None:
+        """Return the worth of a leaf or of an inner node's spare parts; `None` for what stays."""
+        if node in held:
+            return None
+        return self.worth.of_spare(node) if node.children else self.worth.of_leaf(node)
+
+    def _thin(self, node: SegmentNode) -> None:
+        """Give up a node's windows but the last one, or if there is no more its spare parts."""
+        if self._thinning is None:
+            return
+        if inside := self.worth.tokens_inside(node):
+            node = self._split(node, inside)
+        thinned = self._thinning.thin(node.value)
+        self.bytes -= node.value.nbytes - thinned.nbytes
+        self.tree.replace(node, thinned)
+
+    def _split(self, node: SegmentNode, at: int) -> SegmentNode:
+        """Give the first tokens of a node a node of their own, and return that."""
+        upper = self.tree.split_at(node, at)
         self._divided += [upper.value, node.value]
         if node in self.unsaved:
             self.unsaved[upper] = None
         return upper
 
-    def _make_room(self, needed: int, path_end: SegmentNode | None) -> bool:
-        """Thin, then evict the least recent leaves, until so many bytes fit beside the others.
-
-        What cannot fit beside the paths that are held evicts nothing.
-        """
-        held = {*self.held.values(), *filter(None, (path_end,))}
-        while self._far and self.bytes + needed > self.budget_bytes:
-            self._thin_oldest(held)
-        if self.bytes + needed <= self.budget_bytes:
-            return True
-        if _path_bytes(held) + needed > self.budget_bytes:
-            return False
-        return self._evict_down_to(self.budget_bytes - needed, held)
-
-    def _evict_down_to(self, nbytes: int, held: set[SegmentNode]) -> bool:
-        """Evict the least recent leaves until no more than so much is left, if that can be."""
-        while self.bytes > nbytes:
-            leaf = self.tree.least_recent(skip=held)
-            if leaf is None:
-                return False
-            self._evict(leaf, held)
-        return True
-
-    def _evict(self, leaf: SegmentNode, held: set[SegmentNode]) -> None:
+    def _evict(self, leaf: SegmentNode, held: set[SegmentNode]) -> SegmentNode | None:
+        """Remove a leaf, and return its parent if that has become one."""
         if leaf in self.unsaved:
             self._evicted.append(LooseNode(leaf.key, leaf.start, leaf.value))
         parent = leaf.parent
         self.bytes -= self.tree.remove(leaf, skip=held).nbytes
-        self._kept.pop(leaf, None)
+        # Whoever still holds the node must not hold its arrays.
+        self.tree.replace(leaf, Segment(()))
+        self._pinned.pop(leaf, None)
         self.unsaved.pop(leaf, None)
+        self.worth.forget(leaf)
         self.evictions += 1
-        if parent in self.unsaved and not parent.is_linked:
-            # It has become a part of its other child.
-            del self.unsaved[parent]
-            self.unsaved[self.tree.match(parent.key).nodes[-1]] = None
+        if parent is None:
+            return None
+        if not parent.is_linked:
+            self._note_join(parent)
+            return None
+        if parent.children:
+            return None
+        if parent.used_at == leaf.used_at:
+            parent.is_expected = leaf.is_expected
+        return parent
 
-    def _note_far(self, node: SegmentNode) -> None:
-        """Remember the nearest node above that lies too far back to be cut soon."""
-        if self._thinning is None:
-            return
-        snapshots = 0
-        for above in node.lineage():
-            is_far = snapshots > NEAR_SNAPSHOTS or not self._thinning.has_snapshots
-            if is_far and node.end - above.end > self._thinning.reach_tokens:
-                self._far[above] = None
-                return
-            snapshots += above.value.snapshot is not None
-
-    def _thin_oldest(self, held: set[SegmentNode]) -> None:
-        """Thin a node, unless prompts have branched, or may again, so near that it is needed."""
-        node, _ = self._far.popitem(last=False)
-        if self._thinning is None or not node.is_linked or node in held:
-            return
-        if _is_near_branch(node, self._thinning.reach_tokens):
-            return
-        thinned = self._thinning.thin(node.value)
-        self.bytes -= node.value.nbytes - thinned.nbytes
-        self.tree.replace(node, thinned)
-
-
-def _is_near_branch(node: SegmentNode, reach_tokens: int) -> bool:
-    """Tell whether prompts branch, or a system prompt ends, at a node or within reach below it."""
-    below = node
-    while below.end - node.end <= reach_tokens:
-        if below.is_marked or len(below.children) != 1:
-            return True
-        (below,) = below.children.values()
-    return False
+    def _note_join(self, upper: SegmentNode) -> None:
+        """Note that a node has become a part of its only child."""
+        self.tree.replace(upper, Segment(()))
+        self.worth.forget(upper)
+        if upper in self.unsaved:
+            del self.unsaved[upper]
+            self.unsaved[self.tree.match(upper.key).nodes[-1]] = None
 
 
 def _path_bytes(ends: Iterable[SegmentNode]) -> int:

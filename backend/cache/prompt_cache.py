@@ -1,26 +1,30 @@
-"""The prompt cache: KV by token prefix, looked up and stored from any thread.
+"""The prompt cache: KV by token prefix, least recently used prefixes evicted first.
 
-The lock guards the nodes and the books. Arrays are computed before it is taken or after it is
-released, never in between.
+It belongs to the thread that made it, and has no lock: other threads reach it through the engine's
+queue of commands. A call from another thread raises.
 """
 
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from backend.cache.kv import Piece, Segment, evaluate
-from backend.cache.node_store import LooseNode, NodeStore, Thinning
+from backend.cache.node_store import LooseNode, NodeStore
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
+from backend.cache.worth import Forecast, LearnedForecast, SegmentNode, Thinning
+from backend.core.prompt import Place
 from backend.core.status import HitKind, PromptCacheStatus
 
 # A prefix of one token is the same BOS for everybody.
 MIN_HIT_TOKENS = 2
+# Where so many of the last requests have ended is remembered.
+MAX_RELEASED = 256
 
 Usable: TypeAlias = Callable[[Sequence[Piece], int], int]
-Rescue: TypeAlias = Callable[[Sequence[LooseNode]], None]
+OnEvict: TypeAlias = Callable[[Sequence[LooseNode]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class PrefixHit:
 
 
 class PromptCache:
-    """KV of token prefixes, each prefix stored once."""
+    """KV of token prefixes, each prefix stored once; belongs to one thread."""
 
     def __init__(
         self,
@@ -50,7 +54,8 @@ class PromptCache:
         usable: Usable,
         *,
         thinning: Thinning | None = None,
-        rescue: Rescue | None = None,
+        on_evict: OnEvict | None = None,
+        forecast: Forecast | None = None,
     ) -> None:
         """Start empty.
 
@@ -58,13 +63,15 @@ class PromptCache:
             budget_bytes: What all nodes together may hold.
             usable: How long a prefix can be restored from a path, up to a limit.
             thinning: What can be given up before whole nodes are.
-            rescue: Takes what is evicted and nobody else holds; called without the lock, by
-                whoever inserts.
+            on_evict: Takes the nodes that are evicted and held by nobody else.
+            forecast: How likely requests are to come; `None` learns it from those that came.
         """
         self._usable = usable
-        self._rescue = rescue
-        self._lock = threading.Lock()
-        self._nodes = NodeStore(budget_bytes, thinning)
+        self._on_evict = on_evict
+        self._owner = threading.get_ident()
+        self._learned = LearnedForecast()
+        self._released: OrderedDict[str, SegmentNode] = OrderedDict()
+        self._nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
         self._hits: Counter[HitKind] = Counter()
         self._looked_up_tokens = 0
         self._hit_tokens = 0
@@ -86,37 +93,48 @@ class PromptCache:
             key: The prompt.
             owner: Who looks: the path is not evicted until `release`.
         """
-        with self._lock:
-            found = self._nodes.tree.match(key)
-            path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
-            length = self._usable(path, len(key) - 1)
-            beyond = _beyond(found)
-            if length < MIN_HIT_TOKENS:
-                return PrefixHit(HitKind.MISS, 0, (), found.length, beyond)
-            last = next(node for node in found.nodes if node.end >= length)
-            self._nodes.tree.touch(last)
-            self._nodes.held[owner] = last
-            kind = _kind(found, key)
+        self._require_owner()
+        found = self._nodes.tree.match(key)
+        path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
+        length = self._usable(path, len(key) - 1)
+        beyond = _beyond(found)
+        if length < MIN_HIT_TOKENS:
+            return PrefixHit(HitKind.MISS, 0, (), found.length, beyond)
+        last = next(node for node in found.nodes if node.end >= length)
+        if owner not in self._nodes.held:
+            self._learn(found)
+        self._nodes.touch(last)
+        self._nodes.held[owner] = last
+        kind = _kind(found, key)
         return PrefixHit(kind, length, _cut(path, length), found.length, beyond)
 
     def release(self, owner: str) -> None:
         """Let the path of `owner` be evicted again."""
-        with self._lock:
-            self._nodes.held.pop(owner, None)
+        self._require_owner()
+        if node := self._nodes.held.pop(owner, None):
+            self._released[owner] = node
+            if len(self._released) > MAX_RELEASED:
+                self._released.popitem(last=False)
 
     def stored(self, key: TokenKey) -> int:
         """Return how many of the first tokens of `key` are stored."""
-        with self._lock:
-            return self._nodes.tree.match(key).length
+        self._require_owner()
+        return self._nodes.tree.match(key).length
+
+    def path(self, key: TokenKey) -> tuple[Piece, ...]:
+        """Return what is stored of `key`, from its first token on."""
+        self._require_owner()
+        found = self._nodes.tree.match(key)
+        return tuple(Piece(node.value, tokens) for node, tokens in found.spans())
 
     def has_snapshot(self, key: TokenKey) -> bool:
         """Tell whether the state behind the last token of `key` is stored."""
-        with self._lock:
-            found = self._nodes.tree.match(key)
-            last = found.last
-            if last is None or not found.length == last.end == len(key):
-                return False
-            return last.value.snapshot is not None
+        self._require_owner()
+        found = self._nodes.tree.match(key)
+        last = found.last
+        if last is None or not found.length == last.end == len(key):
+            return False
+        return last.value.snapshot is not None
 
     def insert(
         self,
@@ -126,6 +144,7 @@ class PromptCache:
         *,
         owner: str | None = None,
         is_saved: bool = False,
+        place: Place = Place.INNER,
     ) -> bool:
         """Store what is lacking of a prefix.
 
@@ -135,71 +154,98 @@ class PromptCache:
             segment: KV of `key[start:]`, perhaps none, and the state behind it, computed.
             owner: Its path is not evicted until `release`; `None` holds nothing.
             is_saved: Whether somebody else holds it as well.
+            place: The part of a conversation that ends there.
 
         Returns:
             Whether the prefix is stored now: not if what was before it has been evicted, or if
             there is no room.
         """
-        with self._lock:
-            node = self._nodes.insert(key, start, segment)
-            if node is not None and owner is not None:
-                self._nodes.held[owner] = node
-            if node is not None and self._rescue is not None and not is_saved:
-                self._nodes.unsaved[node] = None
-            divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
+        self._require_owner()
+        node = self._nodes.insert(key, start, segment, place)
+        if node is not None and owner is not None:
+            self._nodes.held[owner] = node
+        if node is not None and self._on_evict is not None and not is_saved:
+            self._nodes.unsaved[node] = None
+        divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
         evaluate(divided)
-        if self._rescue is not None and evicted:
-            self._rescue(evicted)
+        if self._on_evict is not None and evicted:
+            self._on_evict(evicted)
         return node is not None
 
     def resize(self, budget_bytes: int) -> None:
         """Hold at most so many bytes from now on; what is too much is evicted at once."""
         if budget_bytes == self._nodes.budget_bytes:
             return
-        with self._lock:
-            self._nodes.resize(budget_bytes)
-            evicted = self._nodes.take_evicted()
-        if self._rescue is not None and evicted:
-            self._rescue(evicted)
+        self._require_owner()
+        self._nodes.resize(budget_bytes)
+        evicted = self._nodes.take_evicted()
+        if self._on_evict is not None and evicted:
+            self._on_evict(evicted)
 
-    def keep(self, key: TokenKey) -> None:
+    def pin(self, key: TokenKey) -> None:
         """Evict this prefix, a system prompt, after everything else; no effect unless stored."""
-        with self._lock:
-            self._nodes.keep(key)
-            divided = self._nodes.take_divided()
+        self._require_owner()
+        self._nodes.pin(key)
+        divided = self._nodes.take_divided()
         evaluate(divided)
 
     def take_unsaved(self) -> list[LooseNode]:
         """Return the nodes that only this cache holds, and count them as saved from now on."""
-        with self._lock:
-            nodes, self._nodes.unsaved = self._nodes.unsaved, {}
-            return [LooseNode(node.key, node.start, node.value) for node in nodes]
+        self._require_owner()
+        nodes, self._nodes.unsaved = self._nodes.unsaved, {}
+        return [LooseNode(node.key, node.start, node.value) for node in nodes]
+
+    def expect(self, owner: str) -> None:
+        """Note that a request is sure to go on soon from where `owner` has ended."""
+        self._require_owner()
+        node = self._nodes.held.get(owner) or self._released.pop(owner, None)
+        if node is not None and node.is_linked:
+            node.is_expected = True
 
     def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:
         """Count a prompt that was looked up, and how much of it was restored in the end."""
-        with self._lock:
-            self._looked_up_tokens += tokens
-            self._hit_tokens += hit_tokens
-            self._hits[kind] += 1
+        self._require_owner()
+        self._looked_up_tokens += tokens
+        self._hit_tokens += hit_tokens
+        self._hits[kind] += 1
+        self._nodes.now += 1
+        self._learned.now = self._nodes.now
 
     def status(self) -> PromptCacheStatus:
-        """Return a snapshot of the books."""
-        with self._lock:
-            return PromptCacheStatus(
-                bytes=self._nodes.bytes,
-                budget_bytes=self._nodes.budget_bytes,
-                nodes=len(self._nodes.tree),
-                tokens=self._nodes.tree.tokens,
-                looked_up_tokens=self._looked_up_tokens,
-                hit_tokens=self._hit_tokens,
-                hits=dict(self._hits),
-                evictions=self._nodes.evictions,
-            )
+        """Return a snapshot."""
+        self._require_owner()
+        return PromptCacheStatus(
+            bytes=self._nodes.bytes,
+            budget_bytes=self._nodes.budget_bytes,
+            nodes=len(self._nodes.tree),
+            tokens=self._nodes.tree.tokens,
+            looked_up_tokens=self._looked_up_tokens,
+            hit_tokens=self._hit_tokens,
+            hits=dict(self._hits),
+            evictions=self._nodes.evictions,
+        )
 
     def check(self) -> None:
-        """Raise AssertionError unless the books balance."""
-        with self._lock:
-            self._nodes.check()
+        """Raise AssertionError unless the counts are right."""
+        self._require_owner()
+        self._nodes.check()
+
+    def _learn(self, found: Match[Segment]) -> None:
+        """Learn from where a new prompt leaves what is stored."""
+        last = found.nodes[-1]
+        if found.length < last.end - 1 or last.children:
+            parted = last if found.length == last.end else last.parent
+            if parted is not None:
+                self._learned.note_branch(parted)
+            return
+        for node in found.nodes:
+            if node.used_at == last.used_at:
+                self._learned.note_resumption(node)
+        last.is_expected = False
+
+    def _require_owner(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise RuntimeError("the prompt cache is used by a thread that it does not belong to")
 
 
 def _kind(found: Match[Segment], key: TokenKey) -> HitKind:

@@ -1,7 +1,6 @@
 """A path-compressed radix tree over token keys, with the order in which its nodes were used.
 
-It owns shape and order and nothing else: it knows no bytes, no budget and no MLX, and takes no
-lock, which is its owner's.
+It owns shape and order and nothing else: it knows no bytes, no budget and no MLX.
 """
 
 from collections.abc import Container, Iterator
@@ -11,6 +10,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from backend.cache.recency import Link, RecencyList
 from backend.cache.token_key import TokenKey
+from backend.core.prompt import Place
 
 
 class Divisible(Protocol):
@@ -40,11 +40,18 @@ class Node(Link, Generic[V]):
         end: Tokens from the root to the node's end.
         parent: None at the root.
         children: By their first token.
-        is_marked: Whether `RadixTree.keep` was called for this very node.
-        keepers: Its own mark and its kept children, counted.
+        is_pin: Whether `RadixTree.pin` was called for this very node.
+        pins: Its own pin and its pinned children, counted.
+        used_at: The number of the last request that went through the node, for its owner to set.
+        branches: How many requests have parted here from what was stored below.
+        place: The part of a conversation that ends here.
+        is_expected: Whether a request is sure to go on from here.
     """
 
-    __slots__ = ("children", "end", "is_marked", "keepers", "label", "parent", "value")
+    __slots__ = (
+        *("branches", "children", "end", "is_expected", "is_pin", "label"),
+        *("parent", "pins", "place", "used_at", "value"),
+    )
 
     def __init__(self, label: TokenKey, value: V, end: int, parent: "Node[V] | None") -> None:
         super().__init__()
@@ -53,8 +60,12 @@ class Node(Link, Generic[V]):
         self.end = end
         self.parent = parent
         self.children: dict[int, Node[V]] = {}
-        self.is_marked = False
-        self.keepers = 0
+        self.is_pin = False
+        self.pins = 0
+        self.used_at = 0
+        self.branches = 0
+        self.is_expected = False
+        self.place = Place.INNER
 
     @property
     def start(self) -> int:
@@ -62,9 +73,9 @@ class Node(Link, Generic[V]):
         return self.end - len(self.label)
 
     @property
-    def is_kept(self) -> bool:
-        """Whether this node or one below it is marked: all others are evicted before it."""
-        return self.keepers > 0
+    def is_pinned(self) -> bool:
+        """Whether this node or one below it has a pin: all others are evicted before it."""
+        return self.pins > 0
 
     @property
     def key(self) -> TokenKey:
@@ -105,8 +116,8 @@ class Match(Generic[V]):
 class RadixTree(Generic[V]):
     """Values of token runs, found by prefix; a prefix that keys share is stored once.
 
-    Nodes have an eviction order: the kept ones come after all others, and in both classes the
-    least recently used comes first. A parent is always more recent than its children, and kept
+    Nodes have an eviction order: the pinned ones come after all others, and in both classes the
+    least recently used comes first. A parent is always more recent than its children, and pinned
     if one of them is. So the first node of the order is a leaf.
 
     A lookup costs the nodes on its path, each with one comparison. Only the iterators and `check`
@@ -116,7 +127,7 @@ class RadixTree(Generic[V]):
     def __init__(self) -> None:
         self._top: dict[int, Node[V]] = {}
         self._ordinary: RecencyList[Node[V]] = RecencyList()
-        self._kept: RecencyList[Node[V]] = RecencyList()
+        self._pinned: RecencyList[Node[V]] = RecencyList()
         self._size = 0
         self._tokens = 0
 
@@ -167,7 +178,7 @@ class RadixTree(Generic[V]):
     def split_at(self, node: Node[V], at: int) -> Node[V]:
         """Give the first `at` tokens of `node` a node of their own, and return that.
 
-        `node` goes on as the lower part. The upper one is as recent, and kept if `node` is.
+        `node` goes on as the lower part. The upper one is as recent, and pinned if `node` is.
 
         Raises:
             ValueError: A part would be empty, or the node is no longer in the tree.
@@ -178,7 +189,9 @@ class RadixTree(Generic[V]):
         above, below = node.value.split(at)
         upper = Node(node.label[:at], above, node.start + at, node.parent)
         upper.place_after(node)
-        upper.keepers = int(node.is_kept)
+        upper.pins = int(node.is_pinned)
+        upper.used_at = node.used_at
+        upper.is_expected = node.is_expected
         self._siblings(node)[upper.label[0]] = upper
         node.label, node.value, node.parent = node.label[at:], below, upper
         upper.children[node.label[0]] = node
@@ -194,23 +207,27 @@ class RadixTree(Generic[V]):
         self._require(node)
         self._make_newest(node)
 
-    def keep(self, node: Node[V]) -> None:
+    def pin(self, node: Node[V]) -> None:
         """Mark `node`, so that it and what is above it are evicted last; touches it."""
         self._require(node)
-        if not node.is_marked:
-            node.is_marked = True
-            self._add_keeper(node)
+        if not node.is_pin:
+            node.is_pin = True
+            self._add_pin(node)
         self._make_newest(node)
 
-    def unkeep(self, node: Node[V]) -> None:
-        """Take back `keep`; what no other mark keeps becomes ordinary, and the most recent."""
-        if node.is_marked:
-            node.is_marked = False
-            self._drop_keeper(node)
+    def unpin(self, node: Node[V]) -> None:
+        """Take back `pin`; what no other pin holds becomes ordinary, and the most recent."""
+        if node.is_pin:
+            node.is_pin = False
+            self._drop_pin(node)
+
+    def by_recency(self) -> Iterator[Node[V]]:
+        """Yield all nodes in eviction order; the tree must not change meanwhile."""
+        return chain(self._ordinary, self._pinned)
 
     def leaves(self) -> Iterator[Node[V]]:
         """Yield the leaves in eviction order; the tree must not change meanwhile."""
-        return (node for node in chain(self._ordinary, self._kept) if not node.children)
+        return (node for node in chain(self._ordinary, self._pinned) if not node.children)
 
     def least_recent(self, skip: Container[Node[V]] = ()) -> Node[V] | None:
         """Return the leaf to evict first, those in `skip` left out; None: there is no other."""
@@ -220,8 +237,8 @@ class RadixTree(Generic[V]):
         """Remove a leaf and return its value.
 
         A parent that is left with one child is joined with it, where their values can be. The
-        child goes on as both, as recent as the parent was. A parent that is marked or in `skip`
-        stays as it is, for somebody holds it.
+        child goes on as both, as recent as the parent was. A parent that is pinned itself or in
+        `skip` stays as it is, because somebody holds it.
 
         Raises:
             ValueError: The node has children, or is no longer in the tree.
@@ -229,7 +246,7 @@ class RadixTree(Generic[V]):
         self._require(leaf)
         if leaf.children:
             raise ValueError("only a leaf can be removed")
-        self.unkeep(leaf)
+        self.unpin(leaf)
         del self._siblings(leaf)[leaf.label[0]]
         leaf.unlink()
         self._size -= 1
@@ -247,11 +264,11 @@ class RadixTree(Generic[V]):
             pending.extend(node.children.values())
 
     def check(self) -> None:
-        """Raise AssertionError unless links, lengths, marks and order hold."""
+        """Raise AssertionError unless links, lengths, pins and order hold."""
         nodes = list(self.walk())
         for node in nodes:
             self._check_place(node)
-            self._check_keepers(node)
+            self._check_pins(node)
         self._check_order(set(nodes))
         if (self._size, self._tokens) != (len(nodes), sum(len(node.label) for node in nodes)):
             raise AssertionError("nodes or tokens are miscounted")
@@ -265,24 +282,24 @@ class RadixTree(Generic[V]):
 
     def _make_newest(self, node: Node[V]) -> None:
         for member in node.lineage():
-            (self._kept if member.is_kept else self._ordinary).append(member)
+            (self._pinned if member.is_pinned else self._ordinary).append(member)
 
-    def _add_keeper(self, node: Node[V]) -> None:
+    def _add_pin(self, node: Node[V]) -> None:
         for member in node.lineage():
-            member.keepers += 1
-            if member.keepers > 1:
+            member.pins += 1
+            if member.pins > 1:
                 return
 
-    def _drop_keeper(self, node: Node[V]) -> None:
+    def _drop_pin(self, node: Node[V]) -> None:
         for member in node.lineage():
-            member.keepers -= 1
-            if member.is_kept:
+            member.pins -= 1
+            if member.is_pinned:
                 return
             self._ordinary.append(member)
 
     def _join(self, upper: Node[V]) -> None:
         """Let the only child of `upper` take its place, if there is one and values allow it."""
-        if upper.is_marked or len(upper.children) != 1:
+        if upper.is_pin or len(upper.children) != 1:
             return
         (lower,) = upper.children.values()
         value = upper.value.joined(lower.value)
@@ -304,15 +321,17 @@ class RadixTree(Generic[V]):
         if node.start != (0 if node.parent is None else node.parent.end):
             raise AssertionError("a node does not start where its parent ends")
 
-    def _check_keepers(self, node: Node[V]) -> None:
-        if node.keepers != node.is_marked + sum(child.is_kept for child in node.children.values()):
-            raise AssertionError("the keepers of a node are miscounted")
+    def _check_pins(self, node: Node[V]) -> None:
+        if node.pins != node.is_pin + sum(child.is_pinned for child in node.children.values()):
+            raise AssertionError("the pins of a node are miscounted")
 
     def _check_order(self, nodes: set[Node[V]]) -> None:
-        order = [*self._ordinary, *self._kept]
+        order = [*self._ordinary, *self._pinned]
         if len(order) != len(nodes) or set(order) != nodes:
             raise AssertionError("the tree and its order hold different nodes")
-        if any(node.is_kept for node in self._ordinary) or not all(n.is_kept for n in self._kept):
+        if any(node.is_pinned for node in self._ordinary) or not all(
+            n.is_pinned for n in self._pinned
+        ):
             raise AssertionError("a node stands in the order of the other class")
         rank = {node: place for place, node in enumerate(order)}
         if any(node.parent is not None and rank[node] > rank[node.parent] for node in nodes):

@@ -1,1 +1,1 @@
-"""What a person types: `python -m backend.cli demo` and `chat`. A client only, without MLX."""
+"""The commands that a person types, `mlx-grpc-backend chat` and others: clients, without MLX."""

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -10,11 +11,22 @@ from rich.text import Text
 from backend.cli.client import BackendClient, CallError
 from backend.cli.conversation import user_message
 from backend.cli.render import ERROR_STYLE, QUIET_STYLE, print_reply, printable
-from backend.cli.tools import Toolbox
+from backend.cli.tools import Toolbox, read_toolbox
+from backend.core.delta import Usage
 from backend.pb import backend_pb2 as pb
 
 PROMPT = "> "
-HELP = "/clear begins anew, /exit leaves; Ctrl-C cancels a reply"
+CONTINUING_PROMPT = "… "
+CONTINUED = "\\"
+GREETING = "/exit leaves, /help lists commands; Ctrl-C cancels a reply"
+HELP = """\
+/clear         begin a new conversation
+/system TEXT   begin a new conversation with another system message, or without
+/tools FILE    offer the tools of a JSON file, or none; you type what they return
+/stats         show the tokens and the speed of this chat
+/exit          leave; so does Ctrl-D
+//...          send a message that begins with a slash
+A line that ends in \\ goes on in the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +70,64 @@ class Chat:
         self._runner = runner
         self._settings = settings
         self._messages = self._opening()
+        self._usages: list[Usage] = []
 
     def run(self) -> None:
         """Read and answer lines until the user leaves: by /exit, Ctrl-C or the end of input."""
-        self._say(HELP, QUIET_STYLE)
-        while (line := self._read()) is not None:
-            match line:
-                case "":
-                    continue
-                case "/exit":
-                    return
-                case "/clear":
-                    self._messages = self._opening()
-                    self._say("a new conversation", QUIET_STYLE)
-                case _:
-                    self._ask(line)
+        self._say(GREETING, QUIET_STYLE)
+        while (text := self._read()) is not None:
+            if text == "/exit":
+                return
+            if text.startswith("//"):
+                self._ask(text[1:])
+            elif text.startswith("/"):
+                self._obey(*text.partition(" ")[::2])
+            elif text:
+                self._ask(text)
 
     def _read(self) -> str | None:
+        """Return what was typed; a line that ends in a backslash goes on in the next."""
+        lines = []
+        prompt = PROMPT
         try:
-            return self._console.input(PROMPT).strip()
+            while (line := self._console.input(prompt).strip()).endswith(CONTINUED):
+                lines.append(line.removesuffix(CONTINUED))
+                prompt = CONTINUING_PROMPT
         except (EOFError, KeyboardInterrupt):
             self._console.print()
             return None
+        return "\n".join([*lines, line])
+
+    def _obey(self, name: str, argument: str) -> None:
+        argument = argument.strip()
+        match name:
+            case "/help":
+                self._say(HELP, QUIET_STYLE)
+            case "/stats":
+                self._say(_totals(self._usages), QUIET_STYLE)
+            case "/clear":
+                self._begin("a new conversation")
+            case "/system":
+                self._settings = replace(self._settings, system=argument)
+                self._begin("a new conversation with this system message")
+            case "/tools":
+                self._offer(argument)
+            case _:
+                self._say(f"{name} is no command: /help lists them, // sends a slash", ERROR_STYLE)
+
+    def _begin(self, news: str) -> None:
+        self._messages = self._opening()
+        self._say(news, QUIET_STYLE)
+
+    def _offer(self, path: str) -> None:
+        """Offer the tools of a file, or none."""
+        try:
+            toolbox = read_toolbox(self._console, Path(path)) if path else None
+        except (OSError, ValueError) as error:
+            self._say(printable(str(error)), ERROR_STYLE)
+            return
+        self._settings = replace(self._settings, toolbox=toolbox)
+        self._say(f"offering the tools of {path}" if path else "offering no tools", QUIET_STYLE)
 
     def _ask(self, text: str) -> None:
         try:
@@ -94,6 +142,7 @@ class Chat:
         while True:
             increments = self._client.stream(self._request(messages))
             turn = self._runner.run(print_reply(self._console, increments))
+            self._usages.append(turn.usage)
             messages = [*messages, turn.message()]
             toolbox = self._settings.toolbox
             if not turn.calls or toolbox is None:
@@ -118,3 +167,17 @@ class Chat:
 
     def _say(self, text: str, style: str) -> None:
         self._console.print(Text(text, style), soft_wrap=True)
+
+
+def _totals(usages: Sequence[Usage]) -> str:
+    """Return counts over all replies, and the speed of their decoding."""
+    generated = sum(usage.completion_tokens for usage in usages)
+    seconds = sum(usage.decode_ms for usage in usages) / 1000.0
+    parts = [
+        f"{len(usages)} replies",
+        f"{sum(usage.prompt_tokens for usage in usages):,} prompt tokens",
+        f"{generated:,} tokens generated",
+    ]
+    if seconds > 0.0:
+        parts.append(f"{generated / seconds:.1f} tokens/s")
+    return " · ".join(parts)

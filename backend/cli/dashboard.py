@@ -48,6 +48,8 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, RenderableType]]:
     if is_loaded:
         yield "model", _model(report.model)
     yield "state", _state(report)
+    if report.processes:
+        yield "processes", _processes(report)
     yield "memory", _memory(report.memory)
     if is_loaded:
         yield "cache", _prompt_cache(report.prompt_cache)
@@ -71,6 +73,20 @@ def _state(report: pb.InspectReply) -> Text:
         state = (f"{state[0]}, in one turn for {report.turn_s:,.0f} s", state[1])
     slots = f"{report.slots_taken} of {report.model.max_slots} slots taken"
     return Text.assemble(state, SEPARATOR, slots, SEPARATOR, f"{report.waiting} waiting")
+
+
+def _processes(report: pb.InspectReply) -> Text:
+    """Return each process with its memory, and the engines that were lost."""
+    told = SEPARATOR.join(
+        f"{process.role} {process.process_id}"
+        + (f" {decimal(process.resident_bytes)}" if process.resident_bytes else "")
+        for process in report.processes
+    )
+    if not report.restarts:
+        return Text(printable(told))
+    losses = f"{report.restarts:,} engines lost, {report.lost_s:,.1f} s in all"
+    reasons = "".join(f"\n{restart.reason}" for restart in report.latest_restarts[-1:])
+    return Text(printable(f"{told}\n{losses}{reasons}"))
 
 
 def _memory(memory: pb.MemoryUsageData) -> Table:

@@ -125,10 +125,10 @@ class ServerProcess:
 
 
 def server_command() -> tuple[str, ...]:
-    """Return how the server is started: by `run.sh` in a checkout, else by this interpreter."""
+    """Return how the server is started: by `run.sh` in a checkout, else as `serve` starts it."""
     if _RUN_SCRIPT.exists():
         return (str(_RUN_SCRIPT),)
-    return (sys.executable, "-m", "backend")
+    return (sys.executable, "-P", "-m", "backend.cli.serve")
 
 
 def free_port() -> int:

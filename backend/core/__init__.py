@@ -1,1 +1,1 @@
-"""The nouns that every layer shares: frozen values of the standard library only."""
+"""The nouns that every layer shares: frozen values of the standard library and of msgspec."""

@@ -1,4 +1,4 @@
-"""What a reply is made of: deltas, and the one `Finish` that ends them."""
+"""The parts of a reply: deltas, and one `Finish` at the end."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 
 class FinishReason(Enum):
-    """Why a reply ended."""
+    """The reason why a reply ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -32,7 +32,7 @@ class ReasoningDelta:
 class ToolCallDelta:
     """A piece of call number `index`: its first has id and name, arguments append.
 
-    An id in a later piece replaces the first: some models write it behind the arguments.
+    An id in a later piece replaces the first: some models write it after the arguments.
     """
 
     index: int
@@ -49,7 +49,7 @@ class Usage:
     """Cumulative counts and times of one request.
 
     Attributes:
-        cached_tokens: How much of the prompt the prompt cache served.
+        cached_tokens: Prompt tokens that came from the prompt cache.
         completion_tokens: Generated tokens, without the one that ended the reply by `stop`.
         prefill_ms: From admission until decoding began.
         decode_ms: From there until now.
@@ -83,7 +83,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a reply; `logprobs` holds every counted token, or nothing when not asked for."""
+    """The end of a reply; `logprobs` holds every counted token if they were asked for."""
 
     reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -91,9 +91,9 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """What one or more engine steps added to a reply.
+    """The deltas of one or more engine steps.
 
-    Exactly one increment of a stream has a `finish`, and it is the last.
+    Only the last increment of a stream has a `finish`.
     """
 
     deltas: tuple[Delta, ...]

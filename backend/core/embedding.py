@@ -1,12 +1,14 @@
-"""What an Embedding asks for and what it gives, as plain values."""
+"""The values of Embedding: calls, requests and results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from backend.core.compute import ComputeRequest
+
 
 class Pooling(Enum):
-    """How the vectors of a text's tokens become one; `NONE` leaves them as they are."""
+    """The way to make one vector of those of the tokens; `NONE` keeps them all."""
 
     MEAN = "mean"
     LAST = "last"
@@ -16,11 +18,11 @@ class Pooling(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingProfile:
-    """What a checkpoint says of its embeddings.
+    """The embeddings of a checkpoint, by its own files.
 
     Attributes:
-        is_normalized: Whether a pooled vector has the length 1.
-        obstacle: Why they cannot be computed here; empty when they can.
+        is_normalized: Whether a pooled vector has length 1.
+        obstacle: The reason why they cannot be computed; empty when they can.
     """
 
     pooling: Pooling = Pooling.MEAN
@@ -30,19 +32,10 @@ class EmbeddingProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingCall:
-    """A call as its sender meant it: a text, or the ids of its tokens where there is none."""
+    """A parsed call: a text, or token ids where there is none."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest:
-    """What the engine computes: at least one token id, all in range for the loaded model."""
-
-    token_ids: tuple[int, ...]
-    pooling: Pooling
-    is_normalized: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +46,20 @@ class Embedding:
         values: One vector after the other.
         dim: Numbers in a vector.
         is_pooled: Whether there is one vector for all tokens, not one for each.
-        prompt_tokens: Tokens that were read.
+        prompt_tokens: Number of tokens read.
     """
 
     values: Sequence[float]
     dim: int
     is_pooled: bool
     prompt_tokens: int
+
+
+class EmbeddingRequest(
+    ComputeRequest[Embedding], frozen=True, kw_only=True, tag=True, array_like=True
+):
+    """A call in the engine's terms: at least one token id, all within the vocabulary."""
+
+    token_ids: tuple[int, ...]
+    pooling: Pooling
+    is_normalized: bool

@@ -1,22 +1,23 @@
-"""What a request may demand of its tokens: a grammar, and a matcher for one reply."""
+"""Constraints on tokens: a grammar, and its matcher for one reply."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class ReplyMatcher(Protocol):
-    """Says which tokens may come next in one reply; never raises."""
+    """Tells which tokens may come next in one reply; never raises."""
 
     def consume(self, token_id: int) -> bool:
-        """Move over a token, and return whether it was allowed."""
+        """Advance by a token, and return whether it was allowed."""
 
     def fill_mask(self, row: Any) -> None:  # noqa: ANN401 (an array: the nouns know no NumPy)
         """Write one bit per token into a row of int32: 1 if it may come next."""
 
     @property
     def error(self) -> str | None:
-        """What went wrong; `None` as long as nothing has."""
+        """The error that stopped the matcher, if any."""
 
 
+@runtime_checkable
 class ReplyGrammar(Protocol):
     """A compiled grammar; safe from any thread."""
 

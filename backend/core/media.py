@@ -1,4 +1,4 @@
-"""Pictures, sounds and films as a request brings them: text that nobody has looked into yet."""
+"""Images, sounds and videos as a request brings them: text, not yet decoded."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MEDIA_MARKER = "<__media__>"
 
 
 class MediaKind(Enum):
-    """What a model is meant to take a medium for."""
+    """The kind of a medium, as a model takes it."""
 
     IMAGE = "image"
     AUDIO = "audio"
@@ -20,7 +20,7 @@ class MediaKind(Enum):
 
     @property
     def max_bytes(self) -> int:
-        """How long a file of this kind may be."""
+        """The size limit of a file of this kind."""
         match self:
             case MediaKind.IMAGE:
                 return MAX_IMAGE_BYTES
@@ -37,8 +37,8 @@ class Medium:
     """One image, sound or video of a request.
 
     Attributes:
-        field: Where it stood, for messages: `Images[0]`.
-        payload: Base64 or a data URI, as it came.
+        field: Its field, for messages: `Images[0]`.
+        payload: Base64 or a data URI, as received.
     """
 
     kind: MediaKind

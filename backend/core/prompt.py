@@ -1,6 +1,7 @@
-"""What goes into a model: messages, tools, and the tokens that they become."""
+"""The input of a model: messages, tools, and their tokens."""
 
 import hashlib
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,11 +16,24 @@ JsonValue: TypeAlias = (
 
 # An id and a prompt's length fit in 63 bits together.
 _KEY_BYTES = 7
+# So do a scope and an id.
+_SCOPE_BYTES = 4
+_VOCABULARY_BITS = 28
+
+
+class Place(Enum):
+    """The part of a conversation that ends at a node, as far as that is known."""
+
+    INNER = "inner"
+    SYSTEM = "system"
+    MESSAGE = "message"
+    PROMPT = "prompt"
+    REPLY = "reply"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call in a conversation's past; `arguments` is JSON text, or whatever stood in its place."""
+    """A past call in a conversation; `arguments` is JSON text, if it was valid."""
 
     call_id: str
     name: str
@@ -28,7 +42,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a medium stands in a message: before the character `offset` of its content."""
+    """The place of a medium in a message: before the character `offset` of its content."""
 
     offset: int
     kind: MediaKind
@@ -39,7 +53,7 @@ class Message:
     """One message of a conversation; an empty string is a part that was not given.
 
     Attributes:
-        media: What stands in the content beside its text, in order.
+        media: The media in the content, in order.
     """
 
     role: str
@@ -65,9 +79,15 @@ class Tool:
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         return parameters if isinstance(parameters, Mapping) else {}
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether the caller wants arguments to follow the schema."""
+        function = self.schema.get("function")
+        return isinstance(function, Mapping) and function.get("strict") is True
+
 
 class ToolMode(Enum):
-    """Whether the model may, must or must not call tools."""
+    """The permission, duty or ban to call tools."""
 
     NONE = "none"
     AUTO = "auto"
@@ -77,7 +97,7 @@ class ToolMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The caller's choice; `name` is set with `ToolMode.NAMED` only."""
+    """The caller's choice; only `ToolMode.NAMED` sets `name`."""
 
     mode: ToolMode = ToolMode.AUTO
     name: str = ""
@@ -85,13 +105,13 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Tokens of a prompt that stand for a picture, a sound or a video.
+    """Tokens of a prompt that stand for an image, a sound or a video.
 
     Attributes:
-        start: The first of them.
-        stop: The first behind them.
-        digest: Identifies what they stand for.
-        inputs: What the model's tower reads, by the names of mlx-vlm: NumPy arrays.
+        start: Position of the first.
+        stop: Position after the last.
+        digest: Identifies the medium.
+        inputs: NumPy arrays for the model's tower, by mlx-vlm's names.
     """
 
     start: int
@@ -99,10 +119,16 @@ class MediaSpan:
     digest: bytes
     inputs: Mapping[str, Any] = field(repr=False, compare=False)
 
-    def key_ids(self) -> Iterator[int]:
-        """Yield an id for each token, below 0, that no other content has."""
-        first = int.from_bytes(hashlib.sha256(self.digest).digest()[:_KEY_BYTES], "big")
+    def key_ids(self, scope: str = "") -> Iterator[int]:
+        """Yield an id for each token, below 0, that no other content has, nor another scope."""
+        identity = self.digest + scope.encode()
+        first = int.from_bytes(hashlib.sha256(identity).digest()[:_KEY_BYTES], "big")
         return (-1 - (first + offset) for offset in range(self.stop - self.start))
+
+
+def new_scope() -> str:
+    """Return a scope that no other prompt has."""
+    return f"call {uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +136,14 @@ class Prompt:
     """A prompt as the model reads it: at least one token id.
 
     Attributes:
-        tail: The last characters of the rendered text: they tell in which channel
-            the reply begins.
-        boundaries: Where later prompts are expected to branch off, in tokens; ascending, and
-            inside the prompt.
-        system_tokens: What other conversations with the same system prompt and tools share.
-        media: What is not text in it, in order; the last token is text.
+        tail: The last characters of the rendered text, which show the channel that the reply
+            begins in.
+        boundaries: Positions where later prompts are expected to branch off; ascending, inside the
+            prompt.
+        system_tokens: Tokens shared with other conversations of the same system prompt and tools.
+        media: Spans of media, in order; the last token is text.
+        scope: The prompts that this one shares stored prefixes with: those of the same scope.
+        public_tokens: How many first tokens it shares with all scopes all the same.
     """
 
     token_ids: tuple[int, ...]
@@ -123,13 +151,25 @@ class Prompt:
     boundaries: tuple[int, ...] = ()
     system_tokens: int = 0
     media: tuple[MediaSpan, ...] = ()
+    scope: str = ""
+    public_tokens: int = 0
 
     @property
     def key_ids(self) -> Sequence[int]:
-        """What the prompt cache knows the tokens by: the same picture has the same ids."""
-        if not self.media:
+        """The keys of the tokens in the prompt cache: equal media have equal keys."""
+        if not self.media and not self.scope:
             return self.token_ids
-        ids = list(self.token_ids)
+        public = self.public_tokens if self.scope else len(self.token_ids)
+        ids = [*self.token_ids[:public], *self.scoped_ids(self.token_ids[public:])]
         for span in self.media:
-            ids[span.start : span.stop] = span.key_ids()
+            ids[span.start : span.stop] = span.key_ids(self.scope if span.start >= public else "")
         return ids
+
+    def scoped_ids(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return the keys of tokens of text that are not public."""
+        if not self.scope:
+            return token_ids
+        digest = hashlib.sha256(self.scope.encode()).digest()
+        # Above every vocabulary, and within 63 bits.
+        base = (1 + int.from_bytes(digest[:_SCOPE_BYTES], "big")) << _VOCABULARY_BITS
+        return [base + token_id for token_id in token_ids]

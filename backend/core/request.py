@@ -1,4 +1,4 @@
-"""What a caller asks for: as text (`GenerationCall`) and as tokens (`GenerationRequest`)."""
+"""A generation as its caller asks for it (`GenerationCall`) and in tokens (`GenerationRequest`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from backend.core.guide import ReplyGrammar
 from backend.core.media import Medium
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice, ToolMode
 
-# Below it logits divided by the temperature leave the range of float32.
+# At lower temperatures, scaled logits leave the range of float32.
 MIN_TEMPERATURE = 1e-5
 
 
 class Remembered(Enum):
-    """What of a request may be put into the prompt cache."""
+    """The part of a request that may enter the prompt cache."""
 
     NOTHING = "nothing"
     PROMPT = "prompt"
@@ -21,7 +21,7 @@ class Remembered(Enum):
 
 
 class Priority(IntEnum):
-    """Who goes first where requests compete; the smallest number does."""
+    """The order of competing requests; the smallest number goes first."""
 
     HIGH = 0
     NORMAL = 1
@@ -30,7 +30,7 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request draws its tokens. Every default switches its part off.
+    """The sampling of one request. Every default switches its part off.
 
     Attributes:
         temperature: 0 is greedy.
@@ -74,23 +74,26 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCall:
-    """One call as its sender meant it: parsed and checked, not yet rendered.
+    """A parsed and checked call, not yet rendered.
 
     Attributes:
         prompt: Raw text; ignored when there are messages.
         messages: A conversation for the chat template.
-        media: Pictures, sounds and videos of all of it, in order.
-        template_options: What the template is given beside messages and tools
+        media: Images, sounds and videos, in order.
+        template_options: Variables of the template besides messages and tools
             (`enable_thinking`, `reasoning_effort`, ...); a missing key stays undefined there.
         max_tokens: Limit of generated tokens; `None` is up to the context.
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
         grammar: GBNF or a JSON schema that the reply must follow; wins over `tool_choice`.
         parallel_tool_calls: Whether a reply may hold more than one call.
         constrains_calls: Whether calls of the model's own choice are held to their schemas.
-        remembered: What of it may be put into the prompt cache.
-        cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
-        priority: Who goes first when not all can run.
+        remembered: The part that may enter the prompt cache.
+        cache_path: The caller's path for its prefix on disk; empty for none.
+        cache_scope: Calls of other scopes never meet a prefix that this one stored; see `Prompt`.
+        shares_system_prompt: Whether they may meet its system prompt and tools all the same.
+        priority: Its rank when not all requests can run.
         debug: Whether the log may hold the text of this request.
+        size_bytes: Of the whole request as it came.
     """
 
     request_id: str
@@ -110,28 +113,31 @@ class GenerationCall:
     constrains_calls: bool = True
     remembered: Remembered = Remembered.ALL
     cache_path: str = ""
+    cache_scope: str = ""
+    shares_system_prompt: bool = False
     priority: Priority = Priority.NORMAL
     debug: bool = False
+    size_bytes: int = 0
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model is told of, and may call."""
+        """The tools that the model is shown, and may call."""
         return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What the engine runs: token ids and numbers, all in range for the loaded model.
+    """A call in the engine's terms: token ids and numbers, all in range for the model.
 
     Attributes:
         max_tokens: At least 1; prompt and limit together fit the context.
-        is_open_ended: Whether that limit is just what the context leaves.
+        is_open_ended: Whether the context alone sets that limit.
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
-        grammar: What the reply must follow; `None` is nothing.
-        remembered: What of it may be put into the prompt cache.
-        cache_path: Where the caller wants its prefix on disk; empty when nowhere in particular.
-        priority: Who goes first when not all can run.
+        grammar: The grammar of the reply, if it has one.
+        remembered: The part that may enter the prompt cache.
+        cache_path: The caller's path for its prefix on disk; empty for none.
+        priority: Its rank when not all requests can run.
     """
 
     request_id: str

@@ -1,8 +1,9 @@
-"""What a Score and a Rerank ask for and what they give, as plain values."""
+"""The values of Score and Rerank: calls, requests and results."""
 
 from dataclasses import dataclass
 from enum import Enum
 
+from backend.core.compute import ComputeRequest
 from backend.core.prompt import Prompt
 from backend.core.request import Remembered
 
@@ -12,8 +13,8 @@ class ScoreCall:
     """A prompt and the texts that may follow it.
 
     Attributes:
-        stable_prefix_bytes: How much of the prompt, in UTF-8, later calls will share; 0 when
-            nothing is known of them.
+        stable_prefix_bytes: Bytes of the prompt, in UTF-8, that later calls will share; 0 if
+            unknown.
     """
 
     prompt: str
@@ -21,14 +22,19 @@ class ScoreCall:
     stable_prefix_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreRequest:
-    """What the engine computes: log-probabilities of the tokens of every continuation.
+class ScoreRequest(
+    ComputeRequest[tuple[tuple[float, ...], ...]],
+    frozen=True,
+    kw_only=True,
+    tag=True,
+    array_like=True,
+):
+    """A request for the log-probabilities of the tokens of every continuation.
 
     Attributes:
-        prompt: What all continuations follow; computed once.
+        prompt: Precedes all continuations; computed once.
         continuations: Each of at least one token; none at all computes the prompt only.
-        remembered: Whether the prompt may be put into the prompt cache.
+        remembered: Whether the prompt may enter the prompt cache.
     """
 
     request_id: str
@@ -39,7 +45,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token's text and its natural-log probability after all that precedes it."""
+    """A token's text and its natural-log probability given the tokens before it."""
 
     text: str
     logprob: float
@@ -63,7 +69,7 @@ class ScoredCandidate:
 
 
 class RerankerKind(Enum):
-    """A family of generative rerankers: what they read, and with which tokens they answer."""
+    """A family of generative rerankers, with its prompt and its answers."""
 
     QWEN3 = "qwen3"
 
@@ -86,24 +92,23 @@ class TokenPair:
     """A query and a document as a cross-encoder reads them.
 
     Attributes:
-        segment_ids: For each token, which of the two it belongs to; empty when the model's
-            tokenizer does not say.
+        segment_ids: 0 or 1 for each token, query or document; empty when the tokenizer does not
+            tell.
     """
 
     token_ids: tuple[int, ...]
     segment_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeRequest:
-    """What a cross-encoder computes: a logit for each pair."""
+class JudgeRequest(ComputeRequest[tuple[float, ...]], frozen=True, tag=True, array_like=True):
+    """A request for a cross-encoder's logit of each pair."""
 
     pairs: tuple[TokenPair, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """A document, by its place in the call, and how relevant it is, from 0 to 1."""
+    """A document, its index in the call, and its relevance from 0 to 1."""
 
     index: int
     text: str
@@ -112,7 +117,7 @@ class RankedDocument:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Documents, the most relevant first, and how many tokens were read for all of them."""
+    """Documents, most relevant first, and the number of tokens read."""
 
     documents: tuple[RankedDocument, ...]
     prompt_tokens: int

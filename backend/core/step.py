@@ -1,40 +1,40 @@
-"""What the engine thread publishes about one request: plain values, in order."""
+"""Events of one request, from the engine, in order: plain values."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from backend.core.delta import FinishReason
 from backend.core.status import HitKind
 
 
-@dataclass(frozen=True, slots=True)
-class StepLogprobs:
+class StepLogprobs(Struct, frozen=True, array_like=True):
     """Natural-log probabilities of the drawn token and of the likeliest ids."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillDone:
+class PrefillDone(Struct, frozen=True, tag=True, array_like=True):
     """The prompt is in the KV cache and decoding begins.
 
     Attributes:
-        cached_tokens: Prompt tokens that were not computed anew.
-        prefill_ms: From admission to here.
-        hit_kind: How the prompt relates to what the prompt cache held.
+        cached_tokens: Prompt tokens that came from the prompt cache.
+        prefill_ms: Milliseconds since admission.
+        hit_kind: The relation of the prompt to the stored one.
+        ended_at: The monotonic time in seconds; `None` is when the event arrives.
     """
 
     cached_tokens: int
     prefill_ms: float
     hit_kind: HitKind = HitKind.MISS
+    ended_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenStep:
+class TokenStep(Struct, frozen=True, tag=True, array_like=True):
     """One generated token; the last one of a request carries the finish reason.
 
-    A stop token is published too, with `FinishReason.STOP`: its text is nobody's.
+    A stop token is published too, with `FinishReason.STOP`; its text is not part of the reply.
     """
 
     token_id: int

@@ -3,103 +3,100 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from backend.config import LONG_TURN_S, ModelOptions, TuningOptions
-from backend.core.embedding import Embedding, EmbeddingRequest
+from backend.config import LONG_TURN_S, ModelOptions, SchedulingOptions
+from backend.core.compute import ComputeRequest, ResultT
 from backend.core.model import ModelCard
 from backend.core.request import GenerationRequest
-from backend.core.scoring import JudgeRequest, ScoreRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import EngineEvent
-from backend.engine.callers import Callers
-from backend.engine.command import (
-    Cancel,
-    Command,
-    Embed,
-    Free,
-    Judge,
-    Load,
-    Score,
-    SideCommand,
-    Submit,
-)
-from backend.engine.thread import EngineThread, MakeWorker, make_worker
+from backend.engine.messages.commands import Expect, SideRequest
+from backend.engine.messages.protocol import PreparedInputs, PrepareMedium
+from backend.engine.supervision.ledger import OpenJob
+from backend.engine.supervision.supervisor import Supervisor
+from backend.engine.supervision.text_part import loaded_model, read_text_part
 from backend.errors import (
     BackendError,
-    EngineFailedError,
     InvalidRequestError,
     LoadCancelledError,
     ModelNotLoadedError,
     OverloadedError,
+    RequestCancelledError,
     ShuttingDownError,
 )
-from backend.model.hub import locate
+from backend.model.checkpoint.hub import locate
+from backend.model.checkpoint.paths import rooted
 from backend.model.loaded import LoadedModel
-
-Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
 
-class Engine:
-    """Loads models and runs requests on a thread of its own; lives on one event loop.
+class Handle(Protocol):
+    """A loaded model as the callers of the engine know it; compared by identity."""
 
-    The thread, and with it MLX, starts with the first load. One that dies fails its requests and
-    is replaced: the next thread loads the model again, and serves what has come meanwhile.
+    @property
+    def card(self) -> ModelCard:
+        """The facts about the model."""
+
+
+HandleT = TypeVar("HandleT", bound=Handle)
+
+
+class Engine(Generic[HandleT]):
+    """Loads models and runs requests in a process of their own; lives on one event loop.
+
+    A process that is lost is replaced: the next one loads the model again, and goes on with all
+    that was open.
     """
 
     def __init__(
         self,
         *,
+        serve: Callable[[LoadedModel, ModelOptions], HandleT],
         locate: Callable[[ModelOptions], Awaitable[Path]] = locate,
-        make_worker: MakeWorker = make_worker,
         long_turn_s: float = LONG_TURN_S,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start idle.
+        """Start idle, without a process.
 
         Args:
+            serve: Makes the handle of a model when its load ends; all work must carry it.
             locate: Finds the directory of a model, downloading it if need be.
-            make_worker: Makes what runs on the thread, on the thread.
-            long_turn_s: A turn of the thread that takes longer is reported.
+            long_turn_s: A turn of the engine that takes longer is reported.
+            environment: Of the engine's processes; `None` is that of this one.
         """
-        self._fault = ""
-        self._note_fault: Callable[[], None] = lambda: None
+        self._serve = serve
         self._locate = locate
-        self._make_worker = make_worker
-        self._long_turn_s = long_turn_s
-        self._thread: EngineThread | None = None
-        self._revival: asyncio.Future[LoadedModel] | None = None
-        self._callers = Callers()
+        self._supervisor = Supervisor(self._give_up, long_turn_s, environment)
+        self._ledger = self._supervisor.ledger
+        self._fault = ""
+        self._must_exit = asyncio.Event()
+        self._note_fault: Callable[[], None] = lambda: None
+        self._has_prepared = False
         self._loads = asyncio.Lock()
-        self._load_task: asyncio.Task[LoadedModel] | None = None
+        self._load_task: asyncio.Task[HandleT] | None = None
         self._has_failed_load = False
         self._is_closing = False
-        self._model: LoadedModel | None = None
+        self._model: HandleT | None = None
         self._options: ModelOptions | None = None
-        self._directory = Path()
 
     @property
-    def model(self) -> LoadedModel | None:
-        """The loaded model, or `None`."""
+    def model(self) -> HandleT | None:
+        """The handle of the loaded model, or `None`."""
         return self._model
 
     @property
-    def options(self) -> ModelOptions | None:
-        """What the loaded model was loaded with, or `None`."""
-        return self._options if self._model is not None else None
-
-    @property
-    def is_computing(self) -> bool:
-        """Whether the engine thread is alive; after `close` it is not, unless it is stuck."""
-        return self._thread is not None and self._thread.is_alive
+    def process_id(self) -> int | None:
+        """The number of the process that has the model, if there is one."""
+        return self._supervisor.process_id
 
     @property
     def fault(self) -> str:
-        """Why nothing can be served: the engine died and could not start anew.
+        """The reason why nothing can be served: several processes in a row could not start.
 
         Empty otherwise, and again after a load that works.
         """
@@ -108,6 +105,15 @@ class Engine:
     def on_fault(self, listener: Callable[[], None]) -> None:
         """Have one listener called, on the event loop, when `fault` has changed."""
         self._note_fault = listener
+
+    async def wait_until_broken(self) -> None:
+        """Wait until nothing can be served any more and the options ask for an end then."""
+        await self._must_exit.wait()
+
+    def prepare(self) -> None:
+        """Start a process before it is needed, and again whenever a model has been freed."""
+        self._has_prepared = True
+        self._supervisor.prepare()
 
     async def load(self, options: ModelOptions) -> ModelCard:
         """Load a model in place of the one before; cancelling this cancels the load.
@@ -120,14 +126,15 @@ class Engine:
         """
         async with self._loads:
             self._refuse_when_closing()
-            await self._end_of_revival()
-            if self._is_serving and self._model is not None and self._options == options:
+            if self._supervisor.is_serving and self._model is not None and self._options == options:
                 return self._model.card
             self._load_task = asyncio.create_task(self._load(options))
             try:
                 self._model = await self._load_task
             except asyncio.CancelledError:
                 if _is_being_cancelled():
+                    self._load_task.cancel()
+                    await asyncio.wait([self._load_task])
                     raise
                 raise LoadCancelledError("the load was ended by Free or by shutdown") from None
             finally:
@@ -138,173 +145,144 @@ class Engine:
             return self._model.card
 
     async def free(self) -> None:
-        """End a running load and all requests, and drop the model."""
+        """End a running load and all requests, and with the process all of its memory."""
         if self._load_task is not None:
             self._load_task.cancel()
-        if self._revival is not None:
-            self._revival.cancel()
         # A load that has just ended may not have been noted yet.
         async with self._loads:
-            await self._end_of_revival()
             self._model = None
             self._has_failed_load = False
-            if self.is_computing:
-                reply: Future[None] = Future()
-                self._put(Free(reply))
-                # What has died holds no memory.
-                with contextlib.suppress(EngineFailedError):
-                    await self._callers.expect(reply)
+            await self._supervisor.end(RequestCancelledError("the model was freed"))
+            if self._has_prepared and not self._is_closing:
+                self._supervisor.prepare()
 
-    def submit(self, request: GenerationRequest) -> AsyncIterator[Sequence[EngineEvent]]:
-        """Queue a request; what the engine has published since the last look comes together.
+    def preparation(self, request_id: str) -> contextlib.AbstractContextManager[None]:
+        """Announce a request: until the block ends, `submit` takes it, also while closing.
+
+        Raises:
+            ShuttingDownError: The engine is closing.
+        """
+        self._refuse_when_closing()
+        return self._ledger.preparation(request_id)
+
+    def submit(
+        self, model: HandleT, request: GenerationRequest
+    ) -> AsyncIterator[Sequence[EngineEvent]]:
+        """Queue a request; events published since the last look come together.
 
         Raises:
             ModelNotLoadedError: Nothing is loaded.
             OverloadedError: As many requests as may run and wait are there.
+            RequestCancelledError: Another model has been loaded in place of this one.
         """
-        tuning = self._ready_tuning()
-        count = len(self._callers.streams)
-        if count >= tuning.max_slots + tuning.max_waiting:
+        if request.request_id not in self._ledger.preparing:
+            self._refuse_when_closing()
+        limits = self._limits(model)
+        count = len(self._ledger.requests)
+        if count >= limits.max_slots + limits.max_waiting:
             raise OverloadedError(
                 f"{count} requests are running or waiting already "
-                f"(max_slots {tuning.max_slots}, max_waiting {tuning.max_waiting})"
+                f"(max_slots {limits.max_slots}, max_waiting {limits.max_waiting})"
             )
-        if request.request_id in self._callers.streams:
+        if request.request_id in self._ledger.requests:
             raise InvalidRequestError("CorrelationId", "a request of this id is running")
-        stream = self._callers.enter(request.request_id)
-        self._put(Submit(request))
-        return stream
+        entry = self._ledger.enter(request)
+        self._supervisor.submit(entry)
+        return entry.stream
 
     def cancel(self, request_id: str) -> None:
         """End a request; harmless when it has ended or was never known."""
-        if self._callers.leave(request_id):
-            self._put(Cancel(request_id))
+        if (entry := self._ledger.leave(request_id)) is not None:
+            self._supervisor.drop(entry)
 
-    async def score(self, request: ScoreRequest) -> tuple[tuple[float, ...], ...]:
-        """Return the log-probability of every token of every continuation; cancel to leave.
+    def expect(self, request_id: str) -> None:
+        """Note that another request is sure to go on from the reply of one that has ended."""
+        self._supervisor.tell(Expect(request_id))
 
-        Raises:
-            ModelNotLoadedError: Nothing is loaded.
-            OverloadedError: As many of these calls as may wait are there.
-        """
-        reply: Future[tuple[tuple[float, ...], ...]] = Future()
-        return await self._work_aside(Score(request, reply), reply)
-
-    async def embed(self, request: EmbeddingRequest) -> Embedding:
-        """Return an embedding; cancel to leave.
+    async def compute(self, model: HandleT, request: ComputeRequest[ResultT]) -> ResultT:
+        """Return the result of a request; cancelling this gives it up.
 
         Raises:
             ModelNotLoadedError: Nothing is loaded.
             OverloadedError: As many of these calls as may wait are there.
-            UnsupportedError: The model gives no hidden states.
+            RequestCancelledError: Another model has been loaded in place of this one.
+            UnsupportedError: The model is of a kind that does not compute it.
         """
-        reply: Future[Embedding] = Future()
-        return await self._work_aside(Embed(request, reply), reply)
-
-    async def judge(self, request: JudgeRequest) -> tuple[float, ...]:
-        """Return a cross-encoder's logit of every pair; cancel to leave.
-
-        Raises:
-            ModelNotLoadedError: Nothing is loaded.
-            OverloadedError: As many of these calls as may wait are there.
-            UnsupportedError: The model is no cross-encoder.
-        """
-        reply: Future[tuple[float, ...]] = Future()
-        return await self._work_aside(Judge(request, reply), reply)
+        self._refuse_when_closing()
+        limits = self._limits(model)
+        if self._ledger.side_jobs > limits.max_waiting:
+            raise OverloadedError(
+                f"{self._ledger.side_jobs} embeddings and scores are running or waiting already "
+                f"(max_waiting {limits.max_waiting})"
+            )
+        result: ResultT = await self._computed(cast("SideRequest", request))
+        return result
 
     def status(self) -> EngineStatus:
-        """Return the latest snapshot of the engine thread, at once; from any thread."""
-        is_reviving = self._revival is not None
-        if self._thread is None or self._model is None or is_reviving or not self.is_computing:
-            return EngineStatus(state=self._state_without_session())
-        return self._thread.report
+        """Return the latest snapshot of the engine, at once; from any thread."""
+        if self._model is None or not self._supervisor.is_serving:
+            status = EngineStatus(state=self._state_without_model())
+        else:
+            status = self._supervisor.status()
+        return replace(status, processes=self._supervisor.processes())
+
+    async def have_left(self, timeout_s: float) -> None:
+        """Wait until no call is open, or for as long as that."""
+        await self._ledger.have_left(timeout_s)
 
     async def close(self, *, drain_timeout_s: float) -> None:
-        """Refuse new work, let running requests finish up to the timeout, then end the thread."""
+        """Refuse new work, let running requests finish up to the timeout, then end the process."""
         self._is_closing = True
         if self._load_task is not None:
             self._load_task.cancel()
-        await self._callers.have_left(drain_timeout_s)
-        if self._revival is not None:
-            self._revival.cancel()
-        if self._thread is not None and not await self._thread.stop():
-            log.warning("the engine thread is still computing, leaving without it")
+            await asyncio.wait([self._load_task])
+        await self._ledger.have_left(drain_timeout_s)
+        reason = ShuttingDownError("the backend is shutting down")
+        await self._supervisor.end(reason, drops_spare=True)
 
-    async def _work_aside(self, command: SideCommand, reply: "Future[Result]") -> Result:
-        tuning = self._ready_tuning()
-        if self._callers.side_jobs > tuning.max_waiting:
-            raise OverloadedError(
-                f"{self._callers.side_jobs} embeddings and scores are running or waiting already "
-                f"(max_waiting {tuning.max_waiting})"
-            )
-        self._put(command)
-        return await self._callers.expect_beside(reply)
-
-    def _ready_tuning(self) -> TuningOptions:
-        """Return the options of the loaded model, if work may be given to it."""
-        self._refuse_when_closing()
-        if not self._is_serving or self._options is None:
+    async def _prepared(self, request: PrepareMedium) -> PreparedInputs:
+        """Have a medium prepared by the process that has the model."""
+        if self._model is None:
             raise ModelNotLoadedError
-        return self._options.tuning
+        prepared: PreparedInputs = await self._computed(request)
+        return prepared
 
-    @property
-    def _is_serving(self) -> bool:
-        """Whether there is a model, and all that computes it."""
-        if self._thread is None or self._model is None or not self.is_computing:
-            return False
-        return self._revival is not None or self._thread.status.state is not EngineState.ERROR
-
-    async def _load(self, options: ModelOptions) -> LoadedModel:
-        self._directory = await self._locate(options)
-        self._model = None
-        return await self._begin_load(options)
-
-    def _begin_load(self, options: ModelOptions) -> "asyncio.Future[LoadedModel]":
-        """Let the thread, or a new one, load what was located; work may be queued behind it."""
-        if not self.is_computing:
-            self._thread = EngineThread(
-                self._make_worker, self._callers.deliver, self._bury, self._long_turn_s
-            )
-        reply: Future[LoadedModel] = Future()
-        self._put(Load(options, self._directory, reply))
-        return self._callers.expect(reply)
-
-    def _put(self, command: Command) -> None:
-        if self._thread is not None:
-            self._thread.put(command)
-
-    def _bury(self, reason: BackendError) -> None:
-        """Fail all that waits for a thread that has died, and replace it if it had a model."""
-        self._thread = None
-        self._callers.fail_all(reason)
-        if self._is_closing or self._loads.locked() or self._revival is not None:
-            self._model = None
-        elif self._model is not None and self._options is not None:
-            self._revive(self._options)
-
-    def _revive(self, options: ModelOptions) -> None:
+    async def _computed(self, request: SideRequest | PrepareMedium) -> Any:  # noqa: ANN401
+        """Return the result of a job; cancelling this gives it up."""
+        job: OpenJob = self._ledger.enter_job(request)
         try:
-            self._revival = self._begin_load(options)
-        except EngineFailedError as error:
-            self._give_up(error)
-        else:
-            self._revival.add_done_callback(self._end_revival)
+            self._supervisor.compute(job)
+            return await job.reply
+        finally:
+            self._ledger.leave_job(job)
+            self._supervisor.drop(job)
 
-    def _end_revival(self, loading: "asyncio.Future[LoadedModel]") -> None:
-        self._revival = None
-        if loading.cancelled():
-            return
-        if (error := loading.exception()) is not None:
-            self._give_up(error)
-        else:
-            model = loading.result()
-            if self._model is None or self._model.card != model.card:
-                self._model = model
-            # Else the old one stays: what callers have prepared for it is still right.
-            log.warning("the engine has started anew, with %s", model.card.name)
+    def _limits(self, model: HandleT) -> SchedulingOptions:
+        """Return the limits of the loaded model, if it may be given work for this handle."""
+        if not self._supervisor.is_serving or self._model is None or self._options is None:
+            raise ModelNotLoadedError
+        if model is not self._model:
+            # Its tokens mean something else to the model that is loaded now.
+            raise RequestCancelledError("another model was loaded while the request was prepared")
+        return self._options.tuning.scheduling
 
-    def _give_up(self, error: BaseException) -> None:
-        log.critical("the engine cannot start anew: %s", error)
+    async def _load(self, options: ModelOptions) -> HandleT:
+        directory = (await self._locate(options)).absolute()
+        self._model = None
+        await self._supervisor.end(RequestCancelledError("another model is being loaded"))
+        own = rooted(options)
+        text = asyncio.create_task(asyncio.to_thread(read_text_part, own, directory))
+        try:
+            loaded = await self._supervisor.load(own, directory)
+            return self._serve(await loaded_model(own, loaded, await text, self._prepared), options)
+        except BaseException:
+            text.cancel()
+            await self._supervisor.end(RequestCancelledError("loading the model failed"))
+            raise
+
+    def _give_up(self, error: BackendError) -> None:
+        if self._options is not None and self._options.tuning.process.exit_when_broken:
+            self._must_exit.set()
         self._model = None
         self._set_fault(str(error))
 
@@ -313,19 +291,14 @@ class Engine:
             self._fault = fault
             self._note_fault()
 
-    async def _end_of_revival(self) -> None:
-        if self._revival is not None:
-            await asyncio.wait([self._revival])
-
     def _refuse_when_closing(self) -> None:
         if self._is_closing:
             raise ShuttingDownError("the backend is shutting down")
 
-    def _state_without_session(self) -> EngineState:
-        if self._load_task is not None or self._revival is not None:
+    def _state_without_model(self) -> EngineState:
+        if self._load_task is not None:
             return EngineState.BUSY
-        has_died = self._model is not None or bool(self._fault)
-        is_broken = has_died or self._has_failed_load
+        is_broken = bool(self._fault) or self._has_failed_load
         return EngineState.ERROR if is_broken else EngineState.UNINITIALIZED
 
 

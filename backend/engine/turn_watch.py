@@ -1,4 +1,4 @@
-"""Tells of a turn of the engine that takes too long: its thread may be stuck in MLX."""
+"""Tells of a turn of the engine that takes too long: it may be stuck in MLX, or stopped."""
 
 import asyncio
 import logging
@@ -10,10 +10,16 @@ log = logging.getLogger(__name__)
 
 
 class TurnWatch:
-    """Looks now and then at the engine thread, until that ends; belongs to an event loop."""
+    """Looks now and then at an engine, until that ends; belongs to an event loop."""
 
     def __init__(
-        self, turn_s: Callable[[], float], is_alive: Callable[[], bool], limit_s: float
+        self,
+        turn_s: Callable[[], float],
+        is_alive: Callable[[], bool],
+        limit_s: float,
+        *,
+        lost_after_s: float = 0.0,
+        give_up: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Prepare; `look` begins.
 
@@ -21,18 +27,27 @@ class TurnWatch:
             turn_s: How long the present turn has taken; 0 between turns.
             is_alive: Whether there is anything left to look at.
             limit_s: From here on a turn is too long, in seconds.
+            lost_after_s: From here on the engine is given up; 0 is never.
+            give_up: Called with the length of the turn.
         """
         self._turn_s = turn_s
         self._is_alive = is_alive
         self._limit_s = limit_s
+        self._lost_after_s = lost_after_s
+        self._give_up = give_up
         self._told_s = 0.0
 
     def look(self) -> None:
         """Log a turn that is too long, and again whenever that has doubled; look again later."""
         if not self._is_alive():
             return
-        self._judge(self._turn_s())
-        asyncio.get_running_loop().call_later(self._limit_s / LOOKS_PER_LIMIT, self.look)
+        turn_s = self._turn_s()
+        self._judge(turn_s)
+        if self._lost_after_s and turn_s >= self._lost_after_s:
+            self._give_up(turn_s)
+            return
+        limit_s = min(self._limit_s, self._lost_after_s or self._limit_s)
+        asyncio.get_running_loop().call_later(limit_s / LOOKS_PER_LIMIT, self.look)
 
     def _judge(self, turn_s: float) -> None:
         if turn_s < self._told_s:

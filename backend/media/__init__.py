@@ -1,1 +1,1 @@
-"""Files of pictures, sounds and films, honest or hostile, to plain values."""
+"""Files of images, sounds and videos, honest or hostile, to plain values."""

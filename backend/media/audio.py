@@ -1,7 +1,7 @@
-"""The bytes of a sound -> samples of one channel at the rate that a model wants."""
+"""The bytes of a sound to samples of one channel, at the rate that a model wants."""
 
 import struct
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import miniaudio
 import numpy as np
@@ -23,18 +23,30 @@ _MP3_SOURCE = (48_000, 2)
 _FLAC_IN_OGG = b"\x7fFLAC"
 
 
-def decode_audio(field: str, data: bytes, sampling_rate: int) -> Samples:
+class Bounds(NamedTuple):
+    """How long a sound may be, in seconds, and in samples of its own rate and channels."""
+
+    seconds: int = MAX_AUDIO_S
+    samples: int = MAX_AUDIO_SAMPLES
+
+
+REQUEST_BOUNDS = Bounds()
+
+
+def decode_audio(
+    field: str, data: bytes, sampling_rate: int, bounds: Bounds = REQUEST_BOUNDS
+) -> Samples:
     """Return samples [N] between -1 and 1, channels mixed, at the given rate in Hz.
 
-    Of a file that ends too early it is what is there, as with every player.
+    A truncated file gives the samples that it has, as in every player.
 
     Raises:
-        InvalidRequestError: It is no sound, damaged, without samples, or too long.
+        InvalidRequestError: The file is not a sound, is damaged, empty, or too long.
     """
     container = require_container(field, data, AUDIO_FORMATS)
     data = without_tags(data)
     try:
-        seconds = _max_seconds(field, *_source(container, data))
+        seconds = _max_seconds(field, bounds, *_source(container, data))
         decode = pcm.isolated_samples if container is Container.VORBIS else pcm.samples
         samples = np.frombuffer(decode(data, sampling_rate, seconds * sampling_rate), np.float32)
     except (pcm.DamagedSoundError, miniaudio.MiniaudioError, struct.error):
@@ -48,15 +60,15 @@ def decode_audio(field: str, data: bytes, sampling_rate: int) -> Samples:
     return samples
 
 
-def _max_seconds(field: str, rate: int, channels: int) -> int:
-    """Return how much of a sound may be decoded, which costs by its own rate and channels."""
+def _max_seconds(field: str, bounds: Bounds, rate: int, channels: int) -> int:
+    """Return the limit of a sound in seconds, given the cost of its rate and channels."""
     if rate not in _RATES or channels not in _CHANNELS:
         raise InvalidRequestError(field, f"has {channels} channels at {rate} Hz")
-    return min(MAX_AUDIO_S, MAX_AUDIO_SAMPLES // (rate * channels))
+    return min(bounds.seconds, bounds.samples // (rate * channels))
 
 
 def _source(container: Container, data: bytes) -> tuple[int, int]:
-    """Return the rate and the channels that a file states."""
+    """Return the sampling rate and the channel count that a file states."""
     match container:
         case Container.WAV:
             info = miniaudio.wav_get_info(data)
@@ -69,7 +81,7 @@ def _source(container: Container, data: bytes) -> tuple[int, int]:
             channels, rate = struct.unpack_from("<BI", data, 39)
             return rate, channels
         case Container.VORBIS:
-            # The decoder would take the FLAC, whose rate nobody has looked at.
+            # The decoder would take the FLAC, whose rate is not checked.
             raise pcm.DamagedSoundError
         case _:
             return _MP3_SOURCE

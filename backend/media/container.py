@@ -1,4 +1,4 @@
-"""What kind of file some bytes are, by how they begin; no name and no stated type is believed."""
+"""Tells the format of a file by its first bytes, never by a name or a stated type."""
 
 from collections.abc import Collection
 from enum import Enum
@@ -7,7 +7,7 @@ from backend.errors import InvalidRequestError
 
 
 class Container(Enum):
-    """A file format, by the name that messages and Pillow have for it."""
+    """A file format, by its name in messages and in Pillow."""
 
     PNG = "PNG"
     JPEG = "JPEG"
@@ -30,7 +30,7 @@ class Container(Enum):
     AVI = "AVI"
 
 
-# Where, what, whose; the first that fits. ID3 tags come before what they describe.
+# Offset, bytes, format; the first match counts. ID3 tags precede the sound they describe.
 _SIGNATURES = (
     (0, b"\x89PNG\r\n\x1a\n", Container.PNG),
     (0, b"\xff\xd8\xff", Container.JPEG),
@@ -57,7 +57,7 @@ _ID3_HEADER_BYTES = 10
 
 
 def container_of(data: bytes) -> Container | None:
-    """Return what a file is; `None` when it is nothing known."""
+    """Return the format of a file, or `None` if it is unknown."""
     for start, signature, container in _SIGNATURES:
         if data.startswith(signature, start):
             return container
@@ -70,10 +70,10 @@ def container_of(data: bytes) -> Container | None:
 
 
 def require_container(field: str, data: bytes, readable: Collection[Container]) -> Container:
-    """Return what a file is, which must be one of those that can be read.
+    """Return the format of a file, which must be one that can be read.
 
     Raises:
-        InvalidRequestError: It is something else; the message names it and what is read.
+        InvalidRequestError: It is another one; the message names it and those that are read.
     """
     container = container_of(data)
     if container is not None and container in readable:

@@ -1,8 +1,7 @@
-"""One medium of a request -> pictures or samples, and a digest of what they hold.
+"""One medium of a request to pixels or samples, with a digest of them.
 
-Everything here is plain CPU work that may take a second: neither for the event loop nor for the
-engine thread. Any number of threads may do it at once. What a library needs is imported on first
-use, so that a backend without it serves text.
+This is plain CPU work that may take a second, for any number of worker threads. Optional libraries
+are imported on first use, so that a backend without them serves text.
 """
 
 import hashlib
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """A picture in RGB, upright.
+    """An upright image in RGB.
 
     Attributes:
-        digest: SHA-256 of size and pixels: the same for one picture in two files, whatever their
-            format, metadata and base64. Two values are equal when their digests are.
+        digest: SHA-256 of size and pixels: equal for one picture in two files of any format,
+            metadata and base64. Values with equal digests are equal.
     """
 
     image: "Image" = field(repr=False, compare=False)
@@ -40,8 +39,8 @@ class DecodedAudio:
 
     Attributes:
         samples: Float32 [N], one channel, between -1 and 1.
-        sampling_rate: In Hz, as asked for.
-        digest: SHA-256 of rate and samples. Two values are equal when their digests are.
+        sampling_rate: In Hz, as requested.
+        digest: SHA-256 of rate and samples. Values with equal digests are equal.
     """
 
     samples: "Samples" = field(repr=False, compare=False)
@@ -51,11 +50,11 @@ class DecodedAudio:
 
 @dataclass(frozen=True, slots=True)
 class DecodedVideo:
-    """A film, or what stands for it.
+    """A video, as some of its frames.
 
     Attributes:
         frames: At least one, all of one size, in RGB and in order.
-        digest: SHA-256 of the frames and their times. Two values are equal when their digests are.
+        digest: SHA-256 of the frames and their times. Values with equal digests are equal.
     """
 
     frames: tuple["Frame", ...] = field(repr=False, compare=False)
@@ -66,11 +65,11 @@ Decoded: TypeAlias = DecodedImage | DecodedAudio | DecodedVideo
 
 
 def decode(medium: Medium, *, sampling_rate: int) -> Decoded:
-    """Return what a medium holds; audios at the given rate in Hz, which others do not look at.
+    """Decode a medium; a sound is resampled to the given rate in Hz.
 
     Raises:
-        InvalidRequestError: It is not what its field says, damaged, or beyond a bound.
-        UnsupportedError: It takes a library that is not installed.
+        InvalidRequestError: It is not what its field says, is damaged, or exceeds a limit.
+        UnsupportedError: A library for it is not installed.
     """
     data = decode_payload(medium)
     match medium.kind:

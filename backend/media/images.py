@@ -1,4 +1,4 @@
-"""The bytes of a picture -> RGB, upright and of a size that a model survives."""
+"""The bytes of an image to upright RGB, of a size that a model can take."""
 
 import io
 import struct
@@ -22,7 +22,7 @@ IMAGE_FORMATS = (
     Container.BMP,
     Container.TIFF,
 )
-# What Pillow's readers raise on bytes that make no sense, besides what they mean to raise.
+# Errors of Pillow's readers on nonsensical bytes, besides those that they document.
 DAMAGE = (
     ArithmeticError,
     AssertionError,
@@ -48,7 +48,7 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _START_OF_SCAN = b"\xff\xda"
-# A progressive JPEG has about ten; each runs over the whole picture, however few its bytes.
+# A progressive JPEG has about ten; each covers the whole image, however small.
 _MAX_JPEG_SCANS = 64
 _WHITE_16 = 65535.0
 
@@ -56,12 +56,11 @@ _WHITE_16 = 65535.0
 def decode_image(field: str, data: bytes) -> Image.Image:
     """Return a picture in RGB, turned as its EXIF data says and without metadata.
 
-    Of an animation it is the first frame. What is transparent shows white behind it. Grey of 16
-    bits keeps its white; of 32 bits and of floats, which have none, the darkest becomes black and
-    the brightest white.
+    An animation gives its first frame. Transparent pixels become white. 16-bit grey keeps its
+    white; 32-bit and floating-point grey, which have none, are stretched from black to white.
 
     Raises:
-        InvalidRequestError: It is no picture, damaged, too large or too narrow.
+        InvalidRequestError: The file is not an image, is damaged, too large or too narrow.
     """
     container = require_container(field, data, IMAGE_FORMATS)
     if container is Container.JPEG and data.count(_START_OF_SCAN) > _MAX_JPEG_SCANS:
@@ -76,12 +75,12 @@ def decode_image(field: str, data: bytes) -> Image.Image:
 
 @contextmanager
 def opened(field: str, data: bytes, container: Container) -> Iterator[Image.Image]:
-    """Open a picture of a format that Pillow reads; only its header has been looked at.
+    """Open an image, reading its header only.
 
     Raises:
-        InvalidRequestError: Here or inside of the block: it is damaged.
+        InvalidRequestError: The file is damaged; also for errors inside the block.
     """
-    # For the process, since Python 3.11 has no narrower way that threads may use.
+    # For the whole process: Python 3.11 has no narrower way that is thread-safe.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         with Image.open(io.BytesIO(data), formats=(container.value,)) as image:
@@ -93,7 +92,7 @@ def opened(field: str, data: bytes, container: Container) -> Iterator[Image.Imag
 
 
 def damaged(field: str, container: Container) -> InvalidRequestError:
-    """Return how a file is refused whose reader stumbled."""
+    """Return the error for a file that its reader could not decode."""
     problem = f"is no whole {container.value}: it is damaged or ends too early"
     return InvalidRequestError(field, problem)
 
@@ -116,7 +115,7 @@ def check_size(field: str, size: tuple[int, int]) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return a copy in RGB and without metadata, on white where it is transparent."""
+    """Return a copy in RGB without metadata, with transparent pixels on white."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = _eight_bits(image)
     if image.has_transparency_data:
@@ -125,7 +124,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         picture.paste(image, mask=image)
     else:
         picture = image.convert("RGB")
-    # Left in, it would be turned once more by whoever reads the orientation.
+    # Kept, it would make later readers turn the image once more.
     picture.info = {}
     return picture
 
@@ -142,7 +141,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _extremes(image: Image.Image) -> tuple[float, float]:
-    """Return what becomes black and white."""
+    """Return the values that become black and white."""
     if image.mode.startswith("I;16"):
         return 0.0, _WHITE_16
     low, high = image.getextrema()
@@ -152,7 +151,7 @@ def _extremes(image: Image.Image) -> tuple[float, float]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation; 1, which is upright, when there is none that can be read."""
+    """Return the EXIF orientation, or 1 (upright) if there is none that can be read."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except DAMAGE:

@@ -1,4 +1,4 @@
-"""Libraries that are installed only where media are wanted."""
+"""Optional libraries for media."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from backend.errors import UnsupportedError
 
 @contextmanager
 def needed(library: str, extra: str) -> Iterator[None]:
-    """Import inside of the block what may be absent.
+    """Import optional libraries inside this block.
 
     Raises:
-        UnsupportedError: It is; the message says what to install.
+        UnsupportedError: One is not installed; the message says what to install.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Sounds through miniaudio, piece by piece: some formats write an hour of silence in a few bytes.
+"""Decodes sounds with miniaudio in pieces: some formats hold an hour of silence in a few bytes.
 
-Also a program, since miniaudio's decoder of Vorbis writes where it must not when a file is damaged
-(1.71): `isolated_samples` runs it in a process of its own, which may die.
+Also a program: miniaudio 1.71's Vorbis decoder corrupts memory on damaged files, so
+`isolated_samples` runs it in a child process, which may crash.
 """
 
 import resource
@@ -21,7 +21,7 @@ class DamagedSoundError(Exception):
 
 
 def samples(data: bytes, sampling_rate: int, max_samples: int) -> bytes:
-    """Return native float32, channels mixed, at the given rate; one chunk beyond the maximum.
+    """Return native float32, channels mixed, at the given rate; at most a chunk over the limit.
 
     Raises:
         DamagedSoundError: It cannot be decoded.
@@ -30,12 +30,12 @@ def samples(data: bytes, sampling_rate: int, max_samples: int) -> bytes:
 
 
 def isolated_samples(data: bytes, sampling_rate: int, max_samples: int) -> bytes:
-    """Return what `samples` does, computed where a crash does no harm; takes 0.1 s to start.
+    """Run `samples` in a child process, which takes 0.1 s to start.
 
     Raises:
-        DamagedSoundError: As there, or the process crashed or took too long.
+        DamagedSoundError: The sound cannot be decoded, or the child crashed or took too long.
     """
-    # By path and without the path's directory: it imports nothing from here.
+    # Run by path, without its directory on the module path: it imports nothing of the backend.
     command = [sys.executable, "-P", __file__, str(sampling_rate), str(max_samples)]
     try:
         done = subprocess.run(  # noqa: S603 - our own file and two numbers

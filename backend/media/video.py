@@ -1,4 +1,4 @@
-"""The bytes of a film or of an animated picture -> some of its frames, evenly spread."""
+"""The bytes of a video or an animated image to some of its frames, evenly spread."""
 
 import io
 import itertools
@@ -19,12 +19,13 @@ from backend.errors import InvalidRequestError
 from backend.media.container import Container, require_container
 from backend.media.images import DAMAGE, check_size, damaged, opened, to_rgb
 from backend.media.libraries import needed
+from common.caller import require_caller
 
 ANIMATION_FORMATS = (Container.GIF, Container.WEBP, Container.PNG)
 FILM_FORMATS = (Container.MP4, Container.MATROSKA)
-# FFmpeg's name is given and not found out: some of its formats open other files.
+# The format is given, not guessed: some of FFmpeg's formats open other files.
 _DEMUXERS = {Container.MP4: "mov", Container.MATROSKA: "matroska"}
-# What even the smallest frame costs, as pixels.
+# The cost of the smallest frame, in pixels.
 _FRAME_COST = 1 << 14
 
 # PyAV is optional, so its values are untyped.
@@ -34,7 +35,7 @@ AvFrame: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture in RGB, and when it is shown, in seconds from the beginning."""
+    """An image in RGB, and its time in seconds from the beginning."""
 
     image: Image.Image
     time_s: float
@@ -42,7 +43,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A frame that has been decoded but not yet converted; valid until the next one is."""
+    """A decoded but unconverted frame; valid until the next one is decoded."""
 
     size: tuple[int, int]
     time_s: float
@@ -52,12 +53,12 @@ class _Shown:
 def decode_video(field: str, data: bytes) -> tuple[Frame, ...]:
     """Return at least one frame and at most `MAX_VIDEO_FRAMES`, all of one size.
 
-    Every frame is taken while there are few; of more every second, fourth, eighth and so on, which
-    needs no length that a file states.
+    Takes every frame of a short video, and every second, fourth, eighth and so on of a longer
+    one, which needs no stated length.
 
     Raises:
-        InvalidRequestError: It is no video, damaged, too large, or too long.
-        UnsupportedError: It takes PyAV, which is not installed.
+        InvalidRequestError: The file is not a video, is damaged, too large, or too long.
+        UnsupportedError: PyAV is not installed.
     """
     container = require_container(field, data, ANIMATION_FORMATS + FILM_FORMATS)
     read = _film if container in FILM_FORMATS else _animation
@@ -81,9 +82,10 @@ def _sampled(field: str, shown: Iterator[_Shown], max_decoded_pixels: int) -> li
 
 
 def _within(field: str, shown: Iterator[_Shown], max_decoded_pixels: int) -> Iterator[_Shown]:
-    """Pass on frames as long as they are of one size and not too many."""
+    """Pass frames on, refusing other sizes and too many of them."""
     width = height = 0
     for index, frame in enumerate(shown):
+        require_caller()
         if index == 0:
             width, height = frame.size
         if frame.size != (width, height):
@@ -135,7 +137,7 @@ def _film_frames(field: str, film: AvContainer) -> Iterator[_Shown]:
 
 
 def _upright(frame: AvFrame) -> Image.Image:
-    """Return a frame as a camera held it: the file states a turn to the left, in degrees."""
+    """Return a frame upright: the file states a rotation to the left, in degrees."""
     image: Image.Image = frame.to_image()
     image.info = {}
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image

@@ -15,15 +15,29 @@ from backend.config import ModelOptions
 from backend.core.embedding import EmbeddingProfile
 from backend.core.model import ModelCard, ModelKind
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint import own_context_length, read_json
-from backend.model.hf_tokenizer import load_tokenizer
+from backend.model.checkpoint.config import own_context_length, read_json
+from backend.model.checkpoint.retrieval import encoder_profile
+from backend.model.checkpoint.upstream import Network
+from backend.model.checkpoint.weights import (
+    cast,
+    evaluate,
+    memory_bytes,
+    require_memory,
+    weights_bytes,
+)
 from backend.model.loaded import RunnableModel
-from backend.model.retrieval import encoder_profile
-from backend.model.upstream import Network
-from backend.model.weights import cast, evaluate, memory_bytes, require_memory, weights_bytes
+from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 
 _SENTENCE_CONFIG = "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
+_TAGGER = "ForTokenClassification"
+# Classes of mlx-vlm's encoder modules; the one for tokens is there for these types only.
+_CLASSES = {
+    ModelKind.ENCODER: "Model",
+    ModelKind.CROSS_ENCODER: "SequenceClassificationModel",
+    ModelKind.TAGGER: "TokenClassificationModel",
+}
+_LABELLING_TYPES = ("bert",)
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +81,17 @@ def load_encoder(
     directory: Path,
     config: Mapping[str, Any],
     cancelled: Callable[[], bool],
+    *,
+    renders: bool = True,
 ) -> RunnableModel:
     """Load an encoder, or a cross-encoder.
 
     Args:
         options: What the LoadModel asked for.
-        directory: Where the model lies.
+        directory: The model's.
         config: Its config.json.
-        cancelled: Asked between pieces of work; true ends the load.
+        cancelled: Polled between pieces of work; true ends the load.
+        renders: Whether this process needs the chat template.
 
     Raises:
         LoadError: Says in a user's words what is wrong.
@@ -83,8 +100,10 @@ def load_encoder(
     _require_plain(options, family, config)
     kind = _kind(config)
     profile = _profile(directory, kind)
-    network = _lazy_network(options, directory, kind)
-    tokenizer, template, _ = load_tokenizer(options, directory, {})
+    labels = _labels(config) if kind is ModelKind.TAGGER else ()
+    network = _lazy_network(options, directory, kind, len(labels) or 1)
+    read = load_tokenizer if renders else load_bare_tokenizer
+    tokenizer, template, _ = read(options, directory, {})
     size = weights_bytes(network)
     require_memory(size, memory_bytes())
     card = ModelCard(
@@ -99,14 +118,17 @@ def load_encoder(
         supports_thinking=False,
         embedding=profile,
         kind=kind,
+        labels=labels,
     )
     evaluate(network, cancelled)
     return RunnableModel(tokenizer, template, card, network)
 
 
 def _kind(config: Mapping[str, Any]) -> ModelKind:
-    architectures = config.get("architectures") or ()
-    if not any(str(name).endswith(_CLASSIFIER) for name in architectures):
+    architectures = tuple(map(str, config.get("architectures") or ()))
+    if any(name.endswith(_TAGGER) for name in architectures):
+        return _token_classifier(config)
+    if not any(name.endswith(_CLASSIFIER) for name in architectures):
         return ModelKind.ENCODER
     labels = len(config.get("id2label") or {}) or config.get("num_labels", 1)
     if labels != 1:
@@ -115,6 +137,29 @@ def _kind(config: Mapping[str, Any]) -> ModelKind:
             "label, are of use here"
         )
     return ModelKind.CROSS_ENCODER
+
+
+def _token_classifier(config: Mapping[str, Any]) -> ModelKind:
+    if config["model_type"] not in _LABELLING_TYPES:
+        known = ", ".join(_LABELLING_TYPES)
+        raise UnsupportedModelError(
+            f"mlx-vlm labels tokens with models of the type {known}, and this one is a "
+            f"{config['model_type']}"
+        )
+    return ModelKind.TAGGER
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the labels by their numbers.
+
+    Raises:
+        UnsupportedModelError: The numbers are not those from 0 on.
+    """
+    numbered = config.get("id2label") or {}
+    try:
+        return tuple(str(numbered[str(number)]) for number in range(len(numbered)))
+    except KeyError as error:
+        raise UnsupportedModelError(f"config.json: id2label has no label {error}") from None
 
 
 def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, Any]) -> None:
@@ -129,20 +174,22 @@ def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, 
 def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
     if kind is ModelKind.CROSS_ENCODER:
         return EmbeddingProfile(obstacle="the model is a cross-encoder: it reranks")
+    if kind is ModelKind.TAGGER:
+        return EmbeddingProfile(obstacle="the model is a token classifier: it finds entities")
     profile = encoder_profile(directory)
     if profile.obstacle:
         raise UnsupportedModelError(f"{directory} cannot be used: {profile.obstacle}")
     return profile
 
 
-def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind) -> Network:
+def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind, labels: int) -> Network:
     """Build the network; no weight is in memory yet."""
-    classifies = kind is ModelKind.CROSS_ENCODER
     network = _import_loader(directory).load_encoder_model(
         directory,
         model_remapping={name: each.module for name, each in _FAMILIES.items()},
-        model_class_name="SequenceClassificationModel" if classifies else "Model",
-        config_overrides={"num_labels": 1} if classifies else None,
+        model_class_name=_CLASSES[kind],
+        # Left to itself it takes one label, whatever config.json names.
+        config_overrides=None if kind is ModelKind.ENCODER else {"num_labels": labels},
         lazy=True,
     )
     if options.dtype is not None:

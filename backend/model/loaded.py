@@ -1,40 +1,41 @@
-"""What loading gives: facts and text for everyone, and the network for the engine thread."""
+"""A loaded model: its facts and text for every thread, its network for the engine's alone."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from backend.core.model import ModelCard
-from backend.model.media_processor import MediaProcessor
-from backend.model.template import ChatTemplate
-from backend.model.tokenizer import Tokenizer
+from backend.model.text.template import ChatTemplate
+from backend.model.text.tokenizer import Tokenizer
+from backend.model.vision.media_processor import MediaPreparer, MediaProcessor
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """All of a model but its weights: plain Python, safe from any thread.
+    """A model without its weights: plain Python, safe from any thread.
 
     Attributes:
-        media: Prepares what is not text; `None` for a model that reads text only.
+        media: Prepares images, sounds and videos; `None` for a model that reads text only.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     card: ModelCard
-    media: MediaProcessor | None = field(default=None, kw_only=True)
+    media: MediaPreparer | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RunnableModel(LoadedModel):
     """A model, ready to run.
 
-    Never leaves the engine thread: whoever holds it keeps the weights in memory.
+    Never leaves the engine thread: holding it keeps the weights in memory.
 
     Attributes:
         network: The MLX module.
     """
 
+    media: MediaProcessor | None = field(default=None, kw_only=True)
     network: Any
 
     def plain(self) -> LoadedModel:
-        """Return what may cross the thread line."""
+        """Return the part that may leave the engine thread."""
         return LoadedModel(self.tokenizer, self.template, self.card, media=self.media)

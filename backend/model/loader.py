@@ -1,6 +1,6 @@
-"""A directory to a `RunnableModel`, on the engine thread.
+"""Loads a `RunnableModel` from a directory, on the engine thread.
 
-Everything that can fail quickly fails before the weights are read.
+Quick checks come before the weights are read.
 """
 
 import gc
@@ -10,36 +10,52 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 
 from backend.config import ModelOptions
+from backend.core.media import MediaKind
 from backend.core.model import ModelCard
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.adapters import apply_adapters
-from backend.model.bare_decoder import HEADLESS_CONFIG, decoder_classes, is_bare_decoder
-from backend.model.checkpoint import (
+from backend.model.checkpoint.adapters.apply import apply_adapters
+from backend.model.checkpoint.bare_decoder import HEADLESS_CONFIG, decoder_classes, is_bare_decoder
+from backend.model.checkpoint.config import (
+    attention_spans,
     declared_eos_ids,
     own_context_length,
     read_config,
     read_generation_config,
     require_weights,
 )
+from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error, one_line
+from backend.model.checkpoint.libraries import (
+    is_installed,
+    is_known_to_mlx_lm,
+    is_known_to_mlx_vlm,
+    unknown_type,
+)
+from backend.model.checkpoint.mends import mend
+from backend.model.checkpoint.retrieval import embedding_profile, reranker_kind
+from backend.model.checkpoint.upstream import Network, import_mlx_lm
+from backend.model.checkpoint.weights import (
+    cast,
+    evaluate,
+    memory_bytes,
+    require_memory,
+    weights_bytes,
+    widen_experts,
+)
 from backend.model.encoder import is_encoder, load_encoder
-from backend.model.failures import UPSTREAM_FAILURES, as_load_error
-from backend.model.hf_tokenizer import load_tokenizer
 from backend.model.loaded import RunnableModel
-from backend.model.media_processor import MediaProcessor
-from backend.model.media_support import find_media_support
-from backend.model.retrieval import embedding_profile, reranker_kind
-from backend.model.template import ChatTemplate
-from backend.model.tokenizer import Tokenizer
-from backend.model.towers import has_towers, load_processor, load_with_towers
-from backend.model.upstream import Network, import_mlx_lm
-from backend.model.vision_network import VisionNetwork
-from backend.model.weights import cast, evaluate, memory_bytes, require_memory, weights_bytes
+from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
+from backend.model.text.template import ChatTemplate
+from backend.model.text.tokenizer import Tokenizer
+from backend.model.vision.media_support import MediaSupport, find_media_support
+from backend.model.vision.towers import has_towers, load_from_mlx_vlm, load_processor
+from backend.model.vision.vision_network import NotEmbeddableError, VisionNetwork
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +70,17 @@ def load(
     *,
     cancelled: Callable[[], bool],
     divide: Divide | None = None,
+    renders: bool = True,
 ) -> RunnableModel:
-    """Load a model; on any failure nothing of it stays in memory.
+    """Load a model; after a failure nothing of it stays in memory.
 
     Args:
-        options: What the LoadModel asked for.
-        directory: Where the model lies.
-        cancelled: Asked between pieces of work; true ends the load.
+        options: Those of the LoadModel.
+        directory: The model's.
+        cancelled: Polled between pieces of work; true ends the load.
         divide: Leaves of the network what this process computes; `None` leaves all.
+        renders: Whether this process needs the chat template, and the card what it can do; a
+            model that takes media has it in any case.
 
     Raises:
         LoadError: Says in a user's words what is wrong.
@@ -71,9 +90,9 @@ def load(
         config = read_config(directory)
         require_weights(directory)
         if is_encoder(config):
-            model = load_encoder(options, directory, config, cancelled)
+            model = load_encoder(options, directory, config, cancelled, renders=renders)
         else:
-            model = _lazy_model(options, directory, config, divide)
+            model = _lazy_model(options, directory, config, divide, renders=renders)
             require_memory(model.card.weights_bytes, memory_bytes())
             evaluate(model.network, cancelled)
     log.info(
@@ -97,14 +116,14 @@ def look(options: ModelOptions, directory: Path) -> RunnableModel:
         require_weights(directory)
         if is_encoder(config):
             raise UnsupportedModelError(
-                f"{config['model_type']} is an encoder: it cannot be divided"
+                f"{config['model_type']} is an encoder: it has no KV cache, and cannot be divided"
             )
         return _lazy_model(options, directory, config, None)
 
 
 @contextmanager
 def _failures_told(directory: Path) -> Iterator[None]:
-    """Say in a user's words what fails, and keep nothing of it in memory."""
+    """Turn failures into errors in a user's words, and free their memory."""
     try:
         yield
     except LoadError as error:
@@ -116,13 +135,20 @@ def _failures_told(directory: Path) -> Iterator[None]:
 
 
 def _lazy_model(
-    options: ModelOptions, directory: Path, config: Mapping[str, Any], divide: Divide | None
+    options: ModelOptions,
+    directory: Path,
+    config: Mapping[str, Any],
+    divide: Divide | None,
+    *,
+    renders: bool = True,
 ) -> RunnableModel:
     """Build a decoder; no weight is in memory yet."""
     network = _lazy_network(options, directory, config)
     if divide is not None:
         divide(network)
-    tokenizer, template, eos_ids = load_tokenizer(options, directory, _defaults(network))
+    is_rendered = renders or isinstance(network, VisionNetwork)
+    read = load_tokenizer if is_rendered else load_bare_tokenizer
+    tokenizer, template, eos_ids = read(options, directory, tokenizer_defaults(network))
     # The host may call a model anything: its directory has a name too.
     own_name = f"{Path(options.model).name} {directory.name}"
     width = _logits_width(network)
@@ -136,54 +162,97 @@ def _lazy_model(
         # Some checkpoints say -1 for none.
         eos_token_ids=eos_ids.intersection(range(width)),
         weights_bytes=weights_bytes(network),
+        attention_spans=attention_spans(config),
         supports_tools=template.supports_tools,
         supports_thinking=template.supports_thinking,
         grammar_triggers=options.grammar_triggers,
         embedding=embedding_profile(directory, own_name, config),
         reranker=reranker_kind(own_name, config),
     )
-    media = _media_processor(options, directory, tokenizer, template, network)
-    return RunnableModel(tokenizer, template, card, network, media=media)
+    if not isinstance(network, VisionNetwork):
+        return RunnableModel(tokenizer, template, card, network)
+    media = _media_support(options, directory, tokenizer, template, network)
+    card = replace(card, refused_media=media.refused)
+    return RunnableModel(tokenizer, template, card, network, media=media.processor)
 
 
 def _lazy_network(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> Network:
     """Build the network with its adapters and data type; no weight is in memory yet."""
-    if has_towers(options, directory, config):
-        network = load_with_towers(options, directory, config)
-        _mend(network, options)
-        return VisionNetwork(network)
+    if _takes_mlx_vlm(options, directory, config):
+        model = load_from_mlx_vlm(options, directory, config)
+        _adjust(model, options)
+        network = VisionNetwork(model)
+        _require_decoder_only(network, directory, config)
+        return network
     special: dict[str, Any] = {}
     if is_bare_decoder(directory):
-        log.warning("%s has no head: it can embed, what it generates means nothing", directory)
+        log.warning("%s has no head: it can embed, but not generate text", directory)
         special = {"get_model_classes": decoder_classes, "model_config": dict(HEADLESS_CONFIG)}
     network, _ = import_mlx_lm().load_model(
         directory, lazy=True, trust_remote_code=options.trusts_remote_code, **special
     )
-    _mend(network, options)
+    _adjust(network, options)
     return network
 
 
-def _mend(network: Network, options: ModelOptions) -> None:
+def _takes_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> bool:
+    """Tell whether a model is to be built by mlx-vlm: for its towers, or as mlx-lm has no code.
+
+    Raises:
+        UnsupportedModelError: Neither library has.
+    """
+    text, towers = is_known_to_mlx_lm(config), is_known_to_mlx_vlm(config)
+    if not text and not towers:
+        raise UnsupportedModelError(f"{directory} {unknown_type(config['model_type'])}")
+    if not has_towers(options, directory, config):
+        return not text
+    if not towers and is_installed("mlx_vlm"):
+        log.warning("mlx-vlm does not know %s: text only", config["model_type"])
+        return False
+    return True
+
+
+def _require_decoder_only(
+    network: VisionNetwork, directory: Path, config: Mapping[str, Any]
+) -> None:
+    try:
+        network.require_decoder_only()
+    except NotEmbeddableError as error:
+        raise UnsupportedModelError(
+            f"{directory} is of the model type {config['model_type']!r}, which this backend "
+            f"cannot serve: even prompts without media do not come in the place of tokens: {error}"
+        ) from error
+
+
+def _adjust(network: Network, options: ModelOptions) -> None:
+    mend(network)
     apply_adapters(network, options.adapters, options.models_dir)
     if options.dtype is not None:
         cast(network, options.dtype)
+    if widen_experts(network):
+        log.warning("the experts take float32 on a CPU: all weights are cast, and take more memory")
 
 
-def _media_processor(
+def _media_support(
     options: ModelOptions,
     directory: Path,
     tokenizer: Tokenizer,
     template: ChatTemplate,
-    network: Network,
-) -> MediaProcessor | None:
-    if not isinstance(network, VisionNetwork):
-        return None
-    processor = load_processor(options, directory)
+    network: VisionNetwork,
+) -> MediaSupport:
+    if not options.tuning.checkpoint.vision:
+        return MediaSupport(None, {})
+    try:
+        processor = load_processor(options, directory)
+    except UPSTREAM_FAILURES as error:
+        reason = f"its processor does not load: {one_line(error)}"
+        log.warning("text only: %s", reason)
+        return MediaSupport(None, dict.fromkeys(MediaKind, reason))
     return find_media_support(processor, tokenizer, template, network)
 
 
-def _defaults(network: Network) -> Mapping[str, Any]:
-    """Return what the model's module says of a tokenizer that says nothing itself."""
+def tokenizer_defaults(network: Network) -> Mapping[str, Any]:
+    """Return the tokenizer defaults of the model's module."""
     # Code of the model's own is no registered module.
     module = sys.modules.get(type(network).__module__)
     defaults: Mapping[str, Any] = getattr(module, "TOKENIZER_DEFAULTS", {})
@@ -194,12 +263,14 @@ def _context_length(options: ModelOptions, config: Mapping[str, Any]) -> int | N
     own = own_context_length(config)
     wanted = options.max_model_len
     if wanted is not None and own is not None and wanted > own:
-        log.warning("MaxModelLen %d is more than the %d that the model was made for", wanted, own)
+        log.warning(
+            "MaxModelLen %d exceeds the %d tokens that the model was trained for", wanted, own
+        )
     return own if wanted is None else wanted
 
 
 def _logits_width(network: Network) -> int:
-    """Return the width of the logits, told by a lazy step: nothing is computed.
+    """Return the width of the logits from a lazy step that computes nothing.
 
     A model whose code cannot run on this machine fails here, before its weights are read.
     """
@@ -210,7 +281,7 @@ def _logits_width(network: Network) -> int:
 
 
 def _forget(failure: BaseException) -> None:
-    """Free what the frames of a failed load still hold: the error may live long in a log."""
+    """Free the objects in the frames of a failed load: a log may keep the error for long."""
     traceback.clear_frames(failure.__traceback__)
     gc.collect()
     mx.clear_cache()

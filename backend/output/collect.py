@@ -1,4 +1,4 @@
-"""A unary reply: the fold of the stream, and nothing beside it."""
+"""A unary reply: the fold of the stream."""
 
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -62,7 +62,7 @@ class Collector:
 
     @property
     def completion(self) -> Completion:
-        """What the increments so far come to; without any, an empty reply that stopped."""
+        """The reply so far; without increments, an empty one that stopped."""
         calls = sorted(self._calls.items())
         return Completion(
             content="".join(self._content),

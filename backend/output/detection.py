@@ -1,15 +1,54 @@
-"""Find how a model writes from its own evidence: its vocabulary and its chat template."""
+"""Finds the format in which a model writes, from its chat template and its vocabulary."""
 
-from backend.output.evidence import FormatEvidence, find, warn_once
-from backend.output.format import NO_REASONING, NO_TOOLS, OutputFormat
-from backend.output.reasoning_rows import REASONING_ROWS
-from backend.output.tool_rows import TOOL_ROWS
+import logging
+from collections.abc import Sequence
+from typing import TypeVar
+
+from backend.formats.evidence import FormatEvidence
+from backend.formats.format import NO_REASONING, NO_TOOLS, ReasoningFormat, ToolFormat
+from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from backend.output.format import OutputFormat
+from backend.output.warn import warn_once
+from backend.output.written_call import find_by_call
+
+log = logging.getLogger(__name__)
+
+FormatT = TypeVar("FormatT", ReasoningFormat, ToolFormat)
 
 
 def detect(evidence: FormatEvidence) -> OutputFormat:
-    """Find the format of a model, each half for itself; what nothing tells is plain content."""
-    reasoning = find(REASONING_ROWS, evidence.reasoning_parser, evidence) or NO_REASONING
-    tools = find(TOOL_ROWS, evidence.tool_parser, evidence)
+    """Find the formats of thoughts and of calls; without evidence a reply is plain content.
+
+    An option that names a format wins. Then the call that the template writes tells the format of
+    calls, then clues in the template and the vocabulary.
+    """
+    reasoning = find(REASONING_FORMATS, evidence.reasoning_parser, evidence) or NO_REASONING
+    named = _named(TOOL_FORMATS, evidence.tool_parser)
+    written = find_by_call(TOOL_FORMATS, evidence.written_call) if evidence.written_call else None
+    tools = named or written or _fitting(TOOL_FORMATS, evidence)
     if tools is None and "tool_calls" in evidence.chat_template:
         warn_once("tool calls of an unknown format cannot be read: they pass as content")
+    source = "an option" if named else "the call in its template" if written else "clues"
+    if tools is not None:
+        log.info("the format of tool calls is %s, by %s", tools.name, source)
     return OutputFormat(reasoning, tools or NO_TOOLS)
+
+
+def find(
+    formats: Sequence[FormatT], override: str | None, evidence: FormatEvidence
+) -> FormatT | None:
+    """Return the format that is named, or else the first that fits."""
+    return _named(formats, override) or _fitting(formats, evidence)
+
+
+def _named(formats: Sequence[FormatT], name: str | None) -> FormatT | None:
+    if name is None:
+        return None
+    found = next((known for known in formats if known.is_called(name)), None)
+    if found is None:
+        warn_once(f"unknown parser {name!r}: looking at the model's own evidence")
+    return found
+
+
+def _fitting(formats: Sequence[FormatT], evidence: FormatEvidence) -> FormatT | None:
+    return next((known for known in formats if known.fits(evidence)), None)

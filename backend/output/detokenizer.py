@@ -20,7 +20,7 @@ class Detokenizer(Protocol):
         """Return the text that is certain with this token; it may be empty."""
 
     def finish(self) -> str:
-        """Return what was held back; an incomplete code point is dropped."""
+        """Return the text that was held back; an incomplete code point is dropped."""
 
 
 class ByteDetokenizer:

@@ -1,4 +1,4 @@
-"""Replies that somebody wrote down, played again without their model.
+"""Recorded replies, played again without their model.
 
 A recording is one line of JSON, as bug reports and the tests have it.
 """
@@ -21,13 +21,12 @@ from backend.core.delta import (
 )
 from backend.core.prompt import JsonValue
 from backend.core.step import TokenStep
+from backend.formats.format import ReasoningFormat, ToolFormat
+from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.collect import Collector, Completion
-from backend.output.evidence import FormatRow
-from backend.output.format import OutputFormat, ReasoningFormat, ToolFormat
-from backend.output.reasoning_rows import REASONING_ROWS
+from backend.output.format import OutputFormat
+from backend.output.readers.values.schema import JsonSchema
 from backend.output.reply import ReplyCursor, ReplySpec
-from backend.output.tool_calls.schema import JsonSchema
-from backend.output.tool_rows import TOOL_ROWS
 
 _STOPS = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH)}
 _LONGEST_RANDOM_CHUNK = 8
@@ -41,7 +40,7 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a model wrote, and how it ended.
+    """The text of a reply, and its end.
 
     Attributes:
         stop: `STOP` if a stop token followed, `LENGTH` if the limit cut the text off.
@@ -70,8 +69,10 @@ def read_recording(line: str | bytes) -> Recording:
         raise RecordingError(f'"stop" is {stop!r}, not one of {", ".join(_STOPS)}')
     spec = ReplySpec(
         format=OutputFormat(
-            _named(REASONING_ROWS, "reasoning_format", _text(fields, "reasoning_format", "none")),
-            _named(TOOL_ROWS, "format", _text(fields, "format")),
+            _named(
+                REASONING_FORMATS, "reasoning_format", _text(fields, "reasoning_format", "none")
+            ),
+            _named(TOOL_FORMATS, "format", _text(fields, "format")),
         ),
         tools=_tools(fields.get("tools")),
         prompt_tail=_text(fields, "prompt_tail", ""),
@@ -83,15 +84,23 @@ def stream(
     spec: ReplySpec, chunks: Sequence[str], stop: FinishReason
 ) -> Iterator[tuple[tuple[Delta, ...], Finish | None]]:
     """Play a reply, each chunk as one step; a last one holds the stop token, or no text."""
-    chunks = (*chunks, "")
-    cursor = ReplyCursor(spec, ChunkDetokenizer(chunks), lambda token_id: chunks[token_id].encode())
-    for token_id in range(len(chunks)):
-        is_last = token_id == len(chunks) - 1
-        yield cursor.feed([TokenStep(token_id, stop if is_last else None)])
+    yield from _played(_cursor(spec, chunks), len(chunks), stop)
+
+
+def _cursor(spec: ReplySpec, chunks: Sequence[str]) -> ReplyCursor:
+    texts = (*chunks, "")
+    return ReplyCursor(spec, ChunkDetokenizer(texts), lambda token_id: texts[token_id].encode())
+
+
+def _played(
+    cursor: ReplyCursor, chunks: int, stop: FinishReason
+) -> Iterator[tuple[tuple[Delta, ...], Finish | None]]:
+    for token_id in range(chunks + 1):
+        yield cursor.feed([TokenStep(token_id, stop if token_id == chunks else None)])
 
 
 def fold(outputs: Iterable[tuple[tuple[Delta, ...], Finish | None]]) -> Completion:
-    """Return what a played reply comes to."""
+    """Return the whole reply."""
     collector = Collector()
     for deltas, finish in outputs:
         collector.add(Increment(deltas, Usage(), finish))
@@ -99,20 +108,32 @@ def fold(outputs: Iterable[tuple[tuple[Delta, ...], Finish | None]]) -> Completi
 
 
 def report(recording: Recording, chunks: Sequence[str]) -> dict[str, JsonValue]:
-    """Play a recording, cut into these chunks, and return what a client gets."""
-    outputs = list(stream(recording.spec, chunks, recording.stop))
+    """Play a recording, cut into these chunks, and return the reply that a client gets."""
+    cursor = _cursor(recording.spec, chunks)
+    outputs = list(_played(cursor, len(chunks), recording.stop))
     completion = fold(outputs)
     return {
         "id": recording.recording_id,
         "content": completion.content,
         "reasoning": completion.reasoning,
         "tool_calls": [
-            {"id": call.call_id, "name": call.name, "arguments": call.arguments}
+            {
+                "id": call.call_id,
+                "name": call.name,
+                "arguments": call.arguments,
+                **_repairs(cursor, call.index),
+            }
             for call in completion.tool_calls
         ],
         "finish_reason": completion.finish.reason.value,
         "deltas": [_delta_fields(delta) for deltas, _ in outputs for delta in deltas],
     }
+
+
+def _repairs(cursor: ReplyCursor, index: int) -> dict[str, JsonValue]:
+    """Return the repairs that a call needed, if it needed any."""
+    repairs = cursor.repairs.get(index)
+    return {"repairs": list(repairs)} if repairs else {}
 
 
 def cut_evenly(text: str, chars: int) -> list[str]:
@@ -155,16 +176,16 @@ def _text(fields: Mapping[str, JsonValue], name: str, default: str | None = None
     return value
 
 
-def _named(rows: Sequence[FormatRow[FormatT]], field: str, name: str) -> FormatT:
-    for row in rows:
-        if row.is_called(name):
-            return row.format
-    known = ", ".join(row.format.name for row in rows)
+def _named(formats: Sequence[FormatT], field: str, name: str) -> FormatT:
+    for candidate in formats:
+        if candidate.is_called(name):
+            return candidate
+    known = ", ".join(candidate.name for candidate in formats)
     raise RecordingError(f'"{field}" is {name!r}, which is not known; known are {known}')
 
 
 def _tools(value: JsonValue) -> Mapping[str, JsonSchema] | None:
-    """Return what was offered; where nothing was, any name counts: a reporter may leave it out."""
+    """Return the offered tools; without any, every name counts: a reporter may leave them out."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):

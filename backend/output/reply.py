@@ -18,20 +18,21 @@ from backend.core.delta import (
 from backend.core.step import StepLogprobs, TokenStep
 from backend.output.detokenizer import Detokenizer
 from backend.output.format import OutputFormat
-from backend.output.router import Router
+from backend.output.readers.values.schema import JsonSchema
+from backend.output.routing.router import Router
 from backend.output.stop import StopMatcher
-from backend.output.tool_calls.schema import JsonSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySpec:
-    """What is known of a reply before it begins.
+    """The properties of a reply before it begins.
 
     Attributes:
         tools: Tools that may be called, and the JSON schemas of their arguments; without any,
             calls are content. `None` takes any name for a tool's.
         stop_strings: Content that ends the reply; it is never seen.
         prompt_tail: The end of the prompt: it tells in which channel the reply begins.
+        max_calls: The reply ends after so many calls; `None` is no limit.
     """
 
     format: OutputFormat
@@ -39,6 +40,7 @@ class ReplySpec:
     stop_strings: tuple[str, ...] = ()
     prompt_tail: str = ""
     wants_logprobs: bool = False
+    max_calls: int | None = None
 
 
 class ReplyCursor:
@@ -55,7 +57,7 @@ class ReplyCursor:
         """Begin a reply.
 
         Args:
-            spec: What is known of it.
+            spec: Its properties.
             detokenizer: A fresh one.
             token_bytes: The bytes of any token, for the logprobs.
         """
@@ -71,8 +73,13 @@ class ReplyCursor:
         self._is_finished = False
         self.completion_tokens = 0
 
+    @property
+    def repairs(self) -> Mapping[int, tuple[str, ...]]:
+        """Repairs that calls needed, by the index of the call."""
+        return self._router.repairs
+
     def feed(self, steps: Sequence[TokenStep]) -> tuple[tuple[Delta, ...], Finish | None]:
-        """Return what the steps added, and the finish if they hold the end.
+        """Return the deltas of the steps, and the finish if they hold the end.
 
         Steps after the end are ignored.
         """
@@ -98,6 +105,7 @@ class ReplyCursor:
     def _send(self, deltas: Iterable[Delta]) -> None:
         """Pass deltas on, up to a stop string; one never reaches across another channel."""
         for delta in deltas:
+            self._has_stopped = self._has_stopped or self._exceeds_calls(delta)
             if self._has_stopped:
                 return
             if isinstance(delta, ContentDelta):
@@ -108,13 +116,27 @@ class ReplyCursor:
             self._deltas.append(delta)
             if isinstance(delta, ToolCallDelta):
                 self._last_call = delta.index
+        self._has_stopped = self._has_stopped or self._has_all_calls
+
+    @property
+    def _has_all_calls(self) -> bool:
+        """Whether the last call that the reply may hold was sent whole."""
+        limit = self._spec.max_calls
+        if limit is None or self._last_call < limit - 1:
+            return False
+        return self._last_call in self._router.completed_calls
+
+    def _exceeds_calls(self, delta: Delta) -> bool:
+        """Tell whether a delta comes after the last call that the reply may hold."""
+        is_of_last = isinstance(delta, ToolCallDelta) and delta.index == self._last_call
+        return self._has_all_calls and not is_of_last
 
     def _send_content(self, text: str) -> None:
         if text:
             self._deltas.append(ContentDelta(text))
 
     def _flush(self, *, truncated: bool) -> None:
-        """Pass on what detokenizer, router and stop matcher held back, in this order."""
+        """Pass on the text held back by detokenizer, router and stop matcher, in this order."""
         self._send(self._router.feed(self._detokenizer.finish()))
         self._send(self._router.finish(truncated=truncated))
         if not self._has_stopped:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from backend.output.automaton import Automaton, Scanner
+from backend.output.text.automaton import Automaton, Scanner
 
 
 class StopMatcher:
-    """Lets content pass until a stop string is complete; holds back what may become one."""
+    """Lets content pass until a stop string is complete; holds back text that may become one."""
 
     def __init__(self, stop_strings: Iterable[str]) -> None:
         self._scanner = Scanner(Automaton(stop_strings))
@@ -17,5 +17,5 @@ class StopMatcher:
         return scan.safe, bool(scan.match)
 
     def finish(self) -> str:
-        """Return what is held back: the content ends here, or is interrupted."""
+        """Return the text that is held back: the content ends here, or is interrupted."""
         return self._scanner.finish()

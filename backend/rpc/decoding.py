@@ -1,6 +1,6 @@
-"""Refuse bytes that are no request with `INVALID_ARGUMENT` and the name of the field.
+"""Refuse malformed requests with `INVALID_ARGUMENT` and the name of the field.
 
-Left alone, gRPC would answer that deserialising failed, and not say where.
+gRPC alone would answer that deserialising failed, without saying where.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from backend.config import MESSAGE_LIMIT_BYTES
 from backend.errors import InvalidRequestError
-from backend.rpc.wire import MalformedError, find_invalid_utf8, largest_field
+from backend.rpc.malformed import MalformedError, find_invalid_utf8, largest_field
 from common.handlers import Context, Continuation, FoundHandler, surround
 
 RECEIVE_LIMIT_BYTES = 2 * MESSAGE_LIMIT_BYTES
@@ -27,7 +27,7 @@ Deserializer: TypeAlias = Callable[[bytes], Message]
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Stands in for a request that could not be read, until its handler can refuse it."""
+    """Takes the place of an unreadable request until its handler refuses it."""
 
     error: InvalidRequestError
 
@@ -57,7 +57,7 @@ class DecodingInterceptor(grpc.aio.ServerInterceptor):
 def decode_request(
     deserialize: Deserializer, request_type: Descriptor, data: bytes
 ) -> Message | Undecodable:
-    """Return the message, or why the bytes are none."""
+    """Return the message, or the reason why the bytes are not one."""
     try:
         if len(data) > MESSAGE_LIMIT_BYTES:
             return Undecodable(_oversized(data, request_type))

@@ -1,4 +1,4 @@
-"""What the backend tells about itself: state, counters, requests, the loaded model."""
+"""Reports on the backend: state, counters, requests, the loaded model."""
 
 import asyncio
 import json
@@ -8,11 +8,11 @@ from typing import Any
 from backend.core.media import MEDIA_MARKER
 from backend.core.prompt import Message
 from backend.core.status import EngineState, EngineStatus, PromptCacheStatus, RequestStatus
-from backend.errors import InvalidRequestError, ModelNotLoadedError
-from backend.generation import TextEngine, output_format
-from backend.model.template import ChatTemplate
+from backend.errors import InvalidRequestError
+from backend.model.text.template import ChatTemplate
 from backend.output.format import OutputFormat
 from backend.pb import backend_pb2 as pb
+from backend.pipeline.served_model import ServedModel
 
 _STATES = {
     EngineState.UNINITIALIZED: pb.StatusResponse.UNINITIALIZED,
@@ -43,11 +43,11 @@ def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
     )
 
 
-def inspect_reply(engine: TextEngine, status: EngineStatus) -> pb.InspectReply:
-    """Return all of a snapshot, and what is loaded."""
+def inspect_reply(model: ServedModel | None, status: EngineStatus) -> pb.InspectReply:
+    """Return the whole snapshot and the loaded model."""
     return pb.InspectReply(
         state=_STATES[status.state],
-        model=_model_report(engine),
+        model=_model_report(model) if model else None,
         memory=_memory(status),
         prompt_cache=pb.PromptCacheReport(**_prompt_cache_entry(status.prompt_cache)),
         slots_taken=status.slots_taken,
@@ -57,27 +57,32 @@ def inspect_reply(engine: TextEngine, status: EngineStatus) -> pb.InspectReply:
         tokens_per_s=round(status.tokens_per_s, 1),
         media_encoded=status.media_encoded,
         turn_s=round(status.turn_s, 1),
+        processes=[pb.ProcessReport(**asdict(process)) for process in status.processes],
+        restarts=status.restarts,
+        lost_s=round(status.lost_s, 1),
+        latest_restarts=[
+            pb.RestartReport(reason=restart.reason, lost_s=round(restart.lost_s, 1))
+            for restart in status.latest_restarts
+        ],
         requests=[pb.RequestReport(**_request_entry(request)) for request in status.requests],
     )
 
 
 def _memory(status: EngineStatus) -> pb.MemoryUsageData:
-    """Return the parts, and as their total what MLX holds from the system."""
+    """Return memory by part, with the memory that MLX holds as its total."""
     parts = status.memory_bytes
     total = parts.get("mlx_active", 0) + parts.get("mlx_cache", 0)
     return pb.MemoryUsageData(total=total, breakdown=parts)
 
 
-def _model_report(engine: TextEngine) -> pb.ModelReport | None:
-    if engine.model is None or engine.options is None:
-        return None
-    card = engine.model.card
+def _model_report(model: ServedModel) -> pb.ModelReport:
+    card = model.card
     return pb.ModelReport(
         name=card.name,
         type=card.model_type,
         path=card.path,
         context_length=card.context_length or 0,
-        max_slots=engine.options.tuning.max_slots,
+        max_slots=model.tuning.scheduling.max_slots,
     )
 
 
@@ -96,19 +101,13 @@ def _prompt_cache_entry(books: PromptCacheStatus) -> dict[str, Any]:
     return {**asdict(books), "hits": hits}
 
 
-async def metadata_response(engine: TextEngine) -> pb.ModelMetadataResponse:
-    """Return what the loaded model can do, and how a prompt looks when it is asked to think.
-
-    Raises:
-        ModelNotLoadedError: Nothing is loaded.
-    """
-    if engine.model is None:
-        raise ModelNotLoadedError
+async def metadata_response(model: ServedModel) -> pb.ModelMetadataResponse:
+    """Return the abilities of a model, and a prompt that asks it to think."""
     return pb.ModelMetadataResponse(
-        supports_thinking=engine.model.card.supports_thinking,
-        rendered_template=await asyncio.to_thread(_render_sample, engine.model.template),
-        tool_format=_tool_format(output_format(engine)),
-        media_marker=MEDIA_MARKER if engine.model.media else "",
+        supports_thinking=model.card.supports_thinking,
+        rendered_template=await asyncio.to_thread(_render_sample, model.template),
+        tool_format=_tool_format(model.format),
+        media_marker=MEDIA_MARKER if model.media else "",
     )
 
 
@@ -119,11 +118,11 @@ def _render_sample(template: ChatTemplate) -> str:
         return ""
 
 
-def _tool_format(wire: OutputFormat) -> pb.ToolFormatMarkers:
+def _tool_format(output_format: OutputFormat) -> pb.ToolFormatMarkers:
     return pb.ToolFormatMarkers(
-        format_type=wire.tools.name,
-        per_call_start=wire.tools.opener,
-        per_call_end=wire.tools.closer,
-        reasoning_start=wire.reasoning.start,
-        reasoning_end=wire.reasoning.end,
+        format_type=output_format.tools.name,
+        per_call_start=output_format.tools.opener,
+        per_call_end=output_format.tools.closer,
+        reasoning_start=output_format.reasoning.start,
+        reasoning_end=output_format.reasoning.end,
     )

@@ -1,7 +1,6 @@
 """The grpc.aio server around an engine: build, start, drain, stop. Imports no MLX."""
 
 import asyncio
-import socket
 from collections.abc import Sequence
 
 import grpc
@@ -16,7 +15,7 @@ from backend.rpc.decoding import RECEIVE_LIMIT_BYTES, DecodingInterceptor
 from backend.rpc.inspector import InspectorServicer
 from backend.rpc.servicer import BackendServicer, ServedEngine
 from backend.rpc.status import StatusInterceptor
-from common.address import AddressError, split_address
+from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
 from common.auth import BearerTokenInterceptor
 from common.identity import ModelIdentityInterceptor
 
@@ -28,7 +27,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
     # Two servers on one port would share its calls: the second has to fail.
     ("grpc.so_reuseport", 0),
-    # A client whose machine vanished sends no FIN: it is noticed after 30 s, and its slot freed.
+    # A client whose machine has vanished sends no FIN: keepalive frees its slot after 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -54,41 +53,54 @@ class BackendServer:
         self._server = grpc.aio.server(
             interceptors=_interceptors(config, engine, tracing), options=CHANNEL_OPTIONS
         )
-        servicer = BackendServicer(engine, TuningOptions(max_slots=config.max_slots))
-        backend_pb2_grpc.add_BackendServicer_to_server(servicer, self._server)
+        self._servicer = BackendServicer(engine, TuningOptions.of(max_slots=config.max_slots))
+        backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)
         backend_pb2_grpc.add_InspectorServicer_to_server(InspectorServicer(engine), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         ours = [service.full_name for service in SERVICES]
         names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
-    async def start(self) -> int:
-        """Listen, and return the port: the one asked for, or a free one in the place of 0.
+    async def start(self) -> str:
+        """Listen, and return the address: the one asked for, with a free port in the place of 0.
 
         Raises:
             AddressError: The address is malformed, not ours, or taken.
         """
-        host, port = split_address(self._address)
-        try:
-            bound_port = self._server.add_insecure_port(self._address)
-        except RuntimeError:
-            raise AddressError(self._address, _bind_problem(host, port)) from None
+        bound = self._bind()
         await self._server.start()
         self._engine.on_fault(self._note_fault)
         await self._tell_health()
-        return bound_port
+        return bound
+
+    def _bind(self) -> str:
+        address = self._address
+        path = socket_path(address)
+        if path is not None:
+            # gRPC would take the socket away from a process that listens there.
+            probe_socket(address, path)
+            self._server.add_insecure_port(f"unix:{path}")
+            return address
+        host, port = split_address(address)
+        try:
+            return f"{host}:{self._server.add_insecure_port(address)}"
+        except RuntimeError:
+            # gRPC does not say why.
+            probe_port(address, host, port)
+            raise AddressError(address, "gRPC could not bind it") from None
 
     async def stop(self) -> None:
-        """Let running requests finish for a while, refusing new ones; then end them all."""
+        """Refuse new requests, let running ones finish for a while, then end them all."""
         await self._health.enter_graceful_shutdown()
         await self._engine.close(drain_timeout_s=DRAIN_TIMEOUT_S)
+        await self._servicer.close_jobs()
         await self._server.stop(FLUSH_TIMEOUT_S)
 
     def _note_fault(self) -> None:
         self._health_news = asyncio.create_task(self._tell_health())
 
     async def _tell_health(self) -> None:
-        """Have the standard health service say of every name what `Health` says."""
+        """Make the standard health service agree with `Health`, under every name."""
         answer = health_pb2.HealthCheckResponse
         status = answer.NOT_SERVING if self._engine.fault else answer.SERVING
         for name in (health.OVERALL_HEALTH, *(service.full_name for service in SERVICES)):
@@ -101,7 +113,7 @@ def _interceptors(
     """Return the interceptors, the outermost first."""
 
     def loaded_model() -> str:
-        return engine.options.model if engine.options else ""
+        return engine.model.options.model if engine.model else ""
 
     authentication = [BearerTokenInterceptor(config.auth_token)] if config.auth_token else []
     return [
@@ -111,14 +123,3 @@ def _interceptors(
         DecodingInterceptor(*SERVICES),
         ModelIdentityInterceptor(loaded_model),
     ]
-
-
-def _bind_problem(host: str, port: int) -> str:
-    """Return in the system's words why an address cannot be bound: gRPC does not say."""
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return "gRPC could not bind it"

@@ -1,50 +1,68 @@
-"""The RPCs of the service: each parses its request, asks the pipeline, and builds its reply."""
+"""The RPCs of the service: each parses its request, runs a pipeline and builds its reply."""
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
 from backend.config import INLINE_REQUEST_BYTES, MAX_TOKEN_IDS, ModelOptions, TuningOptions
+from backend.core.delta import Increment
 from backend.core.model import ModelCard
 from backend.core.request import GenerationCall
 from backend.core.status import EngineStatus
-from backend.embedding import embed
 from backend.errors import EngineDownError, ModelNotLoadedError
-from backend.generation import TextEngine, detokenize, generate, tokenize, warm_up
-from backend.intake import SideEngine, require_same
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
-from backend.reranking import rerank
-from backend.rpc.embedding import embedding_call, embedding_result
-from backend.rpc.limits import require_at_most
-from backend.rpc.model_options import model_options
+from backend.pipeline import worker_pool
+from backend.pipeline.classify import classify
+from backend.pipeline.embed import embed
+from backend.pipeline.engines import ComputeEngine, GenerationEngine
+from backend.pipeline.generate import detokenize, generate, tokenize, warm_up
+from backend.pipeline.rerank import rerank
+from backend.pipeline.score import score
+from backend.pipeline.served_model import ServedModel
+from backend.pipeline.transcribe import transcribe
+from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs
+from backend.rpc.job_servicer import JobServicer
+from backend.rpc.parsing.classify_fields import classify_call, classify_response
+from backend.rpc.parsing.embedding_fields import embedding_call, embedding_result
+from backend.rpc.parsing.limits import require_at_most
+from backend.rpc.parsing.model_options import model_options
+from backend.rpc.parsing.requests import generation_call, prompt_part
+from backend.rpc.parsing.scoring_fields import (
+    rerank_call,
+    rerank_result,
+    score_call,
+    score_response,
+)
+from backend.rpc.parsing.transcript_fields import transcript_result, transcription_call
 from backend.rpc.replies import completion_reply, increment_reply
 from backend.rpc.reports import metadata_response, metrics_response, status_response
-from backend.rpc.requests import generation_call, prompt_part
-from backend.rpc.scoring import rerank_call, rerank_result, score_call, score_response
-from backend.scoring import score
 from common.handlers import Context
 from common.heap import Heap
 
 log = logging.getLogger(__name__)
 
 
-class ServedEngine(TextEngine, SideEngine, Protocol):
-    """What the service needs of an engine beyond the pipelines' needs."""
+class ServedEngine(GenerationEngine, ComputeEngine, Protocol):
+    """The engine of a service: loads models, reports its state, and runs the pipelines' work."""
+
+    @property
+    def model(self) -> ServedModel | None:
+        """The loaded model, or `None`; all work carries this very object."""
 
     async def load(self, options: ModelOptions) -> ModelCard:
-        """Load a model in place of the one before; to cancel is to give the load up."""
+        """Load a model in place of the one before; cancelling ends the load."""
 
     async def free(self) -> None:
-        """End what runs and drop the model."""
+        """End all requests and drop the model."""
 
     @property
     def fault(self) -> str:
-        """Why nothing can be served any more; empty while something can."""
+        """The reason why nothing can be served any more; empty while requests can be."""
 
     def on_fault(self, listener: Callable[[], None]) -> None:
         """Have one listener called, on the event loop, when `fault` has changed."""
@@ -53,38 +71,45 @@ class ServedEngine(TextEngine, SideEngine, Protocol):
         """Return a snapshot, at once; from any thread."""
 
     async def close(self, *, drain_timeout_s: float) -> None:
-        """Refuse new work, let the running finish up to the timeout, then end."""
+        """Refuse new work, let running requests finish until the timeout, then end."""
 
 
-class BackendServicer(backend_pb2_grpc.BackendServicer):
+class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     """Answers the host. Errors leave as exceptions: `StatusInterceptor` translates them."""
 
     def __init__(self, engine: ServedEngine, defaults: TuningOptions) -> None:
-        """Prepare.
+        """Serve an engine.
 
         Args:
-            engine: What computes.
-            defaults: Options of models that are loaded without them.
+            engine: Computes, and owns the model.
+            defaults: Used for options that a LoadModel leaves out.
         """
+        super().__init__()
         self._engine = engine
         self._defaults = defaults
         self._heap = Heap()
 
     async def Health(self, _request: pb.HealthMessage, _context: Context) -> pb.Reply:
-        """Answer at all times, whatever the engine does; OK unless it is beyond repair."""
+        """Answer at once, however busy the engine is; OK unless it cannot recover."""
         if self._engine.fault:
             raise EngineDownError(self._engine.fault)
         return pb.Reply(message=b"OK")
 
     async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
         """Load a model; a caller that leaves cancels the load."""
-        card = await self._engine.load(model_options(request, self._defaults))
-        # Reading a vocabulary for grammars holds Python's lock: better now than beside a stream.
-        await warm_up(self._engine)
+        options = model_options(request, self._defaults)
+        self.models_dir = str(options.models_dir or "")
+        if await asyncio.to_thread(is_load_for_jobs, options):
+            await self._engine.free()
+            return pb.Result(success=True, message="no model is loaded: ready for jobs")
+        card = await self._engine.load(options)
+        # Reading a vocabulary for grammars holds the GIL: better now than during a stream.
+        if (model := self._engine.model) is not None:
+            await warm_up(model)
         return pb.Result(success=True, message=f"loaded {card.name} ({card.model_type})")
 
     async def Free(self, _request: pb.HealthMessage, _context: Context) -> pb.Result:
-        """Drop the model, and with it whatever runs."""
+        """Drop the model and end its requests."""
         await self._engine.free()
         self._heap.trim_soon()
         return pb.Result(success=True, message="freed")
@@ -92,24 +117,28 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
     async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
         """Answer with the fold of the stream."""
         collector = Collector()
-        async with aclosing(generate(await self._call(request), self._engine)) as increments:
+        async with aclosing(await self._increments(request)) as increments:
             async for increment in increments:
                 collector.add(increment)
-        return completion_reply(collector.completion)
+        reply = completion_reply(collector.completion)
+        return AnswerlessReply(request.Tokens).settle(reply, is_last=True)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
-        """Send a reply for each increment that carries something."""
-        async with aclosing(generate(await self._call(request), self._engine)) as increments:
+        """Send a reply for each increment that is not empty."""
+        answerless = AnswerlessReply(request.Tokens)
+        async with aclosing(await self._increments(request)) as increments:
             async for increment in increments:
-                reply = increment_reply(increment)
-                if reply.chat_deltas or increment.finish is not None:
+                is_last = increment.finish is not None
+                reply = answerless.settle(increment_reply(increment), is_last=is_last)
+                if reply.chat_deltas or is_last:
                     await context.write(reply)
 
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         """Answer with the ids of a text, or of a rendered conversation."""
-        token_ids = await tokenize(await self._call(prompt_part(request)), self._engine)
+        model = self._model()
+        token_ids = await tokenize(await self._call(prompt_part(request), model), model)
         return pb.TokenizationResponse(length=len(token_ids), tokens=token_ids)
 
     async def Detokenize(
@@ -117,7 +146,7 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
     ) -> pb.DetokenizeResponse:
         """Answer with the text of ids."""
         require_at_most("tokens", request.tokens, MAX_TOKEN_IDS)
-        return pb.DetokenizeResponse(content=await detokenize(request.tokens, self._engine))
+        return pb.DetokenizeResponse(content=await detokenize(request.tokens, self._model()))
 
     async def Status(self, _request: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
         """Answer with state and memory."""
@@ -132,30 +161,70 @@ class BackendServicer(backend_pb2_grpc.BackendServicer):
     async def ModelMetadata(
         self, _request: pb.ModelOptions, _context: Context
     ) -> pb.ModelMetadataResponse:
-        """Answer with what was found out about the loaded model."""
-        return await metadata_response(self._engine)
+        """Answer with the abilities of the loaded model."""
+        return await metadata_response(self._model())
 
     async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         """Answer with the vector of a text, or of each of its tokens."""
-        return embedding_result(await embed(embedding_call(request), self._engine))
+        return embedding_result(await embed(embedding_call(request), self._model(), self._engine))
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         """Answer with the log-probabilities of candidates."""
-        return score_response(await score(score_call(request), self._engine), request)
+        return score_response(
+            await score(score_call(request), self._model(), self._engine), request
+        )
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
-        """Answer with documents in the order of their relevance."""
-        return rerank_result(await rerank(rerank_call(request), self._engine))
+        """Answer with documents sorted by relevance."""
+        return rerank_result(await rerank(rerank_call(request), self._model(), self._engine))
 
-    async def _call(self, request: pb.PredictOptions) -> GenerationCall:
-        model, options = self._engine.model, self._engine.options
-        if model is None or options is None:
+    async def TokenClassify(
+        self, request: pb.TokenClassifyRequest, _context: Context
+    ) -> pb.TokenClassifyResponse:
+        """Answer with the entities of a text."""
+        call = classify_call(request)
+        return classify_response(await classify(call, self._model(), self._engine))
+
+    async def AudioTranscription(
+        self, request: pb.TranscriptRequest, _context: Context
+    ) -> pb.TranscriptResult:
+        """Answer with the words of a recording."""
+        parts = transcribe(transcription_call(request), self._model(), self._engine)
+        result = pb.TranscriptResult()
+        async with aclosing(parts):
+            async for part in parts:
+                if not isinstance(part, str):
+                    result = transcript_result(part)
+        return result
+
+    async def AudioTranscriptionStream(
+        self, request: pb.TranscriptRequest, context: Context
+    ) -> None:
+        """Send the words of a recording as they are found, and all of it last."""
+        parts = transcribe(transcription_call(request), self._model(), self._engine)
+        async with aclosing(parts):
+            async for part in parts:
+                if isinstance(part, str):
+                    await context.write(pb.TranscriptStreamResponse(delta=part))
+                else:
+                    result = transcript_result(part)
+                    await context.write(pb.TranscriptStreamResponse(final_result=result))
+
+    def _model(self) -> ServedModel:
+        if (model := self._engine.model) is None:
             raise ModelNotLoadedError
+        return model
+
+    async def _increments(self, request: pb.PredictOptions) -> AsyncGenerator[Increment, None]:
+        model = self._model()
+        return generate(await self._call(request, model), model, self._engine)
+
+    async def _call(self, request: pb.PredictOptions, model: ServedModel) -> GenerationCall:
         if request.ByteSize() <= INLINE_REQUEST_BYTES:
-            return generation_call(request, options)
+            return generation_call(request, model.options)
         if task := asyncio.current_task():
             task.add_done_callback(lambda _: self._heap.trim_soon())
-        # Megabytes of JSON take a while to read: others are answered meanwhile.
-        call = await asyncio.to_thread(generation_call, request, options)
-        require_same(model, self._engine.model)
-        return call
+        # Megabytes of JSON take a while to parse: the loop answers others meanwhile.
+        return await worker_pool.run(
+            lambda: generation_call(request, model.options), size_bytes=request.ByteSize()
+        )

@@ -1,4 +1,4 @@
-"""Errors -> gRPC statuses: one table, applied in one place."""
+"""Errors to gRPC statuses: one table, applied in one place."""
 
 import asyncio
 import logging
@@ -10,19 +10,23 @@ import grpc
 import grpc.aio
 
 from backend import errors
+from common.abort import abort
 from common.handlers import Context, Continuation, FoundHandler, surround
 
 STATUS_CODES: dict[type[errors.BackendError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    # Distributed hosts drop the replica on this one: nothing else may use it.
+    # Distributed hosts drop the replica on this status: nothing else may use it.
     errors.ModelNotLoadedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.RefusedMediumError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     errors.ShuttingDownError: grpc.StatusCode.UNAVAILABLE,
     errors.RequestCancelledError: grpc.StatusCode.ABORTED,
     errors.GenerationFailedError: grpc.StatusCode.INTERNAL,
     errors.EngineFailedError: grpc.StatusCode.INTERNAL,
     errors.EngineDownError: grpc.StatusCode.UNAVAILABLE,
+    errors.EngineStuckError: grpc.StatusCode.UNAVAILABLE,
+    errors.DeviceLostError: grpc.StatusCode.UNAVAILABLE,
     errors.GroupLostError: grpc.StatusCode.UNAVAILABLE,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.UnsupportedModelError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -56,7 +60,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 @asynccontextmanager
 async def _translate(request: object, context: Context) -> AsyncIterator[None]:
-    # This frame lives as long as the error that it raises.
+    # This frame lives as long as the error it raises.
     del request
     try:
         yield
@@ -71,9 +75,9 @@ async def _translate(request: object, context: Context) -> AsyncIterator[None]:
             # A bug. The log gets no message, which may quote the request; the caller gets nothing.
             place = "".join(format_tb(error.__traceback__))
             log.error("unexpected %s while answering a call\n%s", type(error).__name__, place)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the backend's log")
+            await abort(context, grpc.StatusCode.INTERNAL, "internal error; see the backend's log")
         _release(error)
-        await context.abort(code, str(error))
+        await abort(context, code, str(error))
 
 
 def _release(error: BaseException) -> None:

@@ -1,6 +1,6 @@
-"""OpenTelemetry traces, through its own instrumentation of gRPC; needs the extra `tracing`.
+"""OpenTelemetry traces, through its instrumentation of gRPC; needs the extra `tracing`.
 
-Where spans go, and under which name, its libraries read from the `OTEL_*` environment.
+Its libraries read the destination and the service name from the `OTEL_*` environment.
 """
 
 import inspect
@@ -18,19 +18,19 @@ from common.handlers import Context, Continuation, FoundHandler
 
 
 def otlp_provider() -> TracerProvider:
-    """Return what sends spans to the collector that the environment names."""
+    """Return a provider that sends spans to the collector named by the environment."""
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
 
 
 def tracing_interceptors(provider: TracerProvider) -> Sequence[grpc.aio.ServerInterceptor]:
-    """Return interceptors that make a span of each call; their place is behind the token's."""
+    """Return interceptors that make a span of each call; they belong after authentication."""
     return (aio_server_interceptor(tracer_provider=provider), _GeneratorInterceptor())
 
 
 class _GeneratorInterceptor(grpc.aio.ServerInterceptor):
-    """Shows streams that write to their context as generators, which the instrumentation knows."""
+    """Presents streams that write to their context as generators, which are instrumented."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails

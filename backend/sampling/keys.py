@@ -1,7 +1,7 @@
 """Random numbers that belong to a request: functions of its seed and a position, of nothing else.
 
 SplitMix64 (Steele, Lea, Flood 2014) is used as a hash, so that a request draws the same tokens
-alone, beside others, and after a pause.
+alone, among others, and after a pause.
 """
 
 _MASK = (1 << 64) - 1

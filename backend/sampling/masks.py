@@ -17,7 +17,7 @@ class TokenMasks:
     """The masks of a batch; made anew whenever the rows change. Belongs to the engine thread."""
 
     def __init__(self, matchers: Sequence[ReplyMatcher | None], vocab_size: int) -> None:
-        """Take what each row follows.
+        """Take the matchers of the rows.
 
         Args:
             matchers: One per row; a row without one may have any token.
@@ -35,7 +35,7 @@ class TokenMasks:
         return bool(self._guided)
 
     def apply(self, logits: mx.array) -> mx.array:
-        """Return logits [B, V] in which what a grammar forbids is impossible.
+        """Return logits [B, V] without the tokens that a grammar forbids.
 
         Every matcher must have consumed all tokens of its row.
         """
@@ -50,7 +50,7 @@ class TokenMasks:
 
 @cache
 def _penalties() -> NDArray[np.float32]:
-    """Return for 16 bits, lowest first, what is added to as many logits: [65536, 16], 4 MB."""
+    """Return for 16 bits, lowest first, the numbers to add to as many logits: [65536, 16], 4 MB."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
     bits = np.unpackbits(halves, axis=1, bitorder="little")
     return np.where(bits, np.float32(0), np.float32(-np.inf))

@@ -11,7 +11,7 @@ from backend.core.request import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What penalties need of a row: its wishes and the tokens that are in its KV cache.
+    """The penalties of a row, and the tokens that are in its KV cache.
 
     `token_ids` may be the row's live list: only its first `length` entries are read at the
     start, and later only entries that a window has passed.

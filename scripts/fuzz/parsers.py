@@ -1,7 +1,7 @@
 """Feed the parsers to atheris, which follows their branches.
 
     pip install atheris
-    python scripts/fuzz/parsers.py wires -max_total_time=60
+    python scripts/fuzz/parsers.py formats -max_total_time=60
 
 The first argument is a name of `TARGETS`; the rest are libFuzzer's. A finding is written to a file
 `crash-*`; give that file's name in the place of the options to see it again.
@@ -23,26 +23,25 @@ with atheris.instrument_imports(include=["backend", "common"]):
     from backend.core.delta import FinishReason
     from backend.core.media import MediaKind, Medium
     from backend.errors import InvalidRequestError
+    from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
     from backend.media.payload import decode_payload
     from backend.output.format import OutputFormat
-    from backend.output.reasoning_rows import REASONING_ROWS
     from backend.output.replay import cut_randomly, fold, stream
     from backend.output.reply import ReplySpec
-    from backend.output.tool_rows import TOOL_ROWS
     from backend.pb import backend_pb2 as pb
     from backend.rpc.decoding import decode_request
-    from backend.rpc.sampling_fields import sampling_params
-    from backend.rpc.tool_fields import tool_choice, tools
-    from backend.rpc.tuning_options import tuning_options
-    from backend.sampling.grammar.gbnf import gbnf_to_lark
-    from backend.sampling.grammar.schema import schema_to_lark
+    from backend.rpc.parsing.sampling_fields import sampling_params
+    from backend.rpc.parsing.tool_fields import tool_choice, tools
+    from backend.rpc.parsing.tuning_options import tuning_options
+    from backend.sampling.grammar.gbnf.translation import gbnf_to_lark
+    from backend.sampling.grammar.schema.translation import schema_to_lark
     from backend.sampling.grammar.vocabulary import Vocabulary
 
 MAX_PIECES = 16
 MAX_CHARS = 200
 EOS = 256
 TOOLS = {"f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}}
-# What calls and grammars are made of; the markers of a wire come from its own row.
+# What calls and grammars are made of; the markers of a format come from its own row.
 PIECES = [
     *('{"name": "f", "arguments": {', '"a": "b"', "}", "{", "[", "]", '"', "\\", "'", ":", ", "),
     *("f", "a", "n", "1", "null", "<", ">", "</", "=", "/", "\n", " ", "```", "(", ")", "\\u00"),
@@ -54,10 +53,10 @@ GRAMMAR_PIECES = [
 URI_PIECES = ["data:", ";base64,", "%2B", "=", "/9j/", "AAAA", "-_", "file:"]
 
 
-def wires(data: atheris.FuzzedDataProvider) -> None:
+def formats(data: atheris.FuzzedDataProvider) -> None:
     """Any reply is read in any format to its end, and the same however it is cut."""
-    reasoning = data.PickValueInList(list(REASONING_ROWS)).format
-    row = data.PickValueInList(list(TOOL_ROWS)).format
+    reasoning = data.PickValueInList(list(REASONING_FORMATS))
+    row = data.PickValueInList(list(TOOL_FORMATS))
     markers = (reasoning.start, reasoning.end, *row.openers, row.closer)
     text = _text(data, [*filter(None, markers), *PIECES])
     stop = FinishReason.STOP if data.ConsumeBool() else FinishReason.LENGTH
@@ -82,8 +81,8 @@ def fields(data: atheris.FuzzedDataProvider) -> None:
     """Texts in fields are parsed or refused."""
     offered = tools(_text(data, PIECES))
     tool_choice(_text(data, PIECES), offered)
-    sampling_params(pb.PredictOptions(LogitBias=_text(data, PIECES)), TuningOptions())
-    name = data.PickValueInList(list(TuningOptions.__dataclass_fields__))
+    sampling_params(pb.PredictOptions(LogitBias=_text(data, PIECES)), TuningOptions().requests)
+    name = data.PickValueInList(list(TuningOptions().by_name()))
     tuning_options([f"{name}:{_text(data, PIECES)}"], _text(data, PIECES))
 
 
@@ -102,7 +101,7 @@ def messages(data: atheris.FuzzedDataProvider) -> None:
 
 
 TARGETS: Mapping[str, Callable[[atheris.FuzzedDataProvider], None]] = {
-    target.__name__: target for target in (wires, grammars, fields, payloads, messages)
+    target.__name__: target for target in (formats, grammars, fields, payloads, messages)
 }
 VOCABULARY = Vocabulary(
     [*(bytes([byte]) for byte in range(256)), b"<eos>"], markers={}, eos_ids=[EOS], size=EOS + 1

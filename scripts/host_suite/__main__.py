@@ -113,6 +113,9 @@ def passes(caller: Caller, name: str, subject: Subject) -> bool:
 
 def answers(caller: Caller, capability: Capability, subject: Subject) -> Sequence[Message]:
     """Make the calls of one capability."""
+    if capability.opening is not None:
+        method, opening = capability.opening
+        caller.call(method, opening(subject), capability.timeout_s)
     requests = filter(None, (capability.baseline, capability.request))
     return [
         message

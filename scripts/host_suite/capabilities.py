@@ -4,6 +4,9 @@ Requests carry the fields that the host's suite sets and no others. `vision` is 
 suite has no such step for this backend.
 """
 
+import json
+import tempfile
+import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +54,7 @@ class Capability:
         method: An RPC of the service `backend.Backend`.
         check: Takes all messages of the answer; raises UnmetError.
         baseline: A request to compare with; its answer comes first in what `check` takes.
+        opening: Another method and its request, called first; its answer is not looked at.
     """
 
     method: str
@@ -58,6 +62,7 @@ class Capability:
     check: Callable[[Sequence[Any]], None]
     timeout_s: float = field(default=ANSWER_TIMEOUT_S, kw_only=True)
     baseline: Callable[[Subject], Message] | None = field(default=None, kw_only=True)
+    opening: tuple[str, Callable[[Subject], Message]] | None = field(default=None, kw_only=True)
 
 
 def model_options(subject: Subject) -> pb.ModelOptions:
@@ -102,6 +107,67 @@ def image_request(*images: str) -> Callable[[Subject], pb.PredictOptions]:
         Tokens=20,
         Temperature=0.1,
     )
+
+
+def transcription_request(_: Subject) -> pb.TranscriptRequest:
+    """Return a request for two seconds of a tone, in a file."""
+    path = Path(tempfile.mkdtemp(prefix="host-suite-"), "tone.wav")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(b"\x00\x20\x00\xe0" * 8000)
+    return pb.TranscriptRequest(dst=str(path), language="en")
+
+
+def covers_the_recording(results: Sequence[pb.TranscriptResult]) -> None:
+    """Demand one segment of two seconds."""
+    (result,) = results
+    ends = [segment.end for segment in result.segments]
+    _demand(ends == [2_000_000_000], f"segments end at {ends} ns")
+
+
+def has_placed_entities(answers: Sequence[pb.TokenClassifyResponse]) -> None:
+    """Demand that every entity is the text at its bytes."""
+    for entity in answers[0].entities:
+        text = STORY.encode()[entity.start : entity.end].decode()
+        _demand(text == entity.text, f"{entity.text!r} does not stand at its bytes: {text!r}")
+
+
+def quantisation_request(subject: Subject) -> pb.QuantizationRequest:
+    """Return a request for 8 bits, into a directory that the host has made for it."""
+    return pb.QuantizationRequest(
+        model=subject.model,
+        quantization_type="q8",
+        output_dir=tempfile.mkdtemp(prefix="host-suite-"),
+        job_id="mlx-quantize",
+    )
+
+
+def training_request(subject: Subject) -> pb.FineTuneRequest:
+    """Return a request for one step of training on four short conversations."""
+    directory = Path(tempfile.mkdtemp(prefix="host-suite-"))
+    dataset = directory / "dataset.jsonl"
+    row = {"prompt": PROMPT, "completion": "Paris."}
+    dataset.write_text("\n".join([json.dumps(row)] * 4), encoding="utf-8")
+    return pb.FineTuneRequest(
+        model=subject.model,
+        training_type="lora",
+        training_method="sft",
+        max_steps=1,
+        gradient_accumulation_steps=1,
+        dataset_source=str(dataset),
+        output_dir=str(directory / "output"),
+        job_id="mlx-finetune",
+    )
+
+
+def completes(updates: Sequence[Any]) -> None:
+    """Demand progress up to completion, with what was written."""
+    last = updates[-1]
+    _demand(last.status == "completed", f"ended as {last.status}: {last.message}")
+    is_training = isinstance(last, pb.FineTuneProgressUpdate)
+    _demand(last.checkpoint_path if is_training else last.output_file, "nothing was written")
 
 
 def has_text(replies: Sequence[pb.Reply]) -> None:
@@ -186,6 +252,33 @@ CAPABILITIES: Mapping[str, Capability] = {
         timeout_s=300.0,
         baseline=image_request(),
     ),
+    "tokenclassify": Capability(
+        "TokenClassify",
+        lambda _: pb.TokenClassifyRequest(text=STORY),
+        has_placed_entities,
+    ),
+    "transcription": Capability(
+        "AudioTranscription",
+        transcription_request,
+        covers_the_recording,
+        timeout_s=300.0,
+    ),
+    "quantize": Capability(
+        "QuantizationProgress",
+        lambda _: pb.QuantizationProgressRequest(job_id="mlx-quantize"),
+        completes,
+        timeout_s=300.0,
+        opening=("StartQuantization", quantisation_request),
+    ),
+    "finetune": Capability(
+        "FineTuneProgress",
+        lambda _: pb.FineTuneProgressRequest(job_id="mlx-finetune"),
+        completes,
+        timeout_s=300.0,
+        opening=("StartFineTune", training_request),
+    ),
 }
 
-TEXT_CAPABILITIES = tuple(name for name in CAPABILITIES if name != "vision")
+TEXT_CAPABILITIES = tuple(
+    name for name in CAPABILITIES if name not in ("vision", "transcription", "tokenclassify")
+)

@@ -13,6 +13,7 @@ from typing import Self
 from backend.cli.server_process import LOOPBACK, free_port
 
 ACCEPT_TIMEOUT_S = 30.0
+ORPHAN_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.05
 # What a shell or another Python set for itself; the host has none of it.
 FOREIGN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -94,8 +95,12 @@ class HostedBackend:
         return True
 
     def _end_orphans(self) -> None:
-        """End what is left of the process group; there should be nothing."""
+        """Give processes of the group a moment to notice the end, then end what is left."""
+        deadline = time.monotonic() + ORPHAN_TIMEOUT_S
         try:
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, 0)
+                time.sleep(POLL_INTERVAL_S)
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return

@@ -1,4 +1,8 @@
+import re
+from pathlib import Path
+
 import mlx.core as mx
+import mlx_lm.models.cache
 import pytest
 from engine_driver import prompt_of
 from mlx_lm.models.cache import (
@@ -10,8 +14,10 @@ from mlx_lm.models.cache import (
 )
 
 from backend.cache.kv import Piece, Segment, evaluate
+from backend.cache.layers import CACHE_CLASSES
 from backend.cache.layout import CacheLayout, CaptureError, cache_leaves
 from backend.cache.packing import Packing
+from backend.engine.passes.caches import CacheFactory
 
 pytestmark = pytest.mark.mlx
 
@@ -20,6 +26,9 @@ PROMPT = prompt_of(160)
 CUTTABLE = ["llama", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3"]
 WIDE = ["llama_wide", "gemma3_wide"]
 STATEFUL = ["qwen3_next", "qwen3_5", "mamba2", "llama4"]
+# Made from a network's own caches by the option `kv_bits`, never by a network.
+MADE_BY_OPTION = {"QuantizedKVCache"}
+ROOT = Path(__file__).parent.parent.parent
 
 
 def feed(network, caches, tokens):
@@ -105,7 +114,7 @@ def test_a_model_with_state_is_restored_at_a_snapshot_only(networks, family):
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
-def test_what_is_restored_shares_nothing_with_the_store(networks, family):  # lessons 42, 56
+def test_what_is_restored_shares_nothing_with_the_store(networks, family):
     network = networks(family)
     layout = CacheLayout.of(make_prompt_cache(network))
     segments = stored(network, layout, 100)
@@ -119,7 +128,7 @@ def test_what_is_restored_shares_nothing_with_the_store(networks, family):  # le
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
-def test_segments_split_at_any_token_restore_the_same(networks, family):  # lesson 53
+def test_segments_split_at_any_token_restore_the_same(networks, family):
     network = networks(family)
     layout = CacheLayout.of(make_prompt_cache(network))
     whole = stored(network, layout, 96)
@@ -134,7 +143,7 @@ def test_segments_split_at_any_token_restore_the_same(networks, family):  # less
 
 
 @pytest.mark.parametrize("family", CUTTABLE)
-def test_a_store_holds_the_bytes_of_its_tokens_and_no_more(networks, family):  # lesson 40
+def test_a_store_holds_the_bytes_of_its_tokens_and_no_more(networks, family):
     network = networks(family)
     layout = CacheLayout.of(make_prompt_cache(network))
     short, long = stored(network, layout, 32), stored(network, layout, 160)
@@ -232,7 +241,7 @@ def test_packed_segments_are_small_and_near_to_what_was_computed(
         assert mx.max(mx.abs(near - exact)).item() <= step.item()
 
 
-def test_a_layer_that_does_not_use_its_cache_is_left_alone(networks):  # lesson 52
+def test_a_layer_that_does_not_use_its_cache_is_left_alone(networks):
     network = networks("llama")
     caches = [*prefilled(network, 40), KVCache()]
     layout = CacheLayout.of([*make_prompt_cache(network), KVCache()])
@@ -243,7 +252,7 @@ def test_a_layer_that_does_not_use_its_cache_is_left_alone(networks):  # lesson 
     assert [cache.empty() for cache in fresh] == [cache.empty() for cache in caches]
 
 
-def test_an_unknown_class_is_never_stored_and_says_so(caplog):  # lessons 28, 51
+def test_an_unknown_class_is_never_stored_and_says_so(caplog):
     class OwnCache(KVCache):
         pass
 
@@ -257,3 +266,24 @@ def test_a_cache_that_ends_elsewhere_is_not_captured(networks):
     layout = CacheLayout.of(make_prompt_cache(network))
     with pytest.raises(CaptureError, match="KVCache ends at 20, not at 21"):
         layout.capture(prefilled(network, 20), 0, 21)
+
+
+def test_every_class_with_a_row_is_used_by_a_family_of_the_layout_tests(networks):
+    used = {
+        type(leaf).__name__
+        for family in (*CUTTABLE, *STATEFUL)
+        for leaf in cache_leaves(CacheFactory(networks(family))())
+    }
+    assert used | MADE_BY_OPTION == set(CACHE_CLASSES)
+
+
+def test_every_class_with_a_row_exists_upstream():
+    assert all(hasattr(mlx_lm.models.cache, name) for name in CACHE_CLASSES)
+
+
+def test_the_guide_names_files_that_exist():
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = guide.partition("## Adding a class of KV cache")[2].partition("\n## ")[0]
+    files = re.findall(r"^- `([^`]+)`:", section, re.MULTILINE)
+    assert len(files) == 4
+    assert all((ROOT / name).is_file() for name in files)

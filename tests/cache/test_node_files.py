@@ -5,21 +5,27 @@ import random
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from backend.cache.kv import Block, Segment, Snapshot, State, evaluate
-from backend.cache.node_directory import NodeDirectory, StoredNode
-from backend.cache.node_file import (
-    FORMAT_VERSION,
+from backend.cache.disk.folder import FOLDER_NAME
+from backend.cache.disk.node_directory import NodeDirectory, StoredNode
+from backend.cache.disk.node_file import (
+    FORMAT,
     DamagedFileError,
     read_header,
     read_node,
     write_node,
 )
+from backend.cache.kv import Block, Segment, Snapshot, State, evaluate
 from backend.cache.plain import from_plain, to_plain
 from backend.cache.token_key import TokenKey
 
 pytestmark = pytest.mark.mlx
+
+MODEL = "0123456789abcdef01234567"
+OTHER = "fedcba987654321001234567"
+DIGEST = "0" * 32
 
 
 def segment(tokens, *, has_snapshot=False):
@@ -36,18 +42,28 @@ def stored(start, stop, *, has_snapshot=False):
     return StoredNode(TokenKey.from_ids(range(stop)), start, plain)
 
 
+def save(path, node, model=MODEL):
+    with path.open("wb") as file:
+        write_node(file, model, node.key, node.start, node.segment)
+
+
+def load(read, path, model=MODEL):
+    with path.open("rb") as file:
+        return read(file, model)
+
+
 def equal(one, other):
     return one.dtype == other.dtype and one.shape == other.shape and mx.array_equal(one, other)
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
 def test_a_segment_comes_back_as_it_was(tmp_path, has_snapshot):
-    path, key = tmp_path / "node.safetensors", TokenKey.from_ids([-5, 2**40, 3, 4, 5])
+    path, key = tmp_path / "node.kv", TokenKey.from_ids([-5, 2**40, 3, 4, 5])
     written = segment(3, has_snapshot=has_snapshot)
-    write_node(path, "model", key, 2, to_plain(written))
-    header, plain = read_node(path, "model")
+    save(path, StoredNode(key, 2, to_plain(written)))
+    header, plain = load(read_node, path)
     read = from_plain(plain)
-    assert header == read_header(path, "model")
+    assert header == load(read_header, path)
     assert (header.key, header.start, header.has_snapshot) == (key, 2, has_snapshot)
     for one, other in zip(written.blocks[0].layers, read.blocks[0].layers, strict=True):
         assert all(equal(a, b) for a, b in zip(one, other, strict=True))
@@ -58,10 +74,19 @@ def test_a_segment_comes_back_as_it_was(tmp_path, has_snapshot):
         assert after.numbers == before.numbers
 
 
+def test_any_reader_of_safetensors_can_open_a_file(tmp_path):
+    path, node = tmp_path / "node.kv", stored(2, 5, has_snapshot=True)
+    save(path, node)
+    with safe_open(path, framework="np") as file:
+        assert file.get_tensor("key").tobytes() == node.key.packed
+        for index, array in enumerate(node.segment.arrays):
+            assert file.get_tensor(f"array.{index}").tobytes() == bytes(array.data)
+
+
 def test_no_bit_of_a_file_may_change(tmp_path):
-    path = tmp_path / "node.safetensors"
+    path = tmp_path / "node.kv"
     node = stored(2, 5, has_snapshot=True)
-    write_node(path, "model", node.key, node.start, node.segment)
+    save(path, node)
     content = path.read_bytes()
     rng = random.Random(1)
     for _ in range(400):
@@ -69,11 +94,11 @@ def test_no_bit_of_a_file_may_change(tmp_path):
         changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
         with pytest.raises(DamagedFileError):
-            read_node(path, "model")
+            load(read_node, path)
     for length in range(0, len(content), 17):
         path.write_bytes(content[:length])
         with pytest.raises(DamagedFileError):
-            read_node(path, "model")
+            load(read_node, path)
 
 
 @pytest.mark.parametrize(
@@ -87,30 +112,29 @@ def test_no_bit_of_a_file_may_change(tmp_path):
     ],
 )
 def test_a_header_that_makes_no_sense_is_damage(tmp_path, about):
-    path = tmp_path / "node.safetensors"
-    metadata = {"format_version": FORMAT_VERSION, "fingerprint": "model", "about": about}
+    path = tmp_path / "node.kv"
+    metadata = {"format": FORMAT, "fingerprint": MODEL, "about": about}
     save_file({"key": np.zeros(2, np.int64)}, path, metadata | {"checksum": ""})
     for read in (read_header, read_node):
         with pytest.raises(DamagedFileError):
-            read(path, "model")
+            load(read, path)
 
 
 def test_a_file_of_another_model_is_not_read(tmp_path):
-    path = tmp_path / "node.safetensors"
-    node = stored(0, 5)
-    write_node(path, "model", node.key, node.start, node.segment)
+    path = tmp_path / "node.kv"
+    save(path, stored(0, 5))
     with pytest.raises(DamagedFileError, match="another model"):
-        read_header(path, "other")
+        load(read_header, path, OTHER)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_nodes_are_found_in_whatever_order_they_were_written(tmp_path, order):
     nodes = [stored(0, 40), stored(40, 70), stored(70, 100)]
-    directory = NodeDirectory(tmp_path, "model", 10**9)
+    directory = NodeDirectory(tmp_path, MODEL, 10**9)
     for i in order:
         directory.write(nodes[i])
     key = TokenKey.from_ids([*range(90), 7, 7])
-    for reader in (directory, NodeDirectory(tmp_path, "model", 10**9)):
+    for reader in (directory, NodeDirectory(tmp_path, MODEL, 10**9)):
         read = reader.read(key, 0, ends_at_snapshot=False)
         assert [(node.start, len(node.key)) for node in read] == [(0, 40), (40, 70), (70, 100)]
         known = reader.read(key, 50, ends_at_snapshot=False)
@@ -118,7 +142,7 @@ def test_nodes_are_found_in_whatever_order_they_were_written(tmp_path, order):
 
 
 def test_nothing_behind_the_last_snapshot_is_read_where_only_snapshots_help(tmp_path):
-    directory = NodeDirectory(tmp_path, "model", 10**9)
+    directory = NodeDirectory(tmp_path, MODEL, 10**9)
     for node in (stored(0, 40, has_snapshot=True), stored(40, 70), stored(70, 100)):
         directory.write(node)
     key = TokenKey.from_ids(range(100))
@@ -128,19 +152,20 @@ def test_nothing_behind_the_last_snapshot_is_read_where_only_snapshots_help(tmp_
 
 
 def test_the_oldest_files_of_all_models_make_room(tmp_path):
-    for model in ("one", "other"):
+    for model in (OTHER, MODEL):
         directory = NodeDirectory(tmp_path, model, 60_000)
         for start in range(0, 1000, 100):
             directory.write(stored(start, start + 100))
-    assert not list(tmp_path.glob("one/*"))
-    sizes = [path.stat().st_size for path in tmp_path.glob("other/*")]
+    assert not list(tmp_path.glob(f"*/{OTHER}/*"))
+    sizes = [path.stat().st_size for path in tmp_path.glob(f"*/{MODEL}/*")]
     assert 30_000 < sum(sizes) <= 75_000
 
 
 def test_what_a_killed_writer_leaves_makes_room_like_any_other_file(tmp_path):
-    directory = NodeDirectory(tmp_path, "model", budget_bytes=10_000)
-    left = tmp_path / "model" / "0-5-digest.4711.draft"
-    left.write_bytes(bytes(20_000))
+    directory = NodeDirectory(tmp_path, MODEL, budget_bytes=10_000)
+    left = tmp_path / FOLDER_NAME / MODEL / f"0-900-{DIGEST}.0123456789abcdef.draft"
+    save(left, stored(0, 900))
+    left.write_bytes(left.read_bytes()[:20_000])
     directory.look_again()
     assert directory.bytes == 20_000
     directory.write(stored(0, 5))

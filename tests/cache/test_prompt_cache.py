@@ -27,14 +27,14 @@ def roomy(usable=anywhere):
 @pytest.mark.parametrize(
     ("ids", "kind", "length", "matched"),
     [
-        pytest.param(TEN, HitKind.EXACT, 9, 10, id="exact"),  # lesson 25
+        pytest.param(TEN, HitKind.EXACT, 9, 10, id="exact"),
         pytest.param((*TEN, 11), HitKind.EXACT, 10, 10, id="exact-but-the-token-left"),
         pytest.param((*TEN, 11, 12), HitKind.SHORTER, 10, 10, id="shorter"),
-        pytest.param(TEN[:6], HitKind.LONGER, 5, 6, id="longer"),  # lesson 26
+        pytest.param(TEN[:6], HitKind.LONGER, 5, 6, id="longer"),
         pytest.param(TEN[:3], HitKind.LONGER, 2, 3, id="longer-by-far"),
-        pytest.param((*TEN[:6], 90, 91), HitKind.DIVERGING, 6, 6, id="diverging"),  # lesson 30
+        pytest.param((*TEN[:6], 90, 91), HitKind.DIVERGING, 6, 6, id="diverging"),
         pytest.param((1, 2, 90), HitKind.DIVERGING, 2, 2, id="diverging-behind-two"),
-        pytest.param((1, 90, 91), HitKind.MISS, 0, 1, id="one-token"),  # lesson 107
+        pytest.param((1, 90, 91), HitKind.MISS, 0, 1, id="one-token"),
         pytest.param(TEN[:2], HitKind.MISS, 0, 2, id="one-token-but-the-one-left"),
         pytest.param(TEN[:1], HitKind.MISS, 0, 1, id="nothing-but-the-token-left"),
         pytest.param((90, *TEN), HitKind.MISS, 0, 0, id="miss"),
@@ -56,7 +56,7 @@ def test_an_empty_store_knows_nothing():
     assert not store.has_snapshot(key(*TEN))
 
 
-def test_the_most_tokens_win_over_the_entry_that_ends_first():  # lesson 31
+def test_the_most_tokens_win_over_the_entry_that_ends_first():
     store = roomy()
     put(store, TEN[:4])
     put(store, TEN)
@@ -83,7 +83,7 @@ def test_what_is_stored_behind_a_match_is_told():
     assert list(look(store, (90,)).beyond) == []
 
 
-def test_only_what_is_missing_is_stored():  # lesson 33
+def test_only_what_is_missing_is_stored():
     store = roomy()
     put(store, TEN[:4])
     put(store, TEN)
@@ -124,7 +124,7 @@ def test_a_refused_segment_changes_no_version():
     assert store.version > version
 
 
-def test_a_prefix_with_state_ends_at_a_snapshot():  # lessons 27, 35, 54
+def test_a_prefix_with_state_ends_at_a_snapshot():
     store = roomy(at_snapshots)
     put(store, TEN[:4], has_snapshot=True)
     put(store, TEN)
@@ -144,7 +144,7 @@ def test_a_snapshot_is_attached_to_what_is_stored_without_it():
     assert store.status().bytes == room_for(10, snapshots=1)
 
 
-def test_a_snapshot_inside_a_node_divides_it():  # lesson 34
+def test_a_snapshot_inside_a_node_divides_it():
     store = roomy(at_snapshots)
     put(store, TEN, has_snapshot=True)
     put(store, TEN[:4], has_snapshot=True)
@@ -172,7 +172,7 @@ def test_a_snapshot_of_another_prompt_of_that_length_is_not_its_own():
     assert not store.has_snapshot(key(*TEN, 11))
 
 
-def test_a_cut_before_the_end_of_a_node_goes_without_its_snapshot():  # lesson 55
+def test_a_cut_before_the_end_of_a_node_goes_without_its_snapshot():
     store = roomy(anywhere)
     put(store, TEN, has_snapshot=True)
     assert look(store, TEN).path[-1].snapshot is None
@@ -189,14 +189,14 @@ def test_a_hit_stays_whole_when_its_nodes_are_divided_or_evicted():
     assert tokens_of(hit) == TEN
 
 
-def test_two_users_of_one_entry_get_paths_of_their_own():  # lesson 107
+def test_two_users_of_one_entry_get_paths_of_their_own():
     store = roomy()
     put(store, TEN)
     one, other = (store.lookup(key(*TEN[:n], 99), f"row {n}") for n in (8, 5))
     assert (tokens_of(one), tokens_of(other)) == (TEN[:8], TEN[:5])
 
 
-def test_keys_of_two_models_never_meet():  # lesson 107
+def test_keys_of_two_models_never_meet():
     one, other = roomy(), roomy()
     put(one, TEN)
     assert look(other, TEN).kind is HitKind.MISS
@@ -232,7 +232,7 @@ def test_tokens_without_bytes_are_stored_and_found():
     assert store.lookup(key(*TEN), "row").length == 9
 
 
-def test_the_books_count_prompts_tokens_and_kinds():  # lesson 46
+def test_the_books_count_prompts_tokens_and_kinds():
     store = roomy()
     store.record(100, 60, HitKind.SHORTER)
     store.record(50, 0, HitKind.MISS)

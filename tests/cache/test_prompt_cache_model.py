@@ -84,8 +84,8 @@ class PromptCacheMachine(RuleBasedStateMachine):
         self.save(caches, ids, owner)
 
     @rule(ids=PROMPTS)
-    def keep(self, ids):
-        self.store.keep(TokenKey.from_ids(ids))
+    def pin(self, ids):
+        self.store.pin(TokenKey.from_ids(ids))
 
     @rule(owner=OWNERS)
     def release(self, owner):

@@ -175,7 +175,7 @@ def test_a_parent_that_is_held_is_not_joined(tree):
 def test_a_marked_parent_is_not_joined(tree):
     upper = store(tree, 1, 2)
     lower, leaf = store(tree, 1, 2, 3), store(tree, 1, 2, 9)
-    tree.keep(upper)
+    tree.pin(upper)
     tree.remove(leaf)
     tree.check()
     assert lower.parent is upper
@@ -191,10 +191,10 @@ def test_a_node_with_children_cannot_be_removed(tree):
 def test_a_node_that_left_cannot_be_used(tree):
     leaf = store(tree, 1, 2)
     tree.remove(leaf)
-    for use in (tree.touch, tree.keep, tree.remove, lambda node: tree.split_at(node, 1)):
+    for use in (tree.touch, tree.pin, tree.remove, lambda node: tree.split_at(node, 1)):
         with pytest.raises(ValueError, match="no longer in the tree"):
             use(leaf)
-    tree.unkeep(leaf)
+    tree.unpin(leaf)
     tree.check()
     assert len(tree) == tree.tokens == 0
 
@@ -218,7 +218,7 @@ def test_a_removed_value_is_freed_at_once(tree):
         gc.enable()
 
 
-def test_the_least_recent_leaf_is_evicted_first(tree):  # lesson 107
+def test_the_least_recent_leaf_is_evicted_first(tree):
     first, second, third = store(tree, 1), store(tree, 2), store(tree, 3)
     tree.touch(first)
     assert list(tree.leaves()) == [second, third, first]
@@ -244,40 +244,40 @@ def test_a_match_does_not_make_anything_more_recent(tree):
     assert list(tree.leaves()) == [first, second]
 
 
-def test_kept_nodes_are_evicted_after_all_others(tree):
+def test_pinned_nodes_are_evicted_after_all_others(tree):
     kept = store(tree, 1)
-    tree.keep(kept)
+    tree.pin(kept)
     below, other = store(tree, 1, 2), store(tree, 3)
     assert list(tree.leaves()) == [below, other]
     tree.remove(below)
     assert list(tree.leaves()) == [other, kept]
-    tree.unkeep(kept)
+    tree.unpin(kept)
     tree.check()
-    assert not kept.is_kept
+    assert not kept.is_pinned
 
 
-def test_what_is_above_a_kept_node_is_kept_until_its_last_mark_goes(tree):
+def test_what_is_above_a_pinned_node_is_pinned_until_its_last_mark_goes(tree):
     left, right = store(tree, 1, 2), store(tree, 1, 3)
     upper = left.parent
-    tree.keep(left)
-    tree.keep(right)
-    tree.keep(right)
-    tree.unkeep(right)
+    tree.pin(left)
+    tree.pin(right)
+    tree.pin(right)
+    tree.unpin(right)
     tree.check()
-    assert upper.is_kept
+    assert upper.is_pinned
     tree.remove(left)
     tree.check()
-    assert not any(node.is_kept for node in tree.walk())
+    assert not any(node.is_pinned for node in tree.walk())
 
 
-def test_a_split_of_a_kept_node_keeps_both_parts(tree):
+def test_a_split_of_a_pinned_node_keeps_both_parts(tree):
     node = store(tree, 1, 2, 3)
-    tree.keep(node)
+    tree.pin(node)
     upper = tree.split_at(node, 2)
     tree.check()
-    assert upper.is_kept
-    assert not upper.is_marked
-    assert node.is_marked
+    assert upper.is_pinned
+    assert not upper.is_pin
+    assert node.is_pin
 
 
 def test_a_chain_of_ten_thousand_nodes_needs_no_recursion(tree):
@@ -285,7 +285,7 @@ def test_a_chain_of_ten_thousand_nodes_needs_no_recursion(tree):
     leaf = tree.insert(TokenKey.from_ids(ids), 0, Piece(tuple(ids)))
     while len(leaf.label) > 1:
         tree.split_at(leaf, 1)
-    tree.keep(leaf)
+    tree.pin(leaf)
     tree.check()
     assert leaf.key == TokenKey.from_ids(ids)
     assert len(tree.match(leaf.key).nodes) == len(tree) == len(list(tree.walk())) == len(ids)
@@ -295,7 +295,7 @@ def test_a_chain_of_ten_thousand_nodes_needs_no_recursion(tree):
     assert len(tree) == 0
 
 
-def test_ten_thousand_entries_with_one_prefix_are_not_scanned(tree):  # lessons 32, 57
+def test_ten_thousand_entries_with_one_prefix_are_not_scanned(tree):
     prefix = tuple(range(300))
     for entry in range(10_000):
         key = TokenKey.from_ids((*prefix, entry, -entry))
@@ -322,8 +322,8 @@ def empty_a_label(tree):
     tree.least_recent().label = TokenKey.from_ids([])
 
 
-def count_a_keeper_twice(tree):
-    tree.least_recent().keepers += 1
+def count_a_pin_twice(tree):
+    tree.least_recent().pins += 1
 
 
 def forget_an_order(tree):
@@ -332,9 +332,9 @@ def forget_an_order(tree):
 
 def mark_without_moving(tree):
     leaf = tree.least_recent()
-    leaf.is_marked = True
+    leaf.is_pin = True
     for node in leaf.lineage():
-        node.keepers += 1
+        node.pins += 1
 
 
 def make_a_child_newer_than_its_parent(tree):
@@ -355,7 +355,7 @@ def lengthen_a_label(tree):
         (lose_a_token, "does not start where its parent ends"),
         (hang_a_node_elsewhere, "not where its first token says"),
         (empty_a_label, "without tokens"),
-        (count_a_keeper_twice, "keepers of a node"),
+        (count_a_pin_twice, "pins of a node"),
         (forget_an_order, "hold different nodes"),
         (mark_without_moving, "order of the other class"),
         (make_a_child_newer_than_its_parent, "more recent than its parent"),

@@ -1,5 +1,6 @@
 """The radix tree against a model that stores every prefix as a tuple and scans lists."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -33,11 +34,11 @@ class NaiveTree:
     def children(self, end):
         return [e for e in self.ends if e[: len(end)] == end and self.start(e) == len(end)]
 
-    def is_kept(self, end):
+    def is_pinned(self, end):
         return any(mark[: len(end)] == end for mark in self.marked)
 
     def eviction_order(self):
-        return sorted(self.ends, key=self.is_kept)
+        return sorted(self.ends, key=self.is_pinned)
 
     def make_newest(self, path):
         for end in sorted(path, key=len, reverse=True):
@@ -60,14 +61,14 @@ class NaiveTree:
         (lower,) = (e for e in self.ends if e[: len(upper)] == upper and self.start(e) < len(upper))
         self.ends.insert(self.ends.index(lower) + 1, upper)
 
-    def unkeep(self, end):
-        before = [e for e in self.ends if self.is_kept(e)]
+    def unpin(self, end):
+        before = [e for e in self.ends if self.is_pinned(e)]
         self.marked.discard(end)
-        self.make_newest([e for e in before if not self.is_kept(e)])
+        self.make_newest([e for e in before if not self.is_pinned(e)])
 
     def remove(self, leaf, skip):
         parent = leaf[: self.start(leaf)]
-        self.unkeep(leaf)
+        self.unpin(leaf)
         self.ends.remove(leaf)
         self.sealed.discard(leaf)
         children = self.children(parent)
@@ -115,18 +116,18 @@ class RadixMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.nodes)
     @rule(number=PICKS)
-    def keep(self, number):
+    def pin(self, number):
         end, node = self.pick(number)
-        self.tree.keep(node)
+        self.tree.pin(node)
         self.naive.marked.add(end)
         self.naive.touch(end)
 
     @precondition(lambda self: self.nodes)
     @rule(number=PICKS)
-    def unkeep(self, number):
+    def unpin(self, number):
         end, node = self.pick(number)
-        self.tree.unkeep(node)
-        self.naive.unkeep(end)
+        self.tree.unpin(node)
+        self.naive.unpin(end)
 
     @precondition(lambda self: self.nodes)
     @rule(number=PICKS, at=st.integers(1, 11))
@@ -195,7 +196,7 @@ class RadixMachine(RuleBasedStateMachine):
     def every_value_describes_the_tokens_of_its_node(self):
         for end, node in self.nodes.items():
             assert node.value == Piece(end[self.naive.start(end) :], end in self.naive.sealed)
-            assert node.is_kept == self.naive.is_kept(end)
+            assert node.is_pinned == self.naive.is_pinned(end)
         assert self.tree.tokens == len(self.naive.prefixes())
         assert len(self.tree) == len(self.naive.ends)
 
@@ -206,4 +207,4 @@ class RadixMachine(RuleBasedStateMachine):
 
 
 RadixMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
-TestRadixTree = RadixMachine.TestCase
+TestRadixTree = pytest.mark.slow(RadixMachine.TestCase)

@@ -59,6 +59,6 @@ def test_a_path_in_use_goes_last():
 
 def test_what_goes_is_handed_to_the_disk():
     rescued = []
-    store = store_of_two(rescue=rescued.extend)
+    store = store_of_two(on_evict=rescued.extend)
     store.resize(room_for(4))
     assert [node.key for node in rescued] == [key(*OLD)]

@@ -23,6 +23,7 @@ from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 
 TIMEOUT_S = 30.0
+NUDGE_S = 0.05
 
 
 class Act(Enum):
@@ -104,10 +105,23 @@ class ScriptedBackend(backend_pb2_grpc.BackendServicer, backend_pb2_grpc.Inspect
                 await context.abort(code, details)
             case Act():
                 if step is Act.PRESS_CTRL_C:
-                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                    await _press_ctrl_c()
                 await asyncio.Event().wait()
             case _:
                 await context.write(step)
+
+
+async def _press_ctrl_c() -> None:
+    """Interrupt the main thread, and wake it until it leaves.
+
+    A signal that comes between Python's last look at its signals and the system call that
+    waits is noticed when that call returns, and nothing else may end it.
+    """
+    main_thread = threading.main_thread().ident
+    signal.pthread_kill(main_thread, signal.SIGINT)
+    while True:
+        await asyncio.sleep(NUDGE_S)
+        signal.pthread_kill(main_thread, signal.SIGURG)
 
 
 def thought(text: str) -> pb.Reply:
@@ -233,9 +247,11 @@ def console() -> Console:
 @pytest.fixture(autouse=True)
 def hears_ctrl_c() -> Iterator[None]:
     """Let Ctrl-C reach this process: one that a shell put in the background is deaf to it."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    nudge = signal.signal(signal.SIGURG, lambda *_: None)
     yield
-    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGURG, nudge)
 
 
 @pytest.fixture

@@ -38,6 +38,57 @@ def test_exit_leaves(run_chat, scripted):
     assert scripted.requests == []
 
 
+def test_another_system_message_begins_a_new_conversation(run_chat, scripted, script):
+    scripted.scripts = [[script.content("Hi!")], [script.content("Hi!")], [script.content("Hi!")]]
+    run_chat("hello", "/system Be short.", "hello", "/system", "hello")
+    contents = [[message.content for message in r.Messages] for r in scripted.requests]
+    assert contents == [["hello"], ["Be short.", "hello"], ["hello"]]
+
+
+def test_a_line_that_ends_in_a_backslash_goes_on(run_chat, scripted, script):
+    scripted.scripts = [[script.content("Hi!")]]
+    run_chat("one \\", "two\\", "three")
+    assert scripted.requests[0].Messages[0].content == "one \ntwo\nthree"
+
+
+def test_statistics_are_of_all_replies(run_chat, scripted, script):
+    scripted.scripts = [[script.content("a", tokens=2)], [script.content("b", tokens=4)]]
+    result = run_chat("/stats", "hello", "again", "/stats")
+    assert "0 replies · 0 prompt tokens · 0 tokens generated\n" in result.output
+    assert "2 replies · 60 prompt tokens · 6 tokens generated · 6.0 tokens/s\n" in result.output
+
+
+def test_tools_of_a_file_are_offered_until_they_are_taken_back(
+    run_chat, scripted, script, tmp_path
+):
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps([WEATHER_TOOL]))
+    scripted.scripts = [[script.content("Hi!")], [script.content("Hi!")]]
+    run_chat(f"/tools {path}", "hello", "/tools", "hello")
+    assert [request.Tools for request in scripted.requests] == [json.dumps([WEATHER_TOOL]), ""]
+
+
+@pytest.mark.parametrize("text", ["{}", "nonsense"])
+def test_a_file_without_tools_is_told_and_changes_nothing(
+    run_chat, scripted, script, tmp_path, text
+):
+    path = tmp_path / "tools.json"
+    path.write_text(text)
+    scripted.scripts = [[script.content("Hi!")]]
+    result = run_chat(f"/tools {path}", f"/tools {path}.none", "hello")
+    assert result.output.count("tools.json") >= 2
+    assert [request.Tools for request in scripted.requests] == [""]
+
+
+def test_a_command_that_is_none_is_not_sent_and_two_slashes_are_one(run_chat, scripted, script):
+    scripted.scripts = [[script.content("Hi!")]]
+    result = run_chat("/hlep", "//etc/hosts is what?", "/help")
+    assert "/hlep is no command: /help lists them" in result.output
+    assert "/system TEXT" in result.output
+    (request,) = scripted.requests
+    assert request.Messages[0].content == "/etc/hosts is what?"
+
+
 def test_an_error_is_one_line_and_the_chat_goes_on(run_chat, scripted, script):
     refusal = script.refuse(grpc.StatusCode.INVALID_ARGUMENT, "Messages: too long")
     scripted.scripts = [[refusal], [script.content("Hi!")]]

@@ -14,6 +14,12 @@ class Knobs:
     limit: int | None = None
 
 
+@dataclass
+class Board:
+    knobs: Knobs
+    title: str = ""
+
+
 def test_fields_follow_the_annotations():
     assert option_fields(Knobs) == {
         "slots": OptionField(int),
@@ -22,6 +28,10 @@ def test_fields_follow_the_annotations():
         "batching": OptionField(bool),
         "limit": OptionField(int, is_optional=True),
     }
+
+
+def test_a_group_of_options_adds_its_own():
+    assert option_fields(Board) == {**option_fields(Knobs), "title": OptionField(str)}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +48,6 @@ def test_an_entry_splits_at_its_first_colon(entry, pair):
     assert split_entry(entry) == pair
 
 
-# lesson 104
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [

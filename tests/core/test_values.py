@@ -5,16 +5,16 @@ import pkgutil
 import pytest
 
 import backend.core
-import backend.engine.command
-import backend.engine.stream
+import backend.engine.messages.commands
+import backend.engine.messages.stream
 
 MODULES = [
     *(
         importlib.import_module(f"backend.core.{m.name}")
         for m in pkgutil.iter_modules(backend.core.__path__)
     ),
-    backend.engine.command,
-    backend.engine.stream,
+    backend.engine.messages.commands,
+    backend.engine.messages.stream,
 ]
 VALUES = [
     value
@@ -25,6 +25,6 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: value.__name__)
-def test_what_crosses_a_layer_cannot_be_changed_on_the_way(value):  # lesson 88
+def test_what_crosses_a_layer_cannot_be_changed_on_the_way(value):
     assert value.__dataclass_params__.frozen
     assert "__slots__" in vars(value)

@@ -5,11 +5,12 @@ from groups import build_divisible, workers
 from serving import until
 
 from backend.engine.engine import Engine
+from backend.pipeline.served_model import ServedModel
 
 
 @pytest.fixture
 async def engine():
-    engine = Engine()
+    engine = Engine(serve=ServedModel.of)
     yield engine
     await engine.close(drain_timeout_s=0.0)
     await until(lambda: not workers())

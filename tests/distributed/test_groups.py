@@ -24,7 +24,7 @@ from backend.engine.distributed.topology import (
     topology_of,
 )
 from backend.errors import GroupLostError, InvalidRequestError, UnsupportedModelError
-from backend.model.checkpoint import read_config
+from backend.model.checkpoint.config import read_config
 from backend.model.loader import look
 
 pytestmark = pytest.mark.mlx
@@ -36,11 +36,11 @@ def endpoints(topology):
 
 @pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 1}, {"hosts": "127.0.0.1"}])
 def test_one_process_is_no_group(options):
-    assert topology_of(TuningOptions(**options)) is None
+    assert topology_of(TuningOptions.of(**options)) is None
 
 
 def test_hosts_without_ports_are_numbered_as_mlx_launch_does():
-    topology = topology_of(TuningOptions(hosts="127.0.0.1, 10.0.0.2,10.0.0.3:99"))
+    topology = topology_of(TuningOptions.of(hosts="127.0.0.1, 10.0.0.2,10.0.0.3:99"))
     assert endpoints(topology) == [
         [f"127.0.0.1:{FIRST_PORT}"],
         [f"10.0.0.2:{FIRST_PORT + 1}"],
@@ -64,7 +64,7 @@ def test_hosts_without_ports_are_numbered_as_mlx_launch_does():
 def test_hostfiles_of_both_forms_are_read(tmp_path, content):
     path = tmp_path / "hosts.json"
     path.write_text(json.dumps(content))
-    topology = topology_of(TuningOptions(hostfile=str(path)))
+    topology = topology_of(TuningOptions.of(hostfile=str(path)))
     assert endpoints(topology) == [["127.0.0.1:7001"], ["10.0.0.2:7002"]]
     assert str(topology.control) == "127.0.0.1:8001"
 
@@ -87,7 +87,7 @@ def test_hostfiles_of_both_forms_are_read(tmp_path, content):
 )
 def test_contradictions_are_refused(options, words):
     with pytest.raises(InvalidRequestError, match=words):
-        topology_of(TuningOptions(**options))
+        topology_of(TuningOptions.of(**options))
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_a_hostfile_of_another_form_is_refused_by_name(tmp_path, content):
     path = tmp_path / "hosts.json"
     path.write_text(content)
     with pytest.raises(InvalidRequestError, match=r"hostfile: .*hosts\.json cannot be used"):
-        topology_of(TuningOptions(hostfile=str(path)))
+        topology_of(TuningOptions.of(hostfile=str(path)))
 
 
 def test_a_backend_that_mlx_has_not_is_refused():
-    topology = topology_of(TuningOptions(tensor_parallel_size=2, distributed_backend="mpi"))
+    topology = topology_of(TuningOptions.of(tensor_parallel_size=2, distributed_backend="mpi"))
     with pytest.raises(InvalidRequestError, match=r"mpi.*ring"):
         usable_backend(topology)
 

@@ -13,7 +13,7 @@ from one_group import tokens_of_one_group
 from two_hosts import ADDRESSES, two_hosts
 
 from backend.errors import BackendError
-from backend.worker import device_environment, parse, topology_of
+from backend.rank import device_environment, parse, topology_of
 
 pytestmark = pytest.mark.mlx
 
@@ -52,7 +52,7 @@ async def test_two_hosts_give_the_tokens_of_one_and_serve_one_group_after_anothe
     here, there = hosts
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps([{"ssh": a, "ips": [a]} for a in ADDRESSES]))
-    worker = [*there, sys.executable, "-m", "backend.worker"]
+    worker = [*there, sys.executable, "-m", "backend.rank"]
     with operator(*worker, MLX_RANK="1", MLX_HOSTFILE=str(hostfile)) as process:
         for family, kind in (("llama", "tensor"), ("qwen3_moe", "pipeline")):
             directory = build_divisible(family, tmp_path / family, 2)
@@ -92,7 +92,7 @@ def test_ranks_of_one_machine_take_its_devices_in_turn():
 
 def test_rank_0_that_an_operator_starts_says_that_it_is_not_needed_and_leaves_when_told():
     hosts = "127.0.0.1:32330,127.0.0.1:32340"
-    command = [sys.executable, "-m", "backend.worker", "--hosts", hosts, "--rank", "0"]
+    command = [sys.executable, "-m", "backend.rank", "--hosts", hosts, "--rank", "0"]
     with operator(*command, stderr=subprocess.PIPE) as process:
         assert b"there is nothing to do here" in process.stderr.readline()
         process.stderr.close()

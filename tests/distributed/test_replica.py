@@ -6,10 +6,10 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of
 
 from backend.core.request import SamplingParams
-from backend.engine.command import Cancel, Submit
 from backend.engine.distributed.messages import Turn, make_codec
-from backend.engine.pace import Pace
-from backend.engine.pacing import ChunkLimit, PrefillPace
+from backend.engine.messages.commands import Cancel, Submit
+from backend.engine.rows.pacing import ChunkLimit, PrefillPace
+from backend.engine.session.pace import Pace
 
 pytestmark = pytest.mark.mlx
 
@@ -28,8 +28,8 @@ class Ranks:
         """What a clock may say, drawn by lot."""
         tokens = self.rng.randint(1, 40)
         chunk = ChunkLimit(tokens, rest=self.rng.randint(tokens, 2 * tokens))
-        prefill = PrefillPace(self.rng.random() < 0.5, beside=chunk, alone=chunk)
-        return Pace(prefill, self.decides.session.pace().aside)
+        prefill = PrefillPace(self.rng.random() < 0.5, shared=chunk, alone=chunk)
+        return Pace(prefill, self.decides.session.pace().background)
 
     def turn(self, *commands):
         self.turns += 1

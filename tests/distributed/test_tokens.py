@@ -4,6 +4,7 @@ import pytest
 from groups import LONG, build_divisible, find_out, grouped
 
 from backend.engine.engine import Engine
+from backend.pipeline.served_model import ServedModel
 
 pytestmark = pytest.mark.mlx
 
@@ -18,7 +19,7 @@ CASES = [
 
 @pytest.fixture
 async def engine():
-    engine = Engine()
+    engine = Engine(serve=ServedModel.of)
     yield engine
     await engine.close(drain_timeout_s=0.0)
 

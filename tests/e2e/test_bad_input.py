@@ -104,7 +104,7 @@ async def test_bytes_that_are_no_text_name_their_field(tiny_models):
     ],
 )
 async def test_a_grammar_that_cannot_be_followed_is_refused(tiny_models, grammar, problem):
-    async with served(tiny_models("llama")) as backend:  # lesson 6
+    async with served(tiny_models("llama")) as backend:
         neighbour = backend.stub.Predict(raw(Tokens=30, IgnoreEOS=True))
         code, details = await code_of(backend.stub.Predict(raw(Grammar=grammar)))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -132,7 +132,7 @@ async def test_the_wrong_identity_is_refused_on_every_call_that_carries_one(tiny
         assert (await backend.stub.Predict(raw(ModelIdentity=right))).tokens > 0
 
 
-async def test_without_a_model_calls_fail_with_the_hosts_words():  # lesson 103
+async def test_without_a_model_calls_fail_with_the_hosts_words():
     async with served() as backend:
         calls = [
             backend.stub.Predict(raw()),
@@ -146,7 +146,7 @@ async def test_without_a_model_calls_fail_with_the_hosts_words():  # lesson 103
             assert "model not loaded" in details
 
 
-async def test_what_a_model_cannot_do_is_unimplemented(tiny_models):  # lesson 103
+async def test_what_a_model_cannot_do_is_unimplemented(tiny_models):
     async with served(tiny_models("llama")) as backend:
         calls = [
             backend.stub.Rerank(pb.RerankRequest(query="q", documents=["d"])),
@@ -157,7 +157,7 @@ async def test_what_a_model_cannot_do_is_unimplemented(tiny_models):  # lesson 1
             assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_template_without_tools_refuses_them(tiny_models, tmp_path):  # lesson 66
+async def test_a_template_without_tools_refuses_them(tiny_models, tmp_path):
     plain = tmp_path / "plain.jinja"
     plain.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     options = [f"chat_template:{plain}"]

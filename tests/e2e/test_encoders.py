@@ -11,6 +11,9 @@ import pytest
 from serving import code_of, served, stream
 from transformers import AutoTokenizer
 
+from backend.config import ModelOptions
+from backend.errors import UnsupportedModelError
+from backend.model.loader import load
 from backend.pb import backend_pb2 as pb
 from scripts.tiny_encoders import POSITIONS, build_cross_encoder, build_encoder
 from scripts.tiny_retrieval import add_modules
@@ -282,13 +285,13 @@ async def test_a_dense_part_fails_the_load(tmp_path):
     assert "unknown: dense" in details
 
 
-async def test_without_mlx_vlm_an_encoder_says_what_to_install(encoders, monkeypatch):
+def test_without_mlx_vlm_an_encoder_says_what_to_install(encoders, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlx_vlm.encoder_loader", None)
-    async with served() as backend:
-        code, details = await code_of(backend.load(encoders["bert"]))
-    assert code is INVALID
-    assert "mlx-vlm" in details
-    assert "pip install 'mlx-grpc-backend[vision]'" in details
+    options = ModelOptions(model=str(encoders["bert"]))
+    with pytest.raises(UnsupportedModelError) as caught:
+        load(options, encoders["bert"], cancelled=lambda: False)
+    assert "mlx-vlm" in str(caught.value)
+    assert "pip install 'mlx-grpc-backend[vision]'" in str(caught.value)
 
 
 async def test_a_decoder_takes_the_place_of_an_encoder(encoders, tiny_models):
@@ -299,3 +302,45 @@ async def test_a_decoder_takes_the_place_of_an_encoder(encoders, tiny_models):
         await backend.load(encoders["bert"])
         assert reply.tokens
         assert len((await embed(backend, "la")).embeddings) == 64
+
+
+def poisoned(directory, tensor, row=slice(None)):
+    """Write NaN into a tensor of a checkpoint, the name of which ends as given."""
+    path = directory / "model.safetensors"
+    weights = mx.load(str(path))
+    (name,) = [name for name in weights if name.endswith(tensor)]
+    weights[name][row] = mx.nan
+    mx.eval(weights)
+    mx.save_safetensors(str(path), weights, {"format": "mlx"})
+    return directory
+
+
+@pytest.mark.parametrize("build", [build_encoder, build_cross_encoder])
+async def test_an_encoder_that_computes_no_numbers_is_refused(tmp_path, build):
+    directory = poisoned(build("bert", tmp_path), "encoder.layer.0.output.dense.weight")
+    async with served() as backend:
+        code, details = await code_of(backend.load(directory))
+    assert (code, "NaN" in details) == (INVALID, True)
+
+
+async def test_a_text_that_an_encoder_turns_into_nan_fails_alone(tmp_path):
+    directory = build_encoder("bert", tmp_path)
+    ids = AutoTokenizer.from_pretrained(directory)("9").input_ids
+    poisoned(directory, "word_embeddings.weight", ids[1])
+    async with served(directory) as backend:
+        calls = [embed(backend, text) for text in ("la li", "9 li", "la lo")]
+        good, bad, other = await asyncio.gather(*calls, return_exceptions=True)
+    assert good.dim == other.dim == 64
+    assert bad.code() is grpc.StatusCode.INTERNAL
+    assert "NaN" in bad.details()
+
+
+async def test_a_pair_that_a_cross_encoder_turns_into_nan_is_told(tmp_path):
+    directory = build_cross_encoder("bert", tmp_path)
+    ids = AutoTokenizer.from_pretrained(directory)("9").input_ids
+    poisoned(directory, "word_embeddings.weight", ids[1])
+    async with served(directory) as backend:
+        request = pb.RerankRequest(query="la", documents=["li", "9"])
+        code, details = await code_of(backend.stub.Rerank(request))
+        assert (code, "NaN" in details) == (grpc.StatusCode.INTERNAL, True)
+        assert (await backend.stub.Rerank(pb.RerankRequest(query="la", documents=["li"]))).results

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import math
 import shutil
+from importlib.metadata import version
 
 import grpc
 import mlx.core as mx
 import pytest
 from adapters import write_adapter
-from serving import code_of, served, stream, until
+from serving import Stderr, code_of, served, stream, until
 
 from backend.core.status import EngineState
 from backend.pb import backend_pb2 as pb
+from scripts.sweep.text_models import build_text_model
+from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
 
@@ -64,6 +68,96 @@ async def test_weights_that_compute_no_numbers_are_told(tiny_models, tmp_path):
         assert (code, "NaN" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("hidden_size", value) for value in (-1, 0, 2**40, "big", None, "x" * 100_000)),
+        ("head_dim", 10**9),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", -2),
+        ("vocab_size", 0),
+        *(("num_hidden_layers", value) for value in (0, 2.5, 10**7)),
+        *(("rms_norm_eps", value) for value in (math.inf, math.nan, -1.0, "x")),
+        ("rope_theta", math.inf),
+        ("rope_scaling", {"rope_type": "llama3"}),
+        ("rope_scaling", {"type": "quantum", "factor": 2.0}),
+        ("rope_scaling.factor", 0),
+        ("max_position_embeddings", "x"),
+        ("rope_traditional", "x"),
+        ("layer_types", 5),
+        ("quantization", "x"),
+        ("architectures", 7),
+    ],
+)
+async def test_a_value_that_no_model_has_is_told_with_its_field(
+    tiny_models, tmp_path, field, value
+):
+    directory = shutil.copytree(tiny_models("llama"), tmp_path / "model")
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    name, _, inner = field.partition(".")
+    config[name] = {"type": "linear", inner: value} if inner else value
+    path.write_text(json.dumps(config))
+    async with served() as backend:
+        code, details = await code_of(backend.load(directory))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert details.startswith(f"{path}: {field} is {repr(value)[:50]}")
+        assert len(details) < len(str(path)) + 300
+        assert (await backend.load(tiny_models("llama"))).success
+
+
+async def test_weights_of_which_every_token_is_as_likely_as_another_are_told(tiny_models, tmp_path):
+    directory = shutil.copytree(tiny_models("llama"), tmp_path / "model")
+    (file,) = directory.glob("*.safetensors")
+    weights = mx.load(str(file))
+    weights["model.norm.weight"] *= 0
+    mx.eval(weights)
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+    async with served() as backend:
+        code, details = await code_of(backend.load(directory))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "the model gives every token the same chance" in details
+
+
+async def test_experts_of_16_bits_are_served_on_a_cpu_which_multiplies_32_only(tmp_path, capfd):
+    """Upstream contract: on a CPU, mlx 0.32 gathers matrices of float32 only."""
+    directory = build("qwen3_moe", tmp_path, dtype="bfloat16")
+    async with served(directory) as backend:
+        assert (await backend.stub.Predict(raw())).tokens == 6
+        assert backend.engine.model.card.weights_bytes > 2 * weights_size(directory)
+    await Stderr(capfd).holds("float32")
+
+
+def weights_size(directory):
+    return 0.9 * sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+async def test_a_config_that_transformers_refuses_is_served_if_mlx_lm_takes_it(tmp_path, caplog):
+    """Upstream contract: transformers 5 knows no layers of the kind conv_mixer, which gear has."""
+    directory = build_text_model("gear", tmp_path)
+    async with served(directory) as backend:
+        assert (await backend.stub.Predict(raw())).tokens == 6
+    assert "transformers refuses config.json" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+        (b"Not Found", "is not a safetensors file"),
+    ],
+)
+async def test_weights_that_did_not_come_are_told_by_file(tiny_models, tmp_path, content, words):
+    directory = shutil.copytree(tiny_models("llama"), tmp_path / "model")
+    (directory / "model.safetensors").write_bytes(content)
+    async with served() as backend:
+        code, details = await code_of(backend.load(directory))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "model.safetensors" in details
+    assert words in details
+
+
 async def test_an_unsupported_architecture_is_named(tiny_models, tmp_path):
     directory = shutil.copytree(tiny_models("llama"), tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
@@ -72,6 +166,8 @@ async def test_an_unsupported_architecture_is_named(tiny_models, tmp_path):
         code, details = await code_of(backend.load(directory))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "quantum_9000" in details
+        assert f"mlx-lm {version('mlx-lm')}" in details
+        assert "pip install --upgrade" in details
 
 
 async def test_a_missing_path_is_told_and_the_next_load_works(tiny_models, tmp_path):
@@ -106,15 +202,15 @@ async def test_bad_load_options_are_told(tiny_models, options, words):
         assert all(word in details for word in words), details
 
 
-async def test_an_unknown_option_is_logged_and_ignored(tiny_models, caplog):  # lesson 104
+async def test_an_unknown_option_is_logged_and_ignored(tiny_models, caplog):
     caplog.set_level("INFO")
     options = ["use_jinja", "gpu_layers:99", "max_slots:3"]
     async with served(tiny_models("llama"), Options=options) as backend:
-        assert backend.engine.options.tuning.max_slots == 3
+        assert backend.engine.model.tuning.scheduling.max_slots == 3
     assert "gpu_layers" in caplog.text
 
 
-async def test_request_fields_win_over_model_options(tiny_models):  # lesson 93
+async def test_request_fields_win_over_model_options(tiny_models):
     options = ["max_tokens:5", "top_k:1", "seed:7"]
     async with served(tiny_models("llama"), Options=options) as backend:
         assert (await backend.stub.Predict(raw(Tokens=0))).tokens == 5
@@ -126,7 +222,7 @@ async def test_request_fields_win_over_model_options(tiny_models):  # lesson 93
         assert by_request.message != greedy
 
 
-async def test_free_gives_back_and_the_next_load_works(tiny_models):  # lesson 103
+async def test_free_gives_back_and_the_next_load_works(tiny_models):
     async with served(tiny_models("llama")) as backend:
         running = asyncio.create_task(code_of(stream(backend.stub, raw(Tokens=0))))
         await until(lambda: not backend.is_idle)
@@ -184,7 +280,7 @@ async def test_metrics_count_tokens(tiny_models):
         assert metrics.prompt_tokens_processed > 0
 
 
-async def test_metrics_list_each_request_with_its_progress(tiny_models):  # lesson 19
+async def test_metrics_list_each_request_with_its_progress(tiny_models):
     options = ["max_slots:2", "prefill_chunk:1", "prefill_chunk_alone:1", "prefill_pause_ms:1"]
     async with served(tiny_models("llama"), Options=options) as backend:
 

@@ -11,8 +11,8 @@ from backend.core.delta import FinishReason
 from backend.core.prompt import Message
 from backend.core.request import GenerationCall
 from backend.demo import MODEL_DIR, WEATHER_TOOL
-from backend.generation import generate
 from backend.pb import backend_pb2 as pb
+from backend.pipeline.generate import generate
 from scripts.host_suite.weather import HOST_QUESTION, HOST_SYSTEM, HOST_TOOL
 
 pytestmark = pytest.mark.mlx
@@ -32,7 +32,7 @@ def markup_free(text: str) -> bool:
     return not any(mark in text for mark in ("<think", "</think", "<tool_call", "<|im_"))
 
 
-async def test_a_chat_thinks_then_calls_the_tool(backend):  # lessons 71, 99, 106
+async def test_a_chat_thinks_then_calls_the_tool(backend):
     reply = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL]))
     assert reply.reasoning.strip()
     assert reply.message == reply.content == ""
@@ -43,12 +43,16 @@ async def test_a_chat_thinks_then_calls_the_tool(backend):  # lessons 71, 99, 10
 
 
 async def test_the_call_is_streamed_in_pieces_and_sent_once(backend):
-    reply = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL]))
-    pieces = [p for r in reply.replies for d in r.chat_deltas for p in d.tool_calls]
-    assert [bool(p.name) for p in pieces].count(True) == 1
-    assert [bool(p.id) for p in pieces].count(True) == 1
-    assert sum(bool(p.arguments) for p in pieces) > 1
-    assert not any(r.chat_deltas for r in reply.replies[-1:] if r.message)
+    counts = []
+    for _ in range(10):
+        reply = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL]))
+        pieces = [p for r in reply.replies for d in r.chat_deltas for p in d.tool_calls]
+        assert [bool(p.name) for p in pieces].count(True) == 1
+        assert [bool(p.id) for p in pieces].count(True) == 1
+        assert not any(r.chat_deltas for r in reply.replies[-1:] if r.message)
+        counts.append(sum(bool(p.arguments) for p in pieces))
+    # On a busy machine tokens may come together.
+    assert max(counts) > 1
 
 
 async def test_the_tool_result_is_answered(backend):
@@ -87,7 +91,7 @@ async def test_two_cities_are_two_calls(backend):
     assert reply.calls[0]["id"] != reply.calls[1]["id"]
 
 
-async def test_thinking_can_be_switched_off_and_on(backend):  # lesson 67
+async def test_thinking_can_be_switched_off_and_on(backend):
     greeting = [user("Say hello to Paris.")]
     unset = await stream(backend.stub, chat(greeting))
     on = await stream(backend.stub, chat(greeting, Metadata={"enable_thinking": "true"}))
@@ -99,7 +103,7 @@ async def test_thinking_can_be_switched_off_and_on(backend):  # lesson 67
     assert {r.message for r in (unset, on, off, by_blob)} == {"Hello, Paris!"}
 
 
-async def test_unary_is_the_fold_of_the_stream(backend):  # lessons 1, 2, 5, 8
+async def test_unary_is_the_fold_of_the_stream(backend):
     requests = [
         chat([user(QUESTION)], tools=[WEATHER_TOOL]),
         chat([user("Say hello to London.")]),
@@ -138,7 +142,7 @@ async def test_messages_win_over_a_prompt(backend):
     assert (await backend.stub.Predict(request)).message == b"Hello, Paris!"
 
 
-async def test_a_stop_finish_never_reaches_the_limit(backend):  # lesson 3
+async def test_a_stop_finish_never_reaches_the_limit(backend):
     request = chat([user("Say hello to Paris.")])
     natural = (await backend.stub.Predict(request)).tokens
     request.Tokens = natural + 1
@@ -157,14 +161,14 @@ async def test_a_cut_off_call_is_no_complete_call(backend):
         assert markup_free(reply.message)
 
 
-async def test_eight_chats_at_once_are_kept_apart(backend):  # lessons 9, 78
+async def test_eight_chats_at_once_are_kept_apart(backend):
     cities = ["Paris", "London", "Tokyo", "Berlin", "Madrid", "Rome", "Oslo", "Cairo"]
     requests = [chat([user(f"Say hello to {city}.")]) for city in cities]
     replies = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
     assert [reply.message for reply in replies] == [f"Hello, {city}!" for city in cities]
 
 
-async def test_a_developer_speaks_as_the_system(backend):  # lesson 61
+async def test_a_developer_speaks_as_the_system(backend):
     tokens = []
     for role in ("system", "developer"):
         request = chat([{"role": role, "content": "You are a helpful assistant."}, user("Hi")])
@@ -218,7 +222,7 @@ async def test_the_hosts_own_suite_would_pass(backend):
     assert "get_weather" in [c.name for d in called.chat_deltas for c in d.tool_calls]
 
 
-async def test_a_unary_tool_request_stalls_nobody(backend):  # lesson 10
+async def test_a_unary_tool_request_stalls_nobody(backend):
     call = backend.stub.PredictStream(pb.PredictOptions(Prompt="Once", IgnoreEOS=True))
     first = last = await call.read()
     unary = asyncio.ensure_future(
@@ -230,11 +234,11 @@ async def test_a_unary_tool_request_stalls_nobody(backend):  # lesson 10
     assert last.tokens - first.tokens >= (await unary).tokens / 2
 
 
-async def test_a_client_that_leaves_right_after_the_finish_is_no_abort(
-    backend, caplog
-):  # lesson 18
+async def test_a_client_that_leaves_right_after_the_finish_is_no_abort(backend, caplog):
     caplog.set_level("INFO")
-    async with aclosing(generate(_call("Say hello to Paris."), backend.engine)) as increments:
+    engine = backend.engine
+    increments = generate(_call("Say hello to Paris."), engine.model, engine)
+    async with aclosing(increments):
         async for increment in increments:
             if increment.finish is not None:
                 break

@@ -8,8 +8,9 @@ import threading
 
 import grpc
 import pytest
-from serving import code_of, served
+from serving import code_of, served, until
 
+from backend.cache.disk.folder import FOLDER_NAME
 from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
@@ -104,6 +105,26 @@ async def test_a_cache_path_outside_of_the_models_is_not_touched(tiny_models, tm
             request = raw(PromptCachePath=str(path), PromptCacheAll=True)
             assert (await backend.stub.Predict(request)).tokens == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_named_by_request", [False, True])
+async def test_a_cache_in_the_models_directory_removes_no_weights(
+    tiny_models, tmp_path, is_named_by_request
+):
+    models = tmp_path / "models"
+    directory = shutil.copytree(tiny_models("llama"), models / "org" / "llama")
+    shutil.copytree(directory, models / "loose")
+    before = {path: path.read_bytes() for path in models.rglob("*") if path.is_file()}
+    options = ["max_cache_disk_bytes:1", *([] if is_named_by_request else [f"cache_dir:{models}"])]
+    fields = {"PromptCachePath": str(models), "PromptCacheAll": True} if is_named_by_request else {}
+    async with served(directory, ModelPath=str(models), Options=options) as backend:
+        for word in ("ba ", "be "):
+            await backend.stub.Predict(raw(Prompt=word * 200, **fields))
+        await until(lambda: any(models.glob(f"{FOLDER_NAME}/*/*.kv")))
+    after = {path: path.read_bytes() for path in models.rglob("*") if path.is_file()}
+    written = after.keys() - before.keys()
+    assert {path: after[path] for path in before} == before
+    assert {path.relative_to(models).parts[0] for path in written} == {FOLDER_NAME}
 
 
 async def test_code_of_a_checkpoint_runs_only_if_its_load_says_so(tiny_models, tmp_path):

@@ -153,7 +153,7 @@ def reranker(tmp_path_factory):
 
 
 def expected_relevance(directory):
-    from backend.model.upstream import import_mlx_lm
+    from backend.model.checkpoint.upstream import import_mlx_lm
 
     network = import_mlx_lm().load_model(directory)[0]
     encode = encoder(directory)
@@ -202,7 +202,7 @@ async def test_another_model_reranks_only_if_the_option_says_so(tiny_models):
     async with served(tiny_models("llama"), Options=["reranker:qwen3"]) as backend:
         code, details = await code_of(rerank(backend))
     assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert details == "Rerank: yes and no are no tokens of this model"
+    assert details == "Rerank: yes and no are not single tokens of this model"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from serving import chat, served, stream, user
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
+from backend.formats.registry import TOOL_FORMATS
 from backend.pb import backend_pb2 as pb
-from backend.sampling.grammar.tool_wires import TOOL_WIRES
 
 pytestmark = pytest.mark.mlx
 
@@ -201,27 +201,31 @@ async def test_a_call_of_the_models_own_choice_is_valid_unless_that_is_switched_
             ids = (
                 await backend.stub.TokenizeString(pb.PredictOptions(Prompt="<tool_call>"))
             ).tokens
-            request = chat(
-                [user("ba be bi")],
-                tools=TOOLS,
-                Tokens=600,
-                Temperature=1.0,
-                LogitBias=json.dumps({str(ids[0]): 9}),
-                Metadata=NO_THINKING | {"parallel_tool_calls": "false"},
-            )
-            replies = []
-            for seed in range(1, 7):
-                request.Seed = seed
-                replies.append(await stream(backend.stub, request))
+            requests = [
+                chat(
+                    [user("ba be bi")],
+                    tools=TOOLS,
+                    Tokens=600,
+                    Temperature=1.0,
+                    Seed=seed,
+                    LogitBias=json.dumps({str(ids[0]): 9}),
+                    Metadata=NO_THINKING | {"parallel_tool_calls": "false"},
+                )
+                for seed in range(1, 7)
+            ]
+            streams = (stream(backend.stub, request) for request in requests)
+            replies = await asyncio.gather(*streams)
         calls = [call for r in replies if r.last.tokens < 600 for call in r.calls.values()]
         assert bool(calls) == always_valid
         assert all(map(is_call, calls))
 
 
-@pytest.mark.parametrize("wire", sorted(TOOL_WIRES))
-async def test_required_calls_are_valid_in_every_wire(tiny_models, wire):
-    """Eight at once; the markers of most wires are spelled out, for no tiny model has them."""
-    options = [f"tool_parser:{wire}", "reasoning_parser:none"]
+@pytest.mark.parametrize("name", [tools.name for tools in TOOL_FORMATS if tools.grammar])
+async def test_required_calls_are_valid_in_every_format(tiny_models, name):
+    """Eight at once; the markers of most formats are spelled out, for no tiny model has them."""
+    # The frames of these belong to their thoughts.
+    reasoning = name if name in {"kimi_k3", "inkling"} else "none"
+    options = [f"tool_parser:{name}", f"reasoning_parser:{reasoning}"]
     async with served(tiny_models("qwen3"), Options=options) as backend:
         requests = [
             chat(

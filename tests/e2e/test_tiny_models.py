@@ -29,7 +29,7 @@ def raw(prompt: str = "ba be bi bo bu", **options) -> pb.PredictOptions:
 @pytest.mark.parametrize(
     "family", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2", "llama4"]
 )
-async def test_every_cache_kind_streams_and_folds_alike(tiny_models, family):  # lessons 1-5
+async def test_every_cache_kind_streams_and_folds_alike(tiny_models, family):
     async with served(tiny_models(family)) as backend:
         whole, folded = await asyncio.gather(
             backend.stub.Predict(raw()), stream(backend.stub, raw())
@@ -39,7 +39,7 @@ async def test_every_cache_kind_streams_and_folds_alike(tiny_models, family):  #
         assert whole.prompt_tokens == folded.last.prompt_tokens > 0
 
 
-async def test_concurrent_requests_get_the_tokens_they_get_alone(tiny_models):  # lessons 9, 94
+async def test_concurrent_requests_get_the_tokens_they_get_alone(tiny_models):
     requests = [
         raw(f"prompt {'ba ' * i}", Tokens=8 + i, Temperature=0.9, TopP=0.9, Seed=100 + i)
         for i in range(8)
@@ -50,7 +50,7 @@ async def test_concurrent_requests_get_the_tokens_they_get_alone(tiny_models):  
         assert [reply.message.encode() for reply in together] == alone
 
 
-async def test_counts_and_timings_are_cumulative_in_every_reply(tiny_models):  # lesson 108
+async def test_counts_and_timings_are_cumulative_in_every_reply(tiny_models):
     async with served(tiny_models("llama")) as backend:
         reply = await stream(backend.stub, raw(Tokens=20))
         counts = [r.tokens for r in reply.replies]
@@ -61,7 +61,7 @@ async def test_counts_and_timings_are_cumulative_in_every_reply(tiny_models):  #
         assert reply.last.timing_token_generation > 0
 
 
-async def test_logprobs_cover_every_token_once_in_the_last_reply(tiny_models):  # lesson 100
+async def test_logprobs_cover_every_token_once_in_the_last_reply(tiny_models):
     async with served(tiny_models("llama")) as backend:
         reply = await stream(backend.stub, raw(Logprobs=3, TopLogprobs=3))
         assert [bool(r.logprobs) for r in reply.replies] == [False] * (len(reply.replies) - 1) + [
@@ -77,7 +77,7 @@ async def test_logprobs_cover_every_token_once_in_the_last_reply(tiny_models):  
         assert json.loads(unary.logprobs) == json.loads(reply.last.logprobs)
 
 
-async def test_tokens_of_zero_or_less_mean_up_to_the_context(tiny_models):  # lesson 92
+async def test_tokens_of_zero_or_less_mean_up_to_the_context(tiny_models):
     async with served(tiny_models("llama"), MaxModelLen=64) as backend:
         for tokens in (0, -1, 10_000):
             unary = await backend.stub.Predict(raw(Tokens=tokens))
@@ -144,7 +144,7 @@ async def test_a_conversation_over_the_context_can_still_be_counted(tiny_models)
         assert counted.length > 32
 
 
-async def test_a_stop_string_never_shows_and_ends_generation(tiny_models):  # lesson 98
+async def test_a_stop_string_never_shows_and_ends_generation(tiny_models):
     async with served(tiny_models("llama")) as backend:
         whole = (await backend.stub.Predict(raw(Tokens=30))).message.decode()
         stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
@@ -156,7 +156,7 @@ async def test_a_stop_string_never_shows_and_ends_generation(tiny_models):  # le
         assert unary.message.decode() == expected
 
 
-async def test_penalties_reach_the_engine(tiny_models):  # lesson 7
+async def test_penalties_reach_the_engine(tiny_models):
     async with served(tiny_models("llama")) as backend:
         plain = await backend.stub.Predict(raw(Tokens=24))
         for option in ({"Penalty": 1.8}, {"PresencePenalty": 1.9}, {"FrequencyPenalty": 1.9}):
@@ -165,7 +165,7 @@ async def test_penalties_reach_the_engine(tiny_models):  # lesson 7
             assert (await backend.stub.Predict(raw(Tokens=24, **off))).message == plain.message
 
 
-async def test_health_answers_during_a_long_prefill(tiny_models):  # lesson 101
+async def test_health_answers_during_a_long_prefill(tiny_models):
     async with served(tiny_models("llama")) as backend:
         call = backend.stub.PredictStream(raw("ba be bi " * 600, Tokens=1))
         reading = asyncio.create_task(call.read())
@@ -178,7 +178,7 @@ async def test_health_answers_during_a_long_prefill(tiny_models):  # lesson 101
 
 
 @pytest.mark.parametrize("rpc", ["Predict", "PredictStream"])
-async def test_a_client_that_leaves_frees_its_slot(tiny_models, rpc):  # lessons 16, 17, 102
+async def test_a_client_that_leaves_frees_its_slot(tiny_models, rpc):
     async with served(tiny_models("llama")) as backend:
         call = getattr(backend.stub, rpc)(raw(Tokens=0))
         if rpc == "PredictStream":

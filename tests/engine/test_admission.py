@@ -1,13 +1,14 @@
 """What requests are counted with, and who runs, in numbers alone."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rows import make_row
 
-from backend.engine.admission import (
+from backend.engine.rows.admission import (
     ALLOCATION_STEP_TOKENS,
     KvProfile,
     Reservations,
@@ -69,7 +70,24 @@ def test_a_stated_limit_is_counted_whole_and_an_open_end_with_what_is_likely():
     assert open_ended.reserved_bytes == TEN_PER_TOKEN.row_bytes(50 + EXPECTED)
 
 
-def test_rows_are_charged_the_longest_of_them():
+OWN_LENGTHS = replace(TEN_PER_TOKEN, has_own_lengths=True)
+
+
+def test_rows_of_their_own_length_are_charged_it_and_no_more_than_padded_ones():
+    alone = OWN_LENGTHS.batch_bytes([6000])
+    assert alone == TEN_PER_TOKEN.row_bytes(6000)
+    together = OWN_LENGTHS.batch_bytes([100] * 7 + [6000])
+    assert alone < together < 1.5 * alone
+    assert OWN_LENGTHS.batch_bytes([6000] * 8) == TEN_PER_TOKEN.batch_bytes([6000] * 8)
+
+
+def test_windows_and_states_are_charged_every_row_alike():
+    layers = KvProfile(0, 7, (WindowProfile(3, 64),))
+    tokens = [10, 5000]
+    assert replace(layers, has_own_lengths=True).batch_bytes(tokens) == layers.batch_bytes(tokens)
+
+
+def test_padded_rows_are_charged_the_longest_of_them():
     books = Reservations(TEN_PER_TOKEN, 10**9, EXPECTED)
     long, short = make_row("long", 900, max_tokens=100), make_row("short", 9, max_tokens=1)
     books.reserve(long)

@@ -5,9 +5,12 @@ import shutil
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 
+from backend.cache.disk.folder import FOLDER_NAME
 from backend.core.request import Remembered
-from backend.engine.disk_link import DiskLink, DiskSettings
-from backend.engine.row import Row
+from backend.engine.prefixes.disk_link import DiskLink, DiskSettings
+from backend.engine.rows.row import Row
+from backend.engine.session import decoder_session
+from backend.errors import ShuttingDownError
 
 pytestmark = pytest.mark.mlx
 
@@ -28,7 +31,7 @@ def restarted(networks, family, directory, **tuning):
 
 def leave(driver):
     """End a session as the worker does."""
-    driver.session.close()
+    driver.session.close(ShuttingDownError("restart"))
 
 
 def cold(networks, family, request):
@@ -73,23 +76,38 @@ def test_two_processes_share_a_directory(networks, tmp_path):
     leave(other)
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense", None], ids=["empty", "nonsense", "one bit"])
-def test_a_damaged_file_is_put_aside_and_the_prompt_computed(networks, tmp_path, damage, caplog):
-    first = driver_for(networks, "llama", tmp_path)
+def test_a_damaged_file_is_put_aside_and_the_prompt_computed(networks, tmp_path, caplog):
+    leave_damaged(networks, tmp_path, lambda content: content[:-100] + bytes(100))
+    assert computed_anew(networks, tmp_path)
+    assert "is damaged and put aside" in caplog.text
+    assert list(tmp_path.glob("*/*/*.damaged"))
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense"])
+def test_a_file_that_says_nothing_is_left_alone_and_the_prompt_computed(
+    networks, tmp_path, caplog, content
+):
+    leave_damaged(networks, tmp_path, lambda _: content)
+    assert computed_anew(networks, tmp_path)
+    assert "is left alone" in caplog.text
+    assert all(path.read_bytes() == content for path in tmp_path.glob("*/*/*.kv"))
+
+
+def leave_damaged(networks, directory, damage):
+    first = driver_for(networks, "llama", directory)
     first.run(make_request("first", BASE))
     leave(first)
-    for path in tmp_path.glob("*/*.safetensors"):
-        content = bytearray(path.read_bytes())
-        content[-100] ^= 1
-        path.write_bytes(content if damage is None else damage)
-    second = restarted(networks, "llama", tmp_path)
+    for path in directory.glob("*/*/*.kv"):
+        path.write_bytes(damage(path.read_bytes()))
+
+
+def computed_anew(networks, directory):
+    second = restarted(networks, "llama", directory)
     request = make_request("second", BASE)
     outcome = second.run(request)[0]
-    assert outcome.cached_tokens == 0
     assert outcome.token_ids == cold(networks, "llama", request)
     leave(second)
-    assert "is damaged and put aside" in caplog.text
-    assert list(tmp_path.glob("*/*.damaged"))
+    return outcome.cached_tokens == 0
 
 
 def test_a_file_that_vanishes_is_a_miss(networks, tmp_path):
@@ -98,7 +116,7 @@ def test_a_file_that_vanishes_is_a_miss(networks, tmp_path):
     leave(first)
     second = restarted(networks, "llama", tmp_path)
     second.run(make_request("warm-up", NEW))
-    for path in tmp_path.glob("*/*.safetensors"):
+    for path in tmp_path.glob("*/*/*.kv"):
         path.unlink()
     outcome = second.run(make_request("second", BASE))[0]
     assert outcome.cached_tokens == 0
@@ -111,7 +129,7 @@ def test_the_files_stay_within_their_budget(networks, tmp_path):
     for salt in range(8):
         driver.run(make_request(f"r{salt}", prompt_of(200, salt=salt)))
     leave(driver)
-    sizes = [path.stat().st_size for path in tmp_path.glob("*/*")]
+    sizes = [path.stat().st_size for path in tmp_path.glob("*/*/*")]
     assert 0.5 * budget < sum(sizes) < 1.2 * budget
 
 
@@ -143,7 +161,7 @@ def test_what_is_not_to_be_remembered_is_not_stored(networks, tmp_path):
     driver.run(make_request("prompt", BASE, remembered=Remembered.PROMPT))
     assert driver.session.status().prompt_cache.tokens == len(BASE) - 1
     leave(driver)
-    assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
+    assert len(list(tmp_path.glob("*/*/*.kv"))) == 1
 
 
 def test_a_directory_that_cannot_be_made_is_told_and_done_without(networks, tmp_path, caplog):
@@ -151,6 +169,18 @@ def test_a_directory_that_cannot_be_made_is_told_and_done_without(networks, tmp_
     driver = driver_for(networks, "llama", tmp_path / "file")
     assert driver.run(make_request("first", BASE))[0].finish is not None
     assert "nothing is kept on disk" in caplog.text
+
+
+def test_a_directory_with_other_files_is_told_and_done_without(networks, tmp_path, caplog):
+    weights = tmp_path / FOLDER_NAME / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"weights")
+    driver = driver_for(networks, "llama", tmp_path, max_cache_disk_bytes=0)
+    assert driver.run(make_request("first", BASE))[0].finish is not None
+    leave(driver)
+    assert "nothing is kept on disk" in caplog.text
+    assert "holds what this backend did not write: model.safetensors" in caplog.text
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [weights]
 
 
 def test_a_directory_that_was_removed_is_made_again(networks, tmp_path):
@@ -166,7 +196,20 @@ def test_a_directory_that_was_removed_is_made_again(networks, tmp_path):
 
 def test_a_path_that_leads_round_in_circles_is_told_and_done_without(tmp_path, caplog):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    link = DiskLink(DiskSettings(models_dir=tmp_path), ends_at_snapshots=False)
+    settings = DiskSettings(models_dir=tmp_path, fingerprint="0" * 24)
+    link = DiskLink(settings, ends_at_snapshots=False)
     request = make_request("first", BASE, cache_path=str(tmp_path / "loop" / "cache"))
     assert not link.read(Row(request), known=0)
     assert "nothing is kept on disk" in caplog.text
+
+
+def test_an_idle_session_writes_to_disk_once_it_has_been_quiet(networks, tmp_path, monkeypatch):
+    driver = driver_for(networks, "llama", tmp_path)
+    driver.run(make_request("a", BASE, max_tokens=5))
+    monkeypatch.setattr(decoder_session, "IDLE_TIMEOUT_S", 3600.0)
+    driver.turn()
+    assert driver.session.idle_timeout_s is not None
+    monkeypatch.setattr(decoder_session, "IDLE_TIMEOUT_S", 0.0)
+    driver.turn()
+    assert driver.session.idle_timeout_s is None
+    leave(driver)

@@ -12,8 +12,9 @@ from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Prompt
 from backend.core.scoring import JudgeRequest, ScoreRequest, TokenPair
 from backend.core.status import EngineState
-from backend.engine.command import Embed, Judge, Score
-from backend.engine.encoder_session import EncoderSession
+from backend.engine.messages.commands import Compute, Submit
+from backend.engine.session.encoder_session import EncoderSession
+from backend.engine.session.session import Outlets
 from backend.errors import GenerationFailedError, RequestCancelledError, UnsupportedError
 from backend.model.loaded import RunnableModel
 
@@ -56,17 +57,17 @@ class Driver:
         self.network = Network()
         self.published = []
         model = RunnableModel(tokenizer=None, template=None, card=card, network=self.network)
-        self.session = EncoderSession(model, self.published.extend)
+        self.session = EncoderSession(model, Outlets(self.published.extend, self.published.append))
 
     def embed(self, *token_ids, pooling=Pooling.MEAN):
         request = EmbeddingRequest(token_ids=token_ids, pooling=pooling, is_normalized=False)
-        command = Embed(request, Future())
-        self.session.work_aside(command)
+        command = Compute(request, Future())
+        self.session.obey(command)
         return command.reply
 
     def judge(self, *pairs):
-        command = Judge(JudgeRequest(tuple(map(TokenPair, pairs))), Future())
-        self.session.work_aside(command)
+        command = Compute(JudgeRequest(tuple(map(TokenPair, pairs))), Future())
+        self.session.obey(command)
         return command.reply
 
     def turn(self):
@@ -78,7 +79,6 @@ class Driver:
     def finish(self):
         while not self.session.is_idle:
             self.turn()
-            self.session.answer_aside()
 
 
 def test_calls_that_wait_together_share_a_pass():
@@ -105,7 +105,6 @@ def test_a_call_of_many_texts_does_not_hold_up_the_others():
     short = driver.judge((30,), (31,))
     driver.turn()
     driver.turn()
-    driver.session.answer_aside()
     assert short.result(0) == (30.0, 31.0)
     assert not long.done()
     driver.finish()
@@ -136,20 +135,19 @@ def test_a_caller_that_leaves_is_not_computed():
 def test_what_ends_the_session_ends_its_calls():
     driver = Driver()
     reply = driver.embed(1)
-    driver.session.fail_all(RequestCancelledError("freed"))
+    driver.session.close(RequestCancelledError("freed"))
     with pytest.raises(RequestCancelledError):
         reply.result(0)
     assert driver.session.is_idle
-    driver.session.close()
 
 
 def test_what_an_encoder_cannot_do_is_refused_here_too():
     driver = Driver()
-    driver.session.submit(make_request("a", [1, 2]))
+    driver.session.obey(Submit(make_request("a", [1, 2])))
     (refusal,) = driver.published
     assert isinstance(refusal.event, UnsupportedError)
-    score = Score(ScoreRequest(request_id="s", prompt=Prompt((1,)), continuations=()), Future())
-    driver.session.work_aside(score)
+    score = Compute(ScoreRequest(request_id="s", prompt=Prompt((1,)), continuations=()), Future())
+    driver.session.obey(score)
     judgement = driver.judge((1,))
     driver.finish()
     for reply in (score.reply, judgement):

@@ -1,15 +1,16 @@
-"""The facade and its thread, on tiny models, without gRPC."""
+"""The facade and its process, on tiny models, without gRPC."""
 
 import asyncio
-import gc
+import os
+import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 from engine_driver import VOCAB, make_request, prompt_of
+from groups import workers
+from serving import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import FinishReason
@@ -17,7 +18,6 @@ from backend.core.status import EngineState
 from backend.core.step import PrefillDone
 from backend.engine.engine import Engine
 from backend.errors import (
-    EngineFailedError,
     InvalidRequestError,
     LoadCancelledError,
     ModelNotFoundError,
@@ -26,24 +26,28 @@ from backend.errors import (
     RequestCancelledError,
     ShuttingDownError,
 )
+from backend.pipeline.served_model import ServedModel
 
 pytestmark = pytest.mark.mlx
 
 
 def options(directory: Path, **tuning) -> ModelOptions:
-    return ModelOptions(model=str(directory), tuning=TuningOptions(**tuning))
+    return ModelOptions(model=str(directory), tuning=TuningOptions.of(**tuning))
 
 
 @pytest.fixture
 async def engine():
-    engine = Engine()
-    yield engine
-    await engine.close(drain_timeout_s=0.0)
-    assert not any(thread.name == "engine" for thread in threading.enumerate())
+    """Yield an engine that leaves no process."""
+    engine = Engine(serve=ServedModel.of)
+    try:
+        yield engine
+    finally:
+        await engine.close(drain_timeout_s=0.0)
+    assert not workers()
 
 
 async def collect(engine, request):
-    return [event async for events in engine.submit(request) for event in events]
+    return [event async for events in engine.submit(engine.model, request) for event in events]
 
 
 async def test_a_request_is_prefilled_and_decoded(engine, tiny_models):
@@ -60,10 +64,14 @@ async def test_the_card_tells_what_was_loaded(engine, tiny_models):
     assert card.weights_bytes > 0
 
 
-async def test_llama4_is_served_one_at_a_time(engine, tiny_models, caplog):
+async def test_llama4_is_served_one_at_a_time(engine, tiny_models, capfd):
     card = await engine.load(options(tiny_models("llama4")))
     assert not card.batches
-    assert "ChunkedKVCache" in caplog.text
+    log = ""
+    while "ChunkedKVCache" not in log:
+        # A thread of the engine process writes it.
+        await asyncio.sleep(0.01)
+        log += capfd.readouterr().err
     requests = [make_request(str(i), prompt_of(5, i), max_tokens=3) for i in range(3)]
     results = await asyncio.gather(*(collect(engine, request) for request in requests))
     assert [len(events) for events in results] == [4, 4, 4]
@@ -75,7 +83,7 @@ async def test_batching_can_be_switched_off(engine, tiny_models):
 
 async def test_without_a_model_nothing_is_submitted(engine):
     with pytest.raises(ModelNotLoadedError, match="model not loaded"):
-        engine.submit(make_request("a", [1]))
+        engine.submit(engine.model, make_request("a", [1]))
 
 
 async def test_a_second_load_replaces_the_first_and_ends_its_requests(engine, tiny_models):
@@ -139,7 +147,7 @@ async def test_free_ends_a_running_load(engine, tiny_models):
     assert engine.model is None
 
 
-async def test_free_gives_memory_back_and_ends_requests(engine, tiny_models):  # lesson 103
+async def test_free_gives_memory_back_and_ends_requests(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
     running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=4000)))
     await asyncio.sleep(0)
@@ -147,27 +155,38 @@ async def test_free_gives_memory_back_and_ends_requests(engine, tiny_models):  #
     with pytest.raises(RequestCancelledError):
         await running
     with pytest.raises(ModelNotLoadedError):
-        engine.submit(make_request("b", [1]))
+        engine.submit(engine.model, make_request("b", [1]))
     assert engine.status().state is EngineState.UNINITIALIZED
     await engine.load(options(tiny_models("llama")))
     assert len(await collect(engine, make_request("c", [1], max_tokens=2))) == 3
 
 
-async def test_a_reply_that_nobody_reads_on_keeps_no_weights(engine, tiny_models):
-    card = await engine.load(options(tiny_models("llama")))
-    loaded = mx.get_active_memory()
-    held = engine.model
-    await engine.free()
-    assert not hasattr(held, "network")
-    assert loaded - mx.get_active_memory() >= card.weights_bytes
-
-
-async def test_the_garbage_collector_looks_at_what_is_loaded_when_it_goes(engine, tiny_models):
+async def test_free_ends_the_process_and_all_of_its_memory_is_back(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
-    objects = len(gc.get_objects())
-    assert gc.get_freeze_count() > 10 * objects
+    process_id = engine.process_id
+    assert workers() == [process_id]
     await engine.free()
-    assert gc.get_freeze_count() == 0
+    assert not workers()
+    assert engine.process_id is None
+
+
+async def test_a_process_waits_before_it_is_needed_and_again_after_free(engine, tiny_models):
+    engine.prepare()
+    await until(lambda: len(workers()) == 1)
+    (waiting,) = workers()
+    await engine.load(options(tiny_models("llama")))
+    assert engine.process_id == waiting
+    await engine.free()
+    await until(lambda: len(workers()) == 1)
+    assert workers() != [waiting]
+
+
+async def test_a_process_that_waits_and_dies_is_replaced_by_the_load(engine, tiny_models):
+    engine.prepare()
+    await until(lambda: len(workers()) == 1)
+    os.kill(*workers(), signal.SIGKILL)
+    await engine.load(options(tiny_models("llama")))
+    assert len(await collect(engine, make_request("c", [1], max_tokens=2))) == 3
 
 
 async def test_a_load_that_ends_while_it_is_freed_leaves_nothing(engine, tiny_models):
@@ -214,66 +233,56 @@ async def test_a_lone_request_leaves_a_ready_engine_whatever_ends_it(engine, tin
 async def test_too_many_requests_are_refused_at_once(engine, tiny_models):
     await engine.load(options(tiny_models("llama"), max_slots=1, max_waiting=1))
     for name in ("a", "b"):
-        engine.submit(make_request(name, prompt_of(5), max_tokens=4000))
+        engine.submit(engine.model, make_request(name, prompt_of(5), max_tokens=4000))
     with pytest.raises(OverloadedError, match="max_waiting 1"):
-        engine.submit(make_request("c", prompt_of(5)))
+        engine.submit(engine.model, make_request("c", prompt_of(5)))
     engine.cancel("a")
-    engine.submit(make_request("c", prompt_of(5)))
+    engine.submit(engine.model, make_request("c", prompt_of(5)))
 
 
 async def test_an_id_that_is_running_is_refused(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
-    engine.submit(make_request("a", prompt_of(5), max_tokens=4000))
+    engine.submit(engine.model, make_request("a", prompt_of(5), max_tokens=4000))
     with pytest.raises(InvalidRequestError, match="CorrelationId"):
-        engine.submit(make_request("a", prompt_of(5)))
+        engine.submit(engine.model, make_request("a", prompt_of(5)))
 
 
-class ExitingNetwork:
-    """A model whose code ends its thread, as some upstream modules do."""
-
-    def __init__(self, network):
-        self._network = network
-        self.layers = network.layers
-
-    def __call__(self, inputs, cache):
-        if (inputs == 7).any().item():
-            raise SystemExit
-        return self._network(inputs, cache=cache)
-
-
-async def test_a_thread_that_died_fails_its_requests_and_another_serves_the_next(
-    engine, tiny_models, caplog
-):
-    await engine.load(options(tiny_models("llama")))
-    session = engine._thread._worker._session
-    session._batch._network = ExitingNetwork(session.model.network)
-    requests = [make_request(str(n), [n], max_tokens=4000) for n in range(5, 8)]
-    calls = [collect(engine, request) for request in requests]
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        assert isinstance(result, EngineFailedError)
-        assert "SystemExit" in str(result)
-    assert len(await collect(engine, make_request("b", [1], max_tokens=2))) == 3
-    assert (engine.fault, engine.status().state) == ("", EngineState.READY)
-    assert "the engine thread has died" in caplog.text
-
-
-async def test_closing_lets_running_requests_finish(tiny_models):
-    engine = Engine()
+async def test_closing_lets_running_requests_finish(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
     request = make_request("a", prompt_of(5), max_tokens=60)
-    stream = engine.submit(request)
+    stream = engine.submit(engine.model, request)
     closing = asyncio.create_task(engine.close(drain_timeout_s=30.0))
     await asyncio.sleep(0)
     with pytest.raises(ShuttingDownError):
-        engine.submit(make_request("b", [1]))
+        engine.submit(engine.model, make_request("b", [1]))
     events = [event async for events in stream for event in events]
     engine.cancel("a")
     await closing
     assert events[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_closing_ends_what_does_not_finish_in_time(tiny_models):
-    engine = Engine()
+async def test_closing_waits_for_a_request_that_is_being_prepared(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    with engine.preparation("a"):
+        closing = asyncio.create_task(engine.close(drain_timeout_s=30.0))
+        await asyncio.sleep(0)
+        with pytest.raises(ShuttingDownError):
+            engine.preparation("b")
+        stream = engine.submit(engine.model, make_request("a", prompt_of(5), max_tokens=3))
+    events = [event async for events in stream for event in events]
+    engine.cancel("a")
+    await closing
+    assert events[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_preparation_that_fails_holds_nobody_up(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    with pytest.raises(ZeroDivisionError), engine.preparation("a"):
+        raise ZeroDivisionError
+    await asyncio.wait_for(engine.close(drain_timeout_s=3600.0), 60.0)
+
+
+async def test_closing_ends_what_does_not_finish_in_time(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
     running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=4000)))
     await asyncio.sleep(0)
@@ -283,18 +292,19 @@ async def test_closing_ends_what_does_not_finish_in_time(tiny_models):
 
 
 def test_a_process_that_generated_exits_cleanly(tiny_models):
-    """mlx 0.32 aborts at exit when a thread that computed ends without `mx.clear_streams()`."""
+    """Neither the server nor its engine aborts."""
     code = (
         "import asyncio, sys\n"
         "sys.path[:0] = sys.argv[2:]\n"
         "from engine_driver import VOCAB, make_request\n"
         "from backend.config import ModelOptions\n"
         "from backend.engine.engine import Engine\n"
+        "from backend.pipeline.served_model import ServedModel\n"
         "async def main():\n"
-        "    engine = Engine()\n"
+        "    engine = Engine(serve=ServedModel.of)\n"
         "    await engine.load(ModelOptions(model=sys.argv[1]))\n"
         "    request = make_request('a', [1, 2, 3])\n"
-        "    async for _ in engine.submit(request): pass\n"
+        "    async for _ in engine.submit(engine.model, request): pass\n"
         "    engine.cancel('a')\n"
         "    await engine.close(drain_timeout_s=1.0)\n"
         "asyncio.run(main())\n"

@@ -1,5 +1,8 @@
 """Shares of the engine, counted in chunks and steps."""
 
+import itertools
+import time
+
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 
@@ -58,3 +61,20 @@ def test_clients_that_share_fewer_slots_get_equal_shares(networks):
                 ended.add(name)
                 send(int(name.partition("-")[0]))
     assert max(turns.values()) - min(turns.values()) <= 1
+
+
+def test_a_prompt_gets_on_while_rows_decode_though_every_pause_is_over_at_once(
+    networks, monkeypatch
+):
+    driver = Driver(networks("llama"), prefill_pause_ms=1, prefill_chunk=16)
+    stream = make_request("stream", prompt_of(5), max_tokens=400)
+    driver.session.submit(stream)
+    while not driver.outcome(stream).token_ids:
+        driver.turn()
+    ticks = itertools.count(time.monotonic(), 1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
+    prompt = make_request("prompt", prompt_of(300), max_tokens=2)
+    driver.session.submit(prompt)
+    while driver.outcome(prompt).finish is None:
+        driver.turn()
+    assert driver.outcome(stream).finish is None

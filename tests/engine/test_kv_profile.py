@@ -3,10 +3,11 @@
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 
+from backend.cache.growth import ALLOCATION_STEP_TOKENS
 from backend.config import TuningOptions
-from backend.engine.admission import ALLOCATION_STEP_TOKENS, KvProfile
-from backend.engine.caches import make_cache_factory
-from backend.engine.kv_profile import measure
+from backend.engine.passes.caches import make_cache_factory
+from backend.engine.passes.kv_profile import measure
+from backend.engine.rows.admission import KvProfile
 
 pytestmark = pytest.mark.mlx
 
@@ -17,7 +18,7 @@ FAMILIES = [
 
 
 def profile_of(network, **tuning) -> KvProfile:
-    return measure(network, make_cache_factory(network, TuningOptions(**tuning)))
+    return measure(network, make_cache_factory(network, TuningOptions.of(**tuning)))
 
 
 def taken(network, lengths, **tuning) -> int:
@@ -32,7 +33,7 @@ def taken(network, lengths, **tuning) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lengths", [[300], [40, 300, 9]], ids=["alone", "together"])
-def test_caches_take_what_is_expected_or_a_little_less(networks, family, lengths):  # lesson 40
+def test_caches_take_what_is_expected_or_a_little_less(networks, family, lengths):
     profile = profile_of(networks(family))
     longest = max(lengths) + 40
     most = len(lengths) * profile.row_bytes(longest)

@@ -6,8 +6,9 @@ from engine_driver import VOCAB, Driver, make_request, prompt_of
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
 from backend.config import TuningOptions
-from backend.engine.caches import CacheFactory, make_cache_factory
-from backend.engine.selfcheck import batching_fault
+from backend.engine.kv.batch_caches import Batching, BatchPlan
+from backend.engine.passes.batch_check import BatchTrial, batch_plan
+from backend.engine.passes.caches import CacheFactory, make_cache_factory
 
 pytestmark = pytest.mark.mlx
 
@@ -24,7 +25,7 @@ PROMPTS = {
 
 
 def factory(network, **tuning):
-    return make_cache_factory(network, TuningOptions(**tuning))
+    return make_cache_factory(network, TuningOptions.of(**tuning))
 
 
 def kinds(caches):
@@ -63,7 +64,7 @@ def test_a_prompt_of_one_token_begins_with_quantised_caches_too(networks):
     driver.session.submit(make_request("one", [5]))
     driver.turn()
     assert driver.session.status().memory_bytes["kv_active"] > 0
-    assert kinds(driver.session._batch._cache) == ["QuantizedKVCache"] * 2
+    assert kinds(driver.session._parts.batch._caches.layers) == ["QuantizedKVCache"] * 2
 
 
 @pytest.mark.parametrize(
@@ -154,10 +155,29 @@ def test_a_model_with_sinks_keeps_its_own(caplog):
     assert "attention sinks" in caplog.text
 
 
-def test_quantised_caches_are_served_one_request_at_a_time(networks):
+@pytest.mark.parametrize("family", WIDE)
+def test_quantised_rows_keep_their_own_lengths_in_a_batch(networks, family):
+    network = networks(family)
+    plan = batch_plan(network, factory(network, kv_bits=8), range(VOCAB))
+    assert plan.batching is Batching.RAGGED
+
+
+def test_quantised_rows_give_tokens_back(networks):
     network = networks("llama_wide")
-    fault = batching_fault(network, factory(network, kv_bits=8), VOCAB)
-    assert fault == "QuantizedKVCache cannot be merged"
+    trial = BatchTrial(network, factory(network, kv_bits=8), range(VOCAB))
+    assert trial.fault(BatchPlan(), width=3) is None
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", WIDE)
+def test_quantised_rows_draw_the_same_tokens_in_a_batch_as_alone(networks, family, bits):
+    requests = [
+        make_request(f"r{i}", prompt_of(4 + 23 * i, i), max_tokens=4 + 3 * i) for i in range(5)
+    ]
+    together = Driver(networks(family), kv_bits=bits).run(*requests)
+    options = {"batches": False, "max_cache_bytes": 0}
+    alone = Driver(networks(family), kv_bits=bits, **options).run(*requests)
+    assert [outcome.token_ids for outcome in together] == [o.token_ids for o in alone]
 
 
 @pytest.mark.parametrize("family", CUTTABLE)

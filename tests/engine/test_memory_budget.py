@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from backend.config import ModelOptions, TuningOptions
-from backend.engine.memory_budget import kv_budget_bytes, machine_bytes, working_set_bytes
+from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
 
 pytestmark = pytest.mark.mlx
 
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def options(share=0.9, **tuning):
-    return ModelOptions(model="m", memory_utilization=share, tuning=TuningOptions(**tuning))
+    return ModelOptions(model="m", memory_utilization=share, tuning=TuningOptions.of(**tuning))
 
 
 def test_the_budget_is_what_the_weights_leave_less_a_reserve():
@@ -34,14 +34,6 @@ def test_weights_that_leave_nothing_leave_a_little_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         assert kv_budget_bytes(options(), 9 * GIB, 10 * GIB) == int(0.2 * GIB)
     assert "the weights take 9.0 of 9.0 GiB: 0.20 GiB" in caplog.text
-
-
-def test_a_container_limit_counts_where_it_is_smaller(tmp_path):
-    physical = machine_bytes(())
-    limit = tmp_path / "memory.max"
-    for text, expected in [(str(GIB), GIB), ("max", physical), (str(2**62), physical)]:
-        limit.write_text(f"{text}\n", encoding="ascii")
-        assert machine_bytes((tmp_path / "absent", limit)) == expected
 
 
 def test_the_working_set_is_a_part_of_the_machine():

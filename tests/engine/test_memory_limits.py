@@ -171,7 +171,7 @@ def test_the_prompt_cache_gives_way_to_requests_and_grows_back(networks):
     assert driver.session.status().prompt_cache.budget_bytes == budget
 
 
-def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):  # lesson 15
+def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):
     network = networks("llama")
     driver = limited_driver(network, max_kv_bytes=room_for(network, 80 + EXPECTED, rows=3))
     requests = open_requests(5)

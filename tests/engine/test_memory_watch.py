@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rows import make_row
 
 from backend.core.request import Priority
-from backend.engine.admission import KvProfile, Reservations
-from backend.engine.memory_watch import MemoryWatch
-from backend.engine.row import Row
-from backend.engine.scheduler import Scheduler
+from backend.engine.rows.admission import KvProfile, Reservations
+from backend.engine.rows.row import Row
+from backend.engine.rows.scheduler import Scheduler
+from backend.engine.session.memory_watch import MemoryWatch
 
 PROFILE = KvProfile(bytes_per_token=1)
 ANY_TOKEN = 7
@@ -176,6 +176,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(REQUESTS, st.integers(1, 5), st.integers(1800, 6000))
 def test_whatever_comes_everything_ends_within_the_memory(requests, slots, budget_bytes):

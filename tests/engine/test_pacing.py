@@ -2,18 +2,19 @@ import time
 
 import pytest
 
-from backend.engine.pacing import ChunkPacer, RateMeter
+from backend.engine.rows.counters import RateMeter
+from backend.engine.rows.pacing import ChunkSizer, PrefillPacer
 
 
-def make_pacer(**overrides: float) -> ChunkPacer:
-    return ChunkPacer(**{"cap": 512, "cap_alone": 2048, "pause_s": 0.25, **overrides})
+def make_pacer(**overrides: float) -> PrefillPacer:
+    return PrefillPacer(**{"cap": 512, "cap_alone": 2048, "pause_s": 0.25, **overrides})
 
 
 def test_the_first_chunk_is_small_because_nothing_is_known():
     assert make_pacer().pace().alone.chunk(10_000) == 128
 
 
-def warmed_up(tokens_per_s: float) -> ChunkPacer:
+def warmed_up(tokens_per_s: float) -> PrefillPacer:
     pacer = make_pacer()
     for _ in range(10):
         pacer.record(1000, 1000 / tokens_per_s)
@@ -23,14 +24,14 @@ def warmed_up(tokens_per_s: float) -> ChunkPacer:
 
 def test_chunks_grow_to_the_cap_on_a_fast_model():
     pacer = warmed_up(1e6)
-    assert pacer.pace().beside.chunk(10_000) == 512
+    assert pacer.pace().shared.chunk(10_000) == 512
     assert pacer.pace().alone.chunk(10_000) == 2048
 
 
 def test_chunks_shrink_to_fit_the_pause_on_a_slow_model():
     pacer = warmed_up(128.0)
     assert pacer.pace().alone.chunk(10_000) == 32
-    assert pacer.pace().beside.chunk(10_000) in (16, 32)
+    assert pacer.pace().shared.chunk(10_000) in (16, 32)
 
 
 def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
@@ -38,23 +39,61 @@ def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
     pacer.begin_pause()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.1)
+    pacer.record(0, 0.1)
     assert pacer.pace().has_room
-    assert pacer.pace().beside.chunk(10_000) == 144
+    assert pacer.pace().shared.chunk(10_000) == 144
     assert pacer.pace().alone.chunk(10_000) == 240
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.2)
     assert not pacer.pace().has_room
 
 
+def test_every_pause_has_room_for_one_chunk_even_if_it_is_over_at_once(monkeypatch):
+    pacer = make_pacer(pause_s=0.001)
+    pacer.record(128, 1.0)
+    pacer.begin_pause()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1.0)
+    assert pacer.pace().has_room
+    assert pacer.pace().shared.chunk(10_000) == 16
+    pacer.record(16, 0.1)
+    assert not pacer.pace().has_room
+
+
+@pytest.mark.parametrize("first", [16, 128, 4096])
+def test_the_size_of_full_passes_converges_though_each_has_a_fixed_cost(first):
+    sizer = ChunkSizer(target_s=0.2, cap=8192)
+    sizer.record(first, 0.05 + first * 0.001)
+    for _ in range(30):
+        tokens = sizer.size
+        sizer.record(tokens, 0.05 + tokens * 0.001)
+    assert 128 <= sizer.size <= 150
+
+
+def test_short_passes_whose_cost_is_fixed_do_not_shrink_the_size():
+    sizer = ChunkSizer(target_s=0.2, cap=8192)
+    sizer.record(1024, 0.2)
+    for _ in range(30):
+        sizer.record(32, 0.15)
+    assert sizer.size == 1024
+
+
+def test_a_slow_pass_shrinks_the_size_though_it_was_not_full():
+    sizer = ChunkSizer(target_s=0.2, cap=8192)
+    sizer.record(1024, 0.2)
+    sizer.record(512, 0.4)
+    assert sizer.size == 640
+
+
 def test_a_chunk_is_never_empty():
     pacer = make_pacer()
     pacer.record(16, 100.0)
-    assert pacer.pace().beside.chunk(10_000) == 16
+    assert pacer.pace().shared.chunk(10_000) == 16
 
 
 def test_short_tails_teach_nothing():
     pacer = make_pacer()
     pacer.record(3, 10.0)
-    assert pacer.pace().beside.chunk(10_000) == 128
+    assert pacer.pace().shared.chunk(10_000) == 128
 
 
 def test_a_short_rest_is_taken_along():
@@ -65,7 +104,7 @@ def test_a_short_rest_is_taken_along():
 
 
 def test_a_rest_never_exceeds_the_cap():
-    assert warmed_up(1e6).pace().beside.chunk(600) == 512
+    assert warmed_up(1e6).pace().shared.chunk(600) == 512
 
 
 def test_a_rate_is_taken_over_a_while_however_often_it_is_read(monkeypatch):

@@ -39,10 +39,10 @@ def cold(networks, family, *requests):
 @pytest.mark.parametrize(
     ("tokens", "reused", "reused_with_state"),
     [
-        pytest.param(BASE, 149, 149, id="exact"),  # lessons 25, 35, 95
+        pytest.param(BASE, 149, 149, id="exact"),
         pytest.param([*BASE, *NEW], 150, 149, id="longer"),
-        pytest.param(BASE[:90], 89, 64, id="shorter"),  # lessons 26, 27
-        pytest.param([*BASE[:90], *NEW], 90, 64, id="diverging"),  # lessons 30, 36
+        pytest.param(BASE[:90], 89, 64, id="shorter"),
+        pytest.param([*BASE[:90], *NEW], 90, 64, id="diverging"),
         pytest.param(NEW, 0, 0, id="unrelated"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_warm_prompt_gives_the_tokens_of_a_cold_one(
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
-def test_a_second_turn_takes_up_prompt_and_reply(networks, family):  # lessons 35, 47
+def test_a_second_turn_takes_up_prompt_and_reply(networks, family):
     driver = driver_for(networks, family)
     first = make_request("first", BASE, max_tokens=40)
     reply = driver.run(first)[0].token_ids
@@ -70,7 +70,7 @@ def test_a_second_turn_takes_up_prompt_and_reply(networks, family):  # lessons 3
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
-def test_a_reply_that_ended_with_a_stop_token_is_taken_up(networks, family):  # lesson 47
+def test_a_reply_that_ended_with_a_stop_token_is_taken_up(networks, family):
     [expected] = cold(networks, family, make_request("probe", BASE, max_tokens=12))
     driver = driver_for(networks, family)
     first = make_request("first", BASE, stop=[expected[-1]], max_tokens=100)
@@ -96,9 +96,7 @@ def test_eight_at_once_on_one_prefix_compute_it_once(networks, family):
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
-def test_an_aborted_prefill_goes_on_where_it_stopped(
-    networks, family
-):  # lessons 15, 20, 38, 39, 97
+def test_an_aborted_prefill_goes_on_where_it_stopped(networks, family):
     driver = driver_for(networks, family)
     long = prompt_of(300)
     driver.session.submit(make_request("aborted", long))
@@ -161,7 +159,7 @@ def test_no_state_is_stored_a_token_behind_another(networks):
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_next", "mamba2"])
-def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family):  # lesson 33
+def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family):
     def last_turn(**tuning):
         driver = driver_for(networks, family, **tuning)
         tokens = list(BASE)
@@ -179,16 +177,14 @@ def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family)
     assert tight.cached_tokens == roomy.cached_tokens > 0
 
 
-def test_a_failed_restore_is_computed_once_and_never_tried_again(
-    networks, caplog
-):  # lessons 22, 29
+def test_a_failed_restore_is_computed_once_and_never_tried_again(networks, caplog):
     driver = driver_for(networks, "llama")
     driver.run(make_request("first", BASE))
 
     def restore(*_):
         raise ValueError("torn")
 
-    driver.session._keeper._layout.restore = restore
+    driver.session._parts.prefixes._layout.restore = restore
     request = make_request("second", BASE)
     outcome = driver.run(request)[0]
     assert outcome.token_ids == cold(networks, "llama", request)[0]
@@ -196,7 +192,7 @@ def test_a_failed_restore_is_computed_once_and_never_tried_again(
     assert caplog.text.count("its prefix cannot be restored") == 1
 
 
-def test_a_pass_that_fails_behind_a_cached_prefix_is_tried_without_it(networks):  # lesson 96
+def test_a_pass_that_fails_behind_a_cached_prefix_is_tried_without_it(networks):
     network = networks("llama")
 
     class FailsWhenWarm:
@@ -224,7 +220,7 @@ def test_a_pass_that_fails_behind_a_cached_prefix_is_tried_without_it(networks):
     assert again.cached_tokens == len(BASE) - 1
 
 
-def test_an_unrelated_sampler_takes_up_the_same_prefix(networks):  # lesson 45
+def test_an_unrelated_sampler_takes_up_the_same_prefix(networks):
     driver = driver_for(networks, "llama")
     driver.run(make_request("greedy", BASE))
     outcome = driver.run(make_request("seeded", BASE, sampling=SEEDED))[0]
@@ -232,12 +228,12 @@ def test_an_unrelated_sampler_takes_up_the_same_prefix(networks):  # lesson 45
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v32", "qwen3_next"])
-def test_rows_leave_a_batch_with_plain_caches_of_their_own(networks, family):  # lessons 43, 44
+def test_rows_leave_a_batch_with_plain_caches_of_their_own(networks, family):
     driver = driver_for(networks, family)
     left = []
-    driver.session._keeper.leave = lambda row: left.append(row.cache) if row.cache else None
+    driver.session._parts.prefixes.leave = lambda row: left.append(row.cache) if row.cache else None
     driver.run(*(make_request(f"r{i}", prompt_of(40 + i, salt=i)) for i in range(3)))
-    fresh = driver.session._fresh_caches()
+    fresh = driver.session._parts.prefixes._fresh_caches()
     assert len(left) == 3
     for caches in left:
         assert [type(cache) for cache in caches] == [type(cache) for cache in fresh]
@@ -246,9 +242,9 @@ def test_rows_leave_a_batch_with_plain_caches_of_their_own(networks, family):  #
         )
 
 
-def test_storing_takes_no_more_memory_than_what_is_stored(networks):  # lesson 41
+def test_storing_takes_no_more_memory_than_what_is_stored(networks):
     driver = driver_for(networks, "llama", prefill_chunk_alone=512)
-    keeper = driver.session._keeper
+    keeper = driver.session._parts.prefixes
     save, peaks = keeper.save, []
 
     def measured(row):
@@ -264,7 +260,7 @@ def test_storing_takes_no_more_memory_than_what_is_stored(networks):  # lesson 4
     assert all(peak <= 1.1 * stored + 2**16 for peak, stored in peaks)
 
 
-def test_kinds_of_hits_and_tokens_are_counted(networks):  # lesson 46
+def test_kinds_of_hits_and_tokens_are_counted(networks):
     driver = driver_for(networks, "llama")
     prompts = [BASE, BASE, [*BASE, 1, 2], BASE[:40], [*BASE[:40], 3, 3], NEW]
     for i, tokens in enumerate(prompts):
@@ -281,7 +277,7 @@ def test_kinds_of_hits_and_tokens_are_counted(networks):  # lesson 46
     assert status.hit_tokens == 149 + 150 + 39 + 40
 
 
-def test_a_prefix_of_one_token_is_no_hit(networks):  # lesson 107
+def test_a_prefix_of_one_token_is_no_hit(networks):
     driver = driver_for(networks, "llama")
     driver.run(make_request("first", BASE))
     outcome = driver.run(make_request("second", [BASE[0], *NEW]))[0]

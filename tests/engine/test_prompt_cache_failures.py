@@ -63,7 +63,7 @@ def test_lone_requests_that_fail_behind_a_prefix_cost_no_batching(caplog):
     assert "one request at a time" not in caplog.text
 
 
-@pytest.mark.parametrize("part", ["_store.insert", "_store.keep", "_layout.capture"])
+@pytest.mark.parametrize("part", ["_store.insert", "_store.pin", "_layout.capture"])
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
 def test_what_cannot_be_stored_fails_no_request(part, error):
     driver = Driver(ExactNetwork("kv", "state"))
@@ -72,13 +72,13 @@ def test_what_cannot_be_stored_fails_no_request(part, error):
     def fail(*_, **__):
         raise error
 
-    setattr(getattr(driver.session._keeper, owner), name, fail)
+    setattr(getattr(driver.session._parts.prefixes, owner), name, fail)
     request = make_request("r", prompt_of(100), boundaries=[50])
     request = replace(request, prompt=replace(request.prompt, system_tokens=40))
     [expected] = Driver(ExactNetwork("kv", "state"), max_cache_bytes=0).run(request)
     [outcome] = driver.run(request)
     assert (outcome.token_ids, outcome.error) == (expected.token_ids, None)
-    assert not driver.session._keeper._store._nodes.held
+    assert not driver.session._parts.prefixes._store._nodes.held
 
 
 def test_a_request_is_counted_once_however_often_it_begins_again():

@@ -2,8 +2,8 @@ import time
 from collections.abc import Sequence
 
 from backend.core.step import TokenStep
-from backend.engine.publisher import Publisher
-from backend.engine.stream import Publication
+from backend.engine.messages.publisher import Publisher
+from backend.engine.messages.stream import Publication
 from backend.errors import GenerationFailedError
 
 

@@ -1,151 +1,229 @@
-"""What the facade does when its thread dies, with workers that die as they are told."""
+"""A lost engine process costs no stream: requests go on in the next one with the same tokens."""
 
 import asyncio
-import queue
-import time
-from types import SimpleNamespace
+import os
+import signal
+from dataclasses import dataclass, field
 
 import pytest
-from engine_driver import make_request
+from engine_driver import make_request, prompt_of
+from grammar_driver import compile_text
+from groups import GRAMMAR, workers
 from serving import until
 
-from backend.config import ModelOptions
+from backend.config import ModelOptions, TuningOptions
 from backend.core.embedding import EmbeddingRequest, Pooling
-from backend.core.status import EngineState, EngineStatus
-from backend.engine.command import Load, Stop
+from backend.core.request import SamplingParams
+from backend.core.status import EngineState
+from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.engine import Engine
-from backend.errors import EngineFailedError, LoadFailedError, ModelNotLoadedError
-
-OPTIONS = ModelOptions(model="org/tiny")
-WORKS, FAILS, HANGS, KILLS = "works", "fails", "hangs", "kills"
-
-
-class FragileWorker:
-    """Loads as it is told, one word per load; dies of anything else."""
-
-    def __init__(self, commands, loads):
-        self._commands = commands
-        self._loads = loads
-        self.status = EngineStatus(state=EngineState.READY)
-        self.turn_s = 0.0
-
-    def run(self):
-        while not isinstance(command := self._commands.get(), Stop):
-            outcome = self._loads.get() if isinstance(command, Load) else KILLS
-            if outcome == KILLS:
-                raise MemoryError(type(command).__name__)
-            if outcome == HANGS:
-                while not command.reply.cancelled():
-                    time.sleep(0.001)
-            elif outcome == FAILS:
-                command.reply.set_exception(LoadFailedError("the file is gone"))
-            else:
-                command.reply.set_result(SimpleNamespace(card=SimpleNamespace(name="tiny")))
-
-
-def engine_with(*outcomes, make=FragileWorker):
-    loads = queue.SimpleQueue()
-    for outcome in outcomes:
-        loads.put(outcome)
-
-    async def locate(_options):
-        return None
-
-    return Engine(locate=locate, make_worker=lambda commands, _publish: make(commands, loads))
-
-
-async def generate(engine, name="a"):
-    try:
-        return [events async for events in engine.submit(make_request(name, [1]))]
-    finally:
-        engine.cancel(name)
-
-
-async def embed(engine):
-    return await engine.embed(
-        EmbeddingRequest(token_ids=(1,), pooling=Pooling.MEAN, is_normalized=True)
-    )
-
-
-async def test_whoever_waits_is_told_what_the_thread_died_of():
-    engine = engine_with(WORKS, WORKS)
-    await engine.load(OPTIONS)
-    calls = [generate(engine, "a"), generate(engine, "b"), embed(engine)]
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        assert isinstance(result, EngineFailedError)
-        assert str(result) == "the engine has failed: MemoryError: Submit"
-    await engine.close(drain_timeout_s=0.0)
-
-
-async def test_the_next_thread_loads_the_model_again(caplog):
-    engine = engine_with(WORKS, WORKS, WORKS)
-    await engine.load(OPTIONS)
-    model = engine.model
-    for _ in range(2):
-        with pytest.raises(EngineFailedError):
-            await generate(engine)
-        await until(lambda: engine.status().state is EngineState.READY)
-    assert (engine.fault, engine.model.card.name) == ("", "tiny")
-    assert engine.model is model, "what is prepared for it is still right"
-    assert caplog.text.count("the engine has started anew, with tiny") == 2
-    await engine.close(drain_timeout_s=0.0)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "fault"),
-    [(FAILS, "the file is gone"), (KILLS, "the engine has failed: MemoryError: Load")],
+from backend.errors import (
+    EngineFailedError,
+    GenerationFailedError,
+    ModelNotLoadedError,
+    RequestCancelledError,
 )
-async def test_an_engine_that_cannot_start_anew_says_so_until_a_load_works(outcome, fault):
-    engine = engine_with(WORKS, outcome, WORKS)
+from backend.pipeline.served_model import ServedModel
+
+pytestmark = pytest.mark.mlx
+
+FAULT_VARIABLE = "MLX_BACKEND_TEST_FAULT"
+POISON = 7
+ENDLESS = 3000
+
+
+def options(directory, **tuning):
+    return ModelOptions(model=str(directory), tuning=TuningOptions.of(**tuning))
+
+
+@pytest.fixture
+async def engine():
+    engine = Engine(serve=ServedModel.of)
+    try:
+        yield engine
+    finally:
+        await engine.close(drain_timeout_s=0.0)
+    assert not workers()
+
+
+@dataclass
+class Outcome:
+    """What one request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[StepLogprobs] = field(default_factory=list)
+    prefills: int = 0
+
+
+async def take(engine, request, outcome=None):
+    outcome = outcome or Outcome()
+    try:
+        async for events in engine.submit(engine.model, request):
+            for event in events:
+                match event:
+                    case PrefillDone():
+                        outcome.prefills += 1
+                    case TokenStep(token, _, logprobs):
+                        outcome.tokens.append(token)
+                        outcome.logprobs += [logprobs] if logprobs else []
+    finally:
+        engine.cancel(request.request_id)
+    return outcome
+
+
+def mixed_requests(engine):
+    """Requests of all kinds, long enough to be in the midst when something happens."""
+    grammar = compile_text(engine.model.constraints.prepare(), GRAMMAR)
+    penalised = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1)
+    warm = SamplingParams(temperature=1.0, top_p=0.9, seed=7)
+    guided = SamplingParams(temperature=1.0, seed=3)
+    stop = engine.model.card.eos_token_ids
+    return [
+        make_request("greedy", prompt_of(20), max_tokens=300),
+        make_request("warm", prompt_of(33, 2), sampling=warm, max_tokens=300),
+        make_request("penalised", prompt_of(50, 4), sampling=penalised, max_tokens=300),
+        make_request("logprobs", prompt_of(9, 5), max_tokens=300, top_logprobs=3),
+        make_request(
+            "guided", prompt_of(12, 6), grammar=grammar, max_tokens=300, sampling=guided, stop=stop
+        ),
+    ]
+
+
+async def test_requests_of_every_kind_go_on_with_the_same_tokens(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    model = engine.model
+    alone = [await take(engine, request) for request in mixed_requests(engine)]
+    outcomes = [Outcome() for _ in alone]
+    requests = mixed_requests(engine)
+    streams = [
+        asyncio.ensure_future(take(engine, request, outcome))
+        for request, outcome in zip(requests, outcomes, strict=True)
+    ]
+    for kind in (signal.SIGKILL, signal.SIGSEGV):
+        told = [len(outcome.tokens) for outcome in outcomes]
+        await until(
+            lambda told=told: all(
+                len(o.tokens) > n or s.done()
+                for o, n, s in zip(outcomes, told, streams, strict=True)
+            )
+        )
+        os.kill(engine.process_id, kind)
+        await until(lambda: engine.process_id is None)
+        assert engine.status().state is EngineState.BUSY
+        await until(lambda: engine.process_id is not None)
+    await asyncio.gather(*streams)
+    for ours, theirs in zip(outcomes, alone, strict=True):
+        assert ours.tokens == theirs.tokens
+        assert ours.prefills == 1
+        assert [step.logprob for step in ours.logprobs] == pytest.approx(
+            [step.logprob for step in theirs.logprobs], abs=1e-4
+        )
+    assert engine.model is model, "what is prepared for it is still right"
+    status = engine.status()
+    assert status.restarts == 2
+    assert [restart.reason.split()[-1] for restart in status.latest_restarts] == [
+        "SIGKILL",
+        "SIGSEGV",
+    ]
+    assert status.lost_s > 0.0
+    assert status.generated_tokens >= 2 * sum(len(outcome.tokens) for outcome in alone) - 100
+
+
+async def test_a_process_that_is_stopped_is_given_up_and_its_requests_go_on(engine, tiny_models):
+    await engine.load(options(tiny_models("llama"), engine_timeout_s=2))
+    request = make_request("a", prompt_of(9), max_tokens=400)
+    alone = await take(engine, request)
+    outcome = Outcome()
+    stream = asyncio.ensure_future(take(engine, request, outcome))
+    await until(lambda: len(outcome.tokens) > 5)
+    os.kill(engine.process_id, signal.SIGSTOP)
+    await stream
+    assert outcome.tokens == alone.tokens
+    (restart,) = engine.status().latest_restarts
+    assert "no turn has ended for 2 s" in restart.reason
+
+
+async def test_an_embedding_is_computed_by_the_next_process(engine, tiny_models):
+    await engine.load(options(tiny_models("llama"), prefill_chunk=16))
+    text = EmbeddingRequest(
+        token_ids=tuple(prompt_of(ENDLESS)), pooling=Pooling.MEAN, is_normalized=True
+    )
+    alone = await engine.compute(engine.model, text)
+    embedding = asyncio.ensure_future(engine.compute(engine.model, text))
+    await until(lambda: engine.status().state is EngineState.BUSY)
+    os.kill(engine.process_id, signal.SIGKILL)
+    assert list((await embedding).values) == pytest.approx(list(alone.values), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["kill", "segv", "device", "exit"])
+async def test_a_request_that_ends_the_process_each_time_fails_and_its_neighbours_finish(
+    engine, tiny_models, monkeypatch, kind
+):
+    monkeypatch.setenv(FAULT_VARIABLE, f"{kind}:{POISON}")
+    await engine.load(options(tiny_models("llama")))
+    prompts = {f"n{i}": [token for token in prompt_of(12, i) if token != POISON] for i in range(6)}
+    # Reply tokens are passes too: the neighbours' replies are free of the poison.
+    bias = SamplingParams(logit_bias={POISON: -100.0})
+    neighbours = [
+        make_request(name, prompt, max_tokens=120, sampling=bias)
+        for name, prompt in prompts.items()
+    ]
+    alone = [await take(engine, request) for request in neighbours]
+    outcomes = [Outcome() for _ in neighbours]
+    streams = [
+        asyncio.ensure_future(take(engine, request, outcome))
+        for request, outcome in zip(neighbours, outcomes, strict=True)
+    ]
+    await until(lambda: all(outcome.tokens for outcome in outcomes))
+    poison = make_request("poison", [3, POISON, 4], max_tokens=5)
+    with pytest.raises(GenerationFailedError, match="lost 2 times in a row over this request"):
+        await take(engine, poison)
+    await asyncio.gather(*streams)
+    assert [outcome.tokens for outcome in outcomes] == [outcome.tokens for outcome in alone]
+    assert engine.status().restarts == 2
+
+
+async def test_what_comes_while_a_process_is_replaced_waits_for_the_next(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    os.kill(engine.process_id, signal.SIGKILL)
+    await until(lambda: engine.process_id is None)
+    outcome = await take(engine, make_request("late", prompt_of(5), max_tokens=4))
+    assert len(outcome.tokens) == 4
+
+
+async def test_free_ends_a_recovery_and_its_requests(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    stream = asyncio.ensure_future(
+        take(engine, make_request("a", prompt_of(5), max_tokens=ENDLESS))
+    )
+    await until(lambda: engine.status().slots_taken == 1)
+    os.kill(engine.process_id, signal.SIGKILL)
+    await until(lambda: engine.process_id is None)
+    await engine.free()
+    with pytest.raises(RequestCancelledError):
+        await stream
+    assert engine.status().state is EngineState.UNINITIALIZED
+
+
+async def test_an_engine_that_cannot_be_replaced_says_so_until_a_load_works(
+    engine, tiny_models, tmp_path
+):
+    moved = tmp_path / "model"
+    moved.symlink_to(tiny_models("llama"))
     told = []
     engine.on_fault(lambda: told.append(engine.fault))
-    await engine.load(OPTIONS)
-    with pytest.raises(EngineFailedError):
-        await generate(engine)
-    await until(lambda: engine.fault == fault)
+    await engine.load(options(moved))
+    stream = asyncio.ensure_future(
+        take(engine, make_request("a", prompt_of(5), max_tokens=ENDLESS))
+    )
+    await until(lambda: engine.status().slots_taken == 1)
+    moved.unlink()
+    os.kill(engine.process_id, signal.SIGKILL)
+    with pytest.raises(EngineFailedError, match="3 in a row could not be started"):
+        await stream
     assert engine.status().state is EngineState.ERROR
     with pytest.raises(ModelNotLoadedError):
-        engine.submit(make_request("b", [1]))
-    await engine.load(OPTIONS)
+        engine.submit(engine.model, make_request("b", [1]))
+    await engine.load(options(tiny_models("llama")))
     assert (engine.fault, engine.status().state) == ("", EngineState.READY)
-    assert told == [fault, ""]
-    await engine.close(drain_timeout_s=0.0)
-
-
-async def test_a_load_that_kills_the_thread_fails_and_the_next_one_works():
-    engine = engine_with(KILLS, WORKS)
-    with pytest.raises(EngineFailedError, match="MemoryError: Load"):
-        await engine.load(OPTIONS)
-    assert (engine.fault, engine.status().state) == ("", EngineState.ERROR)
-    assert (await engine.load(OPTIONS)).name == "tiny"
-    await engine.close(drain_timeout_s=0.0)
-
-
-async def test_freeing_what_dies_of_it_leaves_nothing():
-    engine = engine_with(WORKS, WORKS)
-    await engine.load(OPTIONS)
-    await engine.free()
-    assert (engine.model, engine.fault) == (None, "")
-    assert engine.status().state is EngineState.UNINITIALIZED
-    await engine.close(drain_timeout_s=0.0)
-
-
-async def test_free_ends_a_revival():
-    engine = engine_with(WORKS, HANGS)
-    await engine.load(OPTIONS)
-    with pytest.raises(EngineFailedError):
-        await generate(engine)
-    assert engine.status().state is EngineState.BUSY
-    await engine.free()
-    assert (engine.model, engine.fault) == (None, "")
-    await engine.close(drain_timeout_s=0.0)
-
-
-async def test_without_mlx_a_load_fails_and_says_why():
-    def no_worker(_commands, _loads):
-        raise LoadFailedError("MLX cannot be imported: no such library")
-
-    engine = engine_with(make=no_worker)
-    with pytest.raises(LoadFailedError, match="no such library"):
-        await engine.load(OPTIONS)
-    assert engine.fault == ""
+    assert [bool(fault) for fault in told] == [True, False]

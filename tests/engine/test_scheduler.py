@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from rows import make_row
 
 from backend.core.request import Priority
-from backend.engine.admission_queue import MAX_TIMES_OVERTAKEN
-from backend.engine.row import Row
-from backend.engine.scheduler import MAX_TIMES_PASSED_OVER, Scheduler
+from backend.engine.rows.admission_queue import MAX_TIMES_OVERTAKEN
+from backend.engine.rows.row import Row
+from backend.engine.rows.scheduler import MAX_TIMES_PASSED_OVER, Scheduler
 
 
 def scheduler_with(*rows: Row, max_slots: int = 8, max_active: int = 8) -> Scheduler:
@@ -71,7 +71,7 @@ def test_a_model_that_cannot_batch_has_one_slot():
     assert scheduler.admit() == rows[:1]
 
 
-def test_releasing_an_unknown_row_changes_nothing():  # lesson 14
+def test_releasing_an_unknown_row_changes_nothing():
     row = make_row("known")
     scheduler = scheduler_with(row)
     scheduler.release(make_row("unknown"))

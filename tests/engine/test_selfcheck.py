@@ -1,25 +1,80 @@
 import importlib
+import math
 
 import mlx.core as mx
 import pytest
 from engine_driver import VOCAB
 
-from backend.engine.caches import CacheFactory
-from backend.engine.selfcheck import batching_fault
-from backend.model.upstream import import_mlx_lm
+from backend.engine.kv.batch_caches import Batching, BatchPlan
+from backend.engine.passes.batch_check import BatchTrial, batch_plan
+from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.self_check import (
+    require_sense,
+    trial_lengths,
+)
+from backend.errors import LoadError
+from backend.model.checkpoint.config import attention_spans
+from backend.model.checkpoint.mends import mend
+from backend.model.checkpoint.upstream import import_mlx_lm
+from scripts.sweep.text_models import build_text_model, text_config
+from scripts.tiny_models import FAMILIES
 
 pytestmark = pytest.mark.mlx
 
 
-def fault(network):
-    return batching_fault(network, CacheFactory(network), VOCAB)
+TOKENS = [(7 * i * i + 3 * i) % 94 for i in range(60)]
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2"]
-)
-def test_families_that_batch_correctly_pass(networks, family):
+def trial(network, **options):
+    return BatchTrial(network, CacheFactory(network), TOKENS, **options)
+
+
+def fault(network, **options):
+    return trial(network, **options).fault(BatchPlan(Batching.PADDED))
+
+
+def plan(network):
+    return batch_plan(network, CacheFactory(network), TOKENS)
+
+
+RAGGED = dict.fromkeys(FAMILIES, Batching.RAGGED)
+EXPECTED = RAGGED | {
+    "deepseek_v3": Batching.LATENT,
+    "kimi_linear": Batching.LATENT,
+    "deepseek_v32": Batching.PADDED,  # its indexer reads the keys that it fetches
+    "llama4": Batching.NONE,  # its caches cannot be merged
+}
+
+
+@pytest.mark.parametrize(("family", "expected"), EXPECTED.items())
+def test_every_family_gets_the_best_batches_that_it_can_have(networks, family, expected):
+    assert plan(networks(family)).batching is expected
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_rows_of_their_own_length_use_stored_prefixes_in_place_if_they_have_keys(networks, family):
+    found = plan(networks(family))
+    has_keys = family != "mamba2"
+    assert found.shares_prefixes == (has_keys and found.batching is Batching.RAGGED)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "mamba2"])
+def test_families_batch_with_the_caches_of_mlx_lm_too(networks, family):
     assert fault(networks(family)) is None
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "llama_wide", "deepseek_v3"])
+def test_rows_take_several_tokens_in_a_pass_and_give_some_back(networks, family, width):
+    rows = trial(networks(family))
+    for overhead in (0.0, 10.0, math.inf):
+        assert rows.fault(BatchPlan(EXPECTED[family], overhead), width=width) is None
+    assert rows.fault(BatchPlan(Batching.PADDED), width=width) is None
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mamba2"])
+def test_rings_and_states_do_not_give_back(networks, family):
+    assert "keep what they have taken" in trial(networks(family)).fault(BatchPlan(), width=2)
 
 
 def test_caches_without_merge_are_told():
@@ -70,8 +125,8 @@ def test_a_model_that_raises_in_a_batch_is_told(networks):
     assert "no batches, please" in fault(RaisingNetwork(networks("llama")))
 
 
-def test_gemma2_of_this_mlx_lm_breaks_in_a_batch():
-    """Upstream contract: when this fails, gemma2 has been mended and may be batched."""
+def test_gemma2_breaks_in_a_batch_until_its_masks_are_mended():
+    """Upstream contract: when this fails, mlx-lm has mended it and the mend may go."""
     import_mlx_lm()
     module = importlib.import_module("mlx_lm.models.gemma2")
     mx.random.seed(0)
@@ -89,3 +144,81 @@ def test_gemma2_of_this_mlx_lm_breaks_in_a_batch():
         )
     )
     assert fault(network) is not None
+    mend(network)
+    assert fault(network) is None
+
+
+def test_the_batches_of_minimax_m3_are_wrong_only_beyond_its_blocks(tmp_path):
+    """Upstream contract: it cuts blocks of keys over padding, as of mlx-lm 0.32."""
+    directory = build_text_model("minimax_m3_vl", tmp_path)
+    network, _ = import_mlx_lm().load_model(directory)
+    spans = attention_spans(text_config("minimax_m3_vl"))
+    assert spans == {8, 4 * 8}
+    assert fault(network) is None
+    assert "differ" in fault(network, lengths=trial_lengths(spans))
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
+def test_windows_are_crossed_and_batch_correctly(networks, family):
+    rows = trial(networks(family), lengths=(4, 40, 59))
+    assert rows.ragged_fault(Batching.RAGGED) is None
+    assert rows.fault(BatchPlan(Batching.PADDED)) is None
+
+
+@pytest.mark.parametrize("spans", [{24}, {8, 32}, {2048, 64}, {3}])
+def test_trial_lengths_reach_beyond_every_span_and_are_divided_by_none(spans):
+    _, *long = trial_lengths(spans)
+    assert min(long) > max(spans)
+    assert all((long[1] - long[0]) % span for span in spans)
+
+
+def test_the_spans_of_towers_are_not_those_of_the_text():
+    config = {"sliding_window": 9, "text_config": {"chunk_size": 5, "window": None}}
+    assert attention_spans({**config, "vision_config": {"window_size": 7}}) == {9, 5}
+
+
+def test_rows_that_no_text_uses_do_not_make_a_model_senseless():
+    """A row of zeros gives NaN in norms that divide by its length."""
+
+    class Normless:
+        layers = ()
+
+        def __call__(self, inputs, cache):  # noqa: ARG002
+            return mx.where(inputs < 2, mx.nan, inputs)[..., None] * mx.arange(VOCAB)
+
+    require_sense(Normless(), list, [5, 6])
+    with pytest.raises(LoadError, match="NaN"):
+        require_sense(Normless(), list, [0, 1])
+
+
+class Saying:
+    """Answers with what a function of the token ids says."""
+
+    layers = ()
+
+    def __init__(self, say):
+        self._say = say
+
+    def __call__(self, inputs, cache):  # noqa: ARG002
+        return self._say(inputs[..., None].astype(mx.float32)) + mx.zeros(VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("say", "problem"),
+    [
+        (lambda ids: ids * mx.inf, "NaN or infinity"),
+        (lambda ids: mx.where(ids == 6, mx.nan, ids * mx.arange(VOCAB)), "NaN or infinity"),
+        (mx.zeros_like, "every token the same chance"),
+        (lambda ids: 0 * ids - mx.inf, "every token the same chance"),
+        (lambda ids: 0 * ids + mx.arange(VOCAB), "the same whatever it is told"),
+    ],
+)
+def test_a_model_that_makes_no_sense_is_told(say, problem):
+    with pytest.raises(LoadError, match=problem):
+        require_sense(Saying(say), list, [5, 6, 7])
+
+
+def test_rows_of_the_vocabulary_may_be_ruled_out():
+    """Some models say -inf for rows that fill the matrix up."""
+    network = Saying(lambda ids: mx.where(mx.arange(VOCAB) > 90, -mx.inf, ids * mx.arange(VOCAB)))
+    require_sense(network, list, [5, 6])

@@ -4,7 +4,7 @@ import pytest
 
 from backend.core.delta import FinishReason
 from backend.core.step import TokenStep
-from backend.engine.stream import TokenStream
+from backend.engine.messages.stream import TokenStream
 from backend.errors import GenerationFailedError
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.engine.text_queue import MAX_ROWS, TextCall, TextQueue
+from backend.engine.background.text_queue import MAX_ROWS, TextCall, TextQueue
 
 
 def call(*lengths):

@@ -18,10 +18,11 @@ from engine_driver import make_request
 from backend.config import ModelOptions
 from backend.core.request import SamplingParams
 from backend.engine.engine import Engine
+from backend.pipeline.served_model import ServedModel
 
 async def generate(engine, **sampling):
     request = make_request("a", [1, 2, 3], sampling=SamplingParams(**sampling))
-    events = [event async for events in engine.submit(request) for event in events]
+    events = [event async for events in engine.submit(engine.model, request) for event in events]
     engine.cancel("a")
     return events
 """
@@ -48,7 +49,7 @@ def refuse(limit):
 mx.set_wired_limit = refuse
 
 async def main():
-    engine = Engine()
+    engine = Engine(serve=ServedModel.of)
     await engine.load(ModelOptions(model=sys.argv[1]))
     print(len(await generate(engine, temperature=0.7)))
     await engine.close(drain_timeout_s=1.0)
@@ -65,7 +66,7 @@ def kernels():
     return sorted(Path(os.environ["TMPDIR"]).rglob("*.so"))
 
 async def main():
-    engine = Engine()
+    engine = Engine(serve=ServedModel.of)
     await engine.load(ModelOptions(model=sys.argv[1]))
     await generate(engine)
     before = kernels()

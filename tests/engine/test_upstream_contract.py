@@ -5,7 +5,8 @@ import inspect
 import mlx.core as mx
 import pytest
 
-from backend.model.upstream import import_mlx_lm
+from backend.cache.growth import ALLOCATION_STEP_TOKENS
+from backend.model.checkpoint.upstream import import_mlx_lm
 
 pytestmark = pytest.mark.mlx
 
@@ -16,14 +17,14 @@ BATCHED = ["KVCache", "RotatingKVCache", "ArraysCache", "CacheList"]
 
 
 @pytest.mark.parametrize("name", BATCHED)
-def test_caches_that_batch_can_merge(name):  # lessons 48, 49
+def test_caches_that_batch_can_merge(name):
     assert list(inspect.signature(getattr(cache, name).merge).parameters) == ["caches"]
 
 
 @pytest.mark.parametrize(
     "name", ["BatchKVCache", "BatchRotatingKVCache", "ArraysCache", "CacheList"]
 )
-def test_batch_caches_let_rows_join_and_leave(name):  # lessons 48, 49
+def test_batch_caches_let_rows_join_and_leave(name):
     kind = getattr(cache, name)
     for method, parameters in {"filter": 1, "extend": 1, "extract": 1}.items():
         given = [p for p in inspect.signature(getattr(kind, method)).parameters if p != "self"]
@@ -50,3 +51,8 @@ def test_an_extracted_row_is_contiguous_and_of_its_own_length():
         single.update_and_fetch(mx.ones((1, 1, length, 2)), mx.ones((1, 1, length, 2)))
     merged = cache.KVCache.merge([short, long])
     assert [merged.extract(i).offset for i in range(2)] == [2, 5]
+
+
+@pytest.mark.parametrize("name", ["KVCache", "QuantizedKVCache", "RotatingKVCache"])
+def test_caches_of_positions_grow_in_steps_of_256_tokens(name):
+    assert getattr(cache, name).step == ALLOCATION_STEP_TOKENS

@@ -87,6 +87,7 @@ def test_anything_else_is_refused(payload, problem):
     assert str(caught.value) == f"Images[0]: {problem}"
 
 
+@pytest.mark.slow
 def test_a_file_may_be_so_long_and_no_longer():
     assert len(decode_payload(medium(bytes(MAX_IMAGE_BYTES)))) == MAX_IMAGE_BYTES
     with pytest.raises(InvalidRequestError, match="has 20,971,521 bytes, at most 20,971,520"):

@@ -1,6 +1,8 @@
 import io
 import struct
 import sys
+import threading
+from contextvars import copy_context
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from media_files import animation, encoded, film, gradient, wav
 from backend.config import MAX_VIDEO_FRAMES
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.media.video import decode_video
+from common.caller import AbandonedError, enter_work
 
 READ = "what is read is GIF, WEBP, PNG, MP4, WebM"
 
@@ -53,6 +56,7 @@ def test_of_many_frames_some_are_taken_evenly(count, stride):
     assert [frame.image.getpixel((0, 0))[0] for frame in frames] == list(range(0, count, stride))
 
 
+@pytest.mark.slow
 def test_of_large_frames_fewer_are_taken():
     assert len(decode(tiny_gif((5_000, 5_000), 7))) == 4
 
@@ -62,6 +66,7 @@ def test_a_still_picture_is_a_film_of_one_frame():
     assert (frame.image.mode, frame.image.size, frame.time_s) == ("RGB", (32, 24), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
@@ -144,3 +149,20 @@ def sound_in_mp4(av):
         container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return file.getvalue()
+
+
+@pytest.mark.parametrize("make", ["animation", "film"])
+def test_a_film_that_nobody_waits_for_is_left_between_two_frames(make):
+    """Near the limit of its frames it takes minutes."""
+    left = threading.Event()
+    data = animation("PNG", 3) if make == "animation" else film(pytest.importorskip("av"), 3)
+
+    def read():
+        enter_work(left)
+        assert len(decode(data)) == 3
+        left.set()
+        with pytest.raises(AbandonedError):
+            decode(data)
+        return "left"
+
+    assert copy_context().run(read) == "left"

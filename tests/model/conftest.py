@@ -6,7 +6,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 
 from backend.config import ModelOptions, TuningOptions
-from backend.model.template import ChatTemplate
+from backend.model.text.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -26,7 +26,7 @@ def chat_template() -> Callable[[str], ChatTemplate]:
     """Templates in the style of several model families, by file name."""
     from transformers import PreTrainedTokenizerFast
 
-    from backend.model.hf_renderer import make_jinja_renderer
+    from backend.model.text.hf_renderer import make_jinja_renderer
 
     def loaded(name: str) -> ChatTemplate:
         text = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
@@ -45,6 +45,6 @@ def chat_template() -> Callable[[str], ChatTemplate]:
 def options() -> Callable[..., ModelOptions]:
     def made(tuning: dict[str, object] | None = None, **fields: object) -> ModelOptions:
         named = {"model": "tiny", **fields}
-        return ModelOptions(**named, tuning=TuningOptions(**(tuning or {})))
+        return ModelOptions(**named, tuning=TuningOptions.of(**(tuning or {})))
 
     return made

@@ -93,7 +93,7 @@ def test_an_adapter_of_another_format_is_named(
     options: Options, tiny_models: Build, tmp_path: Path
 ):
     (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "adapter_model.bin").touch()
     with pytest.raises(LoadError, match=r"has no adapters\.safetensors: .* mlx-lm's format"):
         logits(options(adapters=(Adapter(str(tmp_path)),)), tiny_models("llama"))
 
@@ -104,3 +104,29 @@ def test_an_adapter_for_another_model_is_refused(
     wide = write_adapter(tmp_path / "wide", seed=1, width=128)
     with pytest.raises(LoadError, match=r"does not fit: .* does not match"):
         logits(options(adapters=(Adapter(str(wide)),)), tiny_models("llama"))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "num_layers is missing"),
+        ({"num_layers": 2}, "lora_parameters is missing"),
+        ({"num_layers": 2, "lora_parameters": {"rank": 2, "alpha": 4}}, "lora_parameters.scale"),
+    ],
+)
+def test_a_config_that_says_too_little_is_named(
+    options: Options, tiny_models: Build, adapters: tuple[Path, Path], config: object, words: str
+):
+    path = adapters[0] / "adapter_config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(LoadError, match=rf"adapter_config\.json: {words}"):
+        logits(options(adapters=(Adapter(str(adapters[0])),)), tiny_models("llama"))
+
+
+def test_a_cut_adapter_is_named_and_not_the_model(
+    options: Options, tiny_models: Build, adapters: tuple[Path, Path]
+):
+    path = adapters[0] / "adapters.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(LoadError, match=r"adapters\.safetensors is cut short"):
+        logits(options(adapters=(Adapter(str(adapters[0])),)), tiny_models("llama"))

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from backend.errors import LoadError, LoadFailedError, OutOfMemoryError, UnsupportedModelError
-from backend.model.failures import as_load_error
+from backend.model.checkpoint.failures import as_load_error
 
 WHERE = Path("models/tiny")
 

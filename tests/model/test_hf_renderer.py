@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from backend.core.prompt import Message, Tool, ToolCall
 from backend.errors import InvalidRequestError
-from backend.model.hf_renderer import make_renderer, template_text
-from backend.model.template import ChatTemplate
+from backend.model.text.hf_renderer import make_renderer, template_text
+from backend.model.text.template import ChatTemplate
 
 QUESTION = Message(role="user", content="Is it raining?")
 WEATHER = Tool(
@@ -88,7 +88,7 @@ def test_special_tokens_and_options_are_variables():
 class TestTemplatesOfMlxLm:
     @pytest.fixture
     def template(self) -> ChatTemplate:
-        from backend.model.upstream import import_mlx_lm
+        from backend.model.checkpoint.upstream import import_mlx_lm
 
         import_mlx_lm()
         return template_of(tokenizer(chat_template_type="deepseek_v32"))

@@ -1,18 +1,27 @@
 """Chat templates come with checkpoints: one that attacks or loops is refused or ended, no more."""
 
+import contextlib
+import sys
+import threading
+
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
+from backend.config import MAX_RENDER_BYTES
 from backend.core.prompt import Message
 from backend.errors import InvalidRequestError
-from backend.model.hf_renderer import make_renderer
-from backend.model.template import ChatTemplate
-from backend.model.time_limit import TimeLimit
+from backend.model.text.hf_renderer import jinja_source
+from backend.model.text.isolated.template import IsolatedTemplate, TemplateProcesses
+from backend.model.text.jinja_renderer import JinjaSource
+from backend.model.text.template import ChatTemplate
+from common.caller import AbandonedError, enter_work
 
 QUESTION = Message(role="user", content="{{ 7 * 7 }}{% include 'x' %}")
 NESTED_LOOPS = "{% for n in range(90000) %}" * 4 + "{% endfor %}" * 4
+# One operation of many minutes, which no exception interrupts.
+LOCKING = "{{ 7 ** (99999999 * (messages | length)) }}"
 ENDLESS_MACRO = (
     "{% macro walk(depth) %}{% if depth %}{{ walk(depth - 1) }}{{ walk(depth - 1) }}{% endif %}"
     "{% endmacro %}{{ walk(100) }}"
@@ -23,7 +32,7 @@ def template_of(source: str, seconds: float = 60.0) -> ChatTemplate:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=FastTokenizer(models.BPE()), chat_template=source
     )
-    return ChatTemplate(make_renderer(tokenizer, {}, TimeLimit(seconds)))
+    return IsolatedTemplate(jinja_source(tokenizer), seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +64,78 @@ def test_what_python_hides_is_undefined(source):
     assert template_of(source).render([QUESTION], [], {}) == ""
 
 
-@pytest.mark.parametrize("source", [NESTED_LOOPS, ENDLESS_MACRO])
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [NESTED_LOOPS, ENDLESS_MACRO, LOCKING])
 def test_a_template_that_does_not_end_is_ended(source):
     template = template_of(source, seconds=0.2)
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match=r"takes longer than 0\.2 s"):
             template.render([QUESTION], [], {})
+    assert template_of("fine").render([QUESTION], [], {}) == "fine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS bounds no address space")
+def test_a_template_that_takes_all_memory_is_refused():
+    template = template_of("{{ 'x' * (2 ** 33) }}")
+    with pytest.raises(InvalidRequestError, match=r"MemoryError|takes too much memory"):
+        template.render([QUESTION], [], {})
+    assert template_of("fine").render([QUESTION], [], {}) == "fine"
+
+
+def test_a_template_that_writes_without_measure_is_refused():
+    template = template_of(f"{{{{ 'x' * {MAX_RENDER_BYTES + 1} }}}}")
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_RENDER_BYTES} characters"):
+        template.render([QUESTION], [], {})
+
+
+def test_others_run_while_a_template_holds_the_lock_of_python():
+    template, ended, turns = template_of(LOCKING, seconds=2.0), threading.Event(), 0
+
+    def render():
+        with pytest.raises(InvalidRequestError):
+            template.render([QUESTION], [], {})
+        ended.set()
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    while not ended.wait(0.01):
+        turns += 1
+    thread.join()
+    assert turns > 10
+
+
+def test_a_process_that_was_killed_is_started_again_unseen():
+    with contextlib.closing(TemplateProcesses(1)) as processes:
+        template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
+        (process,) = processes._idle
+        process._process.kill()
+        process._process.wait()
+        assert template.render([QUESTION], [], {}) == "fine"
+        assert processes._idle not in ([], [process])
+
+
+def test_a_caller_that_leaves_ends_the_rendering():
+    template, left, outcome = template_of(LOCKING, seconds=0.2), threading.Event(), []
+    template._seconds = 3600.0
+
+    def render():
+        enter_work(left)
+        with pytest.raises(AbandonedError):
+            template.render([QUESTION], [], {})
+        outcome.append("left")
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    left.set()
+    thread.join()
+    assert outcome == ["left"]
+
+
+def test_branches_that_take_too_long_are_left_out():
+    source = "{% if messages[0].content == 'other' %}" + LOCKING + "{% endif %}here"
+    other = [Message(role="user", content="other")]
+    texts = template_of(source).render_with_branches([QUESTION], [[QUESTION], other], [], {})
+    assert texts == ("here", ["", ""])
 
 
 def test_what_a_message_says_is_no_template():

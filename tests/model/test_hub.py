@@ -14,8 +14,8 @@ import pytest
 
 from backend.config import ModelOptions
 from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
-from backend.model.fetch import EXIT_FAILED
-from backend.model.hub import HubModel, download, locate, resolve
+from backend.model.checkpoint.fetch import EXIT_FAILED
+from backend.model.checkpoint.hub import HubModel, download, locate, resolve
 
 Options = Callable[..., ModelOptions]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -245,7 +245,7 @@ class TestDownload:
 
 def test_the_child_reports_bytes_as_they_come(online: dict[str, str]):
     done = subprocess.run(
-        [sys.executable, "-m", "backend.model.fetch", "org/tiny"],
+        [sys.executable, "-m", "backend.model.checkpoint.fetch", "org/tiny"],
         env=online,
         check=True,
         capture_output=True,
@@ -260,7 +260,7 @@ def test_the_child_ends_with_its_parent(online: dict[str, str], hub: Hub):
     hub.holds_weights.set()
     stranger = str(os.getppid())
     done = subprocess.run(
-        [sys.executable, "-m", "backend.model.fetch", "org/tiny", "--parent", stranger],
+        [sys.executable, "-m", "backend.model.checkpoint.fetch", "org/tiny", "--parent", stranger],
         env=online,
         check=False,
         timeout=20,

@@ -5,8 +5,8 @@ from chat_tokenizers import byte_level, sentencepiece
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backend.model.prefix import LOOK_AHEAD_CHARS, TokenizedText, common_length
-from backend.model.tokenizer import Tokenizer
+from backend.model.text.prefix import LOOK_AHEAD_CHARS, TokenizedText, common_length
+from backend.model.text.tokenizer import Tokenizer
 
 SPECIAL = ("<|turn|>", "<|turn|>!", "<|end|>")
 TOKENIZERS = {
@@ -55,7 +55,7 @@ def test_the_common_length_is_that_of_a_comparison_one_by_one(one: str, other: s
 @example(start="<|turn|>hello<|end|> ", one="hello", other="he")
 def test_shared_tokens_are_those_of_both_texts_tokenised_whole(
     name: str, start: str, one: str, other: str
-):  # lesson 37
+):
     tokenizer = TOKENIZERS[name]
     whole = [tokenizer.encode(start + end, adds_special=False) for end in (one, other)]
     assert tokenized(start + one, tokenizer).shared_tokens(start + other) == naive_length(*whole)

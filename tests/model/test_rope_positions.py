@@ -1,6 +1,6 @@
 import pytest
 
-from backend.model.rope_positions import RopePositions
+from backend.model.vision.rope_positions import RopePositions
 
 pytestmark = pytest.mark.mlx
 

@@ -1,9 +1,9 @@
 import pytest
 
 from backend.core.media import MediaKind
-from backend.model.renderer import RenderError
-from backend.model.snippets import find_snippets
-from backend.model.template import ChatTemplate
+from backend.model.text.renderer import RenderError
+from backend.model.text.snippets import find_snippets
+from backend.model.text.template import ChatTemplate
 
 IMAGE, AUDIO, VIDEO = MediaKind
 

@@ -1,32 +1,24 @@
+import json
 from collections.abc import Callable, Mapping
 
 import pytest
+from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
 
-from backend.core.prompt import JsonValue, Message, Tool, ToolCall
+from backend.core.prompt import JsonValue, Message, ToolCall
 from backend.errors import InvalidRequestError
-from backend.model.template import ChatTemplate
+from backend.formats.evidence import FormatEvidence
+from backend.model.text.template import ChatTemplate
+from backend.output.detection import detect
 
 Templates = Callable[[str], ChatTemplate]
 
-WEATHER = Tool(
-    name="weather",
-    schema={
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Tell the weather",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        },
-    },
-)
-QUESTION = Message(role="user", content="Is it raining?")
 CALL = Message(
     role="assistant",
     tool_calls=(ToolCall(call_id="call_12345678", name="weather", arguments='{"city": "Oslo"}'),),
 )
 RESULT = Message(role="tool", content="sun", name="weather", tool_call_id="call_12345678")
 CALLING = (QUESTION, CALL, RESULT)
-WITH_TOOLS = ["llama3", "mistral", "xml"]
+WITH_TOOLS = ["llama3", "mistral", "xml", "hermes_tool_use", "one_call"]
 
 
 def test_a_conversation_is_rendered_up_to_the_reply(chat_template: Templates):
@@ -40,13 +32,13 @@ def test_a_reply_begins_even_after_an_assistant_message(chat_template: Templates
     assert text.endswith("It<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_rendering_twice_gives_the_same_bytes(chat_template: Templates):  # lesson 8
+def test_rendering_twice_gives_the_same_bytes(chat_template: Templates):
     template = chat_template("mistral")
     assert template.render(CALLING, [WEATHER], {}) == template.render(CALLING, [WEATHER], {})
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
-def test_tools_are_in_the_text(chat_template: Templates, name: str):  # lesson 66
+def test_tools_are_in_the_text(chat_template: Templates, name: str):
     template = chat_template(name)
     assert template.supports_tools
     assert "Tell the weather" in template.render([QUESTION], [WEATHER], {})
@@ -58,7 +50,7 @@ def test_tools_that_need_a_system_message_get_an_empty_one(chat_template: Templa
 
 
 @pytest.mark.parametrize("name", ["plain", "deepseek", "gemma"])
-def test_a_template_without_tools_refuses_them(chat_template: Templates, name: str):  # lesson 66
+def test_a_template_without_tools_refuses_them(chat_template: Templates, name: str):
     template = chat_template(name)
     assert not template.supports_tools
     with pytest.raises(InvalidRequestError, match=r"^Tools: .*does not support tools"):
@@ -82,7 +74,7 @@ def test_tools_lost_in_this_conversation_alone_are_refused(chat_template: Templa
 )
 def test_past_calls_are_written_as_each_template_takes_them(
     chat_template: Templates, name: str, written: str
-):  # lessons 64, 65
+):
     text = chat_template(name).render(CALLING, [], {})
     assert written in text
     assert "None" not in text
@@ -90,7 +82,7 @@ def test_past_calls_are_written_as_each_template_takes_them(
 
 def test_neighbours_are_merged_only_where_the_template_refuses_them(
     chat_template: Templates,
-):  # lesson 62
+):
     messages = [QUESTION, Message(role="user", content="Well?")]
     assert "Is it raining?\n\nWell?" in chat_template("gemma").render(messages, [], {})
     assert "Is it raining?<|im_end|>" in chat_template("plain").render(messages, [], {})
@@ -131,7 +123,7 @@ def test_a_refusal_comes_in_the_templates_own_words(
 
 def test_a_template_that_crashes_is_a_refusal_too():
     def crash(*_: object) -> str:
-        from backend.model.renderer import RenderError
+        from backend.model.text.renderer import RenderError
 
         raise RenderError("the chat template failed: KeyError: 'x'")
 
@@ -153,7 +145,7 @@ def test_a_template_that_crashes_is_a_refusal_too():
 )
 def test_options_reach_the_template_and_unset_stays_undefined(
     options: Mapping[str, JsonValue], tail: str
-):  # lesson 67
+):
     template = jinja(
         "{{ 'unset' if enable_thinking is undefined else 'on' if enable_thinking else 'off' }}"
         "{{ ' ' + reasoning_effort if reasoning_effort is defined }}"
@@ -212,9 +204,121 @@ def jinja(source: str) -> ChatTemplate:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    from backend.model.hf_renderer import make_jinja_renderer
+    from backend.model.text.hf_renderer import make_jinja_renderer
 
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE()), chat_template=source
     )
     return ChatTemplate(make_jinja_renderer(tokenizer), source)
+
+
+CITIES = ("Oslo", "Rome")
+
+
+def in_order(text: str, *parts: str) -> bool:
+    """Whether each part is in a text once, after the one before it."""
+    places = [text.find(part) for part in parts]
+    return -1 not in places and places == sorted(places) and all(text.count(p) == 1 for p in parts)
+
+
+def test_a_template_that_iterates_absent_tools_gets_an_empty_list(chat_template: Templates):
+    template = chat_template("hermes_tool_use")
+    assert template.supports_tools
+    assert "<tools>  </tools>" in template.render([QUESTION], [], {})
+    assert "Tell the weather" in template.render([QUESTION], [WEATHER], {})
+
+
+def test_a_template_of_one_call_a_turn_gets_each_call_with_its_result(chat_template: Templates):
+    text = chat_template("one_call").render(TWO_CALLS, [WEATHER], {})
+    assert in_order(text, "Let me look.", '"Oslo"', "rain in Oslo", '"Rome"', "sun in Rome")
+
+
+def test_calls_stay_together_where_the_template_takes_them_so(chat_template: Templates):
+    text = chat_template("xml").render(TWO_CALLS, [WEATHER], {})
+    assert in_order(text, "Let me look.", ">Oslo", ">Rome", "sun in Rome", "rain in Oslo")
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+@pytest.mark.parametrize("messages", [TWO_CALLS, ANSWERED], ids=["pending", "answered"])
+def test_nothing_of_a_conversation_with_calls_is_lost(
+    chat_template: Templates, name: str, messages: tuple[Message, ...]
+):
+    text = chat_template(name).render(messages, [WEATHER], {})
+    said = ["Is it raining?", "Let me look.", "sun in Rome", "rain in Oslo"]
+    said += ["Only in Oslo.", "Thank you."] if messages is ANSWERED else []
+    assert [part for part in said if text.count(part) != 1] == []
+    assert "Oslo" in text.replace("in Oslo", "")
+    assert "Rome" in text.replace("in Rome", "")
+
+
+def test_content_next_to_calls_is_a_turn_of_its_own_where_it_would_be_lost(
+    chat_template: Templates,
+):
+    text = chat_template("mistral").render(TWO_CALLS, [WEATHER], {})
+    assert "[/INST]Let me look.</s>[TOOL_CALLS][" in text
+
+
+def test_content_before_calls_joins_the_answer_where_roles_alternate(chat_template: Templates):
+    text = chat_template("mistral").render(ANSWERED, [WEATHER], {})
+    assert "[/INST][TOOL_CALLS][" in text
+    assert "Let me look.\n\nOnly in Oslo.</s>" in text
+
+
+def test_calls_are_written_as_text_for_a_template_that_knows_no_tools(chat_template: Templates):
+    text = chat_template("gemma").render(ANSWERED, [], {})
+    calls = [{"name": "weather", "arguments": {"city": city}} for city in CITIES]
+    oslo, rome = map(json.dumps, calls)
+    results = "<start_of_turn>user\nsun in Rome\n\nrain in Oslo<end_of_turn>"
+    assert in_order(text, "Let me look.", oslo, rome, results, "Only in Oslo.")
+
+
+def test_a_template_that_writes_the_first_call_only_gets_them_one_by_one():
+    template = jinja(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}\n{% endfor %}"
+    )
+    text = template.render(TWO_CALLS, [], {})
+    assert in_order(text, "Let me look.", '"Oslo"', "rain in Oslo", '"Rome"', "sun in Rome")
+
+
+def test_a_template_that_writes_no_calls_gets_them_as_text():
+    template = jinja("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    text = template.render(TWO_CALLS, [], {})
+    assert in_order(text, "Let me look.", '"Oslo"', '"Rome"', "tool: sun in Rome", "rain in Oslo")
+
+
+def test_a_refusal_quotes_the_words_on_the_conversation_as_it_came(chat_template: Templates):
+    messages = [Message(role="system", content="s"), *TWO_CALLS]
+    with pytest.raises(InvalidRequestError, match="System role not supported"):
+        chat_template("gemma").render(messages, [], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        # Like the official templates of Llama 3.2, it names no marker.
+        ("one_call", "llama3_json"),
+        ("llama3", "llama3_json"),
+        ("hermes_tool_use", "hermes_json"),
+        ("mistral", "mistral"),
+    ],
+)
+def test_the_call_that_a_template_writes_tells_the_format(
+    chat_template: Templates, name: str, found: str
+):
+    written = chat_template(name).written_call
+    assert detect(FormatEvidence((), "", written_call=written)).tools.name == found
+
+
+@pytest.mark.parametrize("name", ["plain", "gemma"])
+def test_a_template_that_writes_no_calls_tells_nothing(chat_template: Templates, name: str):
+    assert chat_template(name).written_call == ""
+
+
+def test_the_written_call_begins_with_its_whole_marker():
+    template = jinja(
+        "{% for m in messages %}{% if m.tool_calls %}<tool_call>"
+        "{{ m.tool_calls[0].function | tojson }}</tool_call>{% endif %}{% endfor %}"
+        "{% if messages[-1].role == 'user' %}<think>{% endif %}"
+    )
+    assert template.written_call.startswith("<tool_call>")

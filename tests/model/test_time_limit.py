@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from backend.model.time_limit import TimeLimit, TimeLimitError
+from backend.model.text.time_limit import TimeLimit, TimeLimitError
 
 SHORT_S = 0.15
 
@@ -40,6 +40,7 @@ def test_what_ends_in_time_returns_or_raises_what_is_its_own():
         limit.run(lambda: 1 / 0)
 
 
+@pytest.mark.slow
 def test_a_call_that_ends_as_its_time_is_up_disturbs_nothing_later():
     limit = TimeLimit(0.1)
     for microseconds in range(0, 20_000, 500):
@@ -67,7 +68,7 @@ def test_the_watching_thread_ends_when_there_is_nothing_to_watch():
 
 TRACED = """
 import sys
-from backend.model.time_limit import TimeLimit, TimeLimitError
+from backend.model.text.time_limit import TimeLimit, TimeLimitError
 try:
     TimeLimit(0.1).run(lambda: [None for _ in iter(int, 1)])
 except TimeLimitError:

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from backend.errors import InvalidRequestError
-from backend.model.pieces import piece_table
-from backend.model.tokenizer import Tokenizer
+from backend.model.text.pieces import piece_table
+from backend.model.text.tokenizer import Tokenizer
 
 BOS, EOS = "<s>", "</s>"
 MARKER, VISIBLE_MARKER = "<|channel|>", "<think>"
@@ -121,7 +121,7 @@ def test_only_the_strip_step_trims_a_leading_space():
     assert trimming == ["sentencepiece"]
 
 
-def test_special_tokens_are_blank_in_the_visible_pieces(tokenizer: Tokenizer):  # lesson 69
+def test_special_tokens_are_blank_in_the_visible_pieces(tokenizer: Tokenizer):
     visible = tokenizer.visible_pieces(())
     assert visible is not None
     hidden = [tokenizer.token_id(text) for text in (BOS, EOS, MARKER)]
@@ -147,7 +147,7 @@ def test_the_visible_pieces_are_built_once_for_the_same_markers(tokenizer: Token
     assert tokenizer.visible_pieces([MARKER]) is tokenizer.visible_pieces({MARKER})
 
 
-def test_a_decoder_that_looks_at_neighbours_has_no_table():  # lesson 80
+def test_a_decoder_that_looks_at_neighbours_has_no_table():
     tokenizer = Tokenizer(word_level())
     assert tokenizer.pieces is None
     assert tokenizer.visible_pieces({MARKER}) is None
@@ -173,7 +173,7 @@ def test_ids_without_a_token_have_no_bytes(tokenizer: Tokenizer):
     assert tokenizer.decode([size + 7, -1, 2**40]) == ""
 
 
-def test_a_tokenizer_in_python_has_no_table_and_skips_unknown_ids_too():  # lesson 80
+def test_a_tokenizer_in_python_has_no_table_and_skips_unknown_ids_too():
     tokenizer = Tokenizer(ByT5Tokenizer())
     ids = tokenizer.encode_prompt("naïve")
     assert tokenizer.pieces is None

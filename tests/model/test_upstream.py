@@ -15,7 +15,7 @@ def run(code: str) -> str:
 def test_importing_mlx_lm_keeps_the_open_file_limit():
     """Engine notes 0.10; the second half tells when the guard may go."""
     before = run(_REPORT.format(imports="pass"))
-    guarded = "from backend.model.upstream import import_mlx_lm; import_mlx_lm()"
+    guarded = "from backend.model.checkpoint.upstream import import_mlx_lm; import_mlx_lm()"
     assert run(_REPORT.format(imports=guarded)) == before
     assert run(_REPORT.format(imports="import mlx_lm")) == "2048"
 
@@ -28,18 +28,18 @@ def test_the_door_is_what_the_loader_uses():
 
 def test_what_serves_before_the_first_load_imports_nothing_heavy():
     heavy = run(
-        "import sys, backend.model.loaded, backend.model.hub;"
+        "import sys, backend.model.loaded, backend.model.checkpoint.hub;"
         "print({'mlx', 'mlx_lm', 'transformers', 'huggingface_hub', 'jinja2'} & set(sys.modules))"
     )
     assert heavy == "set()"
 
 
 @pytest.mark.mlx
-def test_upstream_has_what_the_loader_calls():  # lesson 49
+def test_upstream_has_what_the_loader_calls():
     from transformers import AutoTokenizer
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    from backend.model.upstream import import_mlx_lm
+    from backend.model.checkpoint.upstream import import_mlx_lm
 
     utils = import_mlx_lm()
     assert callable(utils.load_model)

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def by_window(pieces):
     return read(WindowDetokenizer(decode), len(pieces))
 
 
+@pytest.mark.slow
 @given(PIECES)
 def test_byte_pieces_join_to_the_whole_without_what_is_no_text(pieces):  # lesson 70
     whole = b"".join(pieces).decode(errors="ignore").replace(REPLACEMENT, "")

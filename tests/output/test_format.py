@@ -1,10 +1,10 @@
 import pytest
 
+from backend.formats.evidence import FormatEvidence
+from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.detection import detect
-from backend.output.evidence import FormatEvidence, warn_once
 from backend.output.format import opens_behind_thought, opens_in_reasoning
-from backend.output.reasoning_rows import REASONING_ROWS
-from backend.output.tool_rows import TOOL_ROWS
+from backend.output.warn import warn_once
 
 THINK_TOKENS = {"<think>", "</think>"}
 QWEN_TEMPLATE = """<tool_call>
@@ -97,9 +97,9 @@ def test_thoughts_are_found_from_their_evidence(name, template, vocabulary):
     assert found(vocabulary, template)[1] == name
 
 
-@pytest.mark.parametrize("rows", [TOOL_ROWS, REASONING_ROWS], ids=["tools", "reasoning"])
+@pytest.mark.parametrize("rows", [TOOL_FORMATS, REASONING_FORMATS], ids=["tools", "reasoning"])
 def test_a_name_means_one_format(rows):
-    names = [name for row in rows for name in (row.format.name, *row.aliases)]
+    names = [name for row in rows for name in (row.name, *row.aliases)]
     assert sorted(names) == sorted(set(names))
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
-from backend.output.router import Router
-from backend.output.tool_rows import TOOL_ROWS
+from backend.formats.registry import TOOL_FORMATS
+from backend.output.routing.router import Router
 
-BUILT = [row.format for row in TOOL_ROWS if row.format.make_cursor]
+BUILT = [row for row in TOOL_FORMATS if row.readings]
 PIECE = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|[^<\[]{1,12}|.", re.DOTALL)
 STRING_VALUE = re.compile(r': "(\w+)"')
 CASES = list(golden.cases())
@@ -37,6 +37,7 @@ def run(case, chunks, tools, *, truncated=False):
     return content, reasoning, calls, router.completed_calls, router.ended_mid_call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", BUILT, ids=lambda tools: tools.name)
 def test_no_text_makes_a_wire_raise_or_depend_on_the_cut(tools, caplog):
     cases = [case for case in CASES if case.spec.format.tools is tools]
@@ -63,11 +64,13 @@ def test_without_tools_nothing_is_a_call(tools):
     for case in [case for case in CASES if case.spec.format.tools is tools]:
         content, reasoning, calls, *_ = run(case, [case.text], {})
         assert not calls, case.case_id
-        for _, arguments in case.tool_calls:
+        # A repair may write values in another way than the model did.
+        for _, arguments in () if "drift" in case.case_id else case.tool_calls:
             texts = STRING_VALUE.findall(arguments)
             assert all(text in content + reasoning for text in texts), case.case_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tools", [tools for tools in BUILT if not tools.owns_reply], ids=lambda tools: tools.name
 )
@@ -76,10 +79,10 @@ def test_without_tools_every_character_of_a_wire_is_text(tools):
     @given(st.lists(st.sampled_from(fragments(tools)), max_size=15))
     def check(pieces):
         case = next(case for case in CASES if case.spec.format.tools is tools)
-        wire = case.spec.format.reasoning
+        family = case.spec.format.reasoning
         text = "".join(pieces)
         content, reasoning, calls, *_ = run(case, text, {})
-        left_out = [*wire.starts, *wire.ends, *wire.frames, "\n"]
+        left_out = [*family.starts, *family.ends, *family.frames, "\n"]
         leavable = re.compile("|".join(map(re.escape, left_out)))
         kept = leavable.sub("", content + reasoning)
         assert sorted(kept) == sorted(leavable.sub("", text))

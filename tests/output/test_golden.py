@@ -7,9 +7,8 @@ import golden
 import pytest
 
 from backend.core.delta import ContentDelta, FinishReason, ReasoningDelta, ToolCallDelta
-from backend.output.format import ToolFormat
-from backend.output.reasoning_rows import REASONING_ROWS
-from backend.output.tool_rows import TOOL_ROWS
+from backend.formats.format import ToolFormat
+from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 
 CASES = list(golden.cases())
 FILES = {
@@ -18,7 +17,7 @@ FILES = {
 }
 MAX_SPREAD_CUTS = 50
 MARKER = re.compile(r"<[^<>\s]{1,40}>?|\[/?[A-Z_]+\]|◁[^▷]*▷|[`\"]{3}")
-# The thoughts of the first three are tested with the wire that owns the reply.
+# The thoughts of the first three are tested with the family that owns the reply.
 UNTESTED = {"harmony", "xtml_think", "muse", "none"}
 
 # A test per file, not per case: there are thousands of these, and most take less than a test.
@@ -41,6 +40,7 @@ def test_a_whole_text_gives_what_is_expected(cases):  # lessons 71, 72, 75, 76, 
         assert outcome(case, [case.text]) == expected(case), case.case_id
 
 
+@pytest.mark.slow
 @for_each_file
 def test_the_cut_makes_no_difference(cases):
     for case in cases:
@@ -67,6 +67,7 @@ def test_arguments_of_finished_calls_are_valid_json(cases):
         assert [call.index for call in calls] == list(range(len(calls))), case.case_id
 
 
+@pytest.mark.slow
 @for_each_file
 def test_a_cut_off_reply_begins_like_the_whole(cases):
     for case, length in cuts(cases):
@@ -97,14 +98,14 @@ def test_neighbours_of_one_kind_are_one_delta(cases):
             assert all(first != second for first, second in pairwise(kinds)), case.case_id
 
 
-@pytest.mark.parametrize("row", [*TOOL_ROWS, *REASONING_ROWS], ids=lambda row: row.format.name)
+@pytest.mark.parametrize("row", [*TOOL_FORMATS, *REASONING_FORMATS], ids=lambda row: row.name)
 def test_every_format_has_golden_cases(row):
-    if isinstance(row.format, ToolFormat):
-        least = 10 if row.format.make_cursor else 0
-        found = [case for case in CASES if case.spec.format.tools is row.format]
+    if isinstance(row, ToolFormat):
+        least = 10 if row.readings else 0
+        found = [case for case in CASES if case.spec.format.tools is row]
     else:
-        least = 0 if row.format.name in UNTESTED else 5
-        found = [case for case in CASES if case.spec.format.reasoning is row.format]
+        least = 0 if row.name in UNTESTED else 5
+        found = [case for case in CASES if case.spec.format.reasoning is row]
     assert len(found) >= least
 
 
@@ -153,8 +154,8 @@ def without_half_a_marker(text, case):
     """Half a marker, or what stands before one, is text when the rest never comes."""
     if not text.strip():
         return ""
-    wire = case.spec.format
-    markers = [*wire.markers, *wire.tools.leads]
+    family = case.spec.format
+    markers = [*family.markers, *family.tools.leads]
     for start in range(max(0, len(text) - 40), len(text)):
         if any(marker.startswith(text[start:]) for marker in markers):
             return text[:start].rstrip()

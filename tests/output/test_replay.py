@@ -66,10 +66,10 @@ def test_what_is_left_out_has_a_default():
 
 
 def test_the_limit_leaves_a_call_open():
-    recording = read_recording(line(chunks=TEXT[:-15], stop="length"))
+    recording = read_recording(line(chunks=TEXT[:-13], stop="length"))
     result = report(recording, recording.chunks)
     assert result["finish_reason"] == "length"
-    assert result["tool_calls"][0]["arguments"] == '{"a": '
+    assert result["tool_calls"][0]["arguments"] == '{"a": 1'
 
 
 @pytest.mark.parametrize(

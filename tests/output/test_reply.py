@@ -99,7 +99,7 @@ def test_several_steps_at_once_give_joined_deltas():
 
 
 def test_of_joined_pieces_of_a_call_the_last_id_holds():
-    chunks = ['[TOOL_CALLS][{"name": "f", "arguments": {}', ', "id": "aB3dE5fG7"}]']
+    chunks = ['[TOOL_CALLS][{"name": "f", "arguments": {"a": "b', '"}, "id": "aB3dE5fG7"}]']
     spec = ReplySpec(format=named_format("mistral", "none"), tools={"f": {}})
     (together,) = [delta for deltas, _ in stream(spec, ["".join(chunks)]) for delta in deltas]
     first, last = [delta for deltas, _ in stream(spec, chunks) for delta in deltas]

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
-from backend.output.format import NO_REASONING, OutputFormat, ReasoningFormat, ToolFormat
-from backend.output.reasoning_rows import THINK
-from backend.output.router import Router
-from backend.output.tool_calls.wire import WireOutput
+from backend.formats.format import NO_REASONING, ReasoningFormat, ToolFormat
+from backend.formats.thoughts import THINK
+from backend.output.format import OutputFormat
+from backend.output.readers.reader import ReaderOutput
+from backend.output.routing.router import Router
 
 HERMES = named_format("hermes", "think")
 PLAIN = named_format("none", "none")
@@ -23,8 +24,9 @@ FRAGMENTS = [*MARKERS, *CALLS, "\n", " ", "é", "word"]
 TAILS = st.sampled_from(["", IN_THOUGHT])
 
 
-def make_router(output_format=HERMES, tools=TOOLS, *, prompt_tail=""):
-    return Router(output_format, tools=tools, prompt_tail=prompt_tail)
+def make_router(output_format=HERMES, tools=TOOLS, *, prompt_tail="", reader=None):
+    options = {"make_reader": lambda _, context: reader(context)} if reader else {}
+    return Router(output_format, tools=tools, prompt_tail=prompt_tail, **options)
 
 
 def run(chunks, router=None, *, truncated=False):
@@ -136,24 +138,22 @@ class BrokenCursor:
             raise RuntimeError("a bug")
         if self.held == self._context.opener:
             self.held = text
-            return WireOutput((self._context.calls.open("f"),))
+            return ReaderOutput((self._context.calls.open("f"),))
         self.held += text
-        return WireOutput()
+        return ReaderOutput()
 
     def finish(self, **_):
         raise RuntimeError("a bug")
 
 
-BROKEN = OutputFormat(
-    THINK, ToolFormat(name="broken", openers=("<call>",), make_cursor=BrokenCursor)
-)
+BROKEN = OutputFormat(THINK, ToolFormat(name="broken", openers=("<call>",)))
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_a_wire_that_raises_is_switched_off(size, caplog):  # lessons 75, 80, 81, 90
     text = "Hi <call> a b! c <think>d</think> <call> e"
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    deltas = run(chunks, make_router(BROKEN))
+    deltas = run(chunks, make_router(BROKEN, reader=BrokenCursor))
     without_opener = [d for d in deltas if not isinstance(d, ToolCallDelta)]
     opener = "" if len(deltas) > len(without_opener) else "<call>"
     assert in_order(without_opener) == text.replace("<call>", opener, 1)
@@ -162,22 +162,21 @@ def test_a_wire_that_raises_is_switched_off(size, caplog):  # lessons 75, 80, 81
 
 
 def test_a_wire_that_cannot_begin_leaves_its_opener_as_text(caplog):
-    wire = ToolFormat(name="broken", openers=("<call>",), make_cursor=lambda _: 1 // 0)
-    broken = OutputFormat(THINK, wire)
-    assert folded(run(["Hi <call>", " a"], make_router(broken)))[0] == "Hi <call> a"
+    router = make_router(BROKEN, reader=lambda _: 1 // 0)
+    assert folded(run(["Hi <call>", " a"], router))[0] == "Hi <call> a"
     assert len(caplog.records) == 1
 
 
 def test_a_wire_that_raises_at_the_end_loses_nothing(caplog):
-    deltas = run(["Hi ", "<call> a", " b"], make_router(BROKEN))
+    deltas = run(["Hi ", "<call> a", " b"], make_router(BROKEN, reader=BrokenCursor))
     assert folded(deltas)[0] == "Hi  a b"
     assert len(caplog.records) == 1
 
 
 def test_a_format_without_thoughts_leaves_their_markers_alone():
-    wire = OutputFormat(NO_REASONING, HERMES.tools)
+    family = OutputFormat(NO_REASONING, HERMES.tools)
     text = '<think>\n</think>\n<tool_call>{"name": "f"}</tool_call>'
-    assert folded(run(text, make_router(wire))) == ("<think>\n</think>\n", "", {0: ("f", "{}")})
+    assert folded(run(text, make_router(family))) == ("<think>\n</think>\n", "", {0: ("f", "{}")})
 
 
 CALL = '<tool_call>{"name": "f"}</tool_call>'
@@ -228,7 +227,7 @@ def test_code_that_only_mentions_a_marker_is_not_held_up():
 
 
 def test_a_wire_that_raises_on_quoted_text_loses_nothing(caplog):
-    deltas = run(["See:\n```\n<call> a", " b!", " c"], make_router(BROKEN))
+    deltas = run(["See:\n```\n<call> a", " b!", " c"], make_router(BROKEN, reader=BrokenCursor))
     assert folded(deltas)[0] == "See:\n```\n<call> a b! c"
     assert len(caplog.records) == 1
 
@@ -252,16 +251,16 @@ class BareCursor:
         if self._text.startswith(self.BODY):
             calls = self._context.calls
             deltas = (calls.open("f"), calls.extend("{}"))
-            return WireOutput(deltas, rest=self._text.removeprefix(self.BODY))
+            return ReaderOutput(deltas, rest=self._text.removeprefix(self.BODY))
         if self.BODY.startswith(self._text):
-            return WireOutput()
-        return WireOutput(rejected=self._context.opener, rest=self._text)
+            return ReaderOutput()
+        return ReaderOutput(rejected=self._context.opener, rest=self._text)
 
     def finish(self, **_):
-        return WireOutput(rejected=self.held)
+        return ReaderOutput(rejected=self.held)
 
 
-LEADING = OutputFormat(THINK, ToolFormat(name="bare", leads=("{",), make_cursor=BareCursor))
+LEADING = OutputFormat(THINK, ToolFormat(name="bare", leads=("{",)))
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -280,7 +279,11 @@ def test_a_wire_without_an_opener_begins_where_content_begins(
     text, content, reasoning, calls, size
 ):
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    assert folded(run(chunks, make_router(LEADING))) == (content, reasoning, calls)
+    assert folded(run(chunks, make_router(LEADING, reader=BareCursor))) == (
+        content,
+        reasoning,
+        calls,
+    )
 
 
 class FramedCursor:
@@ -296,10 +299,10 @@ class FramedCursor:
 
     def feed(self, text):
         *lines, self._line = (self._line + text).split("\n")
-        return WireOutput(tuple(delta for line in lines for delta in self._deltas(line)))
+        return ReaderOutput(tuple(delta for line in lines for delta in self._deltas(line)))
 
     def finish(self, *, truncated):
-        return WireOutput(() if truncated else tuple(self._deltas(self._line)))
+        return ReaderOutput(() if truncated else tuple(self._deltas(self._line)))
 
     def _deltas(self, line):
         match line[:1]:
@@ -315,8 +318,8 @@ class FramedCursor:
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_a_wire_may_own_the_whole_reply(size):
-    tools = ToolFormat(name="framed", make_cursor=FramedCursor, owns_reply=True)
-    router = make_router(OutputFormat(THINK, tools))
+    tools = ToolFormat(name="framed", owns_reply=True)
+    router = make_router(OutputFormat(THINK, tools), reader=FramedCursor)
     text = "T<think>\nA<tool_call>\nCf\nAbye"
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
     assert folded(run(chunks, router)) == ("<tool_call>bye", "<think>", F_CALLED)
@@ -330,19 +333,21 @@ def test_a_wire_that_owns_the_reply_knows_how_the_prompt_ended():
         made.append(FramedCursor(context))
         return made[-1]
 
-    tools = ToolFormat(name="framed", make_cursor=make, owns_reply=True)
-    run([], make_router(OutputFormat(THINK, tools), {}, prompt_tail=IN_THOUGHT))
+    tools = ToolFormat(name="framed", owns_reply=True)
+    run([], make_router(OutputFormat(THINK, tools), {}, prompt_tail=IN_THOUGHT, reader=make))
     assert [cursor.began_with for cursor in made] == [("", True, IN_THOUGHT)]
 
 
 def test_a_format_may_leave_calls_inside_a_thought_alone():
-    wire = replace(HERMES.tools, ends_thought=False)
-    router = make_router(OutputFormat(THINK, wire), prompt_tail=IN_THOUGHT)
+    family = replace(HERMES.tools, ends_thought=False)
+    router = make_router(OutputFormat(THINK, family), prompt_tail=IN_THOUGHT)
     assert folded(run([f"hm {CALL}</think>{CALL}"], router)) == ("", f"hm {CALL}", F_CALLED)
 
 
 def test_frames_around_an_answer_are_left_out():
-    framed = ReasoningFormat("framed", ("<think>", "<T>"), ("</think>",), ("<A>", "</A>"))
+    framed = ReasoningFormat(
+        name="framed", starts=("<think>", "<T>"), ends=("</think>",), frames=("<A>", "</A>")
+    )
     text = "<T>hm</think><A>Hi `<A>`.</A>"
     router = make_router(OutputFormat(framed, HERMES.tools))
     assert folded(run(text, router)) == ("Hi `<A>`.", "hm", {})

@@ -25,6 +25,7 @@ def answering(tmp_path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="most Pythons of macOS cannot be moved")
 def test_a_copy_runs_from_a_place_with_a_space(tmp_path):
     python, libraries = tmp_path / "a place" / "python", tmp_path / "a place" / "lib"

@@ -11,6 +11,7 @@ import pytest
 RUN_SH = Path(__file__).parents[2] / "run.sh"
 TELL = """#!/bin/sh
 echo "python=$0"; echo "arguments=$*"; echo "path=$PYTHONPATH"; echo "home=${PYTHONHOME-none}"
+echo "parent=$MLX_BACKEND_PARENT"
 echo "libraries=${LD_LIBRARY_PATH-none}"; echo "preload=${LD_PRELOAD-none}"
 """
 
@@ -76,3 +77,8 @@ def test_its_own_openblas_is_preloaded_by_name_because_paths_may_hold_spaces(roo
     (root / "lib" / "libopenblas.so.0").touch()
     told = run(root, MLX_BACKEND_PRELOAD_BLAS="1")
     assert told["preload"].split(":")[0] == "libopenblas.so.0"
+
+
+def test_the_parent_is_recorded_before_python_runs(root):
+    put_python(root / ".venv" / "bin" / "python")
+    assert run(root)["parent"] == str(os.getpid())

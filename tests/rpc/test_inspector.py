@@ -17,7 +17,6 @@ async def inspected(engine):
         return await inspector(channel).Inspect(pb.InspectRequest())
 
 
-# lesson 19
 async def test_a_request_is_told_with_its_progress():
     (request,) = (await inspected(ScriptedEngine())).requests
     assert request == pb.RequestReport(

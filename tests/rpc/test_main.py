@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from backend.__main__ import TRACE_ENDPOINTS, server_config
+from backend.__main__ import OPTIONS, TRACE_ENDPOINTS, server_config
 from backend.config import ServerConfig
 
 SESAME = "s3cret"
@@ -21,6 +23,33 @@ def test_nothing_given_is_the_defaults():
 )
 def test_the_address_is_found_among_other_arguments(arguments, address):
     assert server_config(arguments, {}).address == address
+
+
+def test_options_that_mean_nothing_here_are_named_in_one_warning(caplog):
+    arguments = ["--adr=h:7", "--port", "7", "--addr", "h:8", "x", "--metrics-adr", "h:9", "--y"]
+    assert server_config(arguments, {}).address == "h:8"
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "ignoring unknown options: --adr (did you mean --addr?), "
+        "--port (did you mean --addr HOST:PORT?), --metrics-adr (did you mean --metrics-addr?), --y"
+    )
+
+
+def test_values_of_unknown_options_stay_out_of_the_log(caplog):
+    server_config([f"--token={SESAME}", "--secret", SESAME], {})
+    assert "--token, --secret" in caplog.text
+    assert SESAME not in caplog.text
+
+
+def test_arguments_that_are_no_options_are_nothing_to_warn_of(caplog):
+    server_config(["--addr", "h:7", "extra", "-", "--"], {})
+    assert not caplog.records
+
+
+def test_every_option_can_be_meant(capsys):
+    with pytest.raises(SystemExit):
+        server_config(["--help"], {})
+    assert set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) == set(OPTIONS)
 
 
 def test_the_metrics_have_an_address_of_their_own_or_none():
@@ -44,14 +73,13 @@ def test_the_environment_names_where_traces_go(name):
     assert not server_config([], {name: ""}).traces
 
 
-def test_the_environment_sets_token_interval_and_level():
+def test_the_environment_sets_token_and_interval():
     environment = {
         "LOCALAI_GRPC_AUTH_TOKEN": SESAME,
         "LOCALAI_BACKEND_PARENT_WATCH_INTERVAL": "500ms",
-        "LOCALAI_LOG_LEVEL": "debug",
     }
     assert server_config([], environment) == ServerConfig(
-        auth_token=SESAME, parent_watch_interval_s=0.5, log_level="debug"
+        auth_token=SESAME, parent_watch_interval_s=0.5
     )
 
 

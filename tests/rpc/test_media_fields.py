@@ -6,8 +6,8 @@ from backend.config import MAX_IMAGE_BYTES, MediaLimits
 from backend.core.media import MediaKind, Medium
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.media_fields import media
-from backend.rpc.model_options import model_options
+from backend.rpc.parsing.media_fields import media
+from backend.rpc.parsing.model_options import model_options
 
 
 def read(limits=None, **fields):

@@ -9,8 +9,8 @@ import pytest
 from backend.config import Adapter, ModelOptions, TuningOptions
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.model_options import model_options
-from backend.rpc.tuning_options import CHOICES, OPTION_FIELDS, RANGES, tuning_options
+from backend.rpc.parsing.model_options import model_options
+from backend.rpc.parsing.tuning_options import CHOICES, OPTION_FIELDS, RANGES, tuning_options
 
 
 def read(**given):
@@ -38,7 +38,7 @@ def test_every_field_is_taken_over():
         trust_remote_code=True,
         max_model_len=8192,
         dtype="bfloat16",
-        tuning=TuningOptions(max_slots=4),
+        tuning=TuningOptions.of(max_slots=4),
     )
 
 
@@ -102,17 +102,24 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(given, message):
     assert str(caught.value).startswith(message)
 
 
+def test_no_two_groups_have_an_option_of_one_name():
+    groups = [getattr(TuningOptions(), group.name) for group in fields(TuningOptions)]
+    names = [option.name for group in groups for option in fields(group)]
+    assert list(TuningOptions().by_name()) == names
+    assert list(OPTION_FIELDS) == names
+
+
 def test_engine_args_win_over_options():
     read_options = tuning_options(["max_slots:2", "top_p:0.5"], '{"max_slots": 3}')
-    assert read_options == TuningOptions(max_slots=3, top_p=0.5)
+    assert read_options == TuningOptions.of(max_slots=3, top_p=0.5)
 
 
 def test_options_win_over_the_defaults_of_the_process():
-    defaults = TuningOptions(max_slots=3)
+    defaults = TuningOptions.of(max_slots=3)
     request = pb.ModelOptions(Model="m")
-    assert model_options(request, defaults).tuning.max_slots == 3
+    assert model_options(request, defaults).tuning.scheduling.max_slots == 3
     request.Options.append("max_slots:5")
-    assert model_options(request, defaults).tuning.max_slots == 5
+    assert model_options(request, defaults).tuning.scheduling.max_slots == 5
 
 
 @pytest.mark.parametrize(("sent", "share"), [(0.0, 0.9), (0.5, 0.5), (1.0, 1.0)])
@@ -132,19 +139,18 @@ def test_an_unknown_engine_arg_fails_with_the_list_of_names():
     assert str(caught.value).startswith(
         "EngineArgs: unknown: max_slotz; valid names are max_slots,"
     )
-    assert all(field.name in str(caught.value) for field in fields(TuningOptions))
+    assert all(name in str(caught.value) for name in TuningOptions().by_name())
 
 
-# lesson 104
 def test_unknown_options_are_logged_in_one_line_and_ignored(caplog):
     with caplog.at_level(logging.INFO):
-        assert tuning_options(["use_jinja", "max_slots:2", "vae:x:y"], "").max_slots == 2
+        assert tuning_options(["use_jinja", "max_slots:2", "vae:x:y"], "").scheduling.max_slots == 2
     (record,) = caplog.records
-    assert record.getMessage() == "Options: ignoring what is unknown here: use_jinja, vae"
+    assert record.getMessage() == "Options: ignoring unknown options: use_jinja, vae"
 
 
 def test_a_flag_needs_no_value():
-    assert tuning_options(["trust_remote_code"], "").trust_remote_code
+    assert tuning_options(["trust_remote_code"], "").checkpoint.trust_remote_code
 
 
 @pytest.mark.parametrize("name", ["max_slots", "top_p", "cache_dir", "pooling"])
@@ -155,16 +161,15 @@ def test_any_other_option_without_a_value_is_warned_of_and_ignored(caplog, name)
 
 
 def test_an_option_without_a_value_leaves_the_one_before_it():
-    assert tuning_options(["max_slots:2", "max_slots"], "").max_slots == 2
+    assert tuning_options(["max_slots:2", "max_slots"], "").scheduling.max_slots == 2
 
 
-# lesson 6, lesson 60
 @pytest.mark.parametrize("name", OPTION_FIELDS)
 def test_every_option_can_be_set_both_ways(name):
     value = {int: 2, float: 0.25, bool: True, str: "x"}[OPTION_FIELDS[name].kind]
     value = CHOICES.get(name, (value,))[0]
     from_options = tuning_options([f"{name}:{str(value).lower()}"], "")
-    assert getattr(from_options, name) == value
+    assert from_options.by_name()[name] == value
     assert from_options == tuning_options([], json.dumps({name: value}))
 
 
@@ -181,9 +186,9 @@ def test_every_choice_refuses_what_is_not_in_it(name):
 
 
 def test_cache_types_set_the_bits_where_the_option_does_not():
-    assert read(CacheTypeKey="q8_0").tuning.kv_bits == 8
-    assert read(CacheTypeKey="q8_0", Options=["kv_bits:4"]).tuning.kv_bits == 4
-    assert read(CacheTypeKey="f16").tuning.kv_bits is None
+    assert read(CacheTypeKey="q8_0").tuning.memory.kv_bits == 8
+    assert read(CacheTypeKey="q8_0", Options=["kv_bits:4"]).tuning.memory.kv_bits == 4
+    assert read(CacheTypeKey="f16").tuning.memory.kv_bits is None
 
 
 def test_a_base_for_an_adapter_is_ignored_with_a_warning(caplog):

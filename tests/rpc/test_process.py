@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -23,6 +24,9 @@ EXIT_TIMEOUT_S = 30.0
 SESAME = "s3cret"
 LISTENING = re.compile(r"listening on 127\.0\.0\.1:([1-9]\d*)$")
 METRICS = re.compile(r"metrics on 127\.0\.0\.1:([1-9]\d*)$")
+
+
+pytestmark = pytest.mark.slow
 
 
 class Backend:
@@ -131,23 +135,30 @@ def test_a_taken_port_is_told_in_the_last_line(start):
         backend = start(f"--addr=127.0.0.1:{port}")
         assert backend.process.wait(START_TIMEOUT_S) == 1
     assert backend.lines()[-1].endswith(
-        f"cannot listen on 127.0.0.1:{port}: Address already in use"
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "stop the process that listens there, or take another port (0: any)"
     )
 
 
 @pytest.mark.parametrize(
     ("address", "problem"),
     [
-        ("nowhere", "it is not HOST:PORT"),
-        ("127.0.0.1:port", "it is not HOST:PORT"),
-        ("127.0.0.1:99999", "the port is above 65535"),
-        ("192.0.2.1:5000", "Cannot assign requested address"),
+        ("nowhere", "it has no port; write nowhere:50051"),
+        ("192.0.2.1:5000", "Cannot assign requested address; this machine has no such address"),
     ],
 )
 def test_a_bad_address_is_told_in_the_last_line(start, address, problem):
     backend = start("--addr", address)
     assert backend.process.wait(START_TIMEOUT_S) == 1
-    assert backend.lines()[-1].endswith(f"cannot listen on {address}: {problem}")
+    assert f"cannot listen on {address}: {problem}" in backend.lines()[-1]
+
+
+def test_an_unknown_log_level_is_refused_in_the_last_line(start):
+    backend = start("--addr", "127.0.0.1:{port}", MLX_BACKEND_LOG_LEVEL="loud")
+    assert backend.process.wait(START_TIMEOUT_S) == 1
+    assert backend.lines()[-1].endswith(
+        "MLX_BACKEND_LOG_LEVEL: 'loud' is none of trace, debug, info, warn, warning, error"
+    )
 
 
 def test_port_0_takes_a_free_one_and_logs_it():
@@ -178,6 +189,53 @@ def test_with_a_token_even_health_wants_it(start):
     assert backend.health(metadata=(("authorization", f"Bearer {SESAME}"),)) == b"OK"
 
 
+def fill(descriptor):
+    """Write to a pipe until nothing goes in any more, through an open file of its own."""
+    with Path(f"/proc/self/fd/{descriptor}").open("wb", buffering=0) as pipe:
+        os.set_blocking(pipe.fileno(), False)
+        while pipe.write(b"x"):
+            pass
+
+
+@pytest.fixture
+def unread_log():
+    """Both ends of a pipe for stderr."""
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fills the pipe by its path below /proc")
+def test_a_log_that_nobody_reads_stops_neither_answers_nor_the_end(unread_log):
+    reader, writer = unread_log
+    port = free_port()
+    command = [RUN_SH, f"--addr=127.0.0.1:{port}"]
+    with subprocess.Popen(command, stderr=writer) as process, contextlib.ExitStack() as cleanup:
+        cleanup.callback(process.kill)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
+            fill(writer)
+            os.close(writer)
+            stub = backend_pb2_grpc.BackendStub(channel)
+            for _ in range(10):
+                with pytest.raises(grpc.RpcError) as caught:
+                    stub.LoadModel(pb.ModelOptions(Model="/nowhere"), timeout=START_TIMEOUT_S)
+                assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            assert stub.Health(pb.HealthMessage(), timeout=START_TIMEOUT_S).message == b"OK"
+        process.terminate()
+        assert process.wait(EXIT_TIMEOUT_S) == 0
+    assert set(os.read(reader, 2**16).splitlines()[-1]) == set(b"x")
+
+
+def test_a_parent_that_died_before_python_ran_ends_the_process(start):
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    command = (sys.executable, "-m", "backend")
+    backend = start(command=command, directory=ROOT, MLX_BACKEND_PARENT=str(gone.pid))
+    assert backend.process.wait(START_TIMEOUT_S) == 1
+    assert backend.lines()[-1].endswith(f"parent process {gone.pid} is gone: exiting")
+
+
 PARENT = f"""
 import subprocess, sys
 subprocess.Popen([{RUN_SH!r}, *sys.argv[1:]])
@@ -200,3 +258,32 @@ def test_it_ends_with_its_parent():
         parent.kill()
         # The backend holds the pipe's other end: it closes when the backend is gone.
         assert "is gone: exiting" in parent.stderr.read()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fills the pipe by its path below /proc")
+def test_it_ends_with_its_parent_when_nobody_reads_its_log():
+    port = free_port()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, "--addr", f"127.0.0.1:{port}"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"LOCALAI_BACKEND_PARENT_WATCH_INTERVAL": "50ms"},
+    )
+    with parent, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
+        fill(parent.stderr.fileno())
+        parent.kill()
+        parent.wait()
+        until_gone(channel)
+
+
+def until_gone(channel):
+    """Wait for the end of the process at the other side."""
+    gone = threading.Event()
+
+    def see(state):
+        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.IDLE):
+            gone.set()
+
+    channel.subscribe(see)
+    assert gone.wait(EXIT_TIMEOUT_S)

@@ -30,14 +30,12 @@ def whole(*increments):
     return completion_reply(collector.completion)
 
 
-# lesson 108
 def test_counts_and_times_stand_in_every_reply():
     for reply in (increment_reply(increment()), whole(increment(finish=STOP))):
         assert (reply.tokens, reply.prompt_tokens) == (3, 5)
         assert (reply.timing_prompt_processing, reply.timing_token_generation) == (1.5, 2.5)
 
 
-# lesson 99
 def test_the_message_is_the_visible_text_alone():
     reply = increment_reply(
         increment(ReasoningDelta("hm"), ContentDelta("Let me "), CALL, ContentDelta("see"))

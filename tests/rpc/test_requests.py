@@ -7,7 +7,7 @@ from backend.core.prompt import Message
 from backend.core.request import Priority, SamplingParams
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.requests import generation_call
+from backend.rpc.parsing.requests import generation_call
 
 NAN, INF = math.nan, math.inf
 USER = pb.Message(role="user", content="hi")
@@ -27,7 +27,6 @@ def test_an_empty_request_samples_greedily_with_everything_off():
     assert sampling(Seed=seed) == SamplingParams(seed=seed)
 
 
-# lesson 91
 def test_temperature_0_is_greedy():
     assert sampling(Temperature=0.0, TopP=0.95).is_greedy
 
@@ -59,7 +58,7 @@ def test_the_request_is_read_field_by_field():
     )
 
 
-TUNING = TuningOptions(
+TUNING = TuningOptions.of(
     max_tokens=100,
     top_p=0.5,
     top_k=20,
@@ -91,7 +90,6 @@ def test_what_the_request_leaves_unset_comes_from_the_model_options():
     )
 
 
-# lesson 93
 @pytest.mark.parametrize(
     ("fields", "name", "value"),
     [
@@ -109,7 +107,6 @@ def test_the_request_wins_over_the_model_options(fields, name, value):
     assert getattr(sampling(TUNING, **fields), name) == value
 
 
-# lesson 92
 @pytest.mark.parametrize(("tokens", "limit"), [(0, None), (-1, None), (5, 5)])
 def test_no_token_limit_means_no_private_cap(tokens, limit):
     assert call(Tokens=tokens).max_tokens == limit
@@ -192,9 +189,16 @@ def test_parallel_calls_are_allowed_unless_forbidden(text, allowed):
     assert call(Metadata={"parallel_tool_calls": text}).parallel_tool_calls is allowed
 
 
-def test_what_parallel_calls_means_must_be_clear():
-    with pytest.raises(InvalidRequestError, match="parallel_tool_calls"):
-        call(Metadata={"parallel_tool_calls": "maybe"})
+def test_another_clients_word_for_parallel_calls_is_ignored_and_logged(caplog):
+    caplog.set_level("INFO")
+    assert call(Metadata={"parallel_tool_calls": "maybe"}).parallel_tool_calls
+    assert "Metadata['parallel_tool_calls'] is ignored: 'maybe'" in caplog.text
+
+
+def test_anthropics_switch_inside_the_choice_forbids_parallel_calls():
+    choice = '{"type": "auto", "disable_parallel_tool_use": true}'
+    assert not call(ToolChoice=choice).parallel_tool_calls
+    assert call(ToolChoice=choice.replace("true", "false")).parallel_tool_calls
 
 
 @pytest.mark.parametrize("name", ["high", "normal", "low", ""])
@@ -205,9 +209,10 @@ def test_a_priority_is_normal_unless_it_is_named(name):
 
 
 @pytest.mark.parametrize("name", ["urgent", "HIGH", "0", "high "])
-def test_a_priority_that_is_none_is_refused(name):
-    with pytest.raises(InvalidRequestError, match="priority: must be one of high, normal, low"):
-        call(Metadata={"priority": name})
+def test_another_clients_word_for_a_priority_is_ignored_and_logged(name, caplog):
+    caplog.set_level("INFO")
+    assert call(Metadata={"priority": name}).priority is Priority.NORMAL
+    assert "Metadata['priority'] is ignored" in caplog.text
 
 
 def test_messages_win_over_the_prompt_when_the_template_is_asked_for():

@@ -28,20 +28,42 @@ def raw(channel, method, data, *, streams=False, **options):
 
 async def test_a_taken_port_is_refused():
     server = BackendServer(ServerConfig(address="127.0.0.1:0"), ScriptedEngine())
-    port = await server.start()
-    second = BackendServer(ServerConfig(address=f"127.0.0.1:{port}"), ScriptedEngine())
-    with pytest.raises(AddressError, match=f"127.0.0.1:{port}: Address already in use"):
+    address = await server.start()
+    second = BackendServer(ServerConfig(address=address), ScriptedEngine())
+    with pytest.raises(AddressError, match=f"{address}: Address already in use; stop the process"):
         await second.start()
+    await server.stop()
+
+
+async def test_it_listens_on_a_unix_socket_and_takes_it_away_at_its_end(tmp_path):
+    path = tmp_path / "backend.sock"
+    server = BackendServer(ServerConfig(address=f"unix:{path}"), ScriptedEngine())
+    assert await server.start() == f"unix:{path}"
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
+    await server.stop()
+    assert not path.exists()
+
+
+async def test_a_unix_socket_in_use_is_refused_and_stays_where_it_is(tmp_path):
+    address = f"unix:{tmp_path}/backend.sock"
+    server = BackendServer(ServerConfig(address=address), ScriptedEngine())
+    await server.start()
+    second = BackendServer(ServerConfig(address=address), ScriptedEngine())
+    with pytest.raises(AddressError, match="another process listens there"):
+        await second.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
     await server.stop()
 
 
 async def test_it_listens_on_ipv6():
     server = BackendServer(ServerConfig(address="[::1]:0"), ScriptedEngine())
     try:
-        port = await server.start()
+        address = await server.start()
     except AddressError:
         pytest.skip("no IPv6 here")
-    async with grpc.aio.insecure_channel(f"[::1]:{port}") as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
     await server.stop()
 
@@ -51,8 +73,8 @@ async def test_the_standard_health_service_follows_the_server(service):
     engine = ScriptedEngine()
     request = health_pb2.HealthCheckRequest(service=service)
     server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    address = await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(request)).status == SERVING
         watch = health.Watch(request)
@@ -77,8 +99,8 @@ async def test_while_draining_it_answers_but_does_not_serve():
     engine = ScriptedEngine(steps("ok"))
     engine.drained.clear()
     server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    address = await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
         stopping = asyncio.create_task(server.stop())
         await asyncio.wait_for(engine.closing.wait(), TIMEOUT_S)
         check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -123,6 +145,7 @@ async def test_bytes_that_are_no_request_are_an_invalid_argument(method, data, d
     assert details in given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "code", "details"),
     [

@@ -35,7 +35,6 @@ async def test_health_is_refused_once_the_engine_is_beyond_repair():
         assert await code_of(call) == (CODE.UNAVAILABLE, "no thread left")
 
 
-# lesson 1, lesson 5
 async def test_predict_is_the_fold_of_predict_stream():
     async with served(ScriptedEngine(steps("grüezi"))) as channel:
         replies = await collect(stub(channel).PredictStream(HELLO))
@@ -47,7 +46,6 @@ async def test_predict_is_the_fold_of_predict_stream():
     assert whole.prompt_tokens == replies[-1].prompt_tokens == len("hi")
 
 
-# lesson 108
 async def test_every_streamed_reply_has_counts_and_times():
     async with served(ScriptedEngine(steps("abc"))) as channel:
         replies = await collect(stub(channel).PredictStream(HELLO))
@@ -65,7 +63,6 @@ async def test_a_reply_is_sent_only_when_it_carries_something_or_ends_the_stream
     assert not replies[-1].chat_deltas
 
 
-# lesson 4
 async def test_a_reply_without_text_is_empty_and_no_error():
     async with served(ScriptedEngine(steps(""))) as channel:
         (reply,) = await collect(stub(channel).PredictStream(HELLO))
@@ -74,7 +71,6 @@ async def test_a_reply_without_text_is_empty_and_no_error():
     assert (whole.message, whole.tokens, list(whole.chat_deltas)) == (b"", 0, [])
 
 
-# lesson 100
 async def test_logprobs_stand_in_the_last_reply_and_in_the_whole_one():
     request = pb.PredictOptions(Prompt="hi", Logprobs=1, TopLogprobs=1)
     async with served(ScriptedEngine(steps("abc"))) as channel:
@@ -114,7 +110,6 @@ async def test_a_limit_beyond_the_context_is_none(tokens, is_open_ended):
     assert (submitted.is_open_ended, submitted.max_tokens) == (is_open_ended, 4094)
 
 
-# lesson 16, lesson 17, lesson 102
 @pytest.mark.parametrize("method", ["Predict", "PredictStream"])
 async def test_a_client_that_cancels_leaves_the_generation(method):
     engine = ScriptedEngine(steps("abc")[:-1], hangs=True)
@@ -126,6 +121,7 @@ async def test_a_client_that_cancels_leaves_the_generation(method):
     assert engine.cancelled == [engine.requests[0].request_id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["Predict", "PredictStream"])
 async def test_a_deadline_leaves_the_generation(method):
     engine = ScriptedEngine(hangs=True)
@@ -145,6 +141,7 @@ async def test_a_client_that_vanishes_leaves_the_generation():
         await asyncio.wait_for(engine.left.wait(), TIMEOUT_S)
 
 
+@pytest.mark.slow
 async def test_a_client_that_stops_reading_and_leaves_leaves_the_generation():
     engine = ScriptedEngine(steps("x" * 200_000)[:-1], hangs=True)
     async with served(engine) as channel:
@@ -195,7 +192,6 @@ async def test_a_bad_request_fails_alone_and_reaches_no_engine():
     assert len(engine.requests) == 1
 
 
-# lesson 103
 @pytest.mark.parametrize("method", ["Predict", "TokenizeString"])
 async def test_without_a_model_the_precondition_fails(method):
     async with served(ScriptedEngine(loaded=False)) as channel:
@@ -234,7 +230,7 @@ async def test_load_model_hands_the_options_to_the_engine():
     assert options == ModelOptions(
         model="org/name", adapters=(Adapter("a"),), tuning=options.tuning
     )
-    assert options.tuning.max_slots == 4
+    assert options.tuning.scheduling.max_slots == 4
 
 
 async def test_the_process_sets_the_number_of_slots_of_models_that_say_none():
@@ -242,7 +238,7 @@ async def test_the_process_sets_the_number_of_slots_of_models_that_say_none():
     async with served(engine, max_slots=3) as channel:
         for options in ([], ["max_slots:5"]):
             await stub(channel).LoadModel(pb.ModelOptions(Model="x", Options=options))
-    assert [options.tuning.max_slots for options in engine.loads] == [3, 5]
+    assert [options.tuning.scheduling.max_slots for options in engine.loads] == [3, 5]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +268,6 @@ async def test_a_caller_that_leaves_cancels_the_load():
         await asyncio.wait_for(engine.load_left.wait(), TIMEOUT_S)
 
 
-# lesson 101
 async def test_health_answers_while_a_model_loads():
     engine = ScriptedEngine(hangs=True, loaded=False)
     async with served(engine) as channel:

@@ -8,9 +8,10 @@ from scripted_engine import ScriptedEngine, served, stub
 from serving import code_of, until
 
 from backend import errors
-from backend.engine.callers import Callers
+from backend.engine.supervision.ledger import Ledger
 from backend.pb import backend_pb2 as pb
 from backend.rpc.status import STATUS_CODES, status_code
+from common.shortening import MAX_MESSAGE_BYTES
 
 ERROR_TYPES = [error for error in vars(errors).values() if isinstance(error, type)]
 
@@ -41,6 +42,48 @@ def test_what_nobody_planned_for_has_no_status(error):
     assert status_code(error) is None
 
 
+LONG = 300_000
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\n", "\0"])
+@pytest.mark.parametrize(
+    ("method", "request_with", "code", "end"),
+    [
+        (
+            "Predict",
+            lambda text: pb.PredictOptions(Messages=[pb.Message(role=text)]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "",
+        ),
+        (
+            "PredictStream",
+            lambda text: pb.PredictOptions(Prompt="a", Metadata={"enable_thinking": text}),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "",
+        ),
+        (
+            "Predict",
+            lambda text: pb.PredictOptions(ModelIdentity=text),
+            grpc.StatusCode.NOT_FOUND,
+            "'org/tiny' is loaded",
+        ),
+        (
+            "LoadModel",
+            lambda text: pb.ModelOptions(Model="a", Options=[f"max_slots:{text}"]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "",
+        ),
+    ],
+)
+async def test_an_error_that_quotes_a_long_field_arrives(letter, method, request_with, code, end):
+    async with served(ScriptedEngine()) as channel:
+        call = getattr(stub(channel), method)(request_with(letter * LONG))
+        found, details = await code_of(call if method != "PredictStream" else call.read())
+    assert found is code
+    assert len(details.encode()) <= MAX_MESSAGE_BYTES
+    assert details.endswith(end)
+
+
 class Picture:
     """Something large."""
 
@@ -52,7 +95,7 @@ class FailingEngine(ScriptedEngine):
         super().__init__()
         self.pictures = []
 
-    def submit(self, _request):
+    def submit(self, _model, _request):
         try:
             self._decode()
         except ValueError:
@@ -77,10 +120,10 @@ class MortalEngine(ScriptedEngine):
 
     def __init__(self):
         super().__init__()
-        self.callers = Callers()
+        self.ledger = Ledger()
 
-    def submit(self, request):
-        return self.callers.enter(request.request_id)
+    def submit(self, _model, request):
+        return self.ledger.enter(request).stream
 
 
 async def test_one_failure_ends_the_calls_of_many_and_each_by_itself(caplog):
@@ -90,8 +133,8 @@ async def test_one_failure_ends_the_calls_of_many_and_each_by_itself(caplog):
             asyncio.create_task(code_of(stub(channel).Predict(pb.PredictOptions(Prompt="a"))))
             for _ in range(count)
         ]
-        await until(lambda: len(engine.callers.streams) == count)
-        engine.callers.fail_all(errors.ContextLengthError("Prompt", "is too long"))
+        await until(lambda: len(engine.ledger.requests) == count)
+        engine.ledger.fail_all(errors.ContextLengthError("Prompt", "is too long"))
         ends = await asyncio.gather(*calls)
     assert ends == [(grpc.StatusCode.INVALID_ARGUMENT, "Prompt: is too long")] * count
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []

@@ -4,7 +4,8 @@ import pytest
 
 from backend.core.prompt import Tool, ToolChoice, ToolMode
 from backend.errors import InvalidRequestError
-from backend.rpc.tool_fields import tool_choice, tools
+from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.tool_fields import tool_choice, tool_use, tools
 
 WEATHER = {"name": "get_weather", "description": "", "parameters": {"type": "object"}}
 OFFERED = (Tool(name="get_weather", schema={"type": "function", "function": WEATHER}),)
@@ -45,7 +46,10 @@ def function(**fields):
         ("[{}]", "Tools[0].function: must be a JSON object, not null"),
         ([function()], "Tools[0].function.name: must be text, not null"),
         ([function(name=" ")], "Tools[0].function.name: must not be empty"),
-        ([WEATHER, function(name="get_weather")], "Tools[1]: 'get_weather' is offered twice"),
+        (
+            [WEATHER, function(name="get_weather")],
+            "Tools[1]: 'get_weather' is offered twice, with other words",
+        ),
         (
             [function(name="f", parameters="x")],
             "Tools[0].function.parameters: must be a JSON object, not a string",
@@ -93,7 +97,6 @@ def test_every_spelling_of_a_choice_is_understood(text, choice):
         ('"sometimes"', OFFERED, "ToolChoice: is not valid JSON"),
         ("3", OFFERED, "ToolChoice: must be a word or an object, not a number"),
         ("[]", OFFERED, "ToolChoice: must be a word or an object, not an array"),
-        ('{"type": "allowed_tools"}', OFFERED, "ToolChoice.type: 'allowed_tools' is not"),
         ('{"type": ["auto"]}', OFFERED, "ToolChoice.type: ['auto'] is not a kind of choice"),
         ('{"type": "function"}', OFFERED, "ToolChoice.name: must be text, not null"),
         ('{"type": "tool", "name": "fly"}', OFFERED, "ToolChoice: names 'fly', which is not in"),
@@ -109,3 +112,47 @@ def test_a_choice_that_cannot_be_kept_is_refused(text, offered, message):
 @pytest.mark.parametrize("text", ["auto", "none", ""])
 def test_a_choice_that_forces_nothing_needs_no_tools(text):
     tool_choice(text, ())
+
+
+def test_the_same_tool_offered_twice_is_one_tool():
+    assert tools(json.dumps([WEATHER, {"type": "function", "function": WEATHER}])) == OFFERED
+
+
+CLOCK = {"name": "clock", "parameters": {}}
+
+
+def use(choice):
+    request = pb.PredictOptions(Tools=json.dumps([WEATHER, CLOCK]), ToolChoice=json.dumps(choice))
+    return tool_use(request)
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("auto", ToolMode.AUTO), ("required", ToolMode.REQUIRED)]
+)
+def test_allowed_tools_are_the_only_ones_offered(is_flat, mode, expected):
+    subset = {"mode": mode, "tools": [{"type": "function", "name": "clock"}]}
+    shape = subset if is_flat else {"allowed_tools": subset}
+    found = use({"type": "allowed_tools", **shape})
+    assert [tool.name for tool in found.tools] == ["clock"]
+    assert found.choice == ToolChoice(expected)
+
+
+@pytest.mark.parametrize(
+    ("subset", "message"),
+    [
+        ({}, "ToolChoice.allowed_tools.tools: must be a JSON array, not null"),
+        ({"tools": [3]}, "ToolChoice.allowed_tools.tools[0]: must be a JSON object"),
+        (
+            {"tools": [{"function": {"name": "fly"}}]},
+            "ToolChoice.allowed_tools.tools: names 'fly', which is not in Tools",
+        ),
+        ({"tools": [], "mode": "often"}, "ToolChoice.allowed_tools.mode: 'often' is not one of"),
+        ({"tools": [], "mode": ["auto"]}, "ToolChoice.allowed_tools.mode: ['auto'] is not one of"),
+        ({"tools": [], "mode": "required"}, "ToolChoice: wants a tool call, but Tools is empty"),
+    ],
+)
+def test_malformed_allowed_tools_are_refused_by_the_place(subset, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        use({"type": "allowed_tools", "allowed_tools": subset})
+    assert str(caught.value).startswith(message)

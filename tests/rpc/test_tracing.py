@@ -29,8 +29,8 @@ async def spans_of(make_calls):
     config = ServerConfig(address="127.0.0.1:0")
     engine = ScriptedEngine(steps("ok"))
     server = BackendServer(config, engine, tracing_interceptors(provider))
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    address = await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
         await make_calls(stub(channel))
     await server.stop()
     spans = exporter.get_finished_spans()

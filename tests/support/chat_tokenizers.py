@@ -6,7 +6,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from backend.model.tokenizer import Tokenizer
+from backend.model.text.tokenizer import Tokenizer
 
 _TRAINING_TEXT = "hello hello world, you are helpful; is it raining\n\nin the town? it is\n"
 

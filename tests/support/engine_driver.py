@@ -2,7 +2,7 @@
 
 import queue
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
-from backend.engine.stream import Publication
+from backend.engine.messages.stream import Publication
 from backend.errors import BackendError
 from scripts.tiny_models import VOCAB_SIZE
 
@@ -30,17 +30,36 @@ class Outcome:
     cached_tokens: int = 0
 
 
+_PLANS: dict[tuple[int, int | None], tuple[Any, Any]] = {}
+
+
+def _plan_of(network: Any, fresh_caches: Any) -> Any:
+    """Look once at a network with its caches, at the inner one of those that are made to fail."""
+    from backend.engine.passes.batch_check import batch_plan
+
+    while hasattr(network, "network"):
+        network = network.network
+    key = id(network), fresh_caches.bits if fresh_caches.group_sizes else None
+    if key not in _PLANS:
+        inner = replace(fresh_caches, network=network)
+        _PLANS[key] = network, batch_plan(network, inner, range(VOCAB))
+    return _PLANS[key][1]
+
+
 class Driver:
     """A session and what it has published so far."""
 
     def __init__(self, network: Any, *, batches: bool = True, **tuning: Any) -> None:
         from backend.cache.packing import Packing
-        from backend.engine.admission import KvProfile, Reservations
-        from backend.engine.caches import make_cache_factory
-        from backend.engine.disk_link import DiskSettings
-        from backend.engine.keeper import make_keeper
-        from backend.engine.kv_profile import measure
-        from backend.engine.session import Session
+        from backend.engine.kv.batch_caches import Batching, BatchPlan
+        from backend.engine.passes.caches import make_cache_factory
+        from backend.engine.passes.kv_profile import measure
+        from backend.engine.prefixes.caching_store import make_prefix_store
+        from backend.engine.prefixes.disk_link import DiskSettings
+        from backend.engine.rows.admission import KvProfile, Reservations
+        from backend.engine.session.decoder_parts import make_parts
+        from backend.engine.session.decoder_session import DecoderSession
+        from backend.engine.session.session import Outlets
         from backend.model.loaded import RunnableModel
 
         card = ModelCard(
@@ -57,24 +76,28 @@ class Driver:
         )
         model = RunnableModel(tokenizer=None, template=None, card=card, network=network)
         self.published: list[Publication] = []
-        options = TuningOptions(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
+        options = TuningOptions.of(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
         fresh_caches = make_cache_factory(network, options)
+        plan = _plan_of(network, fresh_caches) if batches else BatchPlan(Batching.NONE)
+        fresh_caches = replace(fresh_caches, plan=plan)
         self.fetched: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        cache = options.prompt_cache
         disk = DiskSettings(
-            root=Path(options.cache_dir) if options.cache_dir else None,
-            fingerprint="tiny",
-            budget_bytes=options.max_cache_disk_bytes,
+            root=Path(cache.cache_dir) if cache.cache_dir else None,
+            fingerprint="0123456789abcdef01234567",
+            budget_bytes=cache.max_cache_disk_bytes,
             post=self.fetched.put,
         )
-        budget_bytes = 2**30 if options.max_cache_bytes is None else options.max_cache_bytes
-        keeper = make_keeper(fresh_caches, budget_bytes, Packing(options.cache_bits), disk)
-        is_free = options.max_kv_bytes is None
+        budget_bytes = 2**30 if cache.max_cache_bytes is None else cache.max_cache_bytes
+        keeper = make_prefix_store(fresh_caches, budget_bytes, Packing(cache.cache_bits), disk)
+        is_free = options.memory.max_kv_bytes is None
         profile = KvProfile() if is_free else measure(network, fresh_caches)
-        kv_bytes = options.max_kv_bytes or 2**30
-        reservations = Reservations(profile, kv_bytes, options.expected_tokens)
-        self.session = Session(
-            model, fresh_caches, keeper, reservations, options, self.published.extend
-        )
+        profile = replace(profile, has_own_lengths=plan.has_own_lengths)
+        kv_bytes = options.memory.max_kv_bytes or 2**30
+        reservations = Reservations(profile, kv_bytes, options.memory.expected_tokens)
+        outlets = Outlets(self.published.extend, self.fetched.put)
+        parts = make_parts(model, fresh_caches, keeper, reservations, options, outlets)
+        self.session = DecoderSession(model, parts, outlets)
         self.outcomes: dict[str, Outcome] = {}
 
     def turn(self) -> None:
@@ -130,8 +153,8 @@ def prompt_of(length: int, salt: int = 0) -> list[int]:
 
 def room_for(network: Any, tokens: int, *, rows: int = 1) -> int:
     """Return the bytes of so many rows that hold so many tokens each."""
-    from backend.engine.caches import make_cache_factory
-    from backend.engine.kv_profile import measure
+    from backend.engine.passes.caches import make_cache_factory
+    from backend.engine.passes.kv_profile import measure
 
     profile = measure(network, make_cache_factory(network, TuningOptions()))
     return rows * profile.row_bytes(tokens)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.core.delta import Delta, Finish, FinishReason
+from backend.formats.evidence import FormatEvidence
+from backend.formats.format import ToolFormat
+from backend.formats.registry import TOOL_FORMATS
 from backend.output import replay
 from backend.output.collect import Completion
 from backend.output.detection import detect
-from backend.output.evidence import FormatEvidence
 from backend.output.format import OutputFormat
 from backend.output.replay import ChunkDetokenizer as ChunkDetokenizer
 from backend.output.reply import ReplySpec
@@ -42,6 +44,10 @@ def cases(name: str = "*") -> Iterator[GoldenCase]:
 
 def named_format(tools: str, reasoning: str) -> OutputFormat:
     return detect(FormatEvidence((), "", tool_parser=tools, reasoning_parser=reasoning))
+
+
+def tool_format(name: str) -> ToolFormat:
+    return next(candidate for candidate in TOOL_FORMATS if candidate.is_called(name))
 
 
 def _case(line: str) -> GoldenCase:

@@ -1,7 +1,11 @@
 """Walk a text through a compiled grammar, byte by byte."""
 
-from backend.sampling.grammar.compiled import CompiledGrammar
+from backend.sampling.grammar.compiler import CompiledGrammar, GrammarCompiler
 from backend.sampling.grammar.matcher import GrammarMatcher
+
+
+def compile_text(compiler: GrammarCompiler, text: str) -> CompiledGrammar:
+    return compiler.compile(compiler.translate(text))
 
 
 def walk(matcher: GrammarMatcher, text: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_driver import make_request, prompt_of
+from grammar_driver import compile_text
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.embedding import EmbeddingRequest, Pooling
@@ -16,7 +17,6 @@ from backend.core.request import SamplingParams
 from backend.core.scoring import ScoreRequest
 from backend.core.step import PrefillDone, TokenStep
 from backend.engine.engine import Engine
-from backend.structure import structures_of
 from scripts.tiny_models import build
 
 GRAMMAR = 'root ::= "[" item ("," item)* "]"\nitem ::= "ba" | "be" | [0-9]+'
@@ -36,7 +36,7 @@ def build_divisible(family: str, directory: Path, layers: int) -> Path:
 
 def grouped(directory: Path, size: int, **tuning: Any) -> ModelOptions:
     """Ask for a model on so many processes of this machine."""
-    options = TuningOptions(
+    options = TuningOptions.of(
         **{"tensor_parallel_size": size, "max_cache_bytes": 2**26, "prefill_chunk": 64, **tuning}
     )
     return ModelOptions(model=str(directory), tuning=options)
@@ -55,7 +55,7 @@ async def take(engine: Engine, request: Any, *, leave_after: int | None = None) 
     """Take a stream, or leave it after some tokens."""
     outcome = Outcome()
     try:
-        async for events in engine.submit(request):
+        async for events in engine.submit(engine.model, request):
             for event in events:
                 match event:
                     case PrefillDone(cached_tokens):
@@ -75,8 +75,8 @@ def mixed_requests(engine: Engine, salt: str) -> list[Any]:
     warm = SamplingParams(temperature=1.0, top_p=0.9, seed=7)
     narrow = SamplingParams(temperature=0.7, top_k=20, min_p=0.02, seed=11)
     penalised = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)
-    compiler = structures_of(engine.model).prepare()
-    grammar = compiler.compile_text(GRAMMAR)
+    compiler = engine.model.constraints.prepare()
+    grammar = compile_text(compiler, GRAMMAR)
     shared = prompt_of(90, 3)
     return [
         make_request(f"plain{salt}", prompt_of(20)),
@@ -120,8 +120,8 @@ async def find_out(engine: Engine, options: ModelOptions) -> Findings:
     text = EmbeddingRequest(
         token_ids=tuple(prompt_of(70, 8)), pooling=Pooling.MEAN, is_normalized=True
     )
-    scoring = asyncio.ensure_future(engine.score(score))
-    embedding = asyncio.ensure_future(engine.embed(text))
+    scoring = asyncio.ensure_future(engine.compute(engine.model, score))
+    embedding = asyncio.ensure_future(engine.compute(engine.model, text))
     again = await asyncio.gather(
         *(take(engine, request) for request in mixed_requests(engine, "-again")[:-1])
     )
@@ -138,10 +138,21 @@ def descendants(process_id: int) -> list[int]:
 
 
 def workers() -> list[int]:
-    """Return the workers of this process: rank 0 first, then its own, by rank."""
-    return sorted(
-        descendants(os.getpid()), key=lambda number: (parent_of(number) != os.getpid(), number)
-    )
+    """Return the processes that compute for this one: rank 0 first, then its own, by rank."""
+    return workers_of(os.getpid())
+
+
+def workers_of(process_id: int) -> list[int]:
+    """Return the same of another process; those that render templates are not among them."""
+    found = [number for number in descendants(process_id) if _is_worker(number)]
+    return sorted(found, key=lambda number: (parent_of(number) != process_id, number))
+
+
+def _is_worker(process_id: int) -> bool:
+    try:
+        return b"backend.rank" in Path(f"/proc/{process_id}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def parent_of(process_id: int) -> int | None:

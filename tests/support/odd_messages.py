@@ -5,7 +5,6 @@ A field whose text means something to the backend also gets texts that nearly me
 
 import base64
 import json
-from dataclasses import fields
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -19,6 +18,9 @@ _TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": 
 _SCALARS: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_INT32: st.sampled_from([0, 1, -1, 2, 7, 255, 256, 2**31 - 1, -(2**31)])
     | st.integers(-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_UINT32: st.sampled_from([0, 1, 2**32 - 1]) | st.integers(0, 2**32 - 1),
+    FieldDescriptor.TYPE_INT64: st.sampled_from([0, -1, 2**63 - 1])
+    | st.integers(-(2**63), 2**63 - 1),
     FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
     FieldDescriptor.TYPE_FLOAT: st.sampled_from([0.0, 0.5, 1.0, -1.0, 1e-30, 3e38])
     | st.floats(width=32),
@@ -112,9 +114,7 @@ _BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "EngineArgs": _JSON_TEXTS,
     "Grammar": _GRAMMARS | _JSON_TEXTS,
     "role": st.sampled_from(["user", "assistant", "system", "tool", "developer"]),
-    "Options": st.tuples(
-        st.sampled_from([field.name for field in fields(TuningOptions)]), _VALUES
-    ).map(":".join),
+    "Options": st.tuples(st.sampled_from(list(TuningOptions().by_name())), _VALUES).map(":".join),
     "CacheTypeKey": _VALUES,
     "CacheTypeValue": _VALUES,
     "DType": _VALUES,
@@ -144,6 +144,9 @@ def messages(descriptor: Descriptor) -> st.SearchStrategy[dict[str, Any]]:
 def _values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     if field.name == "Metadata":
         return _METADATA
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name
+        return st.dictionaries(_single(entry["key"]), _single(entry["value"]), max_size=3)
     if not field.is_repeated:
         return _single(field)
     few = st.lists(_single(field), max_size=3)

@@ -11,12 +11,13 @@ from groups import take
 from backend.config import ModelOptions, TuningOptions
 from backend.core.request import SamplingParams
 from backend.engine.engine import Engine
+from backend.pipeline.served_model import ServedModel
 
 
 async def tokens_of_one_group(directory: Any, tuning: dict[str, Any]) -> list[list[int]]:
     """Return the tokens of a few requests that run at once."""
-    engine = Engine()
-    await engine.load(ModelOptions(model=str(directory), tuning=TuningOptions(**tuning)))
+    engine = Engine(serve=ServedModel.of)
+    await engine.load(ModelOptions(model=str(directory), tuning=TuningOptions.of(**tuning)))
     warm = SamplingParams(temperature=1.0, seed=5)
     requests = [
         make_request("greedy", prompt_of(40)),

@@ -4,7 +4,7 @@ from typing import Any
 
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
-from backend.engine.row import Row
+from backend.engine.rows.row import Row
 
 
 def make_row(name: str, prompt_tokens: int = 2, *, max_tokens: int = 4, **options: Any) -> Row:

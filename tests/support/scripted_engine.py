@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +17,18 @@ from backend.core.status import (
     EngineState,
     EngineStatus,
     HitKind,
+    ProcessStatus,
     PromptCacheStatus,
     RequestPhase,
     RequestStatus,
+    Restart,
 )
 from backend.core.step import EngineEvent, PrefillDone, StepLogprobs, TokenStep
 from backend.errors import BackendError
 from backend.model.loaded import LoadedModel
-from backend.model.template import ChatTemplate
+from backend.model.text.template import ChatTemplate
 from backend.pb import backend_pb2_grpc
+from backend.pipeline.served_model import ServedModel
 from backend.rpc.server import BackendServer
 
 EOS = 0
@@ -40,6 +43,13 @@ STATUS = EngineStatus(
     generated_tokens=13,
     tokens_per_s=1.5,
     turn_s=1.5,
+    processes=(
+        ProcessStatus(role="server", process_id=21, resident_bytes=2**26),
+        ProcessStatus(role="engine", process_id=22, resident_bytes=2**28),
+    ),
+    restarts=1,
+    lost_s=2.5,
+    latest_restarts=(Restart(reason="it was ended by SIGKILL", lost_s=2.5),),
     prompt_cache=PromptCacheStatus(
         bytes=2**33,
         budget_bytes=2**34,
@@ -132,6 +142,7 @@ class ScriptedEngine:
         self.requests: list[GenerationRequest] = []
         self.loads: list[ModelOptions] = []
         self.cancelled: list[str] = []
+        self.expected: list[str] = []
         self.hanging = asyncio.Event()
         self.left = asyncio.Event()
         self.load_left = asyncio.Event()
@@ -142,18 +153,25 @@ class ScriptedEngine:
         self._ending = ending
         self._hangs = hangs
         self._load_error = load_error
-        self.model: LoadedModel | None = None
-        self.options: ModelOptions | None = None
+        self.model: ServedModel | None = None
         if loaded:
             self._take(ModelOptions(model="org/tiny"))
 
-    def submit(self, request: GenerationRequest) -> AsyncIterator[Sequence[EngineEvent]]:
+    def preparation(self, _request_id: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def submit(
+        self, _model: ServedModel, request: GenerationRequest
+    ) -> AsyncIterator[Sequence[EngineEvent]]:
         self.requests.append(request)
         return self._play()
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
         self.left.set()
+
+    def expect(self, request_id: str) -> None:
+        self.expected.append(request_id)
 
     def on_fault(self, listener: Callable[[], None]) -> None:
         self._note_fault = listener
@@ -175,7 +193,7 @@ class ScriptedEngine:
         return self._take(options)
 
     async def free(self) -> None:
-        self.model = self.options = None
+        self.model = None
 
     def status(self) -> EngineStatus:
         state = EngineState.READY if self.model else EngineState.UNINITIALIZED
@@ -195,15 +213,14 @@ class ScriptedEngine:
             await asyncio.Event().wait()
 
     def _take(self, options: ModelOptions) -> ModelCard:
-        self.options = options
-        self.model = make_model(options.model)
+        self.model = make_model(options)
         return self.model.card
 
 
-def make_model(name: str) -> LoadedModel:
+def make_model(options: ModelOptions) -> ServedModel:
     """Return a model of bytes, whose template writes a line per message."""
     card = ModelCard(
-        name=name,
+        name=options.model,
         path="",
         model_type="bytes",
         context_length=4096,
@@ -214,7 +231,8 @@ def make_model(name: str) -> LoadedModel:
         supports_thinking=False,
     )
     template = ChatTemplate(_render_lines)
-    return LoadedModel(tokenizer=ByteTokenizer(), template=template, card=card)
+    loaded = LoadedModel(tokenizer=ByteTokenizer(), template=template, card=card)
+    return ServedModel.of(loaded, options)
 
 
 def _render_lines(turns: Any, schemas: Any, options: Any) -> str:
@@ -226,9 +244,9 @@ def _render_lines(turns: Any, schemas: Any, options: Any) -> str:
 async def served(engine: ScriptedEngine, **config: Any) -> AsyncIterator[grpc.aio.Channel]:
     """Serve the engine on a free port, and return a channel to it."""
     server = BackendServer(ServerConfig(address="127.0.0.1:0", **config), engine)
-    port = await server.start()
+    address = await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with grpc.aio.insecure_channel(address) as channel:
             yield channel
     finally:
         await server.stop()

@@ -15,6 +15,7 @@ from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.engine.engine import Engine
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from backend.pipeline.served_model import ServedModel
 from backend.rpc.server import BackendServer
 
 Stub = backend_pb2_grpc.BackendStub
@@ -49,9 +50,9 @@ class Served:
 @asynccontextmanager
 async def served(model: Path | None = None, **options: Any) -> AsyncIterator[Served]:
     """Serve, with a model loaded if one is given; everything is gone afterwards."""
-    engine = Engine()
+    engine = Engine(serve=ServedModel.of)
     server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
-    address = f"127.0.0.1:{await server.start()}"
+    address = await server.start()
     try:
         async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
             running = Served(channel, engine, address)
@@ -122,8 +123,25 @@ async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
     raise AssertionError("the call succeeded")
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
     """Wait for something that the engine's snapshots show; they have no event to wait for."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+class Stderr:
+    """All that this process and its engines have written to stderr."""
+
+    def __init__(self, capfd: Any) -> None:
+        self._capfd = capfd
+        self._text = ""
+
+    @property
+    def text(self) -> str:
+        self._text += self._capfd.readouterr().err
+        return self._text
+
+    async def holds(self, words: str) -> None:
+        """Wait for words: a thread of the process that has them writes them."""
+        await until(lambda: words in self.text)

@@ -1,4 +1,4 @@
-"""What each wire looks like when it is written as its family's template writes it."""
+"""What each family looks like when it is written as its family's template writes it."""
 
 from dataclasses import dataclass
 
@@ -61,13 +61,13 @@ _RICH = (
 
 
 @dataclass(frozen=True)
-class WireReplies:
-    """The same four replies in one wire.
+class FormatReplies:
+    """The same four replies in one family.
 
     Attributes:
         two: Nothing where a reply has room for one call.
         markers: Texts that are one token in models of the family.
-        parser: The parsers' name of the wire.
+        parser: The parsers' name of the family.
         reasoning: The thought format that goes with it.
         prompt_tail: The end of the prompt.
         ends: Markers that end a reply.
@@ -90,11 +90,11 @@ class WireReplies:
 
 
 def _replies(call, block="{}", between="", **fields):
-    """Write the replies of a wire whose calls hold JSON."""
+    """Write the replies of a family whose calls hold JSON."""
     milk, clock = call.format("note_add", _MILK, 0), call.format("clock_now", "{}", 0)
     second, rich = call.format("clock_now", "{}", 1), call.format("note_add", _RICH, 0)
     texts = (milk, milk + between + second, clock, rich)
-    return WireReplies(*(block.replace("{}", text) for text in texts), **fields)
+    return FormatReplies(*(block.replace("{}", text) for text in texts), **fields)
 
 
 def _hermes(begin="<tool_call>", end="</tool_call>", **fields):
@@ -113,7 +113,7 @@ _RICH_PAIRS = (
 
 
 def _tagged(call, parameter, block="{}", between="", **fields):
-    """Write the replies of a wire whose calls hold raw values."""
+    """Write the replies of a family whose calls hold raw values."""
 
     def written(name, *pairs):
         arguments = "".join(parameter(key, value) for key, value in pairs)
@@ -121,13 +121,13 @@ def _tagged(call, parameter, block="{}", between="", **fields):
 
     milk, clock = written("note_add", ("text", "milk"), ("pri", "2")), written("clock_now")
     texts = (milk, milk + between + clock, clock, written("note_add", *_RICH_PAIRS))
-    return WireReplies(*(block.replace("{}", text) for text in texts), **fields)
+    return FormatReplies(*(block.replace("{}", text) for text in texts), **fields)
 
 
-def _pairs(prefix="", line="\n"):
+def _pairs(prefix="", line="\n", suffix=""):
     return lambda key, value: (
-        f"<{prefix}arg_key>{key}</{prefix}arg_key>{line}"
-        f"<{prefix}arg_value>{value}</{prefix}arg_value>{line}"
+        f"<{prefix}arg_key{suffix}>{key}</{prefix}arg_key{suffix}>{line}"
+        f"<{prefix}arg_value{suffix}>{value}</{prefix}arg_value{suffix}>{line}"
     )
 
 
@@ -157,7 +157,39 @@ def _gemma(begin, end, quote, reasoning):
         f"tags:[{quote}a{quote},{quote}é{quote}],text:{quote}{HOSTILE_TEXT}{quote}}}"
     )
     markers = (begin, end, quote)
-    return WireReplies(milk, milk + clock, clock, rich, markers=markers, reasoning=reasoning)
+    return FormatReplies(milk, milk + clock, clock, rich, markers=markers, reasoning=reasoning)
+
+
+def _minimax_m3():
+    mark = "]<]minimax[>["
+
+    def element(key, value):
+        return f"{mark}<{key}>{value}{mark}</{key}>"
+
+    def reply(*calls):
+        return f"{mark}<tool_call>\n" + "\n".join(calls) + f"\n{mark}</tool_call>"
+
+    def call(name, *elements):
+        return f'{mark}<invoke name="{name}">{"".join(elements)}{mark}</invoke>'
+
+    milk = call("note_add", element("text", "milk"), element("pri", 2))
+    rich = call(
+        "note_add",
+        element("text", HOSTILE_TEXT),
+        element("pri", 2),
+        element("tags", element("item", "a") + element("item", "é")),
+        element("pin", "true"),
+        element("opts", element("b", "true") + element("y-z", "null")),
+    )
+    clock = call("clock_now")
+    texts = (reply(milk), reply(milk, clock), reply(clock), reply(rich))
+    return FormatReplies(*texts, markers=(mark,), reasoning="mm_think")
+
+
+def _k3_argument(key, value):
+    kinds = {"text": "string", "pri": "number", "tags": "array", "pin": "boolean"}
+    begin = f'<|open|>argument key="{key}" type="{kinds.get(key, "object")}"<|sep|>'
+    return f"{begin}{value}<|close|>argument<|sep|>"
 
 
 def _python(block, between, **fields):
@@ -167,7 +199,7 @@ def _python(block, between, **fields):
         "opts={'b': true, \"y-z\": None})"
     )
     texts = (milk, milk + between + clock, clock, rich)
-    return WireReplies(*(block.replace("{}", text) for text in texts), **fields)
+    return FormatReplies(*(block.replace("{}", text) for text in texts), **fields)
 
 
 def _cdata(value):
@@ -192,7 +224,7 @@ def _harmony(call):
         return call.format(name) + arguments
 
     clock = written("clock_now", "{}")
-    return WireReplies(
+    return FormatReplies(
         written("note_add", _MILK),
         "",
         clock,
@@ -205,7 +237,13 @@ def _harmony(call):
     )
 
 
-WIRES = {
+def _single(call, markers, **fields):
+    """Write the replies of a format that has room for one call."""
+    milk, clock = call.format("note_add", _MILK), call.format("clock_now", "{}")
+    return FormatReplies(milk, "", clock, call.format("note_add", _RICH), markers, **fields)
+
+
+FORMATS = {
     "hermes_json": _hermes(),
     "qwen3_coder_xml": _tagged(
         "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
@@ -345,4 +383,80 @@ WIRES = {
         between="\n",
         markers=("<tool_calls>", "</tool_calls>", *_GLM_MARKERS, "</arg_value>", "<tool_sep>"),
     ),
+    "hunyuan_v3_opensource": _tagged(
+        "<tool_call:opensource>NAME<tool_sep:opensource>\nARGUMENTS</tool_call:opensource>",
+        _pairs(suffix=":opensource"),
+        block="<tool_calls:opensource>\n{}\n</tool_calls:opensource>",
+        between="\n",
+        markers=("<tool_calls:opensource>", "<tool_call:opensource>", "<tool_sep:opensource>"),
+        reasoning="hunyuan_think",
+    ),
+    "minimax_m3": _minimax_m3(),
+    "kimi_k3": _tagged(
+        '<|open|>call tool="NAME" index="1"<|sep|>ARGUMENTS<|close|>call<|sep|>',
+        _k3_argument,
+        block="<|open|>tools<|sep|>{}<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>",
+        markers=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+        reasoning="xtml_think",
+        prompt_tail='<|open|>message role="assistant"<|sep|>',
+        ends=("<|end_of_msg|>",),
+    ),
+    "muse_spark": _tagged(
+        " to=NAME<|message|><atem:function_calls>\n"
+        '<atem:invoke name="NAME">\nARGUMENTS</atem:invoke>\n</atem:function_calls>',
+        '<atem:parameter name="{}">{}</atem:parameter>\n'.format,
+        between="<|eom|><|start|>assistant",
+        markers=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        reasoning="muse",
+        prompt_tail="<|start|>assistant",
+    ),
+    "gigachat3": _single(
+        'function call<|role_sep|>\n{{"name": "{}", "arguments": {}}}', ("<|role_sep|>",)
+    ),
+    "gigachat3 token": _single(
+        '<|function_call|>{{"name": "{}", "arguments": {}}}',
+        ("<|function_call|>",),
+        parser="gigachat3",
+    ),
+    "command_r_plus": _replies(
+        '{{\n        "tool_name": "{}",\n        "parameters": {}\n    }}',
+        "Action:\n```json\n[\n    {}\n]```",
+        between=",\n    ",
+    ),
+    "xlam": _replies(_LISTED, "[{}]", between=", "),
+    "internlm2": _replies(
+        '<|action_start|><|plugin|>\n{{"name": "{}", "arguments": {}}}<|action_end|>',
+        between="\n",
+        markers=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    ),
+    "granite_20b_fc": _replies('<function_call> {{"name": "{}", "arguments": {}}}', between="\n"),
+    "inkling": _replies(
+        '<|content_invoke_tool_json|>{{"name": "{}", "args": {}}}',
+        "{}<|end_message|>",
+        between="<|end_message|><|message_model|>",
+        markers=("<|content_invoke_tool_json|>", "<|end_message|>", "<|message_model|>"),
+        reasoning="inkling_thinking",
+    ),
+    "solar_open": _replies(
+        "<|tool_call:begin|>abcdefg{2}<|tool_call:name|>{0}<|tool_call:args|>{1}<|tool_call:end|>",
+        "<|tool_calls|>{}<|calls|>",
+        markers=(
+            *("<|tool_calls|>", "<|calls|>", "<|tool_call:begin|>", "<|tool_call:end|>"),
+            *("<|tool_call:name|>", "<|tool_call:args|>"),
+        ),
+        reasoning="solar_think",
+    ),
+    "mirothinker": _replies(
+        "<use_mcp_tool>\n<server_name>default</server_name>\n<tool_name>{}</tool_name>\n"
+        "<arguments>\n{}\n</arguments>\n</use_mcp_tool>",
+        between="\n",
+    ),
+    "step3": _tagged(
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">'
+        "ARGUMENTS</steptml:invoke><｜tool_call_end｜>",
+        '<steptml:parameter name="{}">{}</steptml:parameter>'.format,
+        block="<｜tool_calls_begin｜>{}<｜tool_calls_end｜>",
+        markers=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
+    ),
+    "functionary": _replies("{}\n{}", between=">>>", prompt_tail=">>>"),
 }

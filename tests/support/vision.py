@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from backend.model.towers import drop_text_options
+from backend.model.vision.towers import drop_text_options
 from backend.pb import backend_pb2 as pb
 
 

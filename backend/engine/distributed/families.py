@@ -9,7 +9,7 @@ from typing import Any
 
 from backend.engine.distributed.topology import Parallelism, Topology
 from backend.errors import UnsupportedModelError
-from backend.model.upstream import Network
+from backend.model.checkpoint.upstream import Network
 
 _MARKS = {Parallelism.TENSOR: "def shard(", Parallelism.PIPELINE: "PipelineMixin"}
 

@@ -8,17 +8,21 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from backend.engine.distributed.channel import Channel, ChannelClosedError
-from backend.engine.distributed.grammars import teach_receiving
-from backend.engine.distributed.messages import Failed, Hello, Join
+from backend.engine.distributed.grammars import GrammarWorkshop
+from backend.engine.distributed.messages import Hello, Join
 from backend.engine.distributed.replica import Replica, readiness
 from backend.engine.distributed.shard import load_shard, synchronise
 from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint
-from backend.engine.distributed.wire import Codec
-from backend.engine.stream import Publication
+from backend.engine.messages.channel import Channel, ChannelClosedError
+from backend.engine.messages.codec import Codec
+from backend.engine.messages.failure import Failure
+from backend.engine.messages.protocol import Failed
+from backend.engine.messages.stream import Publication
+from backend.engine.session.session import Outlets
 from backend.errors import BackendError, GroupLostError
-from backend.model.weights import memory_bytes
+from backend.model.checkpoint.weights import memory_bytes
+from common.lifecycle import exit_at_once
 
 _RETRY_INTERVAL_S = 0.1
 # Rank 0 knows who has gone, and ends this process, before it is told of what that caused.
@@ -71,8 +75,8 @@ class Follower:
     def _joined(self) -> Replica:
         join = self._leader.receive()
         if isinstance(join, Failed):
-            log.error("rank 0 refuses this process: %s", join.error)
-            os._exit(1)
+            log.error("rank 0 refuses this process: %s", join.failure.text)
+            exit_at_once(1)
         self._leader.watch(lambda: os._exit(0))
         return self._replica(join)
 
@@ -82,8 +86,9 @@ class Follower:
         self._leader.send(readiness(model, form, join.rank))
         start = self._leader.receive()
         synchronise()
-        teach_receiving(self._codec, model.tokenizer, model.card)
-        return Replica(model, form.options, start, _keep_quiet, _keep_quiet)
+        self._codec.read_grammar = GrammarWorkshop(model.tokenizer, model.card).read
+        outlets = Outlets(_keep_quiet, _keep_quiet)
+        return Replica.shared(model, form.options, start, outlets, _keep_quiet)
 
     def _follow(self, replica: Replica) -> NoReturn:
         self._leader.send(replica.report(0))
@@ -96,8 +101,8 @@ class Follower:
     def _fail(self, error: BackendError) -> NoReturn:
         log.error("rank %d: %s", self._rank, error)
         with contextlib.suppress(ChannelClosedError):
-            self._leader.send(Failed(error))
-        os._exit(1)
+            self._leader.send(Failed(Failure.of(error)))
+        exit_at_once(1)
 
 
 def _keep_quiet(*_events: Sequence[Publication] | object) -> None:

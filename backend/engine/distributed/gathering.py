@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from backend.engine.distributed.channel import Channel, ChannelClosedError
-from backend.engine.distributed.messages import Failed, Form, Hello
-from backend.engine.distributed.processes import Process, ending
+from backend.engine.distributed.messages import Form, Hello
 from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint, Host, Topology
-from backend.engine.distributed.wire import Codec
+from backend.engine.messages.channel import Channel, ChannelClosedError
+from backend.engine.messages.codec import Codec
+from backend.engine.messages.failure import Failure
+from backend.engine.messages.protocol import Failed
+from backend.engine.processes import Process, ending
 from backend.errors import GroupNotFormedError
 
 _LOOK_INTERVAL_S = 0.1
@@ -114,7 +116,7 @@ class _Gathering:
             log.warning("a connection from %s is refused: %s", channel.peer_address, problem)
             self.refusal = f"; a connection from {channel.peer_address} was refused: {problem}"
             with contextlib.suppress(ChannelClosedError):
-                channel.send(Failed(GroupNotFormedError(problem)))
+                channel.send(Failed(Failure.of(GroupNotFormedError(problem))))
             channel.close()
         else:
             self.members[hello.rank] = Member(hello, channel, self._children.get(hello.rank))
@@ -166,5 +168,5 @@ def _absence(topology: Topology, missing: list[int], timeout_s: float) -> str:
     named = ", ".join(f"rank {rank} ({topology.hosts[rank]})" for rank in missing)
     return (
         f"{named} did not come within {timeout_s:g} s; on such a machine run: "
-        f"python -m backend.worker --hostfile FILE --rank {missing[0]}"
+        f"python -m backend.rank --hostfile FILE --rank {missing[0]}"
     )

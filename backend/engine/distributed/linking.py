@@ -16,7 +16,7 @@ import mlx.core as mx
 from backend.engine.distributed.messages import Join
 from backend.engine.distributed.topology import GroupBackend, Parallelism, Topology
 from backend.errors import InvalidRequestError, LoadFailedError
-from backend.model.upstream import Network
+from backend.model.checkpoint.upstream import Network
 
 _PREFERENCE = (GroupBackend.NCCL, GroupBackend.JACCL, GroupBackend.RING)
 

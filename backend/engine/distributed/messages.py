@@ -1,28 +1,25 @@
-"""What the processes of a group say to each other, as plain values.
+"""Messages between the ranks of a group.
 
-server --Form, commands--> rank 0 --Join, Start, Turn--> the other ranks
-server <--Formed, Told, Answered, Report, Failed-- rank 0 <--Hello, Ready, Report, Failed--
+rank 0 --Join, Start, Turn--> the other ranks
+rank 0 <--Hello, Ready, Report, Failed-- the other ranks
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from backend.config import ModelOptions
-from backend.core import embedding, model, scoring, status
-from backend.engine.command import Cancel, Submit
-from backend.engine.distributed.topology import (
-    Topology,
-)
-from backend.engine.distributed.wire import Codec
-from backend.engine.pace import Pace
-from backend.engine.stream import Publication
-from backend.errors import BackendError
+from backend.core import status
+from backend.engine.distributed.topology import Topology
+from backend.engine.messages.codec import Codec
+from backend.engine.messages.commands import Cancel, Expect, Submit
+from backend.engine.messages.protocol import Failed, Job, Leave
+from backend.engine.session.pace import Pace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """To rank 0: gather the others and load a model.
+class Form(Struct, frozen=True, kw_only=True):
+    """A group, and the model that it is to load.
 
     Attributes:
         timeout_s: How long a rank may take to come.
@@ -34,8 +31,7 @@ class Form:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True, tag=True, array_like=True):
     """From another rank: it is there.
 
     Attributes:
@@ -51,8 +47,7 @@ class Hello:
     software: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
+class Join(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     """To another rank: link up, and load its shard.
 
     Attributes:
@@ -64,8 +59,7 @@ class Join:
     split: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     """From a rank: its shard is loaded.
 
     Attributes:
@@ -81,66 +75,29 @@ class Ready:
     cache_budget_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     """To every rank: begin, with so much for KV caches, and of it for the prompt cache."""
 
     kv_bytes_per_layer: int
     cache_bytes_per_layer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
-    """From rank 0 to the server: the model is there."""
-
-    card: model.ModelCard
-    status: status.EngineStatus
+GroupCommand: TypeAlias = Submit | Cancel | Expect | Job | Leave
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Nobody waits for a job beside generation any more."""
+class Turn(Struct, frozen=True, tag=True, array_like=True):
+    """The plan of a turn: the commands that it obeys first, and what the clock allows it.
 
-    job: int
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A command for work beside generation, without its reply, and a number for it."""
-
-    job: int
-    request: scoring.ScoreRequest | embedding.EmbeddingRequest
-
-
-GroupCommand: TypeAlias = Submit | Cancel | Job | Leave
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The plan of a turn: the commands that it obeys first, and what the clock allows it."""
+    Attributes:
+        pace: `None` for a model whose turns take nothing from the clock.
+    """
 
     number: int
     commands: tuple[GroupCommand, ...]
-    pace: Pace
+    pace: Pace | None
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """From rank 0 to the server: events of requests, in order."""
-
-    publications: tuple[Publication, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """From rank 0 to the server: what a job gave."""
-
-    job: int
-    result: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True, tag=True, array_like=True):
     """How a rank is doing after a turn.
 
     Attributes:
@@ -152,19 +109,9 @@ class Report:
     status: status.EngineStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The group is lost, or was never formed."""
-
-    error: BackendError
-
-
-MESSAGES = (
-    *(Form, Hello, Join, Ready, Start, Formed, Turn, Told, Answered, Report, Failed),
-    *(Submit, Cancel, Job, Leave, status.EngineStatus, embedding.Embedding),
-)
+Message: TypeAlias = Hello | Join | Ready | Start | Turn | Report | Failed
 
 
 def make_codec() -> Codec:
-    """Return a codec of all messages; grammars want `grammars.teach`."""
-    return Codec(MESSAGES)
+    """Return a codec of the messages between ranks; it reads no grammars yet."""
+    return Codec(Message)

@@ -8,27 +8,29 @@ from typing import Any, TypeAlias, assert_never
 import mlx.core as mx
 
 from backend.cache.layout import cache_leaves
-from backend.config import ModelOptions
-from backend.core.embedding import EmbeddingRequest
-from backend.core.model import ModelCard
-from backend.core.scoring import ScoreRequest
+from backend.config import DEFAULT_TUNING, ModelOptions
+from backend.core.model import ModelCard, ModelKind
 from backend.core.status import EngineStatus
-from backend.engine.assembly import Outlets, assemble_decoder_session, prompt_cache_bytes
-from backend.engine.caches import make_cache_factory
-from backend.engine.command import Cancel, Embed, Score, Submit
 from backend.engine.distributed.messages import (
     Form,
     GroupCommand,
-    Job,
-    Leave,
     Ready,
     Report,
     Start,
     Turn,
 )
-from backend.engine.memory_budget import kv_budget_bytes, working_set_bytes
-from backend.engine.pace import Pace
-from backend.engine.publisher import HandOver
+from backend.engine.messages.commands import Cancel, Compute, Expect, Fetched, SideRequest, Submit
+from backend.engine.messages.protocol import Job, Leave, PrepareMedium
+from backend.engine.passes.caches import make_cache_factory
+from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
+from backend.engine.session.assembly import (
+    assemble_decoder_session,
+    assemble_session,
+    prompt_cache_bytes,
+)
+from backend.engine.session.pace import Pace
+from backend.engine.session.session import Outlets, Session
+from backend.errors import DeviceLostError
 from backend.model.loaded import RunnableModel
 
 CHECK_INTERVAL_TURNS = 32
@@ -36,53 +38,76 @@ CHECK_INTERVAL_TURNS = 32
 _PLENTY = 2**50
 
 AnswerJob: TypeAlias = Callable[[int, object], None]
-"""Takes what a job gave, or the error that ended it."""
+"""Takes the result of a job, or the error that ended it."""
 
 
 class Replica:
     """A session that every rank has; belongs to the main thread of its process."""
 
-    def __init__(
-        self,
+    def __init__(self, model: RunnableModel, session: Session, answer_job: AnswerJob) -> None:
+        """Take over a session; see `alone` and `shared`.
+
+        Args:
+            model: Its model.
+            session: Idle.
+            answer_job: Takes the results of jobs.
+        """
+        self._model = model
+        self._session = session
+        self._answer_job = answer_job
+        self._jobs: dict[int, Future[Any]] = {}
+
+    @classmethod
+    def alone(
+        cls, model: RunnableModel, options: ModelOptions, outlets: Outlets, answer_job: AnswerJob
+    ) -> "Replica":
+        """Return the only one of a model."""
+        return cls(model, assemble_session(model, options, outlets), answer_job)
+
+    @classmethod
+    def shared(
+        cls,
         model: RunnableModel,
         options: ModelOptions,
         start: Start,
-        hand_over: HandOver,
+        outlets: Outlets,
         answer_job: AnswerJob,
-    ) -> None:
-        """Start idle.
+    ) -> "Replica":
+        """Return one of several, all of which admit and evict the same.
 
         Args:
             model: This rank's shard.
-            options: What the LoadModel asked for.
-            start: What the ranks agreed on.
-            hand_over: Takes the events of all requests, in order.
-            answer_job: Takes what jobs give.
+            options: The options of the LoadModel.
+            start: The budgets that the ranks agreed on.
+            outlets: Where the session puts what it has for others.
+            answer_job: Takes the results of jobs.
         """
         layers = len(make_cache_factory(model.network, options.tuning)())
-        tuning = replace(
-            options.tuning,
+        tuning = options.tuning.updated(
             max_kv_bytes=start.kv_bytes_per_layer * layers,
             max_cache_bytes=start.cache_bytes_per_layer * layers,
             # Ranks read and write at their own speed: what is on disk would part them.
             cache_dir=None,
         )
         agreed = replace(options, tuning=tuning, models_dir=None)
-        self._session = assemble_decoder_session(model, agreed, Outlets(hand_over, _refuse))
-        self._answer_job = answer_job
-        self._jobs: dict[int, Future[Any]] = {}
+        return cls(model, assemble_decoder_session(model, agreed, outlets), answer_job)
 
     @property
     def is_idle(self) -> bool:
-        """Whether a turn without commands would do nothing."""
+        """Whether a turn without commands would compute nothing."""
         return self._session.is_idle
 
     @property
+    def idle_timeout_s(self) -> float | None:
+        """How long an idle session may be left without a turn; `None` is for ever."""
+        return self._session.idle_timeout_s
+
+    @property
     def card(self) -> ModelCard:
-        """What is known of the model, seen from this rank."""
+        """The facts about the model, seen from this rank."""
         return self._session.plain_model().card
 
-    def pace(self) -> Pace:
+    def pace(self) -> Pace | None:
         """Return what this rank's clock allows the next turn."""
         return self._session.pace()
 
@@ -91,10 +116,29 @@ class Replica:
         for command in turn.commands:
             self._obey(command)
         self._session.turn(turn.pace)
-        self._session.answer_aside()
+
+    def recover(self, error: Exception) -> None:
+        """Fail the request that the last turn failed on; of several, find out which one it was.
+
+        Raises:
+            DeviceLostError: A fresh trial fails too: no request is to blame.
+        """
+        try:
+            self._try_device()
+        except Exception as failure:  # noqa: BLE001 (whatever upstream raises)
+            raise DeviceLostError(f"{error}; then a trial prompt failed: {failure}") from error
+        self._session.recover(error)
+
+    def take_in(self, fetched: Fetched) -> None:
+        """Go on with a request that waited for the disk."""
+        self._session.obey(fetched)
+
+    def close(self) -> None:
+        """Bring to disk what belongs there, and end."""
+        self._session.close(None)
 
     def is_checked_after(self, turn: Turn) -> bool:
-        """Whether ranks compare their tokens behind this turn: they all say the same."""
+        """Whether ranks compare their tokens after this turn: they all say the same."""
         return turn.number % CHECK_INTERVAL_TURNS == 0 or self._session.is_idle
 
     @property
@@ -110,12 +154,17 @@ class Replica:
         """Return a snapshot."""
         return self._session.status()
 
+    def _try_device(self) -> None:
+        """Compute a prompt of one token that no request has asked for."""
+        if self._model.card.kind is ModelKind.DECODER:
+            caches = make_cache_factory(self._model.network, DEFAULT_TUNING)()
+            mx.eval(self._model.network(mx.array([[0]]), cache=caches))
+        mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
+
     def _obey(self, command: GroupCommand) -> None:
         match command:
-            case Submit(request):
-                self._session.submit(request)
-            case Cancel(request_id):
-                self._session.cancel(request_id)
+            case Submit() | Cancel() | Expect():
+                self._session.obey(command)
             case Job(number, request):
                 self._add(number, request)
             case Leave(number):
@@ -124,17 +173,13 @@ class Replica:
             case _:
                 assert_never(command)
 
-    def _add(self, number: int, request: ScoreRequest | EmbeddingRequest) -> None:
+    def _add(self, number: int, request: SideRequest | PrepareMedium) -> None:
+        if isinstance(request, PrepareMedium):
+            raise AssertionError("media are prepared on a thread of their own")
         reply: Future[Any] = Future()
         self._jobs[number] = reply
         reply.add_done_callback(lambda _: self._finish(number))
-        match request:
-            case ScoreRequest():
-                self._session.work_aside(Score(request, reply))
-            case EmbeddingRequest():
-                self._session.work_aside(Embed(request, reply))
-            case _:
-                assert_never(request)
+        self._session.obey(Compute(request, reply))
 
     def _finish(self, number: int) -> None:
         reply = self._jobs.pop(number)
@@ -150,7 +195,7 @@ def readiness(model: RunnableModel, form: Form, rank: int) -> Ready:
     sharing = 1 if mx.cuda.is_available() else form.topology.neighbours(rank)
     weights_bytes = model.card.weights_bytes * sharing
     kv_bytes = kv_budget_bytes(form.options, weights_bytes, working_set_bytes())
-    if tuning.max_kv_bytes is None:
+    if tuning.memory.max_kv_bytes is None:
         kv_bytes //= sharing
     return Ready(
         layers=len(caches),
@@ -179,7 +224,3 @@ def agreement(everyone: Sequence[Ready]) -> Start:
 def _kind(leaf: object) -> str:
     """Return what tells a cache that keeps other tokens, or is cut in another way."""
     return f"{type(leaf).__name__}:{getattr(leaf, 'max_size', '')}"
-
-
-def _refuse(news: object) -> None:
-    raise AssertionError(f"a rank has no disk that could tell {news!r}")

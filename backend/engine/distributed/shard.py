@@ -9,7 +9,7 @@ import mlx.core as mx
 from backend.config import ModelOptions
 from backend.engine.distributed.linking import divide, link
 from backend.engine.distributed.messages import Join
-from backend.model.hub import locate
+from backend.model.checkpoint.hub import locate
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load
 
@@ -22,15 +22,24 @@ def load_shard(join: Join) -> RunnableModel:
     """
     form = join.form
     group = link(form.topology, join.rank, timeout_s=form.timeout_s)
-    wired_mb = form.options.tuning.wired_limit_mb
-    if wired_mb > 0:
-        mx.set_wired_limit(wired_mb * 2**20)
+    _set_wired_limit(form.options)
     return load(
         form.options,
         _directory(form.options, form.directory),
         cancelled=_never,
+        renders=False,
         divide=partial(divide, join=join, group=group),
     )
+
+
+def load_whole(options: ModelOptions, directory: Path) -> RunnableModel:
+    """Load a model into this process alone.
+
+    Raises:
+        LoadError: Says in a user's words what is wrong.
+    """
+    _set_wired_limit(options)
+    return load(options, directory, cancelled=_never, renders=False)
 
 
 def synchronise() -> None:
@@ -41,6 +50,11 @@ def synchronise() -> None:
 def _directory(options: ModelOptions, directory: Path) -> Path:
     """Return where the model lies on this machine: at the same place, or where the hub puts it."""
     return directory if directory.is_dir() else asyncio.run(locate(options))
+
+
+def _set_wired_limit(options: ModelOptions) -> None:
+    if (wired_mb := options.tuning.memory.wired_limit_mb) > 0:
+        mx.set_wired_limit(wired_mb * 2**20)
 
 
 def _never() -> bool:

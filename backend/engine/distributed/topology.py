@@ -114,17 +114,19 @@ def topology_of(tuning: TuningOptions) -> Topology | None:
     hosts = _hosts(tuning)
     if len(hosts) < 2:
         return None
-    if tuning.tensor_parallel_size not in (None, 1, len(hosts)):
+    if tuning.group.tensor_parallel_size not in (None, 1, len(hosts)):
         raise InvalidRequestError(
             "TensorParallelSize",
-            f"is {tuning.tensor_parallel_size}, and there are {len(hosts)} hosts",
+            f"is {tuning.group.tensor_parallel_size}, and there are {len(hosts)} hosts",
         )
     if not hosts[0].is_local:
         raise InvalidRequestError(
             "Options: hosts", f"the first one, {hosts[0]}, must be an address of this machine"
         )
     return Topology(
-        hosts, Parallelism(tuning.distributed), GroupBackend(tuning.distributed_backend)
+        hosts,
+        Parallelism(tuning.group.distributed),
+        GroupBackend(tuning.group.distributed_backend),
     )
 
 
@@ -164,13 +166,13 @@ def local_hosts(count: int) -> tuple[Host, ...]:
 
 
 def _hosts(tuning: TuningOptions) -> tuple[Host, ...]:
-    if tuning.hosts and tuning.hostfile:
+    if tuning.group.hosts and tuning.group.hostfile:
         raise InvalidRequestError("Options", "hosts and hostfile are both given: one is enough")
-    if tuning.hostfile:
-        return read_hostfile(Path(tuning.hostfile).expanduser())
-    if tuning.hosts:
-        return parse_hosts(tuning.hosts)
-    return local_hosts(tuning.tensor_parallel_size or 1)
+    if tuning.group.hostfile:
+        return read_hostfile(Path(tuning.group.hostfile).expanduser())
+    if tuning.group.hosts:
+        return parse_hosts(tuning.group.hosts)
+    return local_hosts(tuning.group.tensor_parallel_size or 1)
 
 
 def _entry(entry: Any) -> _Entry:  # noqa: ANN401 (JSON)

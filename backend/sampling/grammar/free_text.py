@@ -36,7 +36,7 @@ class FreeText:
 
     @property
     def after(self) -> str:
-        """The expression of the text behind calls."""
+        """The expression of the text after calls."""
         return self.alone
 
     def before(self, end: str) -> str:
@@ -45,7 +45,7 @@ class FreeText:
         if not isinstance(first, str):
             return chain(self.alone, sequence((first, *rest)))
         head = self._writer.terminal(f"{self.characters}? /{escaped(first)}/")
-        # A token ends the text by itself, but a text must not go on behind its end.
+        # A token ends the text by itself, but a text must not go on after its end.
         head = head if rest else self._writer.lazy_rule(head)
         return chain(self._passage, head, sequence(rest))
 

@@ -1,4 +1,4 @@
-"""A store that forgets what was not used for longest."""
+"""A store that forgets the least recently used."""
 
 import threading
 from collections import OrderedDict
@@ -18,7 +18,7 @@ class LastUsed(Generic[_Key, _Value]):
         self._lock = threading.Lock()
 
     def find(self, key: _Key) -> _Value | None:
-        """Return what is kept of a key, and count it as used."""
+        """Return the value of a key, and count it as used."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 class GrammarMatcher:
     """Says which tokens may come next in one reply; used by one thread at a time.
 
-    No method raises: what goes wrong is told by `error`, and the request should end with it.
+    No method raises: `error` tells of a failure, and the request should end with it.
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
-        """Take over a matcher that nobody else uses."""
+        """Take over a matcher that has no other user."""
         self._matcher = matcher
 
     def consume(self, token_id: int) -> bool:
@@ -48,7 +48,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str | None:
-        """What went wrong; `None` as long as nothing has."""
+        """The failure; `None` while there is none."""
         if not self._matcher.is_error():
             return None
         return self._matcher.get_error().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Grammars that do not hold from the first token on: behind a thought, or from a trigger on."""
+"""Grammars that do not hold from the first token on: after a thought, or from a trigger on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ class Thought:
         starts: Texts that open one; without any, the model opens none.
         ends: Texts that close it.
         is_open: Whether the prompt opened it. Then it is closed before anything else comes.
-        taboos: Texts that do not occur in one, such as openers of calls, which would end it.
-        bridge: What stands behind a thought, in wires of messages; elsewhere newlines.
-        answer: What stands before an answer, thought or not, in such wires.
+        forbidden: Texts that do not occur in one, such as openers of calls, which would end it.
+        bridge: The text after a thought, in formats of messages; elsewhere newlines.
+        answer: The text before an answer, thought or not, in such formats.
     """
 
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...]
     is_open: bool = False
-    taboos: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
     bridge: str = ""
     answer: str = ""
 
@@ -37,7 +37,7 @@ def behind_thought(grammar: LarkGrammar, thought: Thought, vocabulary: Vocabular
     """Return the grammar of replies that may begin with a thought, and must go on with one."""
     writer = GrammarWriter("thought", vocabulary)
     behind = writer.text(thought.bridge) or f"{writer.terminal(_SPACE)}?"
-    inside = FreeText(writer, (*thought.ends, *thought.taboos))
+    inside = FreeText(writer, (*thought.ends, *thought.forbidden))
     if thought.is_open:
         begin = chain(alternatives(map(inside.before, thought.ends)), behind)
     elif thought.starts:
@@ -53,7 +53,7 @@ def behind_thought(grammar: LarkGrammar, thought: Thought, vocabulary: Vocabular
 def _whole(start: str, end: str, inside: FreeText, writer: GrammarWriter) -> str:
     """Return the expression of a thought from its start to its end.
 
-    Where both are spelled out it is one terminal: what follows may be text that could begin
+    Where both are spelled out it is one terminal: text may follow that could begin
     with a thought too.
     """
     pieces = *writer.pieces(start), *writer.pieces(end)

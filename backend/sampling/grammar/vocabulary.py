@@ -1,4 +1,4 @@
-"""What grammars need to know of a model's tokens."""
+"""The tokens of a model, as grammars need them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _BITS_PER_WORD = 32
 _MAX_RANGES = 256
 _ASCII = CharSet.of([(0x00, 0x7F)])
-# What UTF-8 says in two, three and four bytes.
+# Characters of two, three and four bytes in UTF-8.
 _SPELLABLE = {
     2: CharSet.of([(0x80, 0x7FF)]),
     3: CharSet.of([(0x800, 0xFFFF)]),
@@ -26,14 +26,14 @@ _SPELLABLE = {
 
 
 class TokenTexts(Protocol):
-    """What a tokenizer knows of its tokens."""
+    """The texts of tokens."""
 
     @property
     def added_texts(self) -> Mapping[int, str]:
         """Texts of tokens that are never spelled out, by id."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token writes; nothing for an id without a token."""
+        """Return the bytes of a token; nothing for an id without one."""
 
 
 class Vocabulary:

@@ -28,7 +28,7 @@ class GrammarWriter:
         """Begin a grammar.
 
         Args:
-            prefix: What names begin with, in lower case; grammars that are to become one need
+            prefix: The beginning of names, in lower case; grammars that are to become one need
                 different ones.
             vocabulary: Tells which texts are tokens.
         """
@@ -39,7 +39,7 @@ class GrammarWriter:
         self._pieces: dict[str, tuple[Piece, ...]] = {}
 
     def rule(self, body: str) -> str:
-        """Define what the parser reads, and return its name."""
+        """Define a rule for the parser, and return its name."""
         return self._define(self._prefix, body)
 
     def lazy_rule(self, terminal: str) -> str:
@@ -47,7 +47,7 @@ class GrammarWriter:
         return self._define(self._prefix, terminal, "[lazy]")
 
     def terminal(self, body: str) -> str:
-        """Define what the lexer reads in one piece, as long as it can be, and return its name."""
+        """Define a terminal, which the lexer reads as long as it can be, and return its name."""
         return self._define(self._prefix.upper(), body)
 
     def recursive_rule(self, key: str, body: Callable[[], str]) -> str:
@@ -63,18 +63,18 @@ class GrammarWriter:
 
         Args:
             start: The expression.
-            definitions: What it needs besides what was defined here.
+            definitions: Further definitions that it needs.
         """
         return LarkGrammar(start, (*self._lines.values(), *definitions))
 
     def pieces(self, text: str) -> tuple[Piece, ...]:
-        """Return a text of a wire as the model writes it: with markers as tokens."""
+        """Return a text of a format as the model writes it: with markers as tokens."""
         if text not in self._pieces:
             self._pieces[text] = tuple(_split(text, self.vocabulary.markers))
         return self._pieces[text]
 
     def text(self, text: str) -> str:
-        """Return the expression of a text of a wire."""
+        """Return the expression of a text of a format."""
         return sequence(self.pieces(text))
 
     def last_text(self, text: str) -> str:
@@ -92,7 +92,7 @@ class GrammarWriter:
 
 
 def sequence(pieces: Iterable[Piece]) -> str:
-    """Return the expression of pieces one behind the other; texts that meet become one."""
+    """Return the expression of pieces, one after the other; texts that meet become one."""
     written: list[str] = []
     for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, str)):
         if is_text:
@@ -103,7 +103,7 @@ def sequence(pieces: Iterable[Piece]) -> str:
 
 
 def chain(*expressions: str) -> str:
-    """Return expressions one behind the other; empty ones are left out."""
+    """Return expressions, one after the other; empty ones are left out."""
     return " ".join(filter(None, expressions))
 
 

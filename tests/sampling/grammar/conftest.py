@@ -1,6 +1,6 @@
 import pytest
 
-from backend.sampling.grammar.compiled import GrammarCompiler
+from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 END, TOOL_CALL = 256, 257

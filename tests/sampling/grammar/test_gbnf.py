@@ -1,10 +1,10 @@
 """From a well-formed text to a grammar: what is refused, and how the rest is cut."""
 
 import pytest
-from grammar_driver import accepts, walk
+from grammar_driver import accepts, compile_text, walk
 
 from backend.errors import GrammarError, GrammarSyntaxError
-from backend.sampling.grammar.gbnf import gbnf_to_lark
+from backend.sampling.grammar.gbnf.translation import gbnf_to_lark
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 # One character per terminal: neither a literal of two nor a class that repeats in the lexer.
@@ -98,11 +98,11 @@ def test_a_grammar_whose_cuts_are_uncertain_is_cut_into_characters(compiler, voc
     ],
 )
 def test_no_end_of_a_terminal_is_missed(text, reply, compiler):
-    assert accepts(compiler.compile_text(text), reply)
+    assert accepts(compile_text(compiler, text), reply)
 
 
 def test_parts_that_cannot_end_are_left_out(compiler):
-    compiled = compiler.compile_text('root ::= "a" | b\nb ::= "b" b | "c"? d\nd ::= "d" b')
+    compiled = compile_text(compiler, 'root ::= "a" | b\nb ::= "b" b | "c"? d\nd ::= "d" b')
     assert accepts(compiled, "a")
     assert walk(compiled.matcher(), "b") == 0
 
@@ -129,7 +129,7 @@ def test_names_and_the_order_of_rules_do_not_change_the_grammar(vocabulary):
 
 def test_a_token_reference_is_one_token(compiler, vocabulary):
     (marker,) = vocabulary.markers.values()
-    compiled = compiler.compile_text('root ::= "a" <tool_call> "b"* | "c" !<[98]> "d"')
+    compiled = compile_text(compiler, 'root ::= "a" <tool_call> "b"* | "c" !<[98]> "d"')
     for tokens in ([97, marker, 98, 98], [99, 97, 100], [99, marker, 100]):
         matcher = compiled.matcher()
         assert all(map(matcher.consume, tokens))
@@ -148,7 +148,7 @@ def test_a_token_reference_is_one_token(compiler, vocabulary):
     ],
 )
 def test_a_marker_at_the_start_may_be_its_token_or_spelled(text, compiler, vocabulary):
-    compiled = compiler.compile_text(text)
+    compiled = compile_text(compiler, text)
     assert accepts(compiled, "<tool_call>\nabc")
     matcher = compiled.matcher()
     assert all(map(matcher.consume, [vocabulary.markers["<tool_call>"], *b"\nabc"]))

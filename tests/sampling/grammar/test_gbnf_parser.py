@@ -2,9 +2,9 @@ import pytest
 
 from backend.errors import GrammarSyntaxError
 from backend.sampling.grammar.charset import ANY_CHARACTER, CharSet
-from backend.sampling.grammar.gbnf_ast import Item, Literal, Reference, TokenReference
-from backend.sampling.grammar.gbnf_lexer import Cursor
-from backend.sampling.grammar.gbnf_parser import MAX_COUNT, MAX_NESTED_GROUPS, parse_gbnf
+from backend.sampling.grammar.gbnf.ast import Item, Literal, Reference, TokenReference
+from backend.sampling.grammar.gbnf.lexer import Cursor
+from backend.sampling.grammar.gbnf.parser import MAX_COUNT, MAX_NESTED_GROUPS, parse_gbnf
 
 
 def parsed(text):

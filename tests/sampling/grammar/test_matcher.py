@@ -3,8 +3,9 @@ from random import Random
 
 import numpy as np
 import pytest
+from grammar_driver import compile_text
 
-from backend.sampling.grammar.compiled import GrammarCompiler
+from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 WORDS = [
@@ -55,7 +56,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_token_of_the_mask_may_be_consumed_and_no_other(name, words):
-    compiled = GrammarCompiler(words).compile_text(TEXTS[name])
+    compiled = compile_text(GrammarCompiler(words), TEXTS[name])
     random = Random(7)
     for _ in range(15):
         matcher, consumed = compiled.matcher(), []
@@ -73,7 +74,7 @@ def test_every_token_of_the_mask_may_be_consumed_and_no_other(name, words):
 
 
 def test_what_a_schema_lets_through_is_json(words):
-    compiled = GrammarCompiler(words).compile_text(TEXTS["schema"])
+    compiled = compile_text(GrammarCompiler(words), TEXTS["schema"])
     random = Random(3)
     complete = 0
     for _ in range(40):
@@ -90,7 +91,7 @@ def test_what_a_schema_lets_through_is_json(words):
 
 
 def test_a_reply_that_is_complete_may_only_end(words):
-    matcher = GrammarCompiler(words).compile_text('root ::= "ab"').matcher()
+    matcher = compile_text(GrammarCompiler(words), 'root ::= "ab"').matcher()
     assert not matcher.is_accepting
     assert matcher.consume(ord("a"))
     assert matcher.consume(ord("b"))
@@ -104,7 +105,7 @@ def test_a_reply_that_is_complete_may_only_end(words):
 
 
 def test_a_reply_that_may_go_on_or_end_is_not_stopped(words):
-    matcher = GrammarCompiler(words).compile_text('root ::= "c"+').matcher()
+    matcher = compile_text(GrammarCompiler(words), 'root ::= "c"+').matcher()
     matcher.consume(ord("c"))
     assert matcher.is_accepting
     assert not matcher.is_stopped
@@ -113,7 +114,7 @@ def test_a_reply_that_may_go_on_or_end_is_not_stopped(words):
 
 @pytest.mark.parametrize("token", [ord("x"), 10_000, 1 << 31])
 def test_a_wrong_token_is_an_error_that_stays_and_never_raises(token, words):
-    matcher = GrammarCompiler(words).compile_text('root ::= "ab"').matcher()
+    matcher = compile_text(GrammarCompiler(words), 'root ::= "ab"').matcher()
     assert not matcher.consume(token)
     assert matcher.error
     assert "\n" not in matcher.error
@@ -124,7 +125,7 @@ def test_a_wrong_token_is_an_error_that_stays_and_never_raises(token, words):
 
 
 def test_a_token_after_the_end_is_an_error(words):
-    matcher = GrammarCompiler(words).compile_text('root ::= "a"').matcher()
+    matcher = compile_text(GrammarCompiler(words), 'root ::= "a"').matcher()
     matcher.consume(ord("a"))
     matcher.consume(min(words.eos_ids))
     assert not matcher.consume(ord("a"))
@@ -132,7 +133,7 @@ def test_a_token_after_the_end_is_an_error(words):
 
 
 def test_markers_are_no_text(words):
-    compiled = GrammarCompiler(words).compile_text('root ::= "x" .*')
+    compiled = compile_text(GrammarCompiler(words), 'root ::= "x" .*')
     matcher = replayed(compiled, [ord("x")])
     assert words.markers["<tool>"] not in allowed(matcher, words)
     assert ord("<") in allowed(matcher, words)
@@ -142,7 +143,7 @@ def test_a_dead_end_is_an_error():
     # The vocabulary writes every byte of the text, but not in these pieces.
     pieces = [b"a", b"b\xc3", b"\xa9\xc3", b"</s>"]
     vocabulary = Vocabulary(pieces, markers={}, eos_ids=[3], size=4)
-    matcher = GrammarCompiler(vocabulary).compile_text('root ::= "abé"').matcher()
+    matcher = compile_text(GrammarCompiler(vocabulary), 'root ::= "abé"').matcher()
     assert matcher.consume(0)
     assert matcher.consume(1)
     assert allowed(matcher, vocabulary) == [3]

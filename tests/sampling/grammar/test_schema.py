@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from grammar_driver import accepts
+from grammar_driver import accepts, compile_text
 
 from backend.errors import GrammarError, GrammarSyntaxError
-from backend.sampling.grammar.schema import schema_to_lark
+from backend.sampling.grammar.schema.translation import schema_to_lark
 
 PERSON = {
     "type": "object",
@@ -207,7 +207,7 @@ FORMATS = {
 @pytest.mark.parametrize("name", ACCEPTED_AND_REFUSED)
 def test_a_schema_accepts_what_it_means(name, compiler):
     schema, accepted, refused = ACCEPTED_AND_REFUSED[name]
-    compiled = compiler.compile_text(json.dumps(schema))
+    compiled = compile_text(compiler, json.dumps(schema))
     assert [text for text in accepted if not accepts(compiled, text)] == []
     assert [text for text in refused if accepts(compiled, text)] == []
 
@@ -215,7 +215,7 @@ def test_a_schema_accepts_what_it_means(name, compiler):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_is_enforced(name, compiler):
     accepted, refused = FORMATS[name]
-    compiled = compiler.compile_text(json.dumps(string(format=name)))
+    compiled = compile_text(compiler, json.dumps(string(format=name)))
     assert [text for text in accepted if not accepts(compiled, f'"{text}"')] == []
     assert [text for text in refused if accepts(compiled, f'"{text}"')] == []
 
@@ -232,7 +232,7 @@ def test_a_format_is_enforced(name, compiler):
 def test_an_unsupported_keyword_is_named_with_its_place(keyword, compiler):
     schema = {"type": "object", "properties": {"a/b": {"anyOf": [{}, {keyword: {}}]}}}
     with pytest.raises(GrammarError) as refusal:
-        compiler.compile_text(json.dumps(schema))
+        compile_text(compiler, json.dumps(schema))
     assert repr(keyword) in str(refusal.value)
     assert "#/properties/a~1b/anyOf/1" in str(refusal.value)
 
@@ -244,7 +244,7 @@ def test_data_and_names_may_look_like_keywords(compiler):
         "examples": [{"not": 1}],
         "$defs": {"uniqueItems": True},
     }
-    assert accepts(compiler.compile_text(json.dumps(schema)), '{"not":{"if":1}}')
+    assert accepts(compile_text(compiler, json.dumps(schema)), '{"not":{"if":1}}')
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_data_and_names_may_look_like_keywords(compiler):
 )
 def test_a_schema_that_cannot_be_enforced_is_refused(schema, problem, compiler):
     with pytest.raises(GrammarError, match=problem) as refusal:
-        compiler.compile_text(json.dumps(schema))
+        compile_text(compiler, json.dumps(schema))
     assert "\n" not in str(refusal.value)
 
 
@@ -293,7 +293,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused(schema, problem, compiler):
 )
 def test_malformed_json_is_refused_with_its_place(text, line, column, compiler):
     with pytest.raises(GrammarSyntaxError, match="not JSON") as refusal:
-        compiler.compile_text(text)
+        compile_text(compiler, text)
     assert (refusal.value.line, refusal.value.column) == (line, column)
 
 

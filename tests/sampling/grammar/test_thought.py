@@ -3,15 +3,16 @@
 from random import Random
 
 import pytest
-from golden import named_format, play
-from tool_replies import TOOLS, WIRES
+from golden import named_format, play, tool_format
+from tool_replies import FORMATS, TOOLS
 from tool_walks import TinyVocabulary, is_whole, walk
 
 from backend.output.reply import ReplySpec
-from backend.sampling.grammar.compiled import GrammarCompiler
-from backend.sampling.grammar.schema import schema_to_lark
+from backend.sampling.grammar.compiler import GrammarCompiler
+from backend.sampling.grammar.schema.translation import schema_to_lark
 from backend.sampling.grammar.thought import Thought, after_trigger, behind_thought
-from backend.sampling.grammar.tools import CallRule, tool_grammar
+from backend.sampling.grammar.tools.grammar import tool_grammar
+from backend.sampling.grammar.tools.rule import CallRule
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TOKENS = TinyVocabulary(MARKERS)
@@ -52,15 +53,15 @@ def test_a_thought_that_the_prompt_opened_is_closed_once(vocabulary):
 
 @both_vocabularies
 def test_a_thought_holds_none_of_what_would_end_it(vocabulary):
-    grammar = tool_grammar("hermes_json", TOOLS, REQUIRED, vocabulary)
-    thought = Thought(**THINK, taboos=("<tool_call>",))
+    grammar = tool_grammar(tool_format("hermes_json"), TOOLS, REQUIRED, vocabulary)
+    thought = Thought(**THINK, forbidden=("<tool_call>",))
     texts = [f"<think>a</think>\n{CALL}", CALL, f"<think>a {CALL}</think>{CALL}"]
     assert accepted(behind_thought(grammar, thought, vocabulary), vocabulary, texts) == texts[:2]
 
 
 @both_vocabularies
 def test_text_may_follow_a_thought_where_calls_are_free(vocabulary):
-    grammar = tool_grammar("hermes_json", TOOLS, CallRule(), vocabulary)
+    grammar = tool_grammar(tool_format("hermes_json"), TOOLS, CallRule(), vocabulary)
     texts = [
         "Hello.",
         "<think>a</think>\n\nHello.",
@@ -73,7 +74,7 @@ def test_text_may_follow_a_thought_where_calls_are_free(vocabulary):
 
 
 def test_a_model_of_messages_answers_on_the_final_channel():
-    harmony = WIRES["harmony"]
+    harmony = FORMATS["harmony"]
     vocabulary = TinyVocabulary(harmony.markers, ends=harmony.ends)
     thought = Thought(
         starts=("<|channel|>analysis<|message|>",),
@@ -88,9 +89,9 @@ def test_a_model_of_messages_answers_on_the_final_channel():
 
 
 def test_a_model_of_messages_thinks_before_a_call_it_must_make():
-    harmony = WIRES["harmony"]
+    harmony = FORMATS["harmony"]
     vocabulary = TinyVocabulary(harmony.markers, ends=harmony.ends)
-    grammar = tool_grammar("harmony", TOOLS, REQUIRED, vocabulary)
+    grammar = tool_grammar(tool_format("harmony"), TOOLS, REQUIRED, vocabulary)
     thought = Thought(
         starts=("<|channel|>analysis<|message|>",), ends=("<|end|>",), bridge="<|start|>assistant"
     )
@@ -101,9 +102,9 @@ def test_a_model_of_messages_thinks_before_a_call_it_must_make():
 
 
 def test_a_model_of_messages_may_think_speak_call_or_answer():
-    harmony = WIRES["harmony"]
+    harmony = FORMATS["harmony"]
     vocabulary = TinyVocabulary(harmony.markers, ends=harmony.ends)
-    grammar = tool_grammar("harmony", TOOLS, CallRule(), vocabulary)
+    grammar = tool_grammar(tool_format("harmony"), TOOLS, CallRule(), vocabulary)
     analysis = "<|channel|>analysis<|message|>R<|end|><|start|>assistant"
     preamble = "<|channel|>commentary<|message|>Saving it.<|end|><|start|>assistant"
     final = "<|channel|>final<|message|>Done."
@@ -145,13 +146,13 @@ def test_each_of_several_triggers_begins_the_grammar():
 @pytest.mark.parametrize("is_open", [True, False])
 def test_whatever_is_allowed_is_a_thought_and_then_calls(vocabulary, is_open):
     random = Random(5)
-    thought = Thought(**THINK, is_open=is_open, taboos=("<tool_call>",))
-    grammar = tool_grammar("hermes_json", TOOLS, REQUIRED, vocabulary)
+    thought = Thought(**THINK, is_open=is_open, forbidden=("<tool_call>",))
+    grammar = tool_grammar(tool_format("hermes_json"), TOOLS, REQUIRED, vocabulary)
     compiled = GrammarCompiler(vocabulary).compile(behind_thought(grammar, thought, vocabulary))
     tail = "<|im_start|>assistant\n" + "<think>\n" * is_open
     schemas = {offered.name: offered.parameters for offered in TOOLS}
-    wire = named_format("hermes_json", "think")
-    spec = ReplySpec(format=wire, tools=schemas, prompt_tail=tail)
+    family = named_format("hermes_json", "think")
+    spec = ReplySpec(format=family, tools=schemas, prompt_tail=tail)
     texts = [walk(compiled, vocabulary, random) for _ in range(20)]
     replies = [play(spec, [text]) for text in texts if text is not None]
     assert len(replies) > 10

@@ -1,14 +1,16 @@
-"""Arguments obey the schema of their tool, in the notation of each kind of wire."""
+"""Arguments obey the schema of their tool, in the notation of each kind of family."""
 
 import json
 
 import pytest
+from golden import tool_format
 from tool_replies import tool
 from tool_walks import TinyVocabulary, is_whole
 
 from backend.errors import GrammarError
-from backend.sampling.grammar.compiled import GrammarCompiler
-from backend.sampling.grammar.tools import CallRule, tool_grammar
+from backend.sampling.grammar.compiler import GrammarCompiler
+from backend.sampling.grammar.tools.grammar import tool_grammar
+from backend.sampling.grammar.tools.rule import CallRule
 
 VOCABULARY = TinyVocabulary()
 ONE_CALL = CallRule(least=1, most=1, has_text=False)
@@ -30,15 +32,15 @@ NESTED = {
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
 
 
-def grammar(wire, schema, *, definitions=None, is_required=True):
+def grammar(family, schema, *, definitions=None, is_required=True):
     parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions or {}}
     parameters["required"] = ["a"] if is_required else []
-    return tool_grammar(wire, [tool("f", parameters)], ONE_CALL, VOCABULARY)
+    return tool_grammar(tool_format(family), [tool("f", parameters)], ONE_CALL, VOCABULARY)
 
 
-def accepted(wire, schema, values, **options):
-    compiled = GrammarCompiler(VOCABULARY).compile(grammar(wire, schema, **options))
-    reply = REPLIES[wire]
+def accepted(family, schema, values, **options):
+    compiled = GrammarCompiler(VOCABULARY).compile(grammar(family, schema, **options))
+    reply = REPLIES[family]
     return [v for v in values if is_whole(compiled, reply.replace("VALUE", v), VOCABULARY)]
 
 
@@ -214,23 +216,23 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_value_is_what_the_schema_allows(name):
-    wire, schema, good, bad = CASES[name]
-    assert accepted(wire, schema, good + bad) == good
+    family, schema, good, bad = CASES[name]
+    assert accepted(family, schema, good + bad) == good
 
 
-@pytest.mark.parametrize("wire", REPLIES)
-def test_references_are_followed_however_often(wire):
+@pytest.mark.parametrize("family", REPLIES)
+def test_references_are_followed_however_often(family):
     node = {"qwen3_coder_xml": '{"next": {"next": {}}}', "gemma4": "{next:{next:{}}}"}
-    text = node.get(wire, node["qwen3_coder_xml"])
+    text = node.get(family, node["qwen3_coder_xml"])
     definitions = {"node": NODE}
     schema = {"$ref": "#/$defs/node", "description": "A node."}
     wrong = text.replace("next", "last")
-    assert accepted(wire, schema, [text, wrong], definitions=definitions) == [text]
+    assert accepted(family, schema, [text, wrong], definitions=definitions) == [text]
 
 
-@pytest.mark.parametrize("wire", REPLIES)
-def test_a_parameter_that_is_not_required_may_be_missing(wire):
-    compiled = GrammarCompiler(VOCABULARY).compile(grammar(wire, STRING, is_required=False))
+@pytest.mark.parametrize("family", REPLIES)
+def test_a_parameter_that_is_not_required_may_be_missing(family):
+    compiled = GrammarCompiler(VOCABULARY).compile(grammar(family, STRING, is_required=False))
     empty = {
         "hermes_json": REPLIES["hermes_json"].replace('"a": VALUE', ""),
         "qwen3_coder_xml": "<tool_call>\n<function=f>\n</function>\n</tool_call>",
@@ -239,12 +241,12 @@ def test_a_parameter_that_is_not_required_may_be_missing(wire):
         "gemma4": "<|tool_call>call:f{}<tool_call|>",
         "pythonic": "[f()]",
     }
-    assert is_whole(compiled, empty[wire], VOCABULARY)
-    required = GrammarCompiler(VOCABULARY).compile(grammar(wire, STRING))
-    assert not is_whole(required, empty[wire], VOCABULARY)
+    assert is_whole(compiled, empty[family], VOCABULARY)
+    required = GrammarCompiler(VOCABULARY).compile(grammar(family, STRING))
+    assert not is_whole(required, empty[family], VOCABULARY)
 
 
-@pytest.mark.parametrize("wire", REPLIES)
+@pytest.mark.parametrize("family", REPLIES)
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
@@ -253,14 +255,14 @@ def test_a_parameter_that_is_not_required_may_be_missing(wire):
         ({"properties": 1}, "#/properties/a/properties: must be an object"),
     ],
 )
-def test_what_cannot_be_enforced_is_told_with_tool_and_place(wire, schema, told):
+def test_what_cannot_be_enforced_is_told_with_tool_and_place(family, schema, told):
     with pytest.raises(GrammarError) as caught:
-        grammar(wire, schema)
+        grammar(family, schema)
     assert caught.value.problem.startswith(f"tool 'f': {told}")
 
 
 @pytest.mark.parametrize(
-    ("wire", "schema", "told"),
+    ("family", "schema", "told"),
     [
         ("glm4", {"type": "string", "pattern": "^a|b$"}, "#/properties/a/pattern: "),
         ("gemma4", {"type": "string", "pattern": "(^a)"}, "#/properties/a/pattern: "),
@@ -274,19 +276,21 @@ def test_what_cannot_be_enforced_is_told_with_tool_and_place(wire, schema, told)
         ("glm4", False, "#/properties/a: no value is allowed"),
     ],
 )
-def test_what_only_some_wires_can_enforce_is_told_elsewhere(wire, schema, told):
+def test_what_only_some_wires_can_enforce_is_told_elsewhere(family, schema, told):
     with pytest.raises(GrammarError) as caught:
-        grammar(wire, schema)
+        grammar(family, schema)
     assert caught.value.problem.startswith(f"tool 'f': {told}")
 
 
 def test_arguments_are_an_object():
     with pytest.raises(GrammarError, match=r"tool 'f': #/type: arguments are an object"):
-        tool_grammar("glm4", [tool("f", {"type": "array"})], ONE_CALL, VOCABULARY)
+        tool_grammar(tool_format("glm4"), [tool("f", {"type": "array"})], ONE_CALL, VOCABULARY)
 
 
 def test_an_open_tool_takes_any_arguments_in_json():
     parameters = {"type": "object", "additionalProperties": True}
-    allowed = tool_grammar("hermes_json", [tool("f", parameters)], ONE_CALL, VOCABULARY)
+    allowed = tool_grammar(
+        tool_format("hermes_json"), [tool("f", parameters)], ONE_CALL, VOCABULARY
+    )
     compiled = GrammarCompiler(VOCABULARY).compile(allowed)
     assert is_whole(compiled, REPLIES["hermes_json"].replace("VALUE", json.dumps([1])), VOCABULARY)

@@ -6,28 +6,36 @@ from functools import lru_cache
 from random import Random
 
 import pytest
-from golden import named_calls, named_format, play
+from golden import named_calls, named_format, play, tool_format
 from jsonschema import Draft202012Validator
-from tool_replies import TOOLS, WIRES, tool
+from tool_replies import FORMATS, TOOLS, tool
 from tool_walks import TinyVocabulary, is_whole, walk
 
-from backend.core.prompt import ToolChoice, ToolMode
+from backend.formats.format import NO_TOOLS
+from backend.formats.registry import TOOL_FORMATS
 from backend.output.reply import ReplySpec
-from backend.output.tool_rows import TOOL_ROWS
-from backend.sampling.grammar.compiled import GrammarCompiler
-from backend.sampling.grammar.tool_wires import TOOL_WIRES
-from backend.sampling.grammar.tools import CallRule, tool_grammar
+from backend.sampling.grammar.compiler import GrammarCompiler
+from backend.sampling.grammar.tools.grammar import tool_grammar
+from backend.sampling.grammar.tools.rule import CallRule
 
 REQUIRED = CallRule(least=1, most=4, has_text=False)
 ONE_CALL = CallRule(least=1, most=1, has_text=False)
 AUTO = CallRule(most=4)
 # Models of these families are told by their markers, which are tokens therefore.
-ALWAYS_TOKENS = ("harmony", "mistral", "pythonic", "longcat", "llama3_json")
+ALWAYS_TOKENS = (
+    "harmony",
+    "mistral",
+    "pythonic",
+    "longcat",
+    "llama3_json",
+    "kimi_k3",
+    "gigachat3 token",
+)
 CASES = [
     pytest.param(name, has_tokens, id=f"{name}-{'tokens' if has_tokens else 'text'}")
-    for name, wire in WIRES.items()
+    for name, family in FORMATS.items()
     for has_tokens in (True, False)
-    if has_tokens or not (wire.markers and name.startswith(ALWAYS_TOKENS))
+    if has_tokens or not (family.markers and name.startswith(ALWAYS_TOKENS))
 ]
 WALKS = 12
 SCHEMAS = {offered.name: offered.parameters for offered in TOOLS}
@@ -35,16 +43,16 @@ SCHEMAS = {offered.name: offered.parameters for offered in TOOLS}
 
 @lru_cache
 def vocabulary_of(name, has_tokens):
-    wire = WIRES[name]
-    markers = wire.markers if has_tokens else ()
-    words = (() if has_tokens else wire.markers) + tuple(_words(wire, markers))
-    return TinyVocabulary(markers, words, wire.ends if has_tokens else ())
+    family = FORMATS[name]
+    markers = family.markers if has_tokens else ()
+    words = (() if has_tokens else family.markers) + tuple(_words(family, markers))
+    return TinyVocabulary(markers, words, family.ends if has_tokens else ())
 
 
-def _words(wire, markers):
+def _words(family, markers):
     """Yield pieces of replies that cross whatever they are made of, and their closing tags."""
     between_markers = "|".join(map(re.escape, markers)) or "$"
-    for text in (wire.one, wire.rich):
+    for text in (family.one, family.rich):
         for part in re.split(between_markers, text):
             yield from (part[start : start + 9] for start in range(0, len(part), 7))
             yield from re.findall(r"\n?</[^<>]+>\n?|\w+>\n?", part)
@@ -56,16 +64,20 @@ def compiled(name, has_tokens, rule):
 
 
 def compile_tools(name, vocabulary, rule, tools):
-    grammar = tool_grammar(WIRES[name].parser or name, tools, rule, vocabulary)
+    grammar = tool_grammar(format_of(name), tools, rule, vocabulary)
     return GrammarCompiler(vocabulary).compile(grammar)
 
 
+def format_of(name):
+    return tool_format(FORMATS[name].parser or name)
+
+
 def reply_spec(name):
-    wire = WIRES[name]
+    family = FORMATS[name]
     return ReplySpec(
-        format=named_format(wire.parser or name, wire.reasoning),
+        format=named_format(family.parser or name, family.reasoning),
         tools=SCHEMAS,
-        prompt_tail=wire.prompt_tail,
+        prompt_tail=family.prompt_tail,
     )
 
 
@@ -81,20 +93,20 @@ def parsed(name, text):
 @pytest.mark.parametrize("rule", [REQUIRED, AUTO], ids=["required", "auto"])
 def test_what_the_family_writes_is_allowed_and_parsed(name, has_tokens, rule):
     grammar, vocabulary = compiled(name, has_tokens, rule), vocabulary_of(name, has_tokens)
-    for text, calls in WIRES[name].replies:
+    for text, calls in FORMATS[name].replies:
         assert is_whole(grammar, text, vocabulary), text
         assert parsed(name, text) == ("", calls)
 
 
 @pytest.mark.parametrize(("name", "has_tokens"), CASES)
 def test_where_a_call_is_required_there_is_nothing_else(name, has_tokens):
-    wire, vocabulary = WIRES[name], vocabulary_of(name, has_tokens)
+    family, vocabulary = FORMATS[name], vocabulary_of(name, has_tokens)
     for rule in (REQUIRED, ONE_CALL):
         grammar = compiled(name, has_tokens, rule)
-        for text in ("", "Saving it.", f"Saving it.{wire.one}", f"{wire.one}Done."):
+        for text in ("", "Saving it.", f"Saving it.{family.one}", f"{family.one}Done."):
             assert not is_whole(grammar, text, vocabulary)
-    two = wire.two or wire.one
-    assert is_whole(compiled(name, has_tokens, ONE_CALL), two, vocabulary) is not bool(wire.two)
+    two = family.two or family.one
+    assert is_whole(compiled(name, has_tokens, ONE_CALL), two, vocabulary) is not bool(family.two)
 
 
 @pytest.mark.parametrize(("name", "has_tokens"), CASES)
@@ -109,19 +121,20 @@ def test_where_a_call_is_required_there_is_nothing_else(name, has_tokens):
     ],
 )
 def test_a_wrong_call_is_refused_even_among_text(name, has_tokens, valid, invalid):
-    wire, vocabulary = WIRES[name], vocabulary_of(name, has_tokens)
-    text = wire.one.replace(valid, invalid)
+    family, vocabulary = FORMATS[name], vocabulary_of(name, has_tokens)
+    text = family.one.replace(valid, invalid)
     for rule in (REQUIRED, AUTO):
         assert not is_whole(compiled(name, has_tokens, rule), text, vocabulary), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "has_tokens"), CASES)
 @pytest.mark.parametrize("rule", [REQUIRED, AUTO], ids=["required", "auto"])
 def test_whatever_the_grammar_allows_is_parsed_into_valid_calls(name, has_tokens, rule):
     random = Random(f"{name} {has_tokens} {rule.least}")
     grammar, vocabulary = compiled(name, has_tokens, rule), vocabulary_of(name, has_tokens)
     finished = 0
-    opening, _, _ = WIRES[name].one.partition("text")
+    opening, _, _ = FORMATS[name].one.partition("text")
     for number in range(WALKS):
         prefix = opening if rule.has_text and number % 2 else ""
         text = walk(grammar, vocabulary, random, prefix=prefix)
@@ -138,7 +151,7 @@ def test_whatever_the_grammar_allows_is_parsed_into_valid_calls(name, has_tokens
 
 def test_there_may_be_text_before_between_and_behind_calls():
     grammar, vocabulary = compiled("hermes_json", True, AUTO), vocabulary_of("hermes_json", True)
-    one = WIRES["hermes_json"].one
+    one = FORMATS["hermes_json"].one
     calls = "Now: ".join([one] * AUTO.most)
     assert is_whole(grammar, f"Saving.\n{calls}\nDone.", vocabulary)
     assert not is_whole(grammar, f"{calls}{one}", vocabulary)
@@ -153,10 +166,10 @@ def test_a_call_begins_with_the_marker_only_and_never_spelled_out():
 
 def test_text_may_hold_other_markers():
     vocabulary = TinyVocabulary(("<tool_call>", "</tool_call>", "<box>", "<a>"))
-    grammar = tool_grammar("hermes_json", TOOLS, AUTO, vocabulary)
+    grammar = tool_grammar(format_of("hermes_json"), TOOLS, AUTO, vocabulary)
     compiled_grammar = GrammarCompiler(vocabulary).compile(grammar)
     assert is_whole(compiled_grammar, "<a>A <box>here</tool_call><a>", vocabulary)
-    assert is_whole(compiled_grammar, f"<a>A <box>{WIRES['hermes_json'].one}", vocabulary)
+    assert is_whole(compiled_grammar, f"<a>A <box>{FORMATS['hermes_json'].one}", vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -186,28 +199,19 @@ def test_a_call_without_its_wrapper_is_a_call_among_text_only():
 
 def test_a_tool_whose_name_begins_like_another_ones():
     tools = (tool("note", {}), tool("note_add", {}), tool("note.add v2", {}), tool("notiz_ö", {}))
-    for name, wire in WIRES.items():
+    for name, family in FORMATS.items():
         vocabulary = vocabulary_of(name, True)
         grammar = compile_tools(name, vocabulary, REQUIRED, tools)
         for offered in tools:
-            text = wire.none.replace("clock_now", offered.name)
+            text = family.none.replace("clock_now", offered.name)
             assert is_whole(grammar, text, vocabulary), text
 
 
-def test_the_choice_of_the_caller_is_a_rule():
-    assert CallRule.of(ToolChoice(ToolMode.AUTO)) == CallRule(least=0, has_text=True)
-    assert CallRule.of(ToolChoice(ToolMode.NAMED, "f"), most=1) == ONE_CALL
-
-
-def test_a_wire_without_a_grammar_has_none():
+def test_a_format_without_a_grammar_has_none():
     vocabulary = TinyVocabulary()
-    assert tool_grammar("none", TOOLS, AUTO, vocabulary) is None
+    assert tool_grammar(NO_TOOLS, TOOLS, AUTO, vocabulary) is None
 
 
-def test_every_wire_is_one_that_is_parsed_and_text_holds_none_of_its_openers():
-    formats = {row.format.name: row.format for row in TOOL_ROWS}
-    for name, wire in TOOL_WIRES.items():
-        openers = {frame.opener for frame in wire.frames if not frame.is_lead}
-        known = {opener.strip() for opener in formats[name].openers}
-        assert known <= openers | {*wire.taboos} or formats[name].owns_reply, name
-        assert bool(wire.lead) == bool(formats[name].leads), name
+@pytest.mark.parametrize("tools", TOOL_FORMATS, ids=lambda tools: tools.name)
+def test_a_format_has_a_grammar_or_a_reason_why_not(tools):
+    assert (tools.grammar is None) == bool(tools.without_grammar)

@@ -1,0 +1,278 @@
+"""The folder that the disk tier makes inside the one it was given, and the files it wrote there.
+
+The folder that was given may hold anything, the weights of models above all. Nothing outside the
+tier's own folder is listed. Inside it a file is only counted, read, renamed or removed if its name
+and the mark at its head say that the tier wrote it, and no link is followed on the way to it.
+"""
+
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from backend.cache.disk.node_file import is_marked
+
+FOLDER_NAME = "mlx-backend-prompt-cache"
+SUFFIX = ".kv"
+DAMAGED_SUFFIX = ".damaged"
+DRAFT_SUFFIX = ".draft"
+
+_MODEL = re.compile(r"[0-9a-f]{24}")
+_FILE = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]{32}(\.kv|\.damaged|\.[0-9a-f]{16}\.draft)")
+_LISTED_NAMES = 3
+# O_NONBLOCK: opening a pipe must not wait for its writer.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+log = logging.getLogger(__name__)
+
+
+class ForeignFileError(OSError):
+    """Something is there that the disk tier did not write."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CacheFile:
+    """A file that the disk tier of some process wrote; the oldest sorts first."""
+
+    mtime_ns: int
+    size: int
+    model: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    inode: int
+    size: int
+    mtime_ns: int
+    is_ours: bool
+
+
+class CacheFolder:
+    """The folder of all models; the names of files are those of one of them."""
+
+    def __init__(self, root: Path, model: str) -> None:
+        """Make the folder.
+
+        Args:
+            root: The folder to make it in.
+            model: The fingerprint of the model whose files are written and read.
+
+        Raises:
+            ForeignFileError: The folder holds something that the disk tier did not write.
+            OSError: It cannot be made or listed.
+            ValueError: `model` is no fingerprint.
+        """
+        if not _MODEL.fullmatch(model):
+            raise ValueError(f"{model!r} is no fingerprint")
+        self.path = root / FOLDER_NAME
+        self._model = model
+        self._verdicts: dict[tuple[str, str], _Verdict] = {}
+        with self._made():
+            self._refuse_foreign_files()
+
+    def files(self) -> list[CacheFile]:
+        """Return the files of all models, damaged ones and drafts of killed writers among them.
+
+        Raises:
+            OSError: The folder cannot be listed.
+        """
+        found: dict[tuple[str, str], _Verdict] = {}
+        for model in self._models():
+            with suppress(FileNotFoundError), self._opened(model) as folder:
+                for entry in _regular_files(folder):
+                    verdict = self._judge(folder, model, entry)
+                    if verdict is not None:
+                        found[model, entry.name] = verdict
+        self._verdicts = found
+        return [
+            CacheFile(verdict.mtime_ns, verdict.size, model, name)
+            for (model, name), verdict in found.items()
+            if verdict.is_ours
+        ]
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file of the model.
+
+        Raises:
+            ForeignFileError: The disk tier did not write it.
+            OSError: It cannot be opened.
+        """
+        with self._opened(self._model) as folder, _reading(folder, name) as file:
+            yield file
+
+    def write(self, name: str, write: Callable[[BinaryIO], None]) -> None:
+        """Put a file in its place, which appears as a whole or not at all.
+
+        Raises:
+            ForeignFileError: A file of that name is there which the disk tier did not write.
+            OSError: It cannot be written.
+        """
+        draft = f"{name.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
+        with self._made() as folder, _draft(folder, draft) as file:
+            write(file)
+            file.flush()
+            _require_ours_or_none(folder, name)
+            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def put_aside(self, name: str) -> None:
+        """Rename a damaged file of the model.
+
+        Raises:
+            ForeignFileError: The disk tier did not write it, or what is in the new place.
+            OSError: It cannot be renamed.
+        """
+        aside = name.removesuffix(SUFFIX) + DAMAGED_SUFFIX
+        with self._opened(self._model) as folder:
+            _require_ours(folder, name)
+            _require_ours_or_none(folder, aside)
+            os.replace(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def remove(self, file: CacheFile) -> None:
+        """Remove a file of any model, unless it has gone.
+
+        Raises:
+            ForeignFileError: Another file has taken its place.
+            OSError: It cannot be removed.
+        """
+        with suppress(FileNotFoundError), self._opened(file.model) as folder:
+            _require_ours(folder, file.name)
+            os.unlink(file.name, dir_fd=folder)
+
+    def touch(self, name: str) -> None:
+        """Make a file of the model the latest, if it is there."""
+        with suppress(OSError), self.reading(name) as file:
+            os.utime(file.fileno())
+
+    @contextmanager
+    def _made(self) -> Iterator[int]:
+        """Open the folder of the model, made anew if somebody has removed it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        with _folder(self.path) as own:
+            with suppress(FileExistsError):
+                os.mkdir(self._model, mode=0o700, dir_fd=own)
+            with _folder(self._model, own) as folder:
+                yield folder
+
+    @contextmanager
+    def _opened(self, model: str) -> Iterator[int]:
+        with _folder(self.path) as own, _folder(model, own) as folder:
+            yield folder
+
+    def _models(self) -> list[str]:
+        with suppress(FileNotFoundError), _folder(self.path) as own, os.scandir(own) as entries:
+            return [e.name for e in entries if _MODEL.fullmatch(e.name) and _is_folder(e)]
+        return []
+
+    def _judge(self, folder: int, model: str, entry: os.DirEntry[str]) -> _Verdict | None:
+        """Say whether the tier wrote a file; its head is read once, and again when it changes."""
+        try:
+            status = entry.stat(follow_symlinks=False)
+            known = self._verdicts.get((model, entry.name))
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if known is not None and (known.inode, known.size, known.mtime_ns) == seen:
+                return known
+            is_ours = _is_ours(folder, entry.name)
+        except FileNotFoundError:
+            return None
+        if not is_ours and not entry.name.endswith(DRAFT_SUFFIX):
+            log.warning(
+                "prompt cache: %s is left alone: this backend did not write it",
+                self.path / model / entry.name,
+            )
+        return _Verdict(*seen, is_ours)
+
+    def _refuse_foreign_files(self) -> None:
+        foreign = sorted(self._foreign_files())
+        if foreign:
+            names = ", ".join(foreign[:_LISTED_NAMES])
+            more = len(foreign) - _LISTED_NAMES
+            names += f" and {more} more" if more > 0 else ""
+            raise ForeignFileError(
+                f"{self.path} holds what this backend did not write: {names}. "
+                "Move it elsewhere, or name another directory"
+            )
+
+    def _foreign_files(self) -> Iterator[str]:
+        with _folder(self.path) as own, os.scandir(own) as entries:
+            for model in filter(_is_visible, entries):
+                if not (_MODEL.fullmatch(model.name) and _is_folder(model)):
+                    yield model.name
+                    continue
+                with suppress(FileNotFoundError), _folder(model.name, own) as folder:
+                    ours = {entry.name for entry in _regular_files(folder)}
+                    with os.scandir(folder) as files:
+                        names = [e.name for e in files if _is_visible(e)]
+                    yield from (f"{model.name}/{name}" for name in names if name not in ours)
+
+
+@contextmanager
+def _folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, _OPEN_FOLDER, dir_fd=inside)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _draft(folder: int, name: str) -> Iterator[BinaryIO]:
+    with os.fdopen(os.open(name, _CREATE, 0o600, dir_fd=folder), "wb") as file:
+        try:
+            yield file
+        except BaseException:
+            os.unlink(name, dir_fd=folder)
+            raise
+
+
+@contextmanager
+def _reading(folder: int, name: str) -> Iterator[BinaryIO]:
+    with os.fdopen(os.open(name, _READ, dir_fd=folder), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or not is_marked(file):
+            raise ForeignFileError(f"{name} was not written by this backend")
+        yield file
+
+
+def _is_ours(folder: int, name: str) -> bool:
+    try:
+        with _reading(folder, name):
+            return True
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+
+
+def _require_ours(folder: int, name: str) -> None:
+    with _reading(folder, name):
+        pass
+
+
+def _require_ours_or_none(folder: int, name: str) -> None:
+    with suppress(FileNotFoundError):
+        _require_ours(folder, name)
+
+
+def _regular_files(folder: int) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return [e for e in entries if _FILE.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)
+
+
+def _is_visible(entry: os.DirEntry[str]) -> bool:
+    """Return false for the hidden files that file managers and network disks leave anywhere."""
+    return not entry.name.startswith(".")

@@ -1,0 +1,233 @@
+"""The nodes of one model on disk: found by prefix, bounded in bytes, shared with others.
+
+Several processes may use a directory: files appear as a whole, a file that has gone is a miss,
+and what somebody else has written is found at the next look.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.cache.disk.folder import SUFFIX, CacheFile, CacheFolder
+from backend.cache.disk.node_file import (
+    DamagedFileError,
+    NodeHeader,
+    read_header,
+    read_node,
+    write_node,
+)
+from backend.cache.plain import PlainSegment
+from backend.cache.radix import RadixTree
+from backend.cache.token_key import TokenKey
+
+_DIGEST_BYTES = 16
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNode:
+    """A node as it is written and read.
+
+    Attributes:
+        key: The tokens from the root to the node's end.
+        start: Where the node begins.
+    """
+
+    key: TokenKey
+    start: int
+    segment: PlainSegment
+
+
+@dataclass(frozen=True, slots=True)
+class _FileSpan:
+    """Consecutive tokens of a file; `ends_file` if the last of them is the file's last."""
+
+    name: str
+    ends_file: bool = True
+
+    def split(self, at: int) -> "tuple[_FileSpan, _FileSpan]":  # noqa: ARG002 (any place will do)
+        return _FileSpan(self.name, ends_file=False), self
+
+    def joined(self, other: "_FileSpan") -> None:  # noqa: ARG002 (never)
+        return None
+
+
+class NodeDirectory:
+    """The files of one model below a directory of many; belongs to one thread.
+
+    Attributes:
+        bytes: What the files of all models took at the last look.
+        damaged: How many files were put into quarantine.
+    """
+
+    def __init__(self, root: Path, fingerprint: str, budget_bytes: int) -> None:
+        """Make a folder in the directory; nothing else in the directory is ever touched.
+
+        Args:
+            root: Shared by all models, and perhaps by other programs.
+            fingerprint: Names the model whose nodes these are.
+            budget_bytes: What all files of all models may take.
+
+        Raises:
+            OSError: The folder cannot be made, or holds other files than the disk tier's.
+        """
+        self._folder = CacheFolder(root, fingerprint)
+        self._fingerprint = fingerprint
+        self._budget_bytes = budget_bytes
+        self._headers: dict[str, NodeHeader] = {}
+        self._index: RadixTree[_FileSpan] = RadixTree()
+        self._orphans: set[str] = set()
+        self.bytes = 0
+        self.damaged = 0
+
+    def look_again(self) -> None:
+        """Take in what has appeared, and forget what has gone."""
+        files = self._folder.files()
+        self.bytes = sum(file.size for file in files)
+        there = {file.name for file in files if self._is_node(file)}
+        gone = self._headers.keys() - there
+        new = there - self._headers.keys()
+        for name in gone:
+            del self._headers[name]
+        for name in new:
+            self._read_header(name)
+        if gone:
+            self._reindex()
+        elif new:
+            self._index_files(new)
+
+    def write(self, node: StoredNode) -> None:
+        """Write a node, unless it is there; the oldest files make room.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        name = _name(node)
+        known = self._headers.get(name)
+        if known is not None and known.has_snapshot >= node.segment.has_snapshot:
+            return
+        self._make_room(node.segment.nbytes)
+        self._folder.write(
+            name,
+            lambda file: write_node(file, self._fingerprint, node.key, node.start, node.segment),
+        )
+        self._headers[name] = NodeHeader(node.key, node.start, node.segment.has_snapshot)
+        self._index_files([name])
+        self._touch(node.key)
+
+    def read(self, key: TokenKey, known: int, *, ends_at_snapshot: bool) -> list[StoredNode]:
+        """Return the nodes on the path of a prompt that reach beyond what is known of it.
+
+        Args:
+            key: The prompt.
+            known: How many of its tokens need not be read.
+            ends_at_snapshot: Whether nothing is of use behind the last snapshot.
+        """
+        self.look_again()
+        nodes: list[StoredNode] = []
+        for name in self._names(key, known, ends_at_snapshot=ends_at_snapshot):
+            node = self._read(name)
+            if node is None:
+                break
+            nodes.append(node)
+        self._touch(key)
+        return nodes
+
+    def __len__(self) -> int:
+        """Return the number of this model's files."""
+        return len(self._headers)
+
+    def _names(self, key: TokenKey, known: int, *, ends_at_snapshot: bool) -> Sequence[str]:
+        found = self._index.match(key)
+        spans = [(node.value, node.end) for node in found.nodes]
+        if ends_at_snapshot:
+            while spans and not self._is_snapshot(
+                *spans[-1], limit=min(len(key) - 1, found.length)
+            ):
+                spans.pop()
+        wanted = (span.name for span, end in spans if end > known)
+        return list(dict.fromkeys(wanted))
+
+    def _is_snapshot(self, span: _FileSpan, end: int, *, limit: int) -> bool:
+        return span.ends_file and end <= limit and self._headers[span.name].has_snapshot
+
+    def _read(self, name: str) -> StoredNode | None:
+        try:
+            with self._folder.reading(name) as file:
+                header, segment = read_node(file, self._fingerprint)
+        except DamagedFileError as error:
+            self._quarantine(name, error)
+        except OSError as error:
+            log.info("prompt cache: %s cannot be read: %s", name, error)
+            self._forget([name])
+        else:
+            return StoredNode(header.key, header.start, segment)
+        return None
+
+    def _read_header(self, name: str) -> None:
+        try:
+            with self._folder.reading(name) as file:
+                self._headers[name] = read_header(file, self._fingerprint)
+        except DamagedFileError as error:
+            self._quarantine(name, error)
+        except OSError as error:
+            log.info("prompt cache: %s cannot be read: %s", name, error)
+
+    def _quarantine(self, name: str, error: DamagedFileError) -> None:
+        log.warning("prompt cache: %s is damaged and put aside: %s", name, error)
+        self.damaged += 1
+        try:
+            self._folder.put_aside(name)
+        except OSError as problem:
+            log.info("prompt cache: %s cannot be put aside: %s", name, problem)
+        self._forget([name])
+
+    def _forget(self, names: Iterable[str]) -> None:
+        known = [name for name in names if self._headers.pop(name, None)]
+        if known:
+            self._reindex()
+
+    def _reindex(self) -> None:
+        self._index = RadixTree()
+        self._index_files(self._headers)
+
+    def _index_files(self, names: Iterable[str]) -> None:
+        """Add files to the index, parents first; one whose parent is missing waits for it."""
+        waiting = self._orphans.union(names) & self._headers.keys()
+        self._orphans = set()
+        for name in sorted(waiting, key=lambda name: self._headers[name].start):
+            header = self._headers[name]
+            length = self._index.match(header.key).length
+            if length < header.start:
+                self._orphans.add(name)
+            elif length < len(header.key):
+                self._index.insert(header.key, length, _FileSpan(name))
+
+    def _touch(self, key: TokenKey) -> None:
+        """Make the files of a path the latest, those nearer to the root later still."""
+        for node in reversed(self._index.match(key).nodes):
+            self._folder.touch(node.value.name)
+
+    def _make_room(self, needed: int) -> None:
+        files = sorted(self._folder.files())
+        total = sum(file.size for file in files) + needed
+        removed = []
+        for file in files:
+            if total <= self._budget_bytes:
+                break
+            self._folder.remove(file)
+            removed.append(file)
+            total -= file.size
+        self.bytes = total
+        self._forget(file.name for file in removed if self._is_node(file))
+
+    def _is_node(self, file: CacheFile) -> bool:
+        return file.model == self._fingerprint and file.name.endswith(SUFFIX)
+
+
+def _name(node: StoredNode) -> str:
+    digest = hashlib.blake2b(node.key.packed, digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{node.start}-{len(node.key)}-{digest}{SUFFIX}"

@@ -1,0 +1,152 @@
+"""The thread that writes and reads the prompt cache's files: no other one waits for a disk."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TypeAlias, assert_never
+
+from backend.cache.disk.node_directory import NodeDirectory, StoredNode
+from backend.cache.token_key import TokenKey
+from backend.core.status import DiskCacheStatus
+
+MAX_PENDING_BYTES = 512 * 2**20
+
+Deliver: TypeAlias = Callable[[Sequence[StoredNode]], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    node: StoredNode
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    key: TokenKey
+    known: int
+    deliver: Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Job: TypeAlias = _Write | _Read | _Stop
+
+
+@dataclass(order=True, slots=True)
+class _Queued:
+    """Reads come first, for somebody waits; the stop comes last."""
+
+    rank: int
+    number: int
+    job: _Job = field(compare=False)
+
+
+class DiskTier:
+    """Writes nodes behind, and reads them ahead of a prompt; any thread may ask.
+
+    Only plain buffers pass: no array is made, read or freed on the tier's thread by MLX.
+    """
+
+    def __init__(self, directory: NodeDirectory, *, ends_at_snapshots: bool) -> None:
+        """Start the thread.
+
+        Args:
+            directory: Used by nobody else from here on.
+            ends_at_snapshots: Whether a prefix can be taken up at snapshots only.
+        """
+        self._directory = directory
+        self._ends_at_snapshots = ends_at_snapshots
+        self._jobs: queue.PriorityQueue[_Queued] = queue.PriorityQueue()
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._pending_bytes = 0
+        self._dropped = 0
+        self._read_tokens = 0
+        self.status = DiskCacheStatus()
+        self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
+        self._thread.start()
+
+    def write(self, node: StoredNode) -> bool:
+        """Write a node some time; false when too much is waiting already."""
+        with self._lock:
+            if self._pending_bytes + node.segment.nbytes > MAX_PENDING_BYTES:
+                self._dropped += 1
+                return False
+            self._pending_bytes += node.segment.nbytes
+        self._put(1, _Write(node))
+        return True
+
+    def read(self, key: TokenKey, known: int, deliver: Deliver) -> None:
+        """Look for the path of a prompt.
+
+        Args:
+            key: The prompt.
+            known: How many of its tokens are in memory.
+            deliver: Called once, on the tier's thread, with what was found, perhaps nothing.
+        """
+        self._put(0, _Read(key, known, deliver))
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is waiting and end the thread, or leave it behind after the timeout."""
+        self._put(2, _Stop())
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("prompt cache: the disk is too slow, what is not written yet is lost")
+
+    def _put(self, rank: int, job: _Job) -> None:
+        self._jobs.put(_Queued(rank, next(self._numbers), job))
+
+    def _run(self) -> None:
+        self._guarded(self._directory.look_again)
+        self._refresh_status()
+        while self._turn(self._jobs.get().job):
+            self._refresh_status()
+
+    def _turn(self, job: _Job) -> bool:
+        """Do one job; false ends the thread."""
+        match job:
+            case _Read():
+                self._guarded(partial(self._read, job))
+            case _Write(node):
+                self._guarded(partial(self._directory.write, node))
+                with self._lock:
+                    self._pending_bytes -= node.segment.nbytes
+            case _Stop():
+                return False
+            case _:
+                assert_never(job)
+        return True
+
+    def _read(self, job: _Read) -> None:
+        nodes: list[StoredNode] = []
+        try:
+            nodes = self._directory.read(
+                job.key, job.known, ends_at_snapshot=self._ends_at_snapshots
+            )
+            self._read_tokens += sum(len(node.key) - node.start for node in nodes)
+        finally:
+            job.deliver(nodes)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """A disk may fail at any time; the prompt cache does without it."""
+        try:
+            act()
+        except OSError as error:
+            log.warning("prompt cache: the disk failed: %s", error)
+
+    def _refresh_status(self) -> None:
+        self.status = DiskCacheStatus(
+            bytes=self._directory.bytes,
+            files=len(self._directory),
+            read_tokens=self._read_tokens,
+            damaged=self._directory.damaged,
+            dropped=self._dropped,
+        )

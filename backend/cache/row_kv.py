@@ -1,0 +1,169 @@
+"""Keys and values of one row whose first positions lie in the prompt cache, where they are used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from backend.cache.growth import ALLOCATION_STEP_TOKENS
+from backend.cache.kv import Arrays
+
+# A pass of fewer tokens attends to each part by itself; for one of more, they are joined.
+MIN_JOINED_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The first `tokens` positions of arrays that belong to the prompt cache.
+
+    Attributes:
+        arrays: Keys and values [1, heads, positions, width]; never written to.
+    """
+
+    arrays: Arrays
+    tokens: int
+
+    def cut(self) -> Arrays:
+        """Return the positions that count, as views."""
+        return tuple(array[..., : self.tokens, :] for array in self.arrays)
+
+
+class RowKV:
+    """A cache of one row in the place of upstream's `KVCache`: parts, then a tail of its own.
+
+    Without parts it is what a `KVCache` is. Keys and values that it returns are arrays, or itself
+    if there are parts and few tokens: attention is then sent to `backend.engine.kv`.
+
+    Attributes:
+        parts: The first positions.
+        keys: Of the tail, with room for more, [1, heads, capacity, width]; `None` is an empty tail.
+        values: As `keys`.
+        tail: Positions of the tail.
+    """
+
+    def __init__(self) -> None:
+        self.parts: tuple[Part, ...] = ()
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.tail = 0
+
+    @property
+    def shared(self) -> int:
+        """Positions of all parts."""
+        return sum(part.tokens for part in self.parts)
+
+    @property
+    def offset(self) -> int:
+        """Positions of the row."""
+        return self.shared + self.tail
+
+    @offset.setter
+    def offset(self, positions: int) -> None:
+        self.tail = positions - self.shared
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[object, object]:
+        """Append [1, heads, width, head width], and return what attention reads."""
+        start, self.tail = self.tail, self.tail + keys.shape[2]
+        self.keys = _appended(self.keys, keys, start)
+        self.values = _appended(self.values, values, start)
+        return self.keys_and_values(keys.shape[2])
+
+    def keys_and_values(self, width: int = 1) -> tuple[object, object]:
+        """Return arrays of all positions; or this row, for a pass of few tokens behind parts."""
+        if self._is_read_by_part(width):
+            return self, self
+        return self.joined()
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 (upstream's parameters)
+        return_array: bool = False,  # noqa: FBT001, FBT002
+        window_size: int | None = None,
+    ) -> mx.array | str | None:
+        """Return the mask that upstream's `KVCache` makes."""
+        from mlx_lm.models.cache import create_attention_mask
+
+        if self._is_read_by_part(N):
+            return None if window_size is None else _window_mask(N, self.offset, window_size)
+        mask: mx.array | str | None = create_attention_mask(
+            N, self.offset, return_array, window_size
+        )
+        return mask
+
+    def tail_arrays(self) -> Arrays:
+        """Return the positions of the tail as views; none when there never was one."""
+        if self.keys is None or self.values is None:
+            return ()
+        return self.keys[..., : self.tail, :], self.values[..., : self.tail, :]
+
+    def joined(self) -> tuple[mx.array, mx.array]:
+        """Return keys and values of all positions; copies them if there are parts."""
+        pieces = [*(part.cut() for part in self.parts), *filter(None, [self.tail_arrays()])]
+        if len(pieces) == 1:
+            keys, values = pieces[0]
+        else:
+            keys, values = (mx.concatenate(column, axis=-2) for column in zip(*pieces, strict=True))
+        return keys, values
+
+    def slices(self, start: int, stop: int) -> Arrays:
+        """Copy positions, lazily."""
+        shared = self.shared
+        if start >= shared:
+            arrays, start, stop = self.tail_arrays(), start - shared, stop - shared
+        else:
+            arrays = self.joined()
+        return tuple(mx.contiguous(array[..., start:stop, :]) for array in arrays)
+
+    def refer(self, parts: Sequence[Part]) -> None:
+        """Use parts for the first positions; what the row holds beyond them stays its tail."""
+        tokens = sum(part.tokens for part in parts)
+        left = self.offset - tokens
+        rest = self.slices(tokens, self.offset) if left > 0 else ()
+        self.parts = tuple(parts)
+        self.keys, self.values = rest or (None, None)
+        self.tail = max(left, 0)
+
+    def is_trimmable(self) -> bool:
+        """Let any number of the latest positions be given back."""
+        return True
+
+    def trim(self, count: int) -> int:
+        """Forget the latest positions of the tail, and return how many there were."""
+        count = min(count, self.tail)
+        self.tail -= count
+        return count
+
+    def empty(self) -> bool:
+        """Tell whether there is no position."""
+        return not self.parts and self.keys is None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tail; parts belong to the prompt cache."""
+        return sum(array.nbytes for array in self.state)
+
+    @property
+    def state(self) -> list[mx.array]:
+        """The arrays of the tail."""
+        return [array for array in (self.keys, self.values) if array is not None]
+
+    def _is_read_by_part(self, width: int) -> bool:
+        return bool(self.parts) and width < MIN_JOINED_TOKENS
+
+
+def _appended(buffer: mx.array | None, new: mx.array, start: int) -> mx.array:
+    """Write behind the first `start` positions of a buffer, which grows in steps."""
+    stop = start + new.shape[2]
+    if buffer is None or stop > buffer.shape[2]:
+        steps = -(-new.shape[2] // ALLOCATION_STEP_TOKENS)
+        shape = (*new.shape[:2], steps * ALLOCATION_STEP_TOKENS, new.shape[3])
+        room = mx.zeros(shape, new.dtype)
+        buffer = room if buffer is None else mx.concatenate([buffer[..., :start, :], room], axis=2)
+    buffer[..., start:stop, :] = new
+    return buffer
+
+
+def _window_mask(width: int, offset: int, window: int) -> mx.array:
+    positions = mx.arange(offset + width)
+    latest = mx.arange(offset, offset + width)[:, None]
+    return (positions <= latest) & (positions > latest - window)

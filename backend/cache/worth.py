@@ -1,0 +1,201 @@
+"""The worth of stored prefixes: the tokens that they save, how likely, and for how many bytes."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from backend.cache.kv import Segment
+from backend.cache.radix import Node
+from backend.cache.token_key import TokenKey
+from backend.core.prompt import Place
+
+SegmentNode: TypeAlias = Node[Segment]
+
+# How often a request parts at a place that a conversation has gone on from, before any has come.
+_PRIOR_BRANCHES = {
+    Place.INNER: 0.005,
+    Place.SYSTEM: 0.5,
+    Place.MESSAGE: 0.1,
+    Place.PROMPT: 0.05,
+    Place.REPLY: 0.02,
+}
+_PRIOR_WEIGHT = 20.0
+# A conversation that waits for a tool's result is sure to go on; others often have ended.
+_UNEXPECTED = 0.25
+_EXPECTED_WITHIN = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """How a segment gives up the parts that only a request that parts near it needs.
+
+    Attributes:
+        thin: Returns the segment without its snapshot and its sliding windows.
+        reach_tokens: Size of the largest window; 0 without windows.
+        has_snapshots: Whether a prefix can be taken up only where a snapshot is.
+    """
+
+    thin: Callable[[Segment], Segment]
+    reach_tokens: int
+    has_snapshots: bool
+
+
+class Forecast(Protocol):
+    """How likely requests are to come; the unit is the next request."""
+
+    def resumption(self, leaf: SegmentNode) -> float:
+        """Return how likely a request goes on from a leaf."""
+
+    def branching(self, node: SegmentNode) -> float:
+        """Return how likely a request parts at the end of a node that others have gone on from."""
+
+    def newcomer(self, key: TokenKey) -> float:
+        """Return how likely a request goes on from a prefix that a running one has computed."""
+
+
+class LearnedForecast:
+    """Learns from the requests that have come.
+
+    Attributes:
+        now: How many requests have come.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._passed: Counter[Place] = Counter()
+        self._parted: Counter[Place] = Counter()
+
+    def note_resumption(self, node: SegmentNode) -> None:
+        """Note that a conversation has gone on from a place for the first time."""
+        self._passed[node.place] += 1
+
+    def note_branch(self, node: SegmentNode) -> None:
+        """Note that a request has parted at a place from what is stored."""
+        self._parted[node.place] += 1
+        node.branches += 1
+
+    def resumption(self, leaf: SegmentNode) -> float:
+        """Return how likely a request goes on from a leaf: less with every request of others."""
+        age = self.now - leaf.used_at
+        if leaf.is_expected:
+            return 1.0 / (1.0 + age / _EXPECTED_WITHIN)
+        return _UNEXPECTED / (1.0 + age)
+
+    def branching(self, node: SegmentNode) -> float:
+        """Return how likely a request parts at a node: as often as at others of its kind."""
+        parted = self._parted[node.place] + _PRIOR_BRANCHES[node.place] * _PRIOR_WEIGHT
+        share = parted / (self._passed[node.place] + _PRIOR_WEIGHT)
+        return share * (1 + node.branches) / (1.0 + (self.now - node.used_at))
+
+    def newcomer(self, key: TokenKey) -> float:  # noqa: ARG002 (the protocol's)
+        """Return that the request which is running goes on for certain."""
+        return 1.0
+
+
+class Worth:
+    """The worth of nodes and of their parts, in expected tokens per byte."""
+
+    def __init__(self, forecast: Forecast, thinning: Thinning | None) -> None:
+        """Take the two sources of worth.
+
+        Args:
+            forecast: The likelihood of requests.
+            thinning: What a node can give up, if anything.
+        """
+        self.forecast = forecast
+        self._thinning = thinning
+        self._spare: dict[SegmentNode, tuple[Segment, int]] = {}
+
+    def of_leaf(self, leaf: SegmentNode) -> float:
+        """Return the worth of a leaf as a whole."""
+        gain = self.restorable(leaf) - self.restorable(leaf.parent)
+        return self.forecast.resumption(leaf) * gain / max(leaf.value.nbytes, 1)
+
+    def of_newcomer(self, key: TokenKey, last: SegmentNode | None, nbytes: int) -> float:
+        """Return the worth of a segment that is to be stored.
+
+        Args:
+            key: The prefix that ends with it.
+            last: The node that it goes on from.
+            nbytes: That it takes.
+        """
+        gain = len(key) - self.restorable(last)
+        return self.forecast.newcomer(key) * gain / max(nbytes, 1)
+
+    def of_spare(self, node: SegmentNode) -> float | None:
+        """Return the worth of what an inner node gives up next; `None` if there is nothing."""
+        spare = self.spare_bytes(node)
+        if not spare:
+            return None
+        if inside := self.tokens_inside(node):
+            # A request that parts there goes back half of them on average.
+            share = inside / len(node.label)
+            return self._demand(node) * inside / 2 / (spare * share)
+        base = self.restorable(node.parent)
+        losses = (self._demand(each) * (each.end - base) for each in self._dependents(node))
+        return sum(losses) / spare
+
+    def tokens_inside(self, node: SegmentNode) -> int:
+        """Return how many tokens of a node have windows that only a cut inside it needs."""
+        thinning = self._thinning
+        if thinning is None or thinning.has_snapshots or not node.value.blocks[0].has_windows:
+            return 0
+        return max(len(node.label) - thinning.reach_tokens, 0)
+
+    def spare_bytes(self, node: SegmentNode) -> int:
+        """Return the bytes of the parts that a node can give up."""
+        if self._thinning is None:
+            return 0
+        known = self._spare.get(node)
+        if known is None or known[0] is not node.value:
+            spare = node.value.nbytes - self._thinning.thin(node.value).nbytes
+            known = self._spare[node] = (node.value, spare)
+        return known[1]
+
+    def forget(self, node: SegmentNode) -> None:
+        """Forget a node that has left the tree."""
+        self._spare.pop(node, None)
+
+    def restorable(self, node: SegmentNode | None) -> int:
+        """Return how many tokens can be restored of the prefix that ends at a node."""
+        while node is not None and not self._is_whole(node):
+            node = node.parent
+        return 0 if node is None else node.end
+
+    def _demand(self, node: SegmentNode) -> float:
+        if node.is_pin:
+            return 1.0
+        forecast = self.forecast
+        return forecast.branching(node) if node.children else forecast.resumption(node)
+
+    def _dependents(self, node: SegmentNode) -> list[SegmentNode]:
+        """Return the nodes whose ends can no longer be restored without a node's spare parts."""
+        found, pending = [], [node]
+        reach = self._thinning.reach_tokens if self._thinning else 0
+        while pending:
+            below = pending.pop()
+            if below is node or below.end - node.end < reach:
+                if self._is_whole(below):
+                    found.append(below)
+                if reach:
+                    pending.extend(below.children.values())
+        return found
+
+    def _is_whole(self, node: SegmentNode) -> bool:
+        """Tell whether the prefix that ends at a node can be restored."""
+        if self._thinning is None:
+            return True
+        if self._thinning.has_snapshots and node.value.snapshot is None:
+            return False
+        return _windows_reach(node, min(self._thinning.reach_tokens, node.end))
+
+
+def _windows_reach(node: SegmentNode, tokens: int) -> bool:
+    """Tell whether so many tokens before a node's end have their windows."""
+    for above in node.lineage():
+        for block in reversed(above.value.blocks):
+            if tokens <= 0 or not block.has_windows:
+                return tokens <= 0
+            tokens -= block.tokens
+    return tokens <= 0

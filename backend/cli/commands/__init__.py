@@ -1,0 +1,1 @@
+"""One module per command: its options, and its errors in one line."""

@@ -1,0 +1,64 @@
+"""`fit`: a model's memory on this machine."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from backend.cli.render import printable
+from backend.config import ModelOptions
+from backend.errors import BackendError, DownloadError, ModelNotFoundError
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+@click.command("fit")
+@click.argument("model")
+@click.option(
+    "--models-path",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where a relative path is looked up first, as the host does.",
+)
+@click.option("--download", is_flag=True, help="Fetch a model of the hub that is not here yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(*, model: str, models_path: Path | None, download: bool, as_json: bool) -> None:
+    """Say without loading MODEL (a path or hub id) what it takes and how many requests fit.
+
+    Exit code 1 if its weights do not fit into the memory.
+    """
+    # MLX and transformers take a second to import: not for --help.
+    from backend.cli.fit.report import table, values
+    from backend.engine.forecast import forecast
+
+    options = ModelOptions(model=model, models_dir=models_path)
+    try:
+        directory = asyncio.run(_located(options, download=download))
+        foreseen = forecast(options, directory)
+    except BackendError as error:
+        raise click.ClickException(printable(str(error))) from None
+    if as_json:
+        click.echo(json.dumps(values(foreseen)))
+    else:
+        Console().print(table(foreseen))
+    if not foreseen.has_room:
+        sys.exit(1)
+
+
+async def _located(options: ModelOptions, *, download: bool) -> Path:
+    from backend.model.checkpoint import hub
+
+    place = await asyncio.to_thread(hub.resolve, options)
+    if isinstance(place, Path):
+        return place
+    environment = None if download else {**os.environ, **OFFLINE}
+    try:
+        return await hub.download(place.repo_id, environment=environment)
+    except (DownloadError, ModelNotFoundError) as error:
+        if download:
+            raise
+        text = f"{place.repo_id} is not on this machine; --download fetches it"
+        raise ModelNotFoundError(text) from error

@@ -1,0 +1,22 @@
+"""`replay`: recorded replies, played again."""
+
+import sys
+from typing import BinaryIO
+
+import click
+
+from backend.cli.replay import Cut, parse_cut, replay
+
+
+@click.command("replay")
+@click.argument("source", type=click.File("rb"), default="-", metavar="[FILE]")
+@click.option(
+    "--cut",
+    callback=parse_cut,
+    metavar="N|random:SEED",
+    help="Cut the text anew, into chunks of N characters or of random lengths.",
+)
+def command(source: BinaryIO, cut: Cut) -> None:
+    """Play recorded replies again: JSON lines from FILE or standard input, without a model."""
+    if not replay(source, cut):
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""`fit`: what a model takes on this machine, before it is loaded."""

@@ -1,0 +1,133 @@
+"""A forecast as a table, as JSON values, and as advice."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
+from backend.engine.forecast import Forecast, KvForecast
+
+LENGTHS = (2_048, 8_192, 32_768, 131_072)
+# A request of common length; where not even one of it fits, that is worth a word.
+COMMON_TOKENS = 8_192
+# With fewer at once, a narrower KV cache is worth its loss.
+FEWEST_ROWS = 4
+_UNIT_TOKENS = 1000
+
+
+def table(forecast: Forecast) -> RenderableType:
+    """Return the whole report for a terminal."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style=LABEL_STYLE)
+    facts.add_column()
+    for label, text in _facts(forecast):
+        facts.add_row(label, printable(text))
+    parts: list[RenderableType] = [facts, Text()]
+    if forecast.has_room:
+        parts += [_requests(forecast), Text()]
+    return Group(*parts, *advice(forecast))
+
+
+def values(forecast: Forecast) -> dict[str, Any]:
+    """Return the report as JSON values, sizes in bytes."""
+    return {
+        "model": forecast.card.name,
+        "type": forecast.card.model_type,
+        "context_length": forecast.card.context_length,
+        "weights_bytes": forecast.card.weights_bytes,
+        "media_bytes": forecast.media_bytes,
+        "memory_bytes": forecast.memory_bytes,
+        "kv_budget_bytes": forecast.budget_bytes,
+        "fits": forecast.has_room,
+        "caches": [
+            {
+                "kv_bits": cache.bits,
+                "bytes_per_token": cache.profile.bytes_per_token,
+                "fixed_bytes": cache.profile.fixed_bytes,
+                "windows": [
+                    {"tokens": window.size, "bytes_per_token": window.bytes_per_token}
+                    for window in cache.profile.windows
+                ],
+                "requests": {str(n): forecast.rows(cache, n) for n in lengths(forecast)},
+            }
+            for cache in forecast.caches
+        ],
+        "options": list(options(forecast)),
+    }
+
+
+def lengths(forecast: Forecast) -> list[int]:
+    """Return the lengths that are shown: common ones below the context, and the context."""
+    context = forecast.card.context_length or LENGTHS[-1]
+    return [*(length for length in LENGTHS if length < context), context]
+
+
+def options(forecast: Forecast) -> Iterator[str]:
+    """Yield the options worth setting on this machine, as a model's YAML holds them."""
+    widest = forecast.caches[0]
+    chosen = next(
+        (each for each in forecast.caches if _common_rows(forecast, each) >= FEWEST_ROWS),
+        max(forecast.caches, key=lambda each: _common_rows(forecast, each)),
+    )
+    if chosen is not widest:
+        yield f"kv_bits:{chosen.bits}"
+
+
+def advice(forecast: Forecast) -> Iterator[Text]:
+    """Yield sentences on what to do."""
+    if not forecast.has_room:
+        needed, there = decimal(forecast.card.weights_bytes), decimal(forecast.memory_bytes)
+        yield Text(f"It does not fit: the weights take {needed} of {there}.", ERROR_STYLE)
+        yield Text("Take a smaller model, or one quantised to fewer bits.")
+        return
+    if found := list(options(forecast)):
+        yield Text("Options worth setting (docs/reference/options.md):", QUIET_STYLE)
+        yield from (Text(f"  - {option}") for option in found)
+    else:
+        yield Text("No option needs to be set.", QUIET_STYLE)
+    if all(_common_rows(forecast, cache) < 1 for cache in forecast.caches):
+        most = max(cache.profile.max_tokens(forecast.budget_bytes) for cache in forecast.caches)
+        yield Text(f"A request may hold {most:,} tokens at most.", ERROR_STYLE)
+
+
+def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
+    card = forecast.card
+    context = f"context {card.context_length:,}" if card.context_length else "no context limit"
+    yield "model", f"{card.name} ({card.model_type}), {context}"
+    yield "weights", decimal(card.weights_bytes)
+    if forecast.media_bytes:
+        yield "media", f"{decimal(forecast.media_bytes)} kept for pictures and sounds"
+    usable = f"{decimal(forecast.working_set_bytes)} of {decimal(forecast.memory_bytes)} usable"
+    yield "memory", usable
+    if forecast.has_room:
+        yield "KV", f"{decimal(forecast.budget_bytes)} for requests and prompt cache"
+
+
+def _requests(forecast: Forecast) -> Table:
+    """Return how many requests of each length run at once, at each width of the KV cache."""
+    columns = lengths(forecast)
+    rows = Table(box=None, pad_edge=False, header_style=LABEL_STYLE)
+    rows.add_column("kv_bits")
+    rows.add_column("1,000 tokens", justify="right")
+    for length in columns:
+        rows.add_column(f"× {length:,}", justify="right")
+    for cache in forecast.caches:
+        counts = (f"{forecast.rows(cache, length):,}" for length in columns)
+        rows.add_row(str(cache.bits or "unset"), _unit(cache), *counts)
+    return rows
+
+
+def _unit(cache: KvForecast) -> str:
+    """Return the size of a thousand positions, as far as layers keep them, and of fixed states."""
+    profile = cache.profile
+    kept = (min(window.size, _UNIT_TOKENS) * window.bytes_per_token for window in profile.windows)
+    size = decimal(_UNIT_TOKENS * profile.bytes_per_token + sum(kept))
+    return f"{size} + {decimal(profile.fixed_bytes)}" if profile.fixed_bytes else size
+
+
+def _common_rows(forecast: Forecast, cache: KvForecast) -> int:
+    return forecast.rows(cache, min(COMMON_TOKENS, forecast.card.context_length or COMMON_TOKENS))

@@ -1,0 +1,20 @@
+"""The call that templates are asked to write, to find out how a model writes calls."""
+
+from backend.core.prompt import Tool, ToolCall
+
+EXAMPLE_TOOL = Tool(
+    name="probe_tool",
+    schema={
+        "type": "function",
+        "function": {
+            "name": "probe_tool",
+            "description": "probe",
+            "parameters": {"type": "object", "properties": {"probe_key": {"type": "string"}}},
+        },
+    },
+)
+EXAMPLE_CALL = ToolCall(
+    call_id="probe0001",
+    name=EXAMPLE_TOOL.name,
+    arguments='{"probe_key": "probe_value"}',
+)

@@ -1,0 +1,1 @@
+"""Work computed between steps: embeddings, scores, encoders."""

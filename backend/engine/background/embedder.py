@@ -1,0 +1,166 @@
+"""Compute embeddings with a decoder: a long text in chunks, short ones of many calls together.
+
+Texts in a pass are filled up at their ends: a decoder does not look ahead, so the hidden states
+that count depend on nothing that follows. Whether that holds for a model is tried once.
+"""
+
+import logging
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from backend.core.embedding import Embedding, EmbeddingRequest, Pooling
+from backend.engine.background.hidden_states import find_decoder
+from backend.engine.background.jobs import BackgroundJobs
+from backend.engine.background.pooling import Pool, pooled
+from backend.engine.background.text_queue import gather, padded
+from backend.engine.network import MODEL_ERRORS, FreshCaches, Network
+from backend.errors import GenerationFailedError, UnsupportedError
+from backend.model.loaded import RunnableModel
+
+Outcome: TypeAlias = Embedding | GenerationFailedError
+
+_TRIAL = ((3, 1, 4), (2, 7, 1, 8, 2, 8, 1, 8))
+_TOLERANCE = 0.02
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Text:
+    """A text that waits, and who waits for it."""
+
+    request: EmbeddingRequest
+    reply: "Future[Outcome]"
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has."""
+        return len(self.request.token_ids)
+
+
+class Embedder:
+    """Embeds with one loaded decoder; belongs to the engine thread."""
+
+    def __init__(
+        self, model: RunnableModel, fresh_caches: FreshCaches, jobs: BackgroundJobs
+    ) -> None:
+        """Take the parts that embeddings are computed with.
+
+        Args:
+            model: Whose hidden states are pooled.
+            fresh_caches: Makes its caches.
+            jobs: Where the texts wait: a pass ends as many of them as it computes.
+        """
+        self._model = model
+        self._fresh_caches = fresh_caches
+        self._jobs = jobs
+        self._waiting: list[_Text] = []
+
+    def embed(
+        self, request: EmbeddingRequest, reply: "Future[Outcome]"
+    ) -> Generator[None, None, Outcome]:
+        """Return the job of a text; one before it may compute it, and end it."""
+        text = _Text(request, reply)
+        self._waiting.append(text)
+        return self._job(text)
+
+    def _job(self, text: _Text) -> Generator[None, None, Outcome]:
+        # Here, not where the job is made: a model without hidden states fails the job.
+        if self._decoder is None:
+            kind = self._model.card.model_type
+            raise UnsupportedError(f"Embedding: the code of {kind} gives no hidden states")
+        self._waiting.remove(text)
+        if company := self._company(text):
+            try:
+                return self._together(self._decoder, text, company)
+            except MODEL_ERRORS as error:
+                # Each is then tried by itself, in its turn.
+                log.warning("a pass of %d texts failed", 1 + len(company), exc_info=error)
+        return (yield from self._in_chunks(self._decoder, text.request))
+
+    def _company(self, lead: _Text) -> Sequence[_Text]:
+        """Return which calls share the pass of one, none if it goes alone."""
+        self._waiting = [each for each in self._waiting if not each.reply.cancelled()]
+        others = [each for each in self._waiting if _is_pooled(each)]
+        if not others or not _is_pooled(lead) or not self._runs_together:
+            return ()
+        company = gather(lead, others, self._jobs.chunk_size(_padded_tokens(lead, others)))
+        # What is really computed.
+        self._jobs.chunk_size(_padded_tokens(lead, company))
+        return company
+
+    def _together(self, decoder: Network, lead: _Text, company: Sequence[_Text]) -> Outcome:
+        """Compute texts in one pass, end the calls of the company, and return the lead's."""
+        requests = [each.request for each in (lead, *company)]
+        states = self._states(decoder, [request.token_ids for request in requests])
+        embedding, *others = pooled(requests, states)
+        for text, other in zip(company, others, strict=True):
+            self._waiting.remove(text)
+            self._jobs.conclude(text.reply, other)
+        return embedding
+
+    def _in_chunks(
+        self, decoder: Network, request: EmbeddingRequest
+    ) -> Generator[None, None, Outcome]:
+        """Return the embedding of a text by itself; yields between forward passes."""
+        caches = self._fresh_caches()
+        token_ids, pool = request.token_ids, Pool(request)
+        fed = 0
+        while fed < len(token_ids):
+            if fed:
+                yield
+            count = self._jobs.chunk_size(len(token_ids) - fed)
+            chunk = mx.array([token_ids[fed : fed + count]])
+            pool.add(decoder(chunk, cache=caches)[0])
+            mx.eval(pool.vector, [cache.state for cache in caches])
+            fed += count
+        pool.finish()
+        return pool.embedding()
+
+    @cached_property
+    def _decoder(self) -> Network | None:
+        return find_decoder(self._model.network, self._fresh_caches, self._model.card.vocab_size)
+
+    @cached_property
+    def _runs_together(self) -> bool:
+        """Whether two texts of different length give the same together as alone."""
+        if not self._model.card.batches or self._decoder is None:
+            return False
+        vocab_size = self._model.card.vocab_size
+        trial = [[token_id % vocab_size for token_id in tokens] for tokens in _TRIAL]
+        try:
+            together = self._states(self._decoder, trial)
+            alone = [self._states(self._decoder, [tokens])[0] for tokens in trial]
+            gaps = [_gap(row, other) for row, other in zip(together, alone, strict=True)]
+        except MODEL_ERRORS as error:
+            log.warning("texts are embedded one at a time: together they fail", exc_info=error)
+            return False
+        if max(gaps) > _TOLERANCE:
+            log.warning("texts are embedded one at a time: together they differ by %.2g", max(gaps))
+        return max(gaps) <= _TOLERANCE
+
+    def _states(self, decoder: Network, rows: Sequence[Sequence[int]]) -> mx.array:
+        """Return the hidden states [B, T, D] of whole texts."""
+        return decoder(padded(rows), cache=self._fresh_caches())
+
+
+def _gap(padded_states: mx.array, states: mx.array) -> float:
+    """Return how far the hidden states of a padded text are from its own, by their size."""
+    states = states.astype(mx.float32)
+    gap = padded_states[: len(states)].astype(mx.float32) - states
+    return float((mx.linalg.norm(gap) / mx.linalg.norm(states)).item())
+
+
+def _padded_tokens(lead: _Text, company: Sequence[_Text]) -> int:
+    """Return how many tokens a pass has, its padding included."""
+    return max(each.length for each in (lead, *company)) * (1 + len(company))
+
+
+def _is_pooled(text: _Text) -> bool:
+    """Tell whether a text leaves one vector: those of all tokens would be large together."""
+    return text.request.pooling is not Pooling.NONE

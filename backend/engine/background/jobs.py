@@ -1,0 +1,161 @@
+"""Background jobs: embeddings and scores, in pieces between the steps of the batch.
+
+A job is a generator: it computes at most one forward pass, yields, and returns its result. Jobs
+run one after another, so that at most one of them holds a KV cache.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from backend.engine.messages.commands import Answer
+from backend.engine.rows.pacing import ChunkSizer
+from backend.errors import BackendError, GenerationFailedError
+
+# How long a piece should take, while requests run and while none does.
+PIECE_S = 0.1
+PIECE_ALONE_S = 0.2
+
+log = logging.getLogger(__name__)
+
+Job: TypeAlias = Generator[None, None, object]
+
+ChunkSize: TypeAlias = Callable[[int], int]
+"""How many of the tokens that are left go into the next pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundPace:
+    """The background work that the clock allows the next turn, as a plain value.
+
+    Attributes:
+        has_rested: Whether requests have had their share of the time since the last piece.
+        shared: Tokens of a piece while requests run.
+        alone: Tokens of a piece while none does.
+    """
+
+    has_rested: bool
+    shared: int
+    alone: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Queued:
+    job: Job
+    reply: "Future[Any]"
+
+
+class BackgroundJobs:
+    """The jobs that wait or run, first come first served; belongs to the engine thread."""
+
+    def __init__(self, max_chunk: int, share: float) -> None:
+        """Start without jobs.
+
+        Args:
+            max_chunk: Tokens in one forward pass at most.
+            share: Of the time, while requests run; above 0.
+        """
+        self._share = share
+        self._jobs: deque[_Queued] = deque()
+        self._ended: list[Answer] = []
+        self._sizer_alone = ChunkSizer(PIECE_ALONE_S, max_chunk)
+        self._sizer_shared = ChunkSizer(PIECE_S, max_chunk)
+        self._current: _Queued | None = None
+        self._limit = 0
+        self._chunk = 0
+        self._resumes_at = 0.0
+        self._computed_tokens = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to compute, and nothing to tell."""
+        return not self._jobs and not self._ended
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether there is something to compute."""
+        return bool(self._jobs)
+
+    @property
+    def count(self) -> int:
+        """How many jobs wait or run."""
+        return len(self._jobs)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that went through the model, as far as jobs asked how many may."""
+        return self._computed_tokens
+
+    def pace(self) -> BackgroundPace:
+        """Return what may be computed now: requests keep most of the time."""
+        has_rested = time.monotonic() >= self._resumes_at
+        return BackgroundPace(has_rested, self._sizer_shared.size, self._sizer_alone.size)
+
+    def add(self, job: Job, reply: "Future[Any]") -> None:
+        """Queue a job; its reply gets the result, and cancelling the reply drops the job."""
+        self._jobs.append(_Queued(job, reply))
+
+    def chunk_size(self, left: int) -> int:
+        """Return how many of the `left` tokens go into the piece that is being computed."""
+        self._chunk = min(left, self._limit)
+        return self._chunk
+
+    def advance(self, pace: BackgroundPace, *, is_alone: bool) -> None:
+        """Compute a piece of the first job; raises what its model raises, then see `blame`."""
+        self._drop_cancelled()
+        if not self._jobs:
+            return
+        current = self._current = self._jobs[0]
+        self._limit = pace.alone if is_alone else pace.shared
+        self._chunk = 0
+        started = time.monotonic()
+        try:
+            next(current.job)
+        except StopIteration as end:
+            self._end(current, end.value)
+        except BackendError as error:
+            self._end(current, error)
+        self._current = None
+        elapsed = time.monotonic() - started
+        if self._chunk:
+            sizer = self._sizer_alone if is_alone else self._sizer_shared
+            sizer.record(self._chunk, elapsed)
+            self._computed_tokens += self._chunk
+        self._resumes_at = time.monotonic() + elapsed * (1.0 / self._share - 1.0)
+
+    def conclude(self, reply: "Future[Any]", result: object) -> None:
+        """End a job that has not begun: another one has computed its result."""
+        for queued in [queued for queued in self._jobs if queued.reply is reply]:
+            self._end(queued, result)
+
+    def blame(self, error: Exception) -> bool:
+        """Fail the job that was being computed; false when there was none."""
+        failed, self._current = self._current, None
+        if failed is None:
+            return False
+        log.error("a background computation failed", exc_info=error)
+        self._end(failed, GenerationFailedError(f"the model failed on this request: {error}"))
+        return True
+
+    def fail_all(self, error: BackendError) -> None:
+        """End every job with an error."""
+        for queued in list(self._jobs):
+            self._end(queued, error)
+
+    def take_ended(self) -> list[Answer]:
+        """Return the results of the jobs that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _drop_cancelled(self) -> None:
+        for queued in [queued for queued in self._jobs if queued.reply.cancelled()]:
+            self._end(queued, None)
+
+    def _end(self, queued: _Queued, result: object) -> None:
+        queued.job.close()
+        self._jobs.remove(queued)
+        self._ended.append(Answer(queued.reply, result))

@@ -1,0 +1,166 @@
+"""Log-probabilities of given tokens: the prompt once, then its continuations.
+
+Continuations run together where the model may be batched. The shorter ones are filled up at their
+ends: a decoder does not look ahead, so nothing that counts depends on what follows.
+"""
+
+from collections.abc import Generator, Sequence
+from copy import deepcopy
+from math import isnan
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from backend.cache.layers import cache_bytes
+from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.scoring import ScoreRequest
+from backend.engine.background.jobs import ChunkSize
+from backend.engine.background.pooling import no_numbers
+from backend.engine.kv.batch_caches import BatchCaches, Batching, BatchPlan
+from backend.engine.network import Caches, Network
+from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.prefill import prefill_chunk
+from backend.engine.prefixes.store import PrefixStore
+from backend.engine.rows.row import Row
+from backend.model.loaded import RunnableModel
+
+# The logits of so many tokens are in memory at once, each as wide as the vocabulary.
+MAX_SCORED_TOKENS = 128
+# So many continuations run together, unless the prompt's caches are too large to be had so often.
+MAX_TOGETHER = 16
+MAX_COPIES_BYTES = 2**30
+# Tokens of a group with its padding, for each of its own.
+MAX_PADDED = 1.25
+
+Logprobs: TypeAlias = tuple[tuple[float, ...], ...]
+"""Natural-log probabilities, per continuation and token."""
+
+
+class Scorer:
+    """Scores with one loaded model; belongs to the engine thread."""
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        fresh_caches: CacheFactory,
+        prefixes: PrefixStore,
+        chunk_size: ChunkSize,
+    ) -> None:
+        """Take the parts that scores are computed with.
+
+        Args:
+            model: Computes the scores.
+            fresh_caches: Makes its caches.
+            prefixes: Stores prefixes that were computed before.
+            chunk_size: Says how many tokens the next pass takes.
+        """
+        self._network: Network = model.network
+        self._max_together = MAX_TOGETHER if model.card.batches else 1
+        self._fresh_caches = fresh_caches
+        self._plan = fresh_caches.plan
+        self._prefixes = prefixes
+        self._chunk_size = chunk_size
+
+    def score(self, request: ScoreRequest) -> Generator[None, None, Logprobs]:
+        """Return the log-probabilities of all continuations; yields between forward passes."""
+        caches = yield from self._prefilled(request)
+        if not request.continuations:
+            return ()
+        self._chunk_size(1)
+        # One pass for all: every continuation follows the prompt's last token.
+        begin = self._next_logprobs([request.prompt.token_ids[-1:]], self._batch([caches]))[0, 0]
+        firsts = begin[mx.array([tokens[0] for tokens in request.continuations])].tolist()
+        scored = [(first,) for first in firsts]
+        for group in self._groups(request.continuations, caches):
+            rests = yield from self._rests([request.continuations[i] for i in group], caches)
+            for i, rest in zip(group, rests, strict=True):
+                scored[i] += tuple(rest)
+        if any(isnan(logprob) for logprobs in scored for logprob in logprobs):
+            raise no_numbers()
+        return tuple(scored)
+
+    def _groups(self, continuations: Sequence[Sequence[int]], caches: Caches) -> list[list[int]]:
+        """Return which continuations of more than one token run together, by their places."""
+        copy_bytes = sum(map(cache_bytes, caches))
+        size = max(min(self._max_together, MAX_COPIES_BYTES // max(copy_bytes, 1)), 1)
+        fed = {i: len(tokens) - 1 for i, tokens in enumerate(continuations) if len(tokens) > 1}
+        groups: list[list[int]] = []
+        total = 0
+        for i in sorted(fed, key=fed.__getitem__):
+            total += fed[i]
+            count = len(groups[-1]) + 1 if groups else 0
+            if groups and count <= size and fed[i] * count <= MAX_PADDED * total:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+                total = fed[i]
+        return groups
+
+    def _prefilled(self, request: ScoreRequest) -> Generator[None, None, Caches]:
+        """Return caches of all but the last token of the prompt."""
+        row = Row(_as_generation(request))
+        try:
+            self._prefixes.restore(row)
+            while row.prefill_left:
+                count = self._chunk_size(self._prefixes.room(row))
+                prefill_chunk(self._network, self._fresh_caches, row, count)
+                self._prefixes.save(row)
+                yield
+                self._prefixes.restore(row)
+            self._prefixes.record(row)
+            return self._fresh_caches() if row.cache is None else row.cache
+        finally:
+            # What is to be stored was saved: a failed pass may have left anything there.
+            row.cache = None
+            self._prefixes.leave(row)
+
+    def _rests(
+        self, group: Sequence[Sequence[int]], prompt_caches: Caches
+    ) -> Generator[None, None, list[list[float]]]:
+        """Score all but the first tokens of continuations, on copies of the prompt's caches."""
+        width = max(map(len, group))
+        rows = [[*tokens, *[0] * (width - len(tokens))] for tokens in group]
+        batch = self._copies(prompt_caches, len(group))
+        scored: list[list[float]] = [[] for _ in group]
+        start = 0
+        while left := width - 1 - start:
+            yield
+            count = self._chunk_size(min(left * len(group), MAX_SCORED_TOKENS))
+            stop = min(start + max(count // len(group), 1), width - 1)
+            logprobs = self._next_logprobs([row[start:stop] for row in rows], batch)
+            targets = mx.array([row[start + 1 : stop + 1] for row in rows])
+            found = mx.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0].tolist()
+            for row, more in zip(scored, found, strict=True):
+                row += more
+            start = stop
+        return [row[: len(tokens) - 1] for row, tokens in zip(scored, group, strict=True)]
+
+    def _next_logprobs(self, rows: Sequence[Sequence[int]], batch: BatchCaches) -> mx.array:
+        """Feed rows of one length; return log-probabilities [B, T, V] of what follows."""
+        logits = batch.forward(self._network, mx.array(rows)).astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        mx.eval(logprobs, [cache.state for cache in batch.layers])
+        return logprobs
+
+    def _copies(self, caches: Caches, count: int) -> BatchCaches:
+        """Return a batch of so many equal rows; the caches that are given stay as they are."""
+        return self._batch([deepcopy(caches)] if count == 1 else [caches] * count)
+
+    def _batch(self, rows: Sequence[Caches]) -> BatchCaches:
+        # Compressed keys would have to be read one token at a time.
+        is_ragged = self._plan.batching is Batching.RAGGED
+        batch = BatchCaches(self._plan if is_ragged else BatchPlan(Batching.PADDED))
+        batch.regroup([], rows)
+        return batch
+
+
+def _as_generation(request: ScoreRequest) -> GenerationRequest:
+    """Return the request as which the prompt passes through prefill and prompt cache."""
+    return GenerationRequest(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        sampling=SamplingParams(),
+        max_tokens=1,
+        stop_token_ids=frozenset(),
+        remembered=request.remembered,
+    )

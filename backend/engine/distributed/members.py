@@ -1,0 +1,162 @@
+"""The other ranks, as rank 0 holds them: gathered once, told every turn, compared now and then."""
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from backend.engine.distributed.families import require_divisible
+from backend.engine.distributed.gathering import Member, gather
+from backend.engine.distributed.linking import usable_backend
+from backend.engine.distributed.messages import Form, Join, Ready, Report, Start, Turn, make_codec
+from backend.engine.distributed.replica import Replica, agreement, readiness
+from backend.engine.distributed.shard import load_shard, synchronise
+from backend.engine.distributed.splitting import pipeline_split
+from backend.engine.distributed.token_check import TokenCheck
+from backend.engine.distributed.topology import Topology
+from backend.engine.messages.channel import ChannelClosedError
+from backend.engine.messages.protocol import Failed
+from backend.engine.processes import Process, ending, start_follower
+from backend.errors import BackendError, GroupLostError, UnsupportedError
+from backend.model.checkpoint.config import read_config
+from backend.model.checkpoint.weights import memory_bytes
+from backend.model.loaded import RunnableModel
+from backend.model.loader import look
+
+
+class Members:
+    """All ranks of a group but the first.
+
+    Attributes:
+        form: The group, with all that was left open decided.
+    """
+
+    def __init__(
+        self, form: Form, members: Sequence[Member], fail: Callable[[BackendError], NoReturn]
+    ) -> None:
+        """Listen to each of them.
+
+        Args:
+            form: The group.
+            members: By rank.
+            fail: Called when one fails or hangs up: the group is lost.
+        """
+        self.form = form
+        self._members = members
+        self._codec = make_codec()
+        self._fail = fail
+        self._ready: dict[int, queue.SimpleQueue[Ready]] = defaultdict(queue.SimpleQueue)
+        self._reports: queue.SimpleQueue[tuple[int, Report]] = queue.SimpleQueue()
+        self._check: TokenCheck
+        for member in members:
+            threading.Thread(target=self._listen, args=(member,), daemon=True).start()
+
+    def join(self, joins: Sequence[Join]) -> None:
+        """Have every rank link up and load its shard."""
+        for member in self._members:
+            member.channel.send(joins[member.rank])
+
+    def agree(self, own: Ready) -> Start:
+        """Wait until all have loaded, and return what they begin with."""
+        others = [self._ready[member.rank].get() for member in self._members]
+        start = agreement([own, *others])
+        for member in self._members:
+            member.channel.send(start)
+        synchronise()
+        return start
+
+    def begin(self) -> None:
+        """Wait for the first report of each."""
+        self._check = TokenCheck(dict(self._reports.get() for _ in self._members))
+
+    def send(self, turn: Turn) -> None:
+        """Tell everyone the plan of a turn."""
+        frame = self._codec.encode(turn)
+        for member in self._members:
+            member.channel.send_frame(frame)
+
+    def check(self, turn: Turn, replica: Replica) -> None:
+        """Compare the tokens that others have drawn with those of rank 0.
+
+        Raises:
+            GroupLostError: One of them has drawn others.
+        """
+        if replica.is_checked_after(turn):
+            self._check.note(turn.number, replica.checksum)
+        while not self._reports.empty():
+            self._check.compare(*self._reports.get())
+
+    def memories(self) -> Mapping[int, Mapping[str, int]]:
+        """Return the memory of each, by part."""
+        return {rank: each.memory_bytes for rank, each in self._check.statuses.items()}
+
+    def _listen(self, member: Member) -> None:
+        """Take what another rank says; if it fails or hangs up, all is lost."""
+        try:
+            while True:
+                match message := member.channel.receive():
+                    case Ready():
+                        self._ready[member.rank].put(message)
+                    case Report():
+                        self._reports.put((member.rank, message))
+                    case Failed(failure):
+                        self._fail(failure.error())
+        except ChannelClosedError:
+            number = member.hello.process_id
+            how = ending(member.process)
+            name = f"rank {member.rank} of {len(self._members) + 1} (process {number})"
+            self._fail(GroupLostError(f"{name} {how}"))
+
+
+def form_group(
+    form: Form, fail: Callable[[BackendError], NoReturn]
+) -> tuple[Members, RunnableModel, Start]:
+    """Gather a group and load its shards; return it with the shard of this rank.
+
+    Args:
+        form: The group, as the options ask for it.
+        fail: Ends the group.
+
+    Raises:
+        InvalidRequestError: MLX has no such backend here.
+        LoadError: The model cannot be divided so, or a rank is missing or has failed.
+    """
+    options = form.options
+    if options.adapters:
+        raise UnsupportedError("LoraAdapters: a model on several processes takes no adapters")
+    topology = replace(form.topology, backend=usable_backend(form.topology))
+    form = Form(
+        topology=topology,
+        # Towers are not divided: the text part of such a model is.
+        options=replace(options, tuning=options.tuning.updated(vision=False)),
+        directory=form.directory,
+        timeout_s=form.timeout_s,
+    )
+    # First of all: they import MLX meanwhile. If this one fails, they end with it.
+    children = _started(topology)
+    network = look(form.options, form.directory).network
+    require_divisible(network, read_config(form.directory), topology)
+    members = gather(form, make_codec(), children)
+    joins = _invitations(form, members)
+    group = Members(form, members, fail)
+    group.join(joins)
+    model = load_shard(joins[0])
+    return group, model, group.agree(readiness(model, form, 0))
+
+
+def _started(topology: Topology) -> Mapping[int, Process]:
+    """Start the other ranks of this machine."""
+    local = [rank for rank, host in enumerate(topology.hosts) if host.is_local]
+    return {
+        rank: start_follower(rank, str(topology.control), device=device)
+        for device, rank in enumerate(local)
+        if rank > 0
+    }
+
+
+def _invitations(form: Form, members: Sequence[Member]) -> list[Join]:
+    memory = [memory_bytes(), *(member.hello.memory_bytes for member in members)]
+    split = pipeline_split(form, memory)
+    return [Join(form=form, rank=rank, split=split) for rank in range(form.topology.size)]

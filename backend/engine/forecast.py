@@ -1,0 +1,86 @@
+"""The memory that a model will take, told before its weights are read."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, ModelOptions, TuningOptions
+from backend.core.model import ModelCard
+from backend.engine.passes.caches import foreseen_cache_factory
+from backend.engine.passes.kv_profile import foresee
+from backend.engine.rows.admission import KvProfile
+from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
+from backend.model.checkpoint.weights import memory_bytes
+from backend.model.loader import look
+
+KV_WIDTHS = (None, 8, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class KvForecast:
+    """The KV caches at one width.
+
+    Attributes:
+        bits: The option `kv_bits`; `None` leaves the model's own type.
+        profile: How a sequence's caches grow.
+    """
+
+    bits: int | None
+    profile: KvProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A model on this machine; sizes are in bytes.
+
+    Attributes:
+        media_bytes: Kept for pictures and sounds; 0 for a model of text alone.
+        memory_bytes: The device's memory.
+        budget_bytes: For the KV caches of all requests and of the prompt cache.
+        caches: At each width that makes a difference, the widest first.
+    """
+
+    card: ModelCard
+    media_bytes: int
+    memory_bytes: int
+    working_set_bytes: int
+    budget_bytes: int
+    caches: tuple[KvForecast, ...]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the weights fit into the memory."""
+        return self.card.weights_bytes <= self.memory_bytes
+
+    def rows(self, cache: KvForecast, tokens: int) -> int:
+        """Return how many requests of so many tokens each run at once."""
+        return self.budget_bytes // cache.profile.row_bytes(tokens) if self.has_room else 0
+
+
+def forecast(options: ModelOptions, directory: Path) -> Forecast:
+    """Return what a model will take; reads its files but for the weights themselves.
+
+    Raises:
+        LoadError: It cannot be loaded, or is an encoder, which has no KV cache.
+    """
+    model = look(options, directory)
+    media_bytes = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0
+    working_set = working_set_bytes()
+    weights_bytes = model.card.weights_bytes
+    profiles: dict[KvProfile, KvForecast] = {}
+    for bits in KV_WIDTHS:
+        tuning = _with_width(options.tuning, bits)
+        factory = foreseen_cache_factory(model.network, tuning)
+        profile = foresee(model.network, factory)
+        profiles.setdefault(profile, KvForecast(bits, profile))
+    return Forecast(
+        card=model.card,
+        media_bytes=media_bytes,
+        memory_bytes=memory_bytes(),
+        working_set_bytes=working_set,
+        budget_bytes=kv_budget_bytes(options, weights_bytes, working_set, media_bytes=media_bytes),
+        caches=tuple(profiles.values()),
+    )
+
+
+def _with_width(tuning: TuningOptions, bits: int | None) -> TuningOptions:
+    return replace(tuning, memory=replace(tuning.memory, kv_bits=bits))

@@ -1,0 +1,1 @@
+"""KV caches of batches whose rows keep their own lengths."""

@@ -1,0 +1,239 @@
+"""The caches of all layers for the rows that decode together."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from backend.cache.layers import UpstreamCache, cache_bytes, upstream_name
+from backend.cache.layout import cache_leaves
+from backend.cache.row_kv import RowKV
+from backend.engine.kv.attention import install
+from backend.engine.kv.layer import RaggedKV
+from backend.engine.kv.ledger import Joining, Ledger
+from backend.engine.kv.spans import Reference
+from backend.engine.kv.variants import LatentKV, QuantizedKV
+from backend.engine.network import Caches, Network
+
+MakeRagged: TypeAlias = Callable[[UpstreamCache], RaggedKV]
+
+
+class Batching(Enum):
+    """How the layers that keep every position are batched.
+
+    Attributes:
+        RAGGED: Each row has its own length, and attention runs by group.
+        LATENT: The same for families that keep compressed keys (MLA).
+        PADDED: By the batch caches of mlx-lm, as long as the longest row.
+        NONE: One row at a time.
+    """
+
+    RAGGED = "ragged"
+    LATENT = "latent"
+    PADDED = "padded"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What the look at a model at load found out about its batches.
+
+    Attributes:
+        batching: How its rows share a pass.
+        overhead: Positions of a row that cost as much as one more group.
+        shares_prefixes: Whether rows use what lies in the prompt cache where it lies.
+        takes_several: Whether rows may take unlike numbers of tokens in one pass.
+    """
+
+    batching: Batching = Batching.RAGGED
+    overhead: float = 512.0
+    shares_prefixes: bool = False
+    takes_several: bool = False
+
+    @property
+    def has_own_lengths(self) -> bool:
+        """Whether every row has its own length."""
+        return self.batching in _RAGGED
+
+
+class BatchCaches:
+    """Caches of rows that join and leave between passes; belongs to the engine thread.
+
+    A row that is alone has the caches that it came with.
+
+    Attributes:
+        layers: What the network takes.
+        count: How many rows there are.
+    """
+
+    def __init__(self, plan: BatchPlan) -> None:
+        """Start without rows."""
+        self.layers: Caches = []
+        self.count = 0
+        self._plan = plan
+        self._ledger: Ledger | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays."""
+        return sum(map(cache_bytes, self.layers))
+
+    @property
+    def can_give_back(self) -> bool:
+        """Whether every layer can forget its latest positions, row by row."""
+        return all(_can_give_back(leaf) for leaf in cache_leaves(self.layers))
+
+    def forward(self, network: Network, tokens: mx.array) -> mx.array:
+        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily."""
+        if self._ledger is None:
+            return network(tokens, cache=self.layers)
+        if tokens.shape[1] > 1 and self._plan.batching is Batching.LATENT:
+            columns = mx.split(tokens, tokens.shape[1], axis=1)
+            return mx.concatenate([self.forward(network, column) for column in columns], axis=1)
+        self._ledger.begin(tokens.shape[1])
+        logits = network(tokens, cache=self.layers)
+        self._ledger.advance()
+        return logits
+
+    def give_back(self, counts: Sequence[int]) -> None:
+        """Let each row forget so many of its latest positions.
+
+        Rows that take unlike numbers of tokens in one pass are padded on the right, and give the
+        padding back.
+
+        Raises:
+            ValueError: A layer cannot, or a row has fewer positions.
+        """
+        if not self.can_give_back:
+            raise ValueError("these caches keep what they have taken")
+        if self._ledger is not None:
+            self._ledger.give_back(counts)
+        for leaf in cache_leaves(self.layers):
+            _give_back(leaf, counts)
+        if self._ledger is not None and self._ledger.wants_review:
+            self.regroup(range(self.count), [])
+
+    def regroup(self, staying: Sequence[int], arrivals: Sequence[Caches]) -> None:
+        """Let rows leave, and others join behind those that stay.
+
+        Args:
+            staying: Places of the rows that stay, in order.
+            arrivals: Caches of the rows that join; what they hold is taken over.
+        """
+        total = len(staying) + len(arrivals)
+        if total <= 1:
+            alone = self.extract(staying[0]) if staying else next(iter(arrivals), [])
+            self.layers, self._ledger = alone, None
+        elif self.count <= 1 or not staying:
+            self._merge([self.layers, *arrivals] if staying else arrivals)
+        else:
+            self._change(staying, arrivals)
+        self.count = total
+
+    def extract(self, row: int) -> Caches:
+        """Return the caches of one row, which is about to leave."""
+        return self.layers if self.count == 1 else [_extracted(c, row) for c in self.layers]
+
+    def _merge(self, rows: Sequence[Caches]) -> None:
+        ledger = Ledger(self._plan.overhead)
+        classes = _RAGGED.get(self._plan.batching, {})
+        ragged = {name: partial(make, ledger) for name, make in classes.items()}
+        self.layers = [_merged(column, ragged) for column in zip(*rows, strict=True)]
+        has_ragged = any(isinstance(leaf, RaggedKV) for leaf in cache_leaves(self.layers))
+        self._ledger = ledger if has_ragged else None
+        if has_ragged:
+            install()
+            self._follow([], [list(cache_leaves(caches)) for caches in rows])
+
+    def _change(self, staying: Sequence[int], arrivals: Sequence[Caches]) -> None:
+        joining = [list(cache_leaves(caches)) for caches in arrivals]
+        for index, leaf in enumerate(cache_leaves(self.layers)):
+            if isinstance(leaf, RaggedKV):
+                continue
+            if len(staying) < self.count:
+                leaf.filter(list(staying))
+            if column := [leaves[index] for leaves in joining]:
+                leaf.extend(column[0].merge(column))
+        if self._ledger is not None:
+            self._follow(staying, joining)
+
+    def _follow(self, staying: Sequence[int], joining: Sequence[Sequence[UpstreamCache]]) -> None:
+        """Let the layers with rows of unlike length take the groups of the ledger."""
+        ragged = {
+            index: leaf
+            for index, leaf in enumerate(cache_leaves(self.layers))
+            if isinstance(leaf, RaggedKV)
+        }
+        rows = [_joining([leaves[index] for index in ragged]) for leaves in joining]
+        recipes = self._ledger.regroup(staying, rows) if self._ledger else []
+        for index, leaf in ragged.items():
+            leaf.regroup(recipes, [leaves[index] for leaves in joining])
+
+
+def _joining(leaves: Sequence[UpstreamCache]) -> Joining:
+    """Return what the ledger has to know of a row; layers that a model does not use are empty."""
+    fullest = max(leaves, key=lambda leaf: leaf.offset)
+    if not isinstance(fullest, RowKV):
+        return Joining(fullest.offset)
+    path = (Reference(id(part.arrays[0]), part.tokens) for part in fullest.parts)
+    return Joining(fullest.tail, tuple(path))
+
+
+def _merged(caches: Sequence[UpstreamCache], ragged: Mapping[str, MakeRagged]) -> UpstreamCache:
+    """Return the batch cache of a layer; one that is `ragged` takes its rows over later."""
+    first = caches[0]
+    match _class_name(first):
+        case "CacheList":
+            columns = zip(*(cache.caches for cache in caches), strict=True)
+            return type(first)(*(_merged(column, ragged) for column in columns))
+        case name if name in ragged:
+            return ragged[name](first)
+        case _:
+            return first.merge(list(caches))
+
+
+def _extracted(cache: UpstreamCache, row: int) -> UpstreamCache:
+    if upstream_name(cache) == "CacheList":
+        return type(cache)(*(_extracted(leaf, row) for leaf in cache.caches))
+    return cache.extract(row)
+
+
+def _can_give_back(leaf: UpstreamCache) -> bool:
+    is_counter = getattr(leaf, "counts_only", False)
+    return is_counter or isinstance(leaf, RaggedKV) or _class_name(leaf) in _GIVE_BACK
+
+
+def _give_back(leaf: UpstreamCache, counts: Sequence[int]) -> None:
+    if getattr(leaf, "counts_only", False):
+        leaf.upcoming = [place - n for place, n in zip(leaf.upcoming, counts, strict=True)]
+    elif give_back := _GIVE_BACK.get(_class_name(leaf)):
+        give_back(leaf, counts)
+
+
+def _class_name(leaf: UpstreamCache) -> str:
+    return "KVCache" if isinstance(leaf, RowKV) else upstream_name(leaf)
+
+
+def _trim(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    (count,) = counts
+    cache.trim(count)
+
+
+def _roll(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    cache.prepare(right_padding=list(counts))
+    cache.finalize()
+
+
+_RAGGED: Mapping[Batching, Mapping[str, type[RaggedKV]]] = {
+    Batching.RAGGED: {"KVCache": RaggedKV, "QuantizedKVCache": QuantizedKV},
+    Batching.LATENT: {"KVCache": LatentKV},
+}
+
+_GIVE_BACK: Mapping[str, Callable[[UpstreamCache, Sequence[int]], None]] = {
+    "KVCache": _trim,
+    "QuantizedKVCache": _trim,
+    "BatchKVCache": _roll,
+}

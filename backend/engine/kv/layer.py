@@ -1,0 +1,299 @@
+"""The keys and values of one layer for all rows of a batch, each row with its own length.
+
+A model takes a `RaggedKV` for upstream's cache. The keys and values that it fetches are the
+`RaggedKV` itself; it hands them on to upstream's attention, which `attention` sends back here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from backend.cache.layers import UpstreamCache
+from backend.cache.row_kv import Part, RowKV
+from backend.engine.kv.ledger import Ledger, Recipe, Source
+from backend.engine.kv.partial import Partial, joined, merged, over_own, over_shared
+from backend.engine.kv.spans import Group, Pass, Span
+
+Buffers: TypeAlias = tuple[mx.array, ...]
+"""Arrays [rows, heads, capacity, width] of one group: keys and values, perhaps in several parts."""
+
+_POSITIONS = 2
+
+
+class Window:
+    """A mask that hides all but the latest positions; the lengths of the rows say which."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class RaggedKV:
+    """Buffers of keys and values, one set for each group of rows.
+
+    Each row is written where it ends. What lies behind its end is never read, and written over.
+    """
+
+    def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
+        """Start without rows.
+
+        Args:
+            ledger: Lengths and groups, shared with the other layers.
+            like: A cache of one row; rows that leave get one of its class.
+        """
+        self._ledger = ledger
+        self._kind = type(like)
+        self._buffers: dict[Group, Buffers] = {}
+        self._references: dict[int, Buffers] = {}
+        self._written: Pass | None = None
+
+    @property
+    def offset(self) -> mx.array:
+        """[B] positions of each row, those included that this layer has taken in the pass."""
+        current = self.current
+        return current.offset_after if self._written is current else current.offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[object, object]:
+        """Write [B, heads, width, head width] behind each row."""
+        current = self.current
+        encoded = self._encoded(keys, values)
+        for span in current.spans:
+            self._write(span, tuple(array[span.take] for array in encoded))
+        self._written = current
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[object, object]:
+        """Return what other layers read that share the keys and values of this one."""
+        return self, self
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803, ARG002 (upstream's parameters)
+        return_array: bool = False,  # noqa: FBT001, FBT002, ARG002
+        window_size: int | None = None,
+    ) -> Window | None:
+        """Return what attention has to know beyond the lengths of the rows."""
+        return None if window_size is None else Window(window_size)
+
+    def attend(
+        self, queries: mx.array, scale: float, mask: object, sinks: mx.array | None
+    ) -> mx.array:
+        """Return the attention [B, heads, width, value width], computed group by group.
+
+        Args:
+            queries: [B, heads, width, head width].
+            scale: Of the scores.
+            mask: As `make_mask` gave it.
+            sinks: [heads] scores of a position that holds nothing, for families that have one.
+
+        Raises:
+            TypeError: The model made a mask of its own.
+        """
+        if mask is not None and not isinstance(mask, Window):
+            raise TypeError("a mask of the model's own cannot be used with rows of unlike length")
+        current = self.current
+        window = None if mask is None else mask.size
+        outputs = [self._attention(queries, span, scale, window, sinks) for span in current.plain]
+        if current.behind:
+            partials = self._partials(queries, scale, window)
+            outputs.append(merged(partials, sinks, queries.dtype))
+        return current.in_order(outputs)
+
+    def regroup(self, recipes: Sequence[Recipe], arrivals: Sequence[UpstreamCache]) -> None:
+        """Build the buffers of new groups; those of the others are not touched.
+
+        Args:
+            recipes: How each group comes about.
+            arrivals: The caches of the rows that join, whose arrays are taken over.
+        """
+        self._keep_references(arrivals)
+        old, self._buffers = self._buffers, {}
+        joining = [self._read(cache) for cache in arrivals]
+        known = [*old.values(), *filter(None, joining), *self._references.values()]
+        for recipe in recipes:
+            group = recipe.group
+            if recipe.is_kept:
+                pieces = [old[group]] if group in old else []
+            elif known:
+                pieces = [_taken(source, old, joining, known[0]) for source in recipe.sources]
+            else:
+                pieces = []
+            if pieces:
+                self._buffers[group] = _in_one(pieces, group)
+
+    def extract(self, row: int) -> UpstreamCache:
+        """Return a row's own cache; a row that is alone in its group takes the buffers along."""
+        cache = self._new_cache()
+        group, place = self._ledger.place(row)
+        length = self._ledger.lengths[row]
+        path = self._ledger.paths[row]
+        if path and self._references:
+            cache.parts = tuple(Part(self._references[r.source], r.tokens) for r in path)
+        buffers = self._buffers.get(group)
+        if buffers is not None and len(group.members) > 1:
+            buffers = tuple(mx.contiguous(a[place : place + 1, :, :length]) for a in buffers)
+        if buffers is not None:
+            self._fill(cache, buffers, length)
+        return cache
+
+    @property
+    def keys(self) -> mx.array:
+        """The keys of one group: a rank of a pipeline lets what it has sent be part of them."""
+        return next(iter(self._buffers.values()))[0]
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        group, (_, *others) = next(iter(self._buffers.items()))
+        self._buffers[group] = (keys, *others)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The data type of values, which some families convert the output of attention to."""
+        return self.state[-1].dtype
+
+    def empty(self) -> bool:
+        """Tell whether nothing was written yet."""
+        return not self._buffers
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all buffers."""
+        return sum(array.nbytes for buffers in self._buffers.values() for array in buffers)
+
+    @property
+    def state(self) -> list[mx.array]:
+        """All arrays."""
+        return [array for buffers in self._buffers.values() for array in buffers]
+
+    @property
+    def current(self) -> Pass:
+        """The pass that is being built."""
+        if self._ledger.current is None:
+            raise RuntimeError("a batch is computed outside of a pass")
+        return self._ledger.current
+
+    def _keep_references(self, arrivals: Sequence[UpstreamCache]) -> None:
+        """Hold the arrays that rows of the batch refer to, and let go of the others."""
+        joining = [cache.parts if isinstance(cache, RowKV) else () for cache in arrivals]
+        paths = self._ledger.paths[len(self._ledger.paths) - len(arrivals) :]
+        for path, parts in zip(paths, joining, strict=True):
+            # A layer that a model does not use has no parts.
+            for reference, part in zip(path, parts, strict=False):
+                self._references[reference.source] = part.arrays
+        used = {reference.source for path in self._ledger.paths for reference in path}
+        self._references = {k: v for k, v in self._references.items() if k in used}
+
+    def _partials(self, queries: mx.array, scale: float, window: int | None) -> list[Partial]:
+        """Return what tails and references give to the rows that have references."""
+        current = self.current
+        tails = []
+        for span in current.behind:
+            mask = span.array_mask if window is None else span.visible(window)
+            keys, values = self.seen(span)
+            tails.append(over_own(queries[span.take], keys, values, scale, mask))
+        partials = [joined(tails)]
+        for shared in current.shared:
+            arrays = self._references[shared.source]
+            keys, values = (array[:, :, : shared.tokens] for array in arrays)
+            mask = shared.mask if window is None else shared.visible(window, current.latest)
+            partial = over_shared(queries[shared.take], keys, values, scale, mask)
+            partials.append(partial if shared.places is None else partial.spread(shared.places))
+        return partials
+
+    def _write(self, span: Span, new: Buffers) -> None:
+        group = span.group
+        buffers = self._buffers.get(group)
+        if buffers is None:
+            buffers = tuple(_resized(array[:, :, :0], group.capacity) for array in new)
+        self._buffers[group] = tuple(
+            mx.put_along_axis(
+                _resized(buffer, group.capacity),
+                mx.broadcast_to(span.places, array.shape),
+                array,
+                axis=_POSITIONS,
+            )
+            for buffer, array in zip(buffers, new, strict=True)
+        )
+
+    def seen(self, span: Span) -> Buffers:
+        """Return the positions that a group has filled."""
+        return tuple(array[:, :, : span.longest] for array in self._buffers[span.group])
+
+    def _encoded(self, keys: mx.array, values: mx.array) -> Buffers:
+        """Return what is kept of keys and values."""
+        return keys, values
+
+    def _attention(
+        self,
+        queries: mx.array,
+        span: Span,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Return the attention of a group without references."""
+        mask = span.mask if window is None else span.visible(window)
+        return self._attend(queries[span.take], self.seen(span), scale, mask, sinks)
+
+    def _attend(
+        self,
+        queries: mx.array,
+        kept: Buffers,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Return the attention of queries over what is kept of their keys and values."""
+        keys, values = kept
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
+
+    def _new_cache(self) -> UpstreamCache:
+        return self._kind()
+
+    def _read(self, cache: UpstreamCache) -> Buffers | None:
+        """Return the arrays of a row's own; `None` for a row that has none yet."""
+        return None if cache.keys is None else (cache.keys, cache.values)
+
+    def _fill(self, cache: UpstreamCache, buffers: Buffers, length: int) -> None:
+        cache.keys, cache.values = buffers
+        if isinstance(cache, RowKV):
+            cache.tail = length
+        else:
+            cache.offset = length
+
+
+def _taken(
+    source: Source, old: Mapping[Group, Buffers], joining: Sequence[Buffers | None], like: Buffers
+) -> Buffers:
+    """Return the arrays of some rows; those without any position yet have empty ones."""
+    if isinstance(source.origin, int):
+        found = joining[source.origin]
+        count = 1
+    else:
+        found = old.get(source.origin)
+        count = len(source.rows or source.origin.members)
+    if found is None:
+        return tuple(mx.zeros((count, a.shape[1], 0, a.shape[3]), a.dtype) for a in like)
+    if source.rows is None:
+        return found
+    return tuple(array[mx.array(source.rows)] for array in found)
+
+
+def _in_one(pieces: Sequence[Buffers], group: Group) -> Buffers:
+    if len(pieces) == 1 and pieces[0][0].shape[_POSITIONS] == group.capacity:
+        return pieces[0]
+    columns = zip(*pieces, strict=True)
+    return tuple(
+        mx.concatenate([_resized(array, group.capacity) for array in column]) for column in columns
+    )
+
+
+def _resized(array: mx.array, capacity: int) -> mx.array:
+    """Return an array with room for so many positions; what is cut off is spare."""
+    missing = capacity - array.shape[_POSITIONS]
+    if missing <= 0:
+        return array[:, :, :capacity] if missing else array
+    spare = mx.zeros((*array.shape[:_POSITIONS], missing, array.shape[3]), array.dtype)
+    return mx.concatenate([array, spare], axis=_POSITIONS)

@@ -1,0 +1,170 @@
+"""How long the rows of a batch are and which of them attend together: one ledger for all layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from backend.engine.kv.grouping import regrouped
+from backend.engine.kv.spans import Group, Pass, Path
+
+MIN_SPARE_TOKENS = 16
+SPARE_SHARE = 1 / 16
+MAX_SPARE_TOKENS = 256
+# With several tokens to a pass, lengths drift apart: look again after so many passes.
+PASSES_PER_REVIEW = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A row that joins.
+
+    Attributes:
+        tail: Positions of its own.
+        path: References to those before.
+    """
+
+    tail: int
+    path: Path = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows that a new group takes over.
+
+    Attributes:
+        origin: An old group, or the number of a row that joins.
+        rows: Which rows of the old group, by their place in it; `None` is all of them.
+    """
+
+    origin: Group | int
+    rows: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the buffers of a group come about."""
+
+    group: Group
+    sources: tuple[Source, ...]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the group is an old one."""
+        return self.sources[0].origin is self.group
+
+
+class Ledger:
+    """Lengths and groups of the rows of a batch; belongs to the engine thread.
+
+    Attributes:
+        lengths: Positions of each row's tail.
+        paths: References of each row.
+        groups: A partition of the rows; those with references are apart from those without.
+        current: The pass that is being built, if any.
+    """
+
+    def __init__(self, overhead: float) -> None:
+        """Start without rows.
+
+        Args:
+            overhead: Positions of a row that cost as much as one more group.
+        """
+        self.lengths: list[int] = []
+        self.paths: list[Path] = []
+        self.groups: list[Group] = []
+        self.current: Pass | None = None
+        self._overhead = overhead
+        self._passes = 0
+
+    @property
+    def wants_review(self) -> bool:
+        """Whether rows have taken unlike numbers of tokens for a while."""
+        return self._passes >= PASSES_PER_REVIEW
+
+    def begin(self, width: int) -> None:
+        """Make room for a pass of `width` tokens per row."""
+        for group in self.groups:
+            needed = max(self.lengths[row] for row in group.members) + width
+            if needed > group.capacity:
+                group.capacity = with_spare(needed)
+        self.current = Pass(self.lengths, self.paths, self.groups, width)
+
+    def advance(self) -> None:
+        """Count the tokens of the pass that has been built."""
+        if self.current is not None:
+            self.lengths = [length + self.current.width for length in self.lengths]
+
+    def give_back(self, counts: Sequence[int]) -> None:
+        """Let rows forget their latest positions: the next pass writes there again.
+
+        Raises:
+            ValueError: A row's tail does not have as many.
+        """
+        if any(not 0 <= count <= n for count, n in zip(counts, self.lengths, strict=True)):
+            raise ValueError(f"rows of {self.lengths} positions cannot give back {list(counts)}")
+        self.lengths = [n - count for count, n in zip(counts, self.lengths, strict=True)]
+        self._passes += 1
+
+    def regroup(self, staying: Sequence[int], arrivals: Sequence[Joining]) -> list[Recipe]:
+        """Let rows leave and join behind the others; return how the groups come about.
+
+        Args:
+            staying: Places of the rows that stay, in their new order.
+            arrivals: The rows that join.
+        """
+        self._passes = 0
+        origin = self._origins(staying, len(arrivals))
+        self.lengths = [*(self.lengths[row] for row in staying), *(row.tail for row in arrivals)]
+        self.paths = [*(self.paths[row] for row in staying), *(row.path for row in arrivals)]
+        self.current = None
+        recipes = [self._recipe(members, origin) for members in self._plan(origin)]
+        self.groups = [recipe.group for recipe in recipes]
+        return recipes
+
+    def place(self, row: int) -> tuple[Group, int]:
+        """Return the group of a row, and the row's place in its buffers."""
+        group = next(group for group in self.groups if row in group.members)
+        return group, group.members.index(row)
+
+    def _plan(self, origin: Sequence[tuple[Group | int, int]]) -> list[list[int]]:
+        groups = _by_origin(origin)
+        plain = [group for group in groups if not self.paths[group[0]]]
+        behind = [group for group in groups if self.paths[group[0]]]
+        return [
+            *regrouped(plain, self.lengths, self._overhead),
+            *regrouped(behind, self.lengths, self._overhead),
+        ]
+
+    def _origins(self, staying: Sequence[int], arrivals: int) -> list[tuple[Group | int, int]]:
+        """Return where each row of the new batch lies: in which group, and where in it."""
+        places = {
+            row: (group, place) for group in self.groups for place, row in enumerate(group.members)
+        }
+        return [*(places[row] for row in staying), *((number, 0) for number in range(arrivals))]
+
+    def _recipe(self, members: Sequence[int], origin: Sequence[tuple[Group | int, int]]) -> Recipe:
+        sources = []
+        for found, rows in groupby(members, key=lambda row: origin[row][0]):
+            places = tuple(origin[row][1] for row in rows)
+            is_whole = isinstance(found, int) or places == tuple(range(len(found.members)))
+            sources.append(Source(found, None if is_whole else places))
+        only = sources[0]
+        if len(sources) == 1 and isinstance(only.origin, Group) and only.rows is None:
+            only.origin.members = tuple(members)
+            return Recipe(only.origin, (only,))
+        longest = max(self.lengths[row] for row in members)
+        return Recipe(Group(tuple(members), with_spare(longest)), tuple(sources))
+
+
+def with_spare(tokens: int) -> int:
+    """Return how many positions to allocate for so many."""
+    spare = max(MIN_SPARE_TOKENS, int(tokens * SPARE_SHARE))
+    return tokens + min(spare, MAX_SPARE_TOKENS)
+
+
+def _by_origin(origin: Sequence[tuple[Group | int, int]]) -> list[list[int]]:
+    """Return the rows of the new batch by the group that they lie in, in the group's order."""
+    found: dict[Group | int, list[tuple[int, int]]] = {}
+    for row, (source, place) in enumerate(origin):
+        found.setdefault(source, []).append((place, row))
+    return [[row for _, row in sorted(rows)] for rows in found.values()]

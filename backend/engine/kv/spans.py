@@ -1,0 +1,200 @@
+"""Where rows write and what they see in one forward pass: made once, used by all layers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import mlx.core as mx
+
+Index: TypeAlias = slice | mx.array
+"""Takes rows from an array [B, ...]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The first positions of an array of the prompt cache.
+
+    Attributes:
+        source: Tells the array; the same in all layers.
+        tokens: How many positions.
+    """
+
+    source: int
+    tokens: int
+
+
+Path: TypeAlias = tuple[Reference, ...]
+"""The first positions of a row, in order."""
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Rows whose tails lie in one buffer [rows, heads, capacity, width] per layer.
+
+    Attributes:
+        members: Their places in the batch, in the order of the buffer.
+        capacity: Positions for which the buffers have room.
+    """
+
+    members: tuple[int, ...]
+    capacity: int
+
+
+class Span:
+    """Where the rows of a group write, and what they see of their tails.
+
+    Attributes:
+        group: The group.
+        take: Takes its rows from an array of the batch.
+        longest: Positions of the longest tail, those of this pass included.
+    """
+
+    def __init__(self, group: Group, lengths: Sequence[int], width: int) -> None:
+        """Take the lengths of all tails before the pass."""
+        self.group = group
+        self.take = index_of(group.members)
+        self._lengths = [lengths[row] for row in group.members]
+        self._width = width
+        self.longest = max(self._lengths) + width
+
+    @cached_property
+    def places(self) -> mx.array:
+        """The positions that are written, [rows, 1, width, 1]."""
+        first = mx.array(self._lengths, mx.int32)[:, None, None, None]
+        return first + mx.arange(self._width, dtype=mx.int32)[:, None]
+
+    @cached_property
+    def mask(self) -> mx.array | str | None:
+        """What the queries see, as upstream's attention takes it."""
+        if len(set(self._lengths)) > 1:
+            return self.visible(None)
+        return "causal" if self._width > 1 else None
+
+    @cached_property
+    def array_mask(self) -> mx.array | None:
+        """The same as an array [rows, 1, width, longest]; `None` is all."""
+        return None if self.mask is None else self.visible(None)
+
+    def visible(self, window: int | None) -> mx.array:
+        """Return which positions each query sees, [rows, 1, width, longest].
+
+        Args:
+            window: How many of the latest; `None` is all.
+        """
+        positions = mx.arange(self.longest, dtype=mx.int32)
+        seen = positions <= self.places
+        return seen if window is None else seen & (positions > self.places - window)
+
+
+class SharedSpan:
+    """Positions of the prompt cache, and the rows that begin with them.
+
+    Attributes:
+        source: Tells the arrays.
+        take: Takes the rows from an array of the batch.
+        tokens: How many positions are read, as many as the row that has most of them.
+        places: For each row with references, its place among those of this span; one more is a
+            row without. `None` if all of them share it, in order.
+    """
+
+    def __init__(
+        self, source: int, start: int, users: Mapping[int, int], everyone: Sequence[int]
+    ) -> None:
+        """Take the rows.
+
+        Args:
+            source: Tells the arrays.
+            start: The position of the first one in every row.
+            users: How many positions each row has of them, by its place in the batch.
+            everyone: The rows with references, in order.
+        """
+        self.source = source
+        self.take = index_of(list(users))
+        self.tokens = max(users.values())
+        self._start = start
+        self._counts = list(users.values())
+        order = {row: place for place, row in enumerate(users)}
+        places = [order.get(row, len(order)) for row in everyone]
+        self.places = None if places == list(range(len(order))) else mx.array(places)
+
+    @cached_property
+    def mask(self) -> mx.array | None:
+        """The positions that each row has, [rows, 1, 1, tokens]; `None` is all."""
+        if min(self._counts) == self.tokens:
+            return None
+        positions = mx.arange(self.tokens, dtype=mx.int32)
+        return positions < mx.array(self._counts, mx.int32)[:, None, None, None]
+
+    def visible(self, window: int, latest: mx.array) -> mx.array:
+        """Return which positions each query sees, [rows, 1, width, tokens].
+
+        Args:
+            window: How many of the latest.
+            latest: [B, width] the position of each query of the batch.
+        """
+        positions = self._start + mx.arange(self.tokens, dtype=mx.int32)
+        seen = positions > latest[self.take][:, None, :, None] - window
+        return seen if self.mask is None else seen & self.mask
+
+
+class Pass:
+    """The arrays that all layers use in one forward pass.
+
+    Attributes:
+        offset: [B] positions of each row before the pass.
+        offset_after: [B] positions of each row after it.
+        spans: Of all groups.
+        plain: Of the groups whose rows have no references.
+        behind: Of the groups whose rows have.
+        shared: The references, each once.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], paths: Sequence[Path], groups: Sequence[Group], width: int
+    ) -> None:
+        """Take lengths of tails, and references, before the pass."""
+        self.width = width
+        before = [_tokens(path) + n for path, n in zip(paths, lengths, strict=True)]
+        self.offset = mx.array(before, mx.int32)
+        self.offset_after = self.offset + width
+        self.spans = [Span(group, lengths, width) for group in groups]
+        self.plain = [span for span in self.spans if not paths[span.group.members[0]]]
+        self.behind = [span for span in self.spans if paths[span.group.members[0]]]
+        everyone = [row for span in self.behind for row in span.group.members]
+        self.shared = list(_shared(paths, everyone))
+        order = [row for span in (*self.plain, *self.behind) for row in span.group.members]
+        self._inverse = index_of(sorted(range(len(order)), key=order.__getitem__))
+
+    @cached_property
+    def latest(self) -> mx.array:
+        """The position of each query, [B, width]."""
+        return self.offset[:, None] + mx.arange(self.width, dtype=mx.int32)
+
+    def in_order(self, outputs: Sequence[mx.array]) -> mx.array:
+        """Join arrays of the plain groups and of those behind references, as the batch goes."""
+        joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        return joined if isinstance(self._inverse, slice) else joined[self._inverse]
+
+
+def index_of(rows: Sequence[int]) -> Index:
+    """Return what takes these rows from an array, without a copy where they are neighbours."""
+    first, last = rows[0], rows[-1]
+    if list(rows) == list(range(first, last + 1)):
+        return slice(first, last + 1)
+    return mx.array(rows)
+
+
+def _shared(paths: Sequence[Path], everyone: Sequence[int]) -> Iterable[SharedSpan]:
+    users: dict[tuple[int, int], dict[int, int]] = {}
+    for row in everyone:
+        start = 0
+        for reference in paths[row]:
+            users.setdefault((reference.source, start), {})[row] = reference.tokens
+            start += reference.tokens
+    for (source, start), counts in users.items():
+        yield SharedSpan(source, start, counts, everyone)
+
+
+def _tokens(path: Path) -> int:
+    return sum(reference.tokens for reference in path)

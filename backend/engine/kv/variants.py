@@ -1,0 +1,88 @@
+"""Layers whose keys and values are not plain arrays: quantised ones, and compressed ones (MLA)."""
+
+import mlx.core as mx
+from mlx_lm.models.base import quantized_scaled_dot_product_attention
+
+from backend.cache.layers import UpstreamCache
+from backend.engine.kv.layer import Buffers, RaggedKV
+from backend.engine.kv.ledger import Ledger
+
+# Words, scales and biases.
+_PARTS = 3
+
+
+class QuantizedKV(RaggedKV):
+    """Quantised keys and values: words, scales and biases of each."""
+
+    def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
+        """Start without rows, with the group size and the bits of `like`."""
+        super().__init__(ledger, like)
+        self._packing = {"group_size": like.group_size, "bits": like.bits}
+
+    def _encoded(self, keys: mx.array, values: mx.array) -> Buffers:
+        return (*mx.quantize(keys, **self._packing), *mx.quantize(values, **self._packing))
+
+    def _attend(
+        self,
+        queries: mx.array,
+        kept: Buffers,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        if sinks is not None:
+            raise TypeError("quantised attention knows no sinks")
+        return quantized_scaled_dot_product_attention(
+            queries, kept[:_PARTS], kept[_PARTS:], scale, mask, **self._packing
+        )
+
+    def _new_cache(self) -> UpstreamCache:
+        return self._kind(**self._packing)
+
+    def _read(self, cache: UpstreamCache) -> Buffers | None:
+        return None if cache.keys is None else (*cache.keys, *cache.values)
+
+    def _fill(self, cache: UpstreamCache, buffers: Buffers, length: int) -> None:
+        cache.keys, cache.values = buffers[:_PARTS], buffers[_PARTS:]
+        cache.offset = length
+
+
+class LatentKV(RaggedKV):
+    """Compressed keys, which are the values too, and beside them the keys of positions (MLA).
+
+    These families multiply the queries of positions with the keys that they fetch, and hand the
+    product to attention as a mask. They fetch an identity matrix here, so that attention gets those
+    queries, and can multiply them group by group. One token to a pass: of several, the families
+    decompress the keys that they fetch.
+    """
+
+    def keys_and_values(self) -> tuple[object, object]:
+        """Return what stands for the compressed keys, and an identity matrix [1, 1, R, R]."""
+        _, positions = next(iter(self._buffers.values()))
+        return self, mx.eye(positions.shape[-1], dtype=positions.dtype)[None, None]
+
+    def attend(
+        self, queries: mx.array, scale: float, mask: object, sinks: mx.array | None
+    ) -> mx.array:
+        """Return the attention over compressed keys [B, heads, 1, compressed width].
+
+        Args:
+            queries: [B, heads, 1, compressed width].
+            scale: Of their scores.
+            mask: The queries of positions [B, heads, 1, R], scaled.
+            sinks: No family has any.
+        """
+        if not isinstance(mask, mx.array) or sinks is not None:
+            raise TypeError("compressed keys need the queries of positions")
+        outputs = []
+        for span in self.current.spans:
+            keys, positions = self.seen(span)
+            scores = mask[span.take] @ positions.swapaxes(-1, -2)
+            if span.mask is not None:
+                scores = mx.where(span.mask, scores, mx.finfo(scores.dtype).min)
+            outputs.append(
+                mx.fast.scaled_dot_product_attention(
+                    queries[span.take], keys, keys, scale=scale, mask=scores
+                )
+            )
+        return self.current.in_order(outputs)

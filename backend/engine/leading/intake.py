@@ -1,0 +1,130 @@
+"""Orders of the server on their way to the turns: grammars compiled, media prepared beside them."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import NoReturn, TypeAlias
+
+from backend.engine.distributed.grammars import SentGrammar
+from backend.engine.messages.channel import Channel, ChannelClosedError
+from backend.engine.messages.commands import Cancel, Fetched, Submit
+from backend.engine.messages.failure import Failure
+from backend.engine.messages.protocol import (
+    Answered,
+    Job,
+    Leave,
+    PreparedInputs,
+    PrepareMedium,
+    Stop,
+)
+from backend.engine.messages.stream import Publication
+from backend.errors import GrammarError, InvalidRequestError, RefusedMediumError
+from backend.model.vision.media_processor import MediaPreparer, ProcessorError, content_of
+from common.lifecycle import exit_at_once
+
+Command: TypeAlias = Submit | Cancel | Job | Leave | Stop | Fetched | Publication
+"""Obeyed by the thread that computes, in the order of their arrival."""
+
+
+class Intake:
+    """Listens to the server, on threads of its own."""
+
+    def __init__(
+        self,
+        server: Channel,
+        media: MediaPreparer | None,
+        commands: "queue.SimpleQueue[Command]",
+        fail: Callable[[BaseException], NoReturn],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            server: Gives orders.
+            media: Prepares media; `None` for a model that reads text only.
+            commands: Where orders go that concern a turn.
+            fail: Ends the process.
+        """
+        self._server = server
+        self._media = media
+        self._commands = commands
+        self._fail = fail
+        self._guided: queue.SimpleQueue[Submit] = queue.SimpleQueue()
+        self._waiting: set[str] = set()
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[tuple[int, PrepareMedium]] = queue.SimpleQueue()
+        self._wanted: set[int] = set()
+
+    def start(self) -> None:
+        """Begin."""
+        for work in (self._listen, self._compile, self._prepare):
+            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ChannelClosedError:
+            exit_at_once(0)
+        except Exception as error:  # noqa: BLE001 (the top of a thread)
+            self._fail(error)
+
+    def _listen(self) -> None:
+        while True:
+            self._route(self._server.receive())
+
+    def _route(self, order: Command) -> None:
+        match order:
+            case Submit(request) if isinstance(request.grammar, SentGrammar):
+                self._await_grammar(order)
+            case Cancel(request_id):
+                with self._lock:
+                    self._waiting.discard(request_id)
+                self._commands.put(order)
+            case Job(number, PrepareMedium() as request):
+                self._wanted.add(number)
+                self._jobs.put((number, request))
+            case Leave(number):
+                self._wanted.discard(number)
+                self._commands.put(order)
+            case _:
+                self._commands.put(order)
+
+    def _await_grammar(self, order: Submit) -> None:
+        with self._lock:
+            self._waiting.add(order.request.request_id)
+        self._guided.put(order)
+
+    def _compile(self) -> None:
+        while True:
+            order = self._guided.get()
+            command: Command = order
+            try:
+                if isinstance(order.request.grammar, SentGrammar):
+                    order.request.grammar.compile()
+            except GrammarError as error:
+                command = Publication(order.request.request_id, error)
+            with self._lock:
+                if order.request.request_id in self._waiting:
+                    self._waiting.discard(order.request.request_id)
+                    self._commands.put(command)
+
+    def _prepare(self) -> None:
+        while True:
+            number, request = self._jobs.get()
+            if number in self._wanted:
+                self._server.send(Answered(number, self._prepared(request)))
+            self._wanted.discard(number)
+
+    def _prepared(self, request: PrepareMedium) -> PreparedInputs | Failure:
+        if self._media is None:
+            return Failure.of(InvalidRequestError("Images", "the loaded model reads text only"))
+        content = content_of(request.kind, request.content, request.fps)
+        try:
+            medium = self._media.prepare(request.kind, content, request.digest)
+        except ProcessorError as error:
+            return Failure.of(RefusedMediumError(str(error)))
+        return PreparedInputs(
+            text=medium.text,
+            token_ids=medium.token_ids,
+            inputs=medium.inputs,
+            marks=medium.marks,
+        )

@@ -1,0 +1,248 @@
+"""Rank 0, the engine process: it decides what every turn does, and all ranks do it.
+
+The main thread computes. One thread listens to the server, one to each other rank, one compiles
+grammars and one prepares media. What a session cannot recover from ends the process, and with it
+the group: the server starts another.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from backend.core.status import EngineStatus
+from backend.engine.distributed.grammars import GrammarWorkshop
+from backend.engine.distributed.members import Members, form_group
+from backend.engine.distributed.messages import Form, GroupCommand, Turn
+from backend.engine.distributed.replica import Replica
+from backend.engine.distributed.shard import load_whole
+from backend.engine.distributed.topology import Topology, topology_of
+from backend.engine.leading.intake import Command, Intake
+from backend.engine.messages.channel import Channel, ChannelClosedError
+from backend.engine.messages.codec import Codec
+from backend.engine.messages.commands import Fetched
+from backend.engine.messages.failure import Failure
+from backend.engine.messages.protocol import (
+    Answered,
+    Failed,
+    Load,
+    Loaded,
+    MediaFacts,
+    Passing,
+    RowEvent,
+    Snapshot,
+    Stop,
+    Told,
+)
+from backend.engine.messages.results import packed
+from backend.engine.messages.stream import Publication, is_last
+from backend.engine.session.session import Outlets
+from backend.errors import BackendError, GrammarError, GroupLostError
+from backend.model.loaded import RunnableModel
+from backend.model.loader import tokenizer_defaults
+from common.garbage import LASTING
+from common.lifecycle import exit_at_once
+
+STATUS_INTERVAL_S = 0.25
+# How long the news of who has gone may take behind the failure that it causes.
+_NEWS_DELAY_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Leader:
+    """The engine of one model, alone or with other ranks."""
+
+    def __init__(
+        self,
+        server: Channel,
+        codec: Codec,
+        tamper: Callable[[RunnableModel], RunnableModel] | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            server: Gives orders and gets news.
+            codec: Of that connection; learns grammars when the model is loaded.
+            tamper: Changes a model that was just loaded; for tests.
+        """
+        self._server = server
+        self._codec = codec
+        self._tamper = tamper
+        self._members: Members | None = None
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._replica: Replica
+        self._turn_number = 0
+        self._status_due_at = 0.0
+        self._passing: Passing | None = None
+        self._is_stopping = False
+
+    def run(self) -> NoReturn:
+        """Load a model and compute until told to stop; never returns."""
+        self._server.watch(lambda: os._exit(0))
+        try:
+            order = self._server.receive()
+            if isinstance(order, Load):
+                self._begin(order)
+                while not self._is_stopping:
+                    self._lead_turn()
+                self._replica.close()
+        except ChannelClosedError:
+            pass
+        except BackendError as error:
+            self._fail(error)
+        except BaseException as error:  # the top of the process: models raise even SystemExit
+            log.critical("the engine has failed", exc_info=error)
+            if self._members is not None:
+                # If a rank has gone, its thread says so and ends this process first.
+                time.sleep(_NEWS_DELAY_S)
+                self._fail(GroupLostError(f"rank 0 failed: {error}"))
+            self._fail(error)
+        exit_at_once(0)
+
+    def _begin(self, load: Load) -> None:
+        outlets = Outlets(self._hand_over, self._commands.put, note_pass=self._note_pass)
+        topology = topology_of(load.options.tuning)
+        if topology is None:
+            model = self._tampered(load_whole(load.options, load.directory))
+            self._replica = Replica.alone(model, load.options, outlets, self._answer_job)
+        else:
+            form = _form(load, topology)
+            self._members, model, start = form_group(form, self._fail)
+            options = self._members.form.options
+            model = self._tampered(model)
+            self._replica = Replica.shared(model, options, start, outlets, self._answer_job)
+            self._members.begin()
+        self._serve(model)
+
+    def _tampered(self, model: RunnableModel) -> RunnableModel:
+        return self._tamper(model) if self._tamper is not None else model
+
+    def _serve(self, model: RunnableModel) -> None:
+        """Tell the server, and listen to it from here on."""
+        workshop = GrammarWorkshop(model.tokenizer, model.card)
+        self._codec.read_grammar = workshop.read
+        status = self._status()
+        card = self._replica.card
+        if self._members is not None:
+            card = replace(card, weights_bytes=status.memory_bytes["weights"])
+        self._server.send(
+            Loaded(
+                card=card,
+                status=status,
+                tokenizer_defaults=tokenizer_defaults(model.network),
+                media=_media_facts(model),
+            )
+        )
+        Intake(self._server, model.media, self._commands, self._fail).start()
+        with contextlib.suppress(GrammarError):
+            # The server reads its vocabulary meanwhile: nobody waits twice.
+            _ = workshop.compiler
+        LASTING.leave_out()
+
+    def _lead_turn(self) -> None:
+        """Decide on a turn, tell everyone, and compute it."""
+        commands = self._next_commands()
+        self._turn_number += 1
+        turn = Turn(self._turn_number, commands, self._replica.pace())
+        if self._members is None:
+            self._compute_alone(turn)
+        else:
+            self._members.send(turn)
+            self._replica.follow(turn)
+            self._members.check(turn, self._replica)
+        if self._replica.is_idle or time.monotonic() >= self._status_due_at:
+            self._send_status()
+
+    def _compute_alone(self, turn: Turn) -> None:
+        try:
+            self._replica.follow(turn)
+        except Exception as error:  # noqa: BLE001 (models raise anything)
+            self._replica.recover(error)
+
+    def _next_commands(self) -> tuple[GroupCommand, ...]:
+        """Return the commands that are there; wait for one when there is nothing else to do."""
+        commands: list[GroupCommand] = []
+        waits = self._replica.is_idle
+        timeout_s = self._replica.idle_timeout_s if self._members is None else None
+        while not self._is_stopping:
+            try:
+                command = self._commands.get(block=waits, timeout=timeout_s)
+            except queue.Empty:
+                break
+            waits = False
+            match command:
+                case Fetched():
+                    self._replica.take_in(command)
+                case Stop():
+                    self._is_stopping = True
+                case Publication():
+                    self._hand_over([command])
+                case _:
+                    commands.append(command)
+        return tuple(commands)
+
+    def _hand_over(self, publications: Sequence[Publication]) -> None:
+        """Send events to the server, after a status that knows which requests end."""
+        if any(is_last(publication.event) for publication in publications):
+            self._send_status()
+        self._server.send(Told([RowEvent.of(publication) for publication in publications]))
+
+    def _answer_job(self, job: int, result: object) -> None:
+        self._send_status()
+        self._server.send(Answered(job, packed(result)))
+
+    def _note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
+        passing = Passing(request_ids, has_job)
+        if passing != self._passing:
+            self._passing = passing
+            self._server.send(passing)
+
+    def _send_status(self) -> None:
+        self._status_due_at = time.monotonic() + STATUS_INTERVAL_S
+        self._server.send(Snapshot(self._status()))
+
+    def _status(self) -> EngineStatus:
+        """Return the status of rank 0, with the memory of every rank if there are several."""
+        own = self._replica.status()
+        if self._members is None:
+            return own
+        memories = {0: own.memory_bytes, **self._members.memories()}
+        total = Counter[str]()
+        for parts in memories.values():
+            total.update(parts)
+        by_rank = {f"rank_{rank}": _held(parts) for rank, parts in sorted(memories.items())}
+        return replace(own, memory_bytes=dict(total) | by_rank)
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Tell the server why, and end this process; its children end with it."""
+        with contextlib.suppress(ChannelClosedError):
+            self._server.send(Failed(Failure.of(error)))
+        exit_at_once(1)
+
+
+def _form(load: Load, topology: Topology) -> Form:
+    return Form(
+        topology=topology,
+        options=load.options,
+        directory=load.directory,
+        timeout_s=load.options.tuning.group.worker_timeout_s,
+    )
+
+
+def _held(parts: Mapping[str, int]) -> int:
+    return parts["mlx_active"] + parts["mlx_cache"]
+
+
+def _media_facts(model: RunnableModel) -> MediaFacts | None:
+    media = model.media
+    if media is None:
+        return None
+    return MediaFacts(
+        snippets=media.snippets, takes_parts=media.takes_parts, sampling_rate=media.sampling_rate
+    )

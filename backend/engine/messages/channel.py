@@ -1,0 +1,126 @@
+"""A connection that carries messages, for threads that may wait."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from backend.engine.messages.codec import Codec, Frame, FrameReader, WireError
+
+_RECEIVE_BYTES = 256 * 1024
+# How soon a machine that has vanished without a word is noticed.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+# The same, in milliseconds, where bytes to it are on their way: those are sent again for minutes.
+_UNANSWERED = {"TCP_USER_TIMEOUT": 25_000}
+# Linux tells of a peer that only stopped sending; elsewhere a full hang-up is told unasked.
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+
+
+class ChannelClosedError(Exception):
+    """The peer has gone."""
+
+
+class Channel:
+    """Messages to and from one peer; many threads may send, one receives."""
+
+    def __init__(self, connection: socket.socket, codec: Codec) -> None:
+        """Take over a connected socket."""
+        self._socket = connection
+        self._codec = codec
+        self._frames = FrameReader()
+        self._lock = threading.Lock()
+        if connection.family != socket.AF_UNIX:
+            _tune(connection)
+
+    @property
+    def peer_address(self) -> str:
+        """The address of the other end; empty inside one machine, or when it has gone."""
+        try:
+            name = self._socket.getpeername()
+        except OSError:
+            return ""
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    def send(self, message: object) -> None:
+        """Send a message.
+
+        Raises:
+            ChannelClosedError: The peer has gone.
+            WireError: The message cannot be sent.
+        """
+        self.send_frame(self._codec.encode(message))
+
+    def send_frame(self, frame: Frame) -> None:
+        """Send a message that was encoded before.
+
+        Raises:
+            ChannelClosedError: The peer has gone.
+        """
+        try:
+            with self._lock:
+                for part in frame.parts():
+                    self._socket.sendall(part)
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def receive(self, timeout_s: float | None = None) -> Any:  # noqa: ANN401 (whatever was sent)
+        """Wait for a whole message for so long; `None` waits for ever.
+
+        Raises:
+            ChannelClosedError: The peer has gone, or sends no messages.
+            TimeoutError: It has not come; what has come of it stays for the next call.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            while (frame := self._frames.take()) is None:
+                self._receive_more(deadline)
+            return self._codec.decode(frame)
+        except WireError as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def watch(self, on_hang_up: Callable[[], None]) -> None:
+        """Call back, on a thread of its own, when the peer hangs up; what it sent is left alone."""
+
+        def wait() -> None:
+            poll = select.poll()
+            poll.register(self._socket, _HANG_UP)
+            poll.poll()
+            on_hang_up()
+
+        threading.Thread(target=wait, name="hang-up", daemon=True).start()
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _receive_more(self, deadline: float | None) -> None:
+        """Wait for bytes."""
+        if deadline is not None and not self._has_news(deadline):
+            raise TimeoutError
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+        if not data:
+            raise ChannelClosedError("the connection was closed")
+        self._frames.feed(data)
+
+    def _has_news(self, deadline: float) -> bool:
+        # Unlike `select`, it takes descriptors beyond 1023.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000.0 * max(deadline - time.monotonic(), 0.0)))
+
+
+def _tune(connection: socket.socket) -> None:
+    """Send small messages at once, and notice a peer that has vanished."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (_KEEPALIVE | _UNANSWERED).items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,186 @@
+"""Messages between processes: typed structs in MessagePack, and large arrays as raw buffers.
+
+Only the structs that a codec knows can be made from bytes, so a peer can send nothing but values.
+No pickle: it would run what a peer sends.
+
+A frame is a head (two numbers: bytes of the message, count of buffers), the length of each
+buffer, the message, and the buffers.
+"""
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from backend.core.guide import ReplyGrammar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_FRAME_BYTES = 2**30
+MAX_BUFFERS = 4096
+
+_HEAD = struct.Struct("!II")
+_LENGTH = struct.Struct("!Q")
+_ARRAY = 1
+
+GrammarParts: TypeAlias = Sequence[str]
+"""The rules that a grammar was compiled from: its start, then its definitions."""
+
+ReadGrammar: TypeAlias = Callable[[GrammarParts], ReplyGrammar]
+
+
+class WireError(Exception):
+    """Bytes are no message, or a value cannot be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message as it travels."""
+
+    payload: bytes
+    buffers: Sequence[bytes | memoryview] = ()
+
+    def parts(self) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of the frame, in order; buffers are not copied."""
+        lengths = b"".join(_LENGTH.pack(memoryview(each).nbytes) for each in self.buffers)
+        yield _HEAD.pack(len(self.payload), len(self.buffers)) + lengths + self.payload
+        yield from self.buffers
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take what has come."""
+        self._received += data
+
+    def take(self) -> Frame | None:
+        """Return the next frame, or `None` until the rest of it has come.
+
+        Raises:
+            WireError: The bytes are no frame.
+        """
+        if len(self._received) < _HEAD.size:
+            return None
+        size, count = _HEAD.unpack_from(self._received)
+        start = _HEAD.size + count * _LENGTH.size
+        if count > MAX_BUFFERS or size > MAX_FRAME_BYTES:
+            raise WireError(f"{size} bytes with {count} buffers are no message of ours")
+        if len(self._received) < start:
+            return None
+        lengths = [size]
+        for index in range(count):
+            lengths += _LENGTH.unpack_from(self._received, _HEAD.size + index * _LENGTH.size)
+        end = start + sum(lengths)
+        if end - start > MAX_FRAME_BYTES:
+            raise WireError(f"a message of {end - start} bytes is no message of ours")
+        if len(self._received) < end:
+            return None
+        payload, *buffers = self._cut(start, lengths)
+        del self._received[:end]
+        return Frame(payload, buffers)
+
+    def _cut(self, start: int, lengths: Sequence[int]) -> Iterator[bytes]:
+        with memoryview(self._received) as view:
+            for length in lengths:
+                yield bytes(view[start : start + length])
+                start += length
+
+
+class Codec:
+    """Messages of some types to frames and back; safe from any thread."""
+
+    def __init__(self, messages: Any, read_grammar: ReadGrammar | None = None) -> None:  # noqa: ANN401 (a union)
+        """Know the messages.
+
+        Args:
+            messages: A union of tagged structs.
+            read_grammar: Makes the grammars that messages hold; `None` refuses them.
+        """
+        self.read_grammar = read_grammar
+        self._lock = threading.Lock()
+        self._buffers: list[memoryview] = []
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._pack)
+        self._messages = messages
+        self._decoder = msgspec.msgpack.Decoder(messages, dec_hook=self._unpack)
+
+    def encode(self, message: object) -> Frame:
+        """Return a message as it travels.
+
+        Raises:
+            WireError: It holds a value that cannot be sent.
+        """
+        with self._lock:
+            try:
+                payload = self._encoder.encode(message)
+                return Frame(payload, self._buffers)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise WireError(f"a message cannot be sent: {error}") from error
+            finally:
+                self._buffers = []
+
+    def decode(self, frame: Frame) -> Any:  # noqa: ANN401 (whatever was sent)
+        """Return the message of a frame.
+
+        Raises:
+            WireError: It is none that the codec knows.
+        """
+        try:
+            return self._read(frame)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+            raise WireError(f"a message cannot be read: {error}") from error
+
+    def _read(self, frame: Frame) -> Any:  # noqa: ANN401 (whatever was sent)
+        if not frame.buffers:
+            return self._decoder.decode(frame.payload)
+        return msgspec.msgpack.decode(
+            frame.payload,
+            type=self._messages,
+            dec_hook=self._unpack,
+            ext_hook=lambda _code, place: _array(place, frame.buffers),
+        )
+
+    def _pack(self, value: Any) -> object:  # noqa: ANN401 (whatever msgspec does not know)
+        if isinstance(value, Path):
+            return str(value)
+        if hasattr(value, "__array_interface__"):
+            return self._set_aside(value)
+        if (source := getattr(value, "source", None)) is not None:
+            return [source.start, *source.definitions]
+        raise TypeError(f"a value of {type(value).__name__} cannot be sent")
+
+    def _set_aside(self, array: "np.ndarray") -> msgspec.msgpack.Ext:
+        """Let the bytes of an array follow the message."""
+        import numpy as np
+
+        whole = np.ascontiguousarray(array)
+        place = (len(self._buffers), whole.dtype.str, array.shape)
+        self._buffers.append(whole.reshape(-1).view(np.uint8).data)
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(place))
+
+    def _unpack(self, kind: Any, value: Any) -> object:  # noqa: ANN401 (a type, and plain values)
+        if kind is Path:
+            return Path(value)
+        if kind is ReplyGrammar and self.read_grammar is not None:
+            return self.read_grammar(value)
+        raise TypeError(f"a value of {kind.__name__} cannot be read here")
+
+
+_Place: TypeAlias = tuple[int, str, tuple[int, ...]]
+
+
+def _array(place: memoryview, buffers: Sequence[bytes | memoryview]) -> "np.ndarray":
+    import numpy as np
+
+    index, kind, shape = msgspec.msgpack.decode(place, type=_Place)
+    if index >= len(buffers) or np.dtype(kind).hasobject:
+        raise ValueError("an array is not there")
+    return np.frombuffer(buffers[index], np.dtype(kind)).reshape(shape)

@@ -1,0 +1,33 @@
+"""Errors of the backend as they travel: their class and their text."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from backend import errors
+from backend.errors import BackendError, EngineFailedError
+
+_KINDS: Mapping[str, type[BackendError]] = {
+    kind.__name__: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, BackendError)
+}
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An error of the backend; what else it holds stays where it was raised."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """Return an error as it travels; one that is not the backend's is the engine's failure."""
+        if isinstance(error, BackendError):
+            return cls(type(error).__name__, str(error))
+        return cls(EngineFailedError.__name__, f"{type(error).__name__}: {error}")
+
+    def error(self) -> BackendError:
+        """Return the error, to be raised here."""
+        kind = _KINDS.get(self.kind, BackendError)
+        return kind.__new__(kind, self.text)

@@ -1,0 +1,58 @@
+"""From the engine thread to the event loop, many events with one wake-up."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from backend.core.step import EngineEvent
+from backend.engine.messages.stream import Publication
+from backend.errors import BackendError
+
+HandOver: TypeAlias = Callable[[Sequence[Publication]], None]
+
+
+class Publisher:
+    """Gathers the events of all requests; belongs to the engine thread.
+
+    A reply on the wire costs about as much as a token of a very small model. So the replies of
+    all streams together are bounded, and tokens that come faster share one; what somebody waits
+    for, a first token, an end, an error, goes at once.
+    """
+
+    def __init__(self, hand_over: HandOver, max_replies_per_s: int) -> None:
+        """Start empty.
+
+        Args:
+            hand_over: Takes events, in order; must not block.
+            max_replies_per_s: The bound; 0 is none.
+        """
+        self._hand_over = hand_over
+        self._reply_interval_s = 1.0 / max_replies_per_s if max_replies_per_s else 0.0
+        self._kept: list[Publication] = []
+        self._is_urgent = False
+        self._handed_over_at = 0.0
+
+    def put(
+        self, request_id: str, event: EngineEvent | BackendError, *, is_urgent: bool = False
+    ) -> None:
+        """Take an event."""
+        self._kept.append(Publication(request_id, event))
+        self._is_urgent = self._is_urgent or is_urgent
+
+    def settle(self, streams: int) -> None:
+        """Hand everything over if so many streams may be replied to again."""
+        if time.monotonic() >= self._handed_over_at + streams * self._reply_interval_s:
+            self.flush()
+
+    def hurry(self) -> None:
+        """Hand everything over if something of it is urgent."""
+        if self._is_urgent:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over everything."""
+        kept, self._kept = self._kept, []
+        self._is_urgent = False
+        if kept:
+            self._handed_over_at = time.monotonic()
+            self._hand_over(kept)

@@ -1,0 +1,140 @@
+"""Find out at load time whether a model computes the same in a batch as alone.
+
+Some families of mlx-lm 0.32 do not (wrong masks, caches without `merge`): served in a batch, they
+would answer wrongly without any error. Others compute with the keys that they fetch, and cannot
+have rows of unlike length.
+"""
+
+import logging
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import cached_property
+
+import mlx.core as mx
+
+from backend.cache.layers import keys_and_values
+from backend.cache.layout import cache_leaves
+from backend.engine.kv.batch_caches import BatchCaches, Batching, BatchPlan
+from backend.engine.kv.calibration import measured_overhead
+from backend.engine.network import MODEL_ERRORS, FreshCaches, Network
+from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.self_check import SHORT_PROMPTS
+from backend.engine.passes.sharing_check import is_shareable
+from backend.engine.passes.trial_steps import computed, cut, difference, prefilled
+
+_STEPS = 3
+_MAX_WIDTH = 4
+# All rows in one group, and each in its own.
+_OVERHEADS = (float("inf"), 0.0)
+
+log = logging.getLogger(__name__)
+
+
+def batch_plan(
+    network: Network,
+    fresh_caches: CacheFactory,
+    token_ids: Sequence[int],
+    lengths: Sequence[int] = SHORT_PROMPTS,
+) -> BatchPlan:
+    """Return how rows of this model may be batched; the log says what it cannot do, and why.
+
+    Args:
+        network: The model.
+        fresh_caches: Makes the caches of one sequence.
+        token_ids: Of a text: prompts are cut from it, and from its repetitions.
+        lengths: Of the prompts, in tokens.
+    """
+    trial = BatchTrial(network, fresh_caches, token_ids, lengths)
+    fault = trial.ragged_fault(Batching.RAGGED)
+    if fault is None:
+        shares = is_shareable(network, fresh_caches, token_ids)
+        several = trial.fault(BatchPlan(Batching.RAGGED), width=_MAX_WIDTH) is None
+        return BatchPlan(Batching.RAGGED, trial.overhead(), shares, several)
+    if trial.ragged_fault(Batching.LATENT) is None:
+        return BatchPlan(Batching.LATENT, trial.overhead())
+    padded_fault = trial.fault(BatchPlan(Batching.PADDED))
+    if padded_fault is None:
+        log.info("batches of this model are padded to their longest row: %s", fault)
+        return BatchPlan(Batching.PADDED)
+    log.warning("this model runs one request at a time: %s", padded_fault)
+    return BatchPlan(Batching.NONE)
+
+
+class BatchTrial:
+    """Prompts of unlike length, decoded for some steps alone and in batches."""
+
+    def __init__(
+        self,
+        network: Network,
+        fresh_caches: FreshCaches,
+        token_ids: Sequence[int],
+        lengths: Sequence[int] = SHORT_PROMPTS,
+    ) -> None:
+        """Prefill the prompts; the arguments are those of `batch_plan`."""
+        self._network = network
+        self._lengths = tuple(lengths)
+        self._tokens = [
+            cut(token_ids, start, n + _MAX_WIDTH * _STEPS) for start, n in enumerate(lengths)
+        ]
+        self._prefilled = [
+            prefilled(network, fresh_caches(), tokens[:n])
+            for tokens, n in zip(self._tokens, lengths, strict=True)
+        ]
+
+    def ragged_fault(self, batching: Batching) -> str | None:
+        """Return why rows may not have lengths of their own, or `None` when they may."""
+        plans = [BatchPlan(batching, overhead) for overhead in _OVERHEADS]
+        return next(filter(None, map(self.fault, plans)), None)
+
+    def fault(self, plan: BatchPlan, *, width: int = 1) -> str | None:
+        """Return why rows may not be batched by a plan, or `None` when they may.
+
+        Args:
+            plan: How they are batched.
+            width: Tokens to a pass; of several, every other row gives the last one back.
+        """
+        for leaf in self._prefilled[0]:
+            if not hasattr(leaf, "merge") and plan.batching is Batching.PADDED:
+                return f"{type(leaf).__name__} cannot be merged"
+        try:
+            together = self._together(plan, width)
+        except MODEL_ERRORS as error:
+            first_line = str(error).partition("\n")[0]
+            return f"a batch raises {type(error).__name__}: {first_line}"
+        gap = difference(self._alone, together)
+        return gap and f"{gap} in a batch"
+
+    def overhead(self) -> float:
+        """Return how many positions of a row cost as much as one more group of rows."""
+        leaves = cache_leaves(self._prefilled[0])
+        pairs = (keys_and_values(leaf) for leaf in leaves if not leaf.empty())
+        like = next(filter(None, pairs), None)
+        return 0.0 if like is None else measured_overhead(*like)
+
+    @cached_property
+    def _alone(self) -> list[mx.array]:
+        """The logits [S, V] of each row by itself."""
+        rows = zip(deepcopy(self._prefilled), self._tokens, self._lengths, strict=True)
+        return [
+            mx.concatenate(
+                [computed(self._network(mx.array([[t]]), cache=c)[0]) for t in tokens[n:][:_STEPS]]
+            )
+            for c, tokens, n in rows
+        ]
+
+    def _together(self, plan: BatchPlan, width: int) -> list[mx.array]:
+        """Return the logits [S, V] of each row in one batch."""
+        caches = BatchCaches(plan)
+        caches.regroup([], deepcopy(self._prefilled))
+        taken = [width - i % 2 if width > 1 else 1 for i in range(len(self._lengths))]
+        fed = list(self._lengths)
+        logits: list[list[mx.array]] = [[] for _ in fed]
+        for _ in range(_STEPS):
+            inputs = [tokens[n:][:width] for tokens, n in zip(self._tokens, fed, strict=True)]
+            made = computed(caches.forward(self._network, mx.array(inputs)))
+            if width > 1:
+                caches.give_back([width - count for count in taken])
+            for row, count in enumerate(taken):
+                logits[row].append(made[row, :count])
+            fed = [n + count for n, count in zip(fed, taken, strict=True)]
+        return [mx.concatenate(row)[:_STEPS] for row in logits]

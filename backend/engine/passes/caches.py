@@ -1,0 +1,131 @@
+"""The empty caches that sequences begin with, quantised if that was asked for and works."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
+
+from backend.cache.layers import UpstreamCache, upstream_name
+from backend.cache.layout import cache_leaves
+from backend.cache.packing import group_size_for
+from backend.cache.row_kv import RowKV
+from backend.config import TuningOptions
+from backend.engine.kv.attention import install
+from backend.engine.kv.batch_caches import BatchPlan
+from backend.engine.network import MODEL_ERRORS, Caches, Network
+
+_TRIAL_PROMPT = tuple(range(8))
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFactory:
+    """Makes the caches of one sequence, a network's own or quantised ones in their place.
+
+    Attributes:
+        network: Whose caches these are.
+        bits: Of a quantised value.
+        group_sizes: How many values share a scale, for each leaf of the caches in order; `None`
+            leaves it as it is. None at all leave all as they are.
+        plan: How caches of several sequences are batched.
+    """
+
+    network: Network
+    bits: int = 8
+    group_sizes: tuple[int | None, ...] = ()
+    plan: BatchPlan = field(default_factory=BatchPlan)
+
+    def __call__(self) -> Caches:
+        """Return fresh caches."""
+        caches: Caches = make_prompt_cache(self.network)
+        if self.plan.shares_prefixes:
+            install()
+            return [_referring(cache) for cache in caches]
+        if not self.group_sizes:
+            return caches
+        sizes = iter(self.group_sizes)
+        return [self._quantised(cache, sizes) for cache in caches]
+
+    def _quantised(self, cache: UpstreamCache, sizes: Iterator[int | None]) -> UpstreamCache:
+        if type(cache) is CacheList:
+            return CacheList(*(self._quantised(leaf, sizes) for leaf in cache.caches))
+        size = next(sizes)
+        return cache if size is None else cache.to_quantized(group_size=size, bits=self.bits)
+
+
+def _referring(cache: UpstreamCache) -> UpstreamCache:
+    """Return a cache that can use what lies in the prompt cache, for one of every position."""
+    match upstream_name(cache):
+        case "CacheList":
+            return type(cache)(*map(_referring, cache.caches))
+        case "KVCache":
+            return RowKV()
+        case _:
+            return cache
+
+
+def make_cache_factory(network: Network, tuning: TuningOptions) -> CacheFactory:
+    """Return the factory that the options ask for; computes a few tokens to see that it works.
+
+    A network that cannot do with quantised caches keeps its own, with a warning.
+    """
+    own = CacheFactory(network)
+    if tuning.memory.kv_bits is None:
+        return own
+    used = own()
+    _computed(network, _TRIAL_PROMPT, used)
+    sizes = _group_sizes(used, tuning.memory.kv_group_size)
+    quantised = CacheFactory(network, tuning.memory.kv_bits, sizes)
+    if fault := _fault(quantised):
+        log.warning("the KV cache of this model is not quantised: %s", fault)
+        return own
+    count = len(sizes) - sizes.count(None)
+    log.info("KV cache: %d bits in %d of %d layers", tuning.memory.kv_bits, count, len(sizes))
+    return quantised
+
+
+def foreseen_cache_factory(network: Network, tuning: TuningOptions) -> CacheFactory:
+    """Return the factory that `make_cache_factory` would, if all goes well; computes nothing."""
+    own = CacheFactory(network)
+    if tuning.memory.kv_bits is None:
+        return own
+    used = own()
+    network(mx.array([_TRIAL_PROMPT]), cache=used)
+    sizes = _group_sizes(used, tuning.memory.kv_group_size)
+    return CacheFactory(network, tuning.memory.kv_bits, sizes) if any(sizes) else own
+
+
+def _group_sizes(used: Caches, largest: int) -> tuple[int | None, ...]:
+    """Return a group size for every leaf that holds keys and values of all positions.
+
+    Heads may differ in width from layer to layer, and only used caches tell it.
+    """
+    return tuple(
+        group_size_for((leaf.keys.shape[-1], leaf.values.shape[-1]), largest)
+        if type(leaf) is KVCache and not leaf.empty()
+        else None
+        for leaf in cache_leaves(used)
+    )
+
+
+def _fault(fresh_caches: CacheFactory) -> str | None:
+    """Return why these caches cannot be used, or `None` when they can."""
+    if not any(fresh_caches.group_sizes):
+        return "no layer has keys and values whose heads are a multiple of 32 wide"
+    caches = fresh_caches()
+    try:
+        _computed(fresh_caches.network, _TRIAL_PROMPT, caches)
+        logits = _computed(fresh_caches.network, _TRIAL_PROMPT[:1], caches)
+    except MODEL_ERRORS as error:
+        first_line = str(error).partition("\n")[0]
+        return f"its attention raises {type(error).__name__}: {first_line}"
+    return None if mx.isfinite(logits).all().item() else "its logits are not finite"
+
+
+def _computed(network: Network, tokens: tuple[int, ...], caches: Caches) -> mx.array:
+    logits = network(mx.array([tokens]), cache=caches)
+    mx.eval(logits, [cache.state for cache in caches])
+    return logits

@@ -1,0 +1,121 @@
+"""Feed prompts that may hold media: text in chunks, and in the place of media what towers made."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from backend.config import MEDIA_MEMO_BYTES
+from backend.core.prompt import MediaSpan
+from backend.engine.kv.batch_caches import BatchPlan
+from backend.engine.network import Caches, FreshCaches, Network
+from backend.engine.passes.media_memo import MediaMemo
+from backend.engine.passes.prefill import prefill_chunk, prefill_together
+from backend.engine.rows.row import Row
+from backend.model.vision.rope_positions import RopePositions
+from backend.model.vision.vision_network import MediaPart, VisionNetwork
+
+
+class TextFeeder:
+    """Feeds prompts to a network that reads text only; belongs to the engine thread."""
+
+    media: MediaMemo | None = None
+
+    def __init__(self, network: Network, fresh_caches: FreshCaches) -> None:
+        """Prepare.
+
+        Args:
+            network: The model.
+            fresh_caches: Makes caches for a row that has none.
+        """
+        self._network = network
+        self._fresh_caches = fresh_caches
+
+    def feed(self, row: Row, count: int) -> None:
+        """Feed the next `count` tokens of a row, at most `row.prefill_left`; computed on return."""
+        prefill_chunk(self._network, self._fresh_caches, row, count)
+
+    def feed_together(self, rows: Sequence[Row], plan: BatchPlan) -> None:
+        """Feed all that is left of two or more rows in one pass; computed on return."""
+        prefill_together(self._network, self._fresh_caches, plan, rows)
+
+    def align(self, row: Row) -> None:
+        """Leave the row as it is: in text, positions count tokens."""
+
+
+class MediaFeeder:
+    """Feeds prompts to a network with towers; belongs to the engine thread.
+
+    Attributes:
+        media: What the towers made of media.
+    """
+
+    def __init__(self, network: VisionNetwork, fresh_caches: FreshCaches) -> None:
+        """Prepare.
+
+        Args:
+            network: The model.
+            fresh_caches: Makes caches for a row that has none.
+        """
+        self._network = network
+        self._fresh_caches = fresh_caches
+        self.media = MediaMemo(network, MEDIA_MEMO_BYTES)
+
+    def feed(self, row: Row, count: int) -> None:
+        """Feed the next tokens of a row: text, or tokens of one medium; computed on return.
+
+        Args:
+            row: Whose prompt it is.
+            count: How many tokens at most; a medium that may not be split comes as a whole.
+        """
+        span = row.media_at(row.fed)
+        if span is None:
+            text = row.next_media_start - row.fed
+            prefill_chunk(self._network, self._fresh_caches, row, min(count, text))
+        else:
+            self._feed_medium(row, span, count)
+        self.align(row)
+
+    def feed_together(self, rows: Sequence[Row], plan: BatchPlan) -> None:
+        """Feed all that is left of two or more rows of text in one pass; computed on return."""
+        prefill_together(self._network, self._fresh_caches, plan, rows)
+        for row in rows:
+            self.align(row)
+
+    def align(self, row: Row) -> None:
+        """Let what comes next stand where the media before it say."""
+        counter = row.cache[-1] if row.cache else None
+        if isinstance(counter, RopePositions):
+            counter.upcoming = [self._position(row, row.fed)]
+
+    def _feed_medium(self, row: Row, span: MediaSpan, count: int) -> None:
+        if row.cache is None:
+            row.cache = self._fresh_caches()
+        caches: Caches = row.cache
+        features = self.media.features(span, row.token_ids[span.start : span.stop])
+        may_split = self.media.may_split(features)
+        stop = min(row.fed + count, span.stop) if may_split else span.stop
+        part = MediaPart(features, row.fed - span.start, stop - span.start)
+        tokens = mx.array([row.token_ids[row.fed : stop]])
+        self._network.feed_media(tokens, caches, part, self._position(row, span.start))
+        mx.eval([cache.state for cache in caches])
+        row.fed = stop
+
+    def _position(self, row: Row, count: int) -> int:
+        """Return where the token behind the first `count` stands."""
+        before = (span for span in row.request.prompt.media if span.stop <= count)
+        return count + sum(self._advance(row, span) for span in before)
+
+    def _advance(self, row: Row, span: MediaSpan) -> int:
+        """Return by how much more than its tokens a medium advances the position."""
+        token_ids = row.token_ids[span.start : span.stop]
+        return self.media.rope_length(span, token_ids) - len(token_ids)
+
+
+Feeder = TextFeeder | MediaFeeder
+
+
+def make_feeder(network: Network, fresh_caches: FreshCaches) -> Feeder:
+    """Return what feeds prompts to a network."""
+    if isinstance(network, VisionNetwork):
+        return MediaFeeder(network, fresh_caches)
+    return TextFeeder(network, fresh_caches)

@@ -1,0 +1,71 @@
+"""Find out which of several requests a failed step is to blame on: each is tried alone."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from backend.engine.passes.batch import Batch, RowStep
+from backend.engine.passes.feeder import Feeder
+from backend.engine.rows.row import Row
+
+MAX_UNEXPLAINED_FAILURES = 2
+TRIAL_CHUNK_TOKENS = 512
+
+log = logging.getLogger(__name__)
+
+
+class Isolation:
+    """The rows under suspicion; belongs to the engine thread.
+
+    Attributes:
+        batches_keep_failing: Whether steps fail again and again for no request's fault.
+    """
+
+    def __init__(self, feeder: Feeder, new_batch: Callable[[], Batch]) -> None:
+        """Start without a suspicion.
+
+        Args:
+            feeder: Feeds prompts.
+            new_batch: Makes a batch for one row.
+        """
+        self._feeder = feeder
+        self._new_batch = new_batch
+        self._suspects: list[Row] = []
+        self._unexplained_failures = 0
+
+    @property
+    def batches_keep_failing(self) -> bool:
+        """Whether no request could be blamed for the last failures."""
+        return self._unexplained_failures > MAX_UNEXPLAINED_FAILURES
+
+    def suspect(self, rows: Sequence[Row], error: Exception) -> None:
+        """Take rows that failed together; they lose their KV caches."""
+        log.warning("a step of %d requests failed, trying each alone", len(rows), exc_info=error)
+        self._unexplained_failures += len(rows) > 1
+        if self.batches_keep_failing:
+            log.warning("batches of this model keep failing: one request at a time from now on")
+        self._suspects = list(rows)
+        for row in rows:
+            row.rewind()
+
+    def explain(self) -> None:
+        """Note that a request was to blame, or that batches work after all."""
+        self._unexplained_failures = 0
+
+    def next_suspect(self) -> Row | None:
+        """Return a row that has to be tried before anything else is computed."""
+        while self._suspects:
+            row = self._suspects.pop()
+            if not row.has_left:
+                return row
+        return None
+
+    def try_alone(self, row: Row, meanwhile: Callable[[], None]) -> None:
+        """Run a twin of the row from its first token to its next; raises if the row is to blame."""
+        twin = row.twin()
+        while left := twin.prefill_left:
+            self._feeder.feed(twin, min(left, TRIAL_CHUNK_TOKENS))
+        trial = self._new_batch()
+        trial.add(twin)
+        steps: list[RowStep] = []
+        while not steps:
+            trial.step(meanwhile=meanwhile, landed=steps.extend)

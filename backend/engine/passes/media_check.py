@@ -1,0 +1,148 @@
+"""Find out at load time whether this engine shows a model what mlx-vlm by itself shows it.
+
+Towers reach the text in many ways. One that this engine does not know would be answered wrongly
+without any error.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from backend.core.media import MediaKind
+from backend.core.prompt import Prompt
+from backend.core.request import GenerationRequest, SamplingParams
+from backend.engine.network import FreshCaches
+from backend.engine.passes.feeder import MediaFeeder
+from backend.engine.rows.row import Row
+from backend.model.checkpoint.failures import one_line
+from backend.model.vision.media_processor import PROCESSOR_FAILURES, ProcessorError
+from backend.model.vision.media_trial import Examiner, OtherTokensError
+from backend.model.vision.vision_network import VisionNetwork
+
+_STEPS = 3
+# How much of the probability of the next token may go to other tokens.
+_TOLERANCE = {mx.float32: 2e-3, mx.float16: 0.03, mx.bfloat16: 0.1}
+
+log = logging.getLogger(__name__)
+
+
+def media_faults(
+    network: VisionNetwork, fresh_caches: FreshCaches, examiner: Examiner
+) -> tuple[Mapping[MediaKind, str], Mapping[MediaKind, str]]:
+    """Return why media of some kinds may not be shown, and why only one of others in a prompt.
+
+    Args:
+        network: The model, in memory.
+        fresh_caches: Makes the caches of one sequence.
+        examiner: Makes trials for the model.
+    """
+    refused: dict[MediaKind, str] = {}
+    single: dict[MediaKind, str] = {}
+    for kind in examiner.processor.snippets:
+        for count in range(1, examiner.most(kind) + 1):
+            fault = _media_fault(network, fresh_caches, examiner, kind, count)
+            if fault is not None:
+                log.warning("%d of the kind %s in a prompt: %s", count, kind.value, fault)
+                (refused if count == 1 else single)[kind] = fault
+                break
+    return refused, single
+
+
+def text_fault(
+    network: VisionNetwork, fresh_caches: FreshCaches, token_ids: Sequence[int]
+) -> str | None:
+    """Return why a model may not even read text, or `None` when it may.
+
+    Args:
+        network: The model, in memory.
+        fresh_caches: Makes the caches of one sequence.
+        token_ids: A prompt.
+    """
+    prompt = Prompt(tuple(token_ids))
+    try:
+        fault = _difference(network, fresh_caches, prompt, {})
+        if fault and _difference(network, fresh_caches, prompt, {}, pieces=1) is None:
+            return f"{fault} to a prompt that is fed in pieces"
+        return fault
+    except PROCESSOR_FAILURES:
+        log.info("mlx-vlm by itself does not generate text with this model", exc_info=True)
+        return None
+
+
+def _media_fault(
+    network: VisionNetwork,
+    fresh_caches: FreshCaches,
+    examiner: Examiner,
+    kind: MediaKind,
+    count: int,
+) -> str | None:
+    try:
+        trial = examiner.trial(kind, count)
+        return _difference(network, fresh_caches, trial.prompt, trial.whole_inputs)
+    except PROCESSOR_FAILURES as error:
+        fault = f"the model raises {type(error).__name__}: {one_line(error)}"
+    except OtherTokensError as error:
+        return f"the model's processor: {error}"
+    except ProcessorError as error:
+        fault = f"the model's processor: {error}"
+    if count == 1:
+        return fault
+    # What the libraries cannot take together, this engine feeds one after another.
+    log.info("mlx-vlm by itself cannot show %d of the kind %s: %s", count, kind.value, fault)
+    return None
+
+
+def _difference(
+    network: VisionNetwork,
+    fresh_caches: FreshCaches,
+    prompt: Prompt,
+    inputs: Mapping[str, Any],
+    *,
+    pieces: int = 2,
+) -> str | None:
+    """Compare the first tokens of a reply; raises what the model or mlx-vlm raises."""
+    tokens, expected = network.reply_of_upstream(prompt.token_ids, inputs, _STEPS)
+    served = _served(network, fresh_caches, prompt, tokens[:-1], pieces)
+    moved = mx.abs(mx.softmax(served, axis=-1) - mx.exp(expected.astype(mx.float32)))
+    gap = mx.max(mx.sum(moved, axis=-1)).item() / 2
+    if gap <= _TOLERANCE[_precision(network)]:
+        return None
+    return f"its answers would not be those of mlx-vlm (probabilities differ by {gap:.2g})"
+
+
+def _served(
+    network: VisionNetwork,
+    fresh_caches: FreshCaches,
+    prompt: Prompt,
+    reply: Sequence[int],
+    pieces: int,
+) -> mx.array:
+    """Return logits [S, V] at the end of a prompt, fed in pieces, and after tokens of a reply."""
+    request = GenerationRequest(
+        request_id="trial",
+        prompt=prompt,
+        sampling=SamplingParams(),
+        max_tokens=1,
+        stop_token_ids=frozenset(),
+    )
+    row, feeder = Row(request), MediaFeeder(network, fresh_caches)
+    # Media that may be split are.
+    longest = max((span.stop - span.start for span in prompt.media), default=row.prefill_left)
+    piece = longest // pieces + 1
+    while left := row.prefill_left:
+        feeder.feed(row, min(left, piece))
+    caches = row.cache or fresh_caches()
+    logits = [
+        network(mx.array([[token]]), cache=caches)[0, -1]
+        for token in (prompt.token_ids[-1], *reply)
+    ]
+    return mx.stack(logits).astype(mx.float32)
+
+
+def _precision(network: VisionNetwork) -> mx.Dtype:
+    """Return the coarsest type of the weights."""
+    kinds = {weight.dtype for _, weight in tree_flatten(network.parameters())}
+    return next((kind for kind in (mx.bfloat16, mx.float16) if kind in kinds), mx.float32)

@@ -1,0 +1,60 @@
+"""Run prompts through the model: one in chunks, or several short ones in one pass.
+
+Several only where rows have lengths of their own, because batches that are padded on the right give
+wrong logits on several families of mlx-lm 0.32.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from backend.engine.kv.batch_caches import BatchCaches, BatchPlan
+from backend.engine.network import FreshCaches, Network
+from backend.engine.rows.row import Row
+
+
+def prefill_chunk(network: Network, fresh_caches: FreshCaches, row: Row, count: int) -> None:
+    """Feed the next `count` of the row's tokens, at most `row.prefill_left`.
+
+    The chunk is computed when this returns: a cancel takes effect before the next one.
+
+    Args:
+        network: The model.
+        fresh_caches: Makes caches for a row that has none.
+        row: Whose prompt it is.
+        count: How many tokens.
+    """
+    if row.cache is None:
+        row.cache = fresh_caches()
+    chunk = row.token_ids[row.fed : row.fed + count]
+    # The logits stay lazy: no product with the vocabulary is computed.
+    network(mx.array([chunk]), cache=row.cache)
+    mx.eval([cache.state for cache in row.cache])
+    row.fed += count
+
+
+def prefill_together(
+    network: Network, fresh_caches: FreshCaches, plan: BatchPlan, rows: Sequence[Row]
+) -> None:
+    """Feed all that is left of some prompts in one pass; computed when this returns.
+
+    The shorter ones are padded on the right, and give the padding back.
+
+    Args:
+        network: The model.
+        fresh_caches: Makes caches for rows that have none.
+        plan: Of batches of this model, whose rows may take unlike numbers of tokens.
+        rows: Whose prompts they are, two or more.
+    """
+    lefts = [row.prefill_left for row in rows]
+    width = max(lefts)
+    chunks = [row.token_ids[row.fed : -1] for row in rows]
+    padded = [[*chunk, *chunk[-1:] * (width - len(chunk))] for chunk in chunks]
+    batch = BatchCaches(plan)
+    batch.regroup([], [fresh_caches() if row.cache is None else row.cache for row in rows])
+    batch.forward(network, mx.array(padded))
+    batch.give_back([width - left for left in lefts])
+    for place, (row, left) in enumerate(zip(rows, lefts, strict=True)):
+        row.cache = batch.extract(place)
+        row.fed += left
+    mx.eval([cache.state for row in rows for cache in row.cache or ()])

@@ -1,0 +1,52 @@
+"""Computing a few tokens for a trial at load, and comparing what came of it."""
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+
+import mlx.core as mx
+
+from backend.engine.network import Caches, Network
+
+_CHUNK_TOKENS = 512
+_TOLERANCE = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.3}
+
+
+def cut(token_ids: Sequence[int], start: int, count: int) -> list[int]:
+    """Return `count` ids from `start` on; after the last one the first follows."""
+    return list(islice(cycle(token_ids), start, start + count))
+
+
+def computed(logits: mx.array) -> mx.array:
+    """Compute a step at once: ranks of a pipeline mistake each other's lazy steps."""
+    mx.eval(logits)
+    return logits
+
+
+def prefilled(network: Network, caches: Caches, tokens: Sequence[int]) -> Caches:
+    """Append tokens to caches, and return these."""
+    for start in range(0, len(tokens), _CHUNK_TOKENS):
+        network(mx.array([tokens[start : start + _CHUNK_TOKENS]]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    return caches
+
+
+def difference(expected: Sequence[mx.array], found: Sequence[mx.array]) -> str | None:
+    """Return by how much log-probabilities differ, or `None` when it is no more than rounding.
+
+    Args:
+        expected: Logits [..., V] of each row.
+        found: What should be the same.
+    """
+    largest = max(_gap(a, b) for a, b in zip(expected, found, strict=True))
+    is_near = largest <= _TOLERANCE.get(expected[0].dtype, max(_TOLERANCE.values()))
+    return None if is_near else f"log-probabilities differ by {largest:.2g}"
+
+
+def _gap(one: mx.array, other: mx.array) -> float:
+    gap: float = mx.max(mx.abs(_logprobs(one) - _logprobs(other))).item()
+    return gap
+
+
+def _logprobs(logits: mx.array) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)

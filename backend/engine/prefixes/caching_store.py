@@ -1,0 +1,296 @@
+"""Between the rows and the prompt cache: prefixes are restored, and computed ones are stored.
+
+Saving never fails a request, and a prefix that cannot be restored is computed.
+"""
+
+import logging
+from dataclasses import replace
+from typing import assert_never
+
+import mlx.core as mx
+
+from backend.cache.kv import Segment, evaluate
+from backend.cache.layout import CacheLayout, CaptureError
+from backend.cache.packing import Packing
+from backend.cache.plain import from_plain
+from backend.cache.prompt_cache import PrefixHit, PromptCache
+from backend.cache.volatile import agrees_again
+from backend.cache.worth import Forecast
+from backend.core.prompt import Place
+from backend.core.request import Remembered
+from backend.core.status import PromptCacheStatus
+from backend.engine.messages.commands import Fetched
+from backend.engine.network import Caches, FreshCaches
+from backend.engine.prefixes.disk_link import DiskLink, DiskSettings
+from backend.engine.prefixes.store import NoPrefixStore, PrefixStore
+from backend.engine.rows.row import MIN_BOUNDARY_DISTANCE, Row
+
+SAVE_INTERVAL_TOKENS = 2048
+# Taking over what another row computed meanwhile costs a rebuild.
+MIN_GAIN_TOKENS = 64
+# Reading less from disk is no faster than computing it.
+MIN_FETCH_TOKENS = 128
+
+_FAILURES = (CaptureError, RuntimeError, ValueError, TypeError, LookupError, MemoryError)
+
+log = logging.getLogger(__name__)
+
+
+def make_prefix_store(
+    fresh_caches: FreshCaches,
+    budget_bytes: int,
+    packing: Packing,
+    disk: DiskSettings,
+    *,
+    forecast: Forecast | None = None,
+) -> PrefixStore:
+    """Return the prefix store of a model, one that stores nothing if it has no room or no way.
+
+    Args:
+        fresh_caches: Makes caches of the model whose prefixes these are.
+        budget_bytes: What the store may hold.
+        packing: How keys and values are stored.
+        disk: Where nodes that are evicted or idle go, if anywhere.
+        forecast: How likely requests are to come; `None` learns it from those that came.
+    """
+    layout = CacheLayout.of(fresh_caches(), packing) if budget_bytes else None
+    if layout is None:
+        return NoPrefixStore()
+    return CachingPrefixStore(fresh_caches, layout, budget_bytes, disk, forecast)
+
+
+class CachingPrefixStore:
+    """Stores the prefixes of one loaded model in a prompt cache."""
+
+    def __init__(
+        self,
+        fresh_caches: FreshCaches,
+        layout: CacheLayout,
+        budget_bytes: int,
+        disk: DiskSettings,
+        forecast: Forecast | None = None,
+    ) -> None:
+        """Start with an empty store.
+
+        Args:
+            fresh_caches: Makes caches of the model whose prefixes these are.
+            layout: What they are made of.
+            budget_bytes: What the store may hold.
+            disk: Where nodes that are evicted or idle go, if anywhere.
+            forecast: How likely requests are to come; `None` learns it from those that came.
+        """
+        self._fresh_caches = fresh_caches
+        self._layout = layout
+        self._budget_bytes = budget_bytes
+        self._disk = DiskLink(disk, ends_at_snapshots=layout.has_state)
+        self._store = PromptCache(
+            budget_bytes,
+            layout.usable,
+            thinning=layout.thinning,
+            on_evict=self._disk.write,
+            forecast=forecast,
+        )
+        self._volatile_places: set[int] = set()
+
+    @property
+    def needs_boundaries(self) -> bool:
+        """Whether some layer has a state."""
+        return self._layout.has_state
+
+    def fetch(self, row: Row) -> bool:
+        """Ask the disk for what memory lacks, if that is worth it."""
+        known = self._store.stored(row.prompt_key)
+        lacks = len(row.prompt_key) - known
+        return lacks >= MIN_FETCH_TOKENS and self._disk.read(row, known)
+
+    def take_in(self, fetched: Fetched) -> None:
+        """Store nodes as far as there is room; none of them is written again."""
+        if fetched.source is not self._disk:
+            return
+        for node in fetched.nodes:
+            try:
+                segment = from_plain(node.segment)
+                evaluate([segment])
+            except _FAILURES as error:
+                log.warning("what was read from disk does not fit", exc_info=error)
+                return
+            if not self._store.insert(node.key, node.start, segment, is_saved=True):
+                return
+
+    def claim(self, row: Row) -> None:
+        """Look the prompt up, which makes its path the most recent one."""
+        if row.may_reuse:
+            self._lookup(row)
+
+    def restore(self, row: Row) -> None:
+        """Look the prompt up, unless that gave nothing the last time and nothing was stored."""
+        if not row.may_reuse or row.seen_version == self._store.version:
+            return
+        row.seen_version = self._store.version
+        hit = self._lookup(row)
+        self._warn_of_volatile(row, hit)
+        if hit.matched - hit.length >= MIN_BOUNDARY_DISTANCE:
+            row.branch = hit.matched
+        if hit.length - row.fed >= (MIN_GAIN_TOKENS if row.fed else 1):
+            self._rebuild(row, hit)
+
+    def _lookup(self, row: Row) -> PrefixHit:
+        """Look a row's prompt up; a prefix ends where a medium does, never inside."""
+        hit = self._store.lookup(row.prompt_key, row.request_id)
+        if row.splits_medium(hit.length) and (span := row.media_at(hit.length)):
+            return self._store.lookup(row.prompt_key[: span.start + 1], row.request_id)
+        return hit
+
+    def room(self, row: Row) -> int:
+        """Stop where a snapshot is to be made."""
+        if not self._layout.has_state:
+            return row.prefill_left
+        ahead = [place for place in row.boundaries if place > row.fed]
+        stop = min([*ahead, max(row.saved + SAVE_INTERVAL_TOKENS, row.fed + 1)])
+        return min(stop - row.fed, row.prefill_left)
+
+    def save(self, row: Row) -> None:
+        """Store at boundaries and now and then; windows forget, so with them always."""
+        if row.splits_medium(row.fed) or not _is_remembered(row):
+            return
+        if self._layout.has_windows or self._is_due(row):
+            self._save(row)
+
+    def leave(self, row: Row) -> None:
+        """Store also what is not at a boundary: the next prompt may begin with the reply."""
+        is_whole = row.cache is not None and not row.splits_medium(row.fed)
+        if is_whole and row.fed > row.saved and _is_remembered(row):
+            self._save(row)
+        self._store.release(row.request_id)
+
+    def expect(self, request_id: str) -> None:
+        """Keep what a request has left for longer."""
+        self._store.expect(request_id)
+
+    def record(self, row: Row) -> None:
+        """Count the prompt, and what of it was restored."""
+        prompt_tokens = len(row.request.prompt.token_ids)
+        self._store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
+
+    def leave_room(self, nbytes: int) -> None:
+        """Let the store shrink, or grow back."""
+        self._store.resize(min(nbytes, self._budget_bytes))
+
+    @property
+    def wants_rest(self) -> bool:
+        """Whether the store holds what the disk does not."""
+        return self._disk.is_open and self._store.has_unsaved
+
+    def rest(self) -> None:
+        """Write what is not on disk."""
+        self._disk.write(self._store.take_unsaved())
+
+    def close(self) -> None:
+        """Write what is not on disk, as far as time allows."""
+        self.rest()
+        self._disk.close()
+
+    def status(self) -> PromptCacheStatus:
+        """Return a snapshot of memory and disk."""
+        return replace(self._store.status(), disk=self._disk.status)
+
+    def check(self) -> None:
+        """Check the store."""
+        self._store.check()
+
+    def _is_due(self, row: Row) -> bool:
+        is_boundary = self._layout.has_state and row.fed in row.boundaries
+        is_long = row.fed >= row.saved + SAVE_INTERVAL_TOKENS
+        return is_boundary or is_long or row.prefill_left == 0
+
+    def _rebuild(self, row: Row, hit: PrefixHit) -> None:
+        caches = self._fresh_caches()
+        try:
+            self._layout.restore(caches, hit.path, hit.length, len(row.token_ids))
+            mx.eval([cache.state for cache in caches])
+        except _FAILURES as error:
+            problem = "request id=%s: its prefix cannot be restored and is computed"
+            log.warning(problem, row.request_id, exc_info=error)
+            row.may_reuse = False
+        else:
+            row.take_over(caches, hit.length, hit.kind)
+
+    def _save(self, row: Row) -> None:
+        try:
+            self._store_missing(row, row.cache or [])
+            self._pin_system_prompt(row)
+            self._share(row)
+        except _FAILURES as error:
+            log.warning("request id=%s cannot be stored", row.request_id, exc_info=error)
+        row.saved = row.fed
+
+    def _share(self, row: Row) -> None:
+        """Let the row go on with the store's copy of what it has computed, as others do."""
+        caches = row.cache or []
+        self._layout.refer(caches, self._store.path(row.key()))
+        mx.eval([cache.state for cache in caches])
+
+    def _pin_system_prompt(self, row: Row) -> None:
+        system_tokens = row.request.prompt.system_tokens
+        if 0 < system_tokens <= row.fed and not row.is_system_pinned:
+            self._store.pin(row.prompt_key[:system_tokens])
+            row.is_system_pinned = True
+
+    def _store_missing(self, row: Row, caches: Caches) -> None:
+        """Store what the tree lacks of the tokens in a row's caches."""
+        key = row.key()
+        start = self._store.stored(key)
+        blocks = self._layout.capture(caches, start, row.fed)
+        snapshot = None if self._store.has_snapshot(key) else self._layout.snapshot(caches)
+        segments = [Segment((block,)) for block in blocks]
+        if snapshot is not None:
+            segments[-1:] = [Segment(blocks[-1:], snapshot)]
+        for segment in segments:
+            # One at a time: what there is no room for must not be copied.
+            evaluate([segment])
+            stop = start + segment.tokens
+            place = _place(row) if stop == row.fed else Place.INNER
+            if not self._store.insert(
+                key[:stop], start, segment, owner=row.request_id, place=place
+            ):
+                return
+            start = stop
+
+    def _warn_of_volatile(self, row: Row, hit: PrefixHit) -> None:
+        """Say once per place why prompts that are nearly the same do not hit."""
+        if hit.matched in self._volatile_places:
+            return
+        if agrees_again(row.prompt_key, hit.matched, hit.beyond):
+            self._volatile_places.add(hit.matched)
+            log.warning(
+                "request id=%s differs from an earlier prompt at token %d only for a moment: "
+                "something volatile there, such as a date or an id, makes the rest of %d tokens "
+                "be computed again",
+                row.request_id,
+                hit.matched,
+                len(row.prompt_key) - hit.matched,
+            )
+
+
+def _place(row: Row) -> Place:
+    """Return the part of a conversation that ends where a row is."""
+    if row.generated:
+        return Place.REPLY
+    if row.prefill_left == 0:
+        return Place.PROMPT
+    if row.fed == row.request.prompt.system_tokens:
+        return Place.SYSTEM
+    return Place.MESSAGE if row.fed in row.boundaries else Place.INNER
+
+
+def _is_remembered(row: Row) -> bool:
+    """Tell whether what the row's caches hold may be stored."""
+    match row.request.remembered:
+        case Remembered.ALL:
+            return True
+        case Remembered.PROMPT:
+            return row.fed <= len(row.request.prompt.token_ids)
+        case Remembered.NOTHING:
+            return False
+        case _:
+            assert_never(row.request.remembered)

@@ -1,0 +1,115 @@
+"""Lazily opened connection to the disk tier; disabled for good after a failure."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from os.path import realpath
+from pathlib import Path
+
+from backend.cache.disk.node_directory import NodeDirectory, StoredNode
+from backend.cache.disk.tier import DiskTier
+from backend.cache.node_store import LooseNode
+from backend.cache.plain import to_plain
+from backend.core.status import DiskCacheStatus
+from backend.engine.messages.commands import Fetched
+from backend.engine.rows.row import Row
+
+CLOSE_TIMEOUT_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSettings:
+    """Where nodes go, if anywhere.
+
+    Attributes:
+        root: The directory for all models; `None` waits for a request that names one.
+        models_dir: Requests may name directories below it only; `None` lets none.
+        fingerprint: Names the loaded model.
+        budget_bytes: What the files of all models may take.
+        post: Takes what was read; called on the disk's thread.
+    """
+
+    root: Path | None = None
+    models_dir: Path | None = None
+    fingerprint: str = ""
+    budget_bytes: int = 0
+    post: Callable[[Fetched], None] = field(default=lambda _: None)
+
+
+class DiskLink:
+    """A disk tier that may be there or not; belongs to the engine thread."""
+
+    def __init__(self, settings: DiskSettings, *, ends_at_snapshots: bool) -> None:
+        """Open the directory of the options.
+
+        Args:
+            settings: Where it is.
+            ends_at_snapshots: Whether a prefix can be taken up at snapshots only.
+        """
+        self._settings = settings
+        self._ends_at_snapshots = ends_at_snapshots
+        self._tier: DiskTier | None = None
+        self._tried: set[str] = set()
+        if settings.root is not None:
+            self._open(settings.root)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something can be written."""
+        return self._tier is not None
+
+    @property
+    def status(self) -> DiskCacheStatus:
+        """A snapshot of the files."""
+        return self._tier.status if self._tier else DiskCacheStatus()
+
+    def read(self, row: Row, known: int) -> bool:
+        """Begin to read the path of a row's prompt; false when there is no disk.
+
+        What is found is posted as `Fetched`, once, also when it is nothing.
+        """
+        self._open_for(row.request.cache_path)
+        if self._tier is None:
+            return False
+        self._tier.read(row.prompt_key, known, partial(self._post, row.request_id))
+        return True
+
+    def write(self, nodes: Sequence[LooseNode]) -> None:
+        """Have nodes written, as many as may wait."""
+        if self._tier is None:
+            return
+        for node in nodes:
+            self._tier.write(StoredNode(node.key, node.start, to_plain(node.segment)))
+
+    def close(self) -> None:
+        """Write what is waiting, for a bounded time."""
+        if self._tier is not None:
+            self._tier.close(CLOSE_TIMEOUT_S)
+            self._tier = None
+
+    def _post(self, request_id: str, nodes: Sequence[StoredNode]) -> None:
+        self._settings.post(Fetched(self, request_id, tuple(nodes)))
+
+    def _open_for(self, path: str) -> None:
+        """Open the directory that a request names, unless one is open."""
+        if self._tier is not None or not path or path in self._tried:
+            return
+        self._tried.add(path)
+        models_dir = self._settings.models_dir
+        wanted = Path(realpath(path))
+        if models_dir is None or not wanted.is_relative_to(realpath(models_dir)):
+            log.warning("PromptCachePath %s is ignored: it is not below the models", path)
+        else:
+            self._open(wanted)
+
+    def _open(self, root: Path) -> None:
+        settings = self._settings
+        try:
+            directory = NodeDirectory(root, settings.fingerprint, settings.budget_bytes)
+        except OSError as error:
+            log.warning("prompt cache: nothing is kept on disk: %s", error)
+        else:
+            self._tier = DiskTier(directory, ends_at_snapshots=self._ends_at_snapshots)

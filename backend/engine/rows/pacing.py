@@ -1,0 +1,130 @@
+"""Sizes of forward passes that let nobody wait long."""
+
+import time
+from dataclasses import dataclass, field
+
+_GRANULE = 16
+_FIRST_SIZE = 128
+_SMOOTHING = 0.5
+_STRETCH = 1.25
+
+
+@dataclass(slots=True)
+class ChunkSizer:
+    """Finds by trial how many tokens a pass may have for the time it should take.
+
+    A pass has costs that do not depend on its tokens. So a short one tells only a lower bound of
+    the tokens that fit, and the size moves from one full pass to the next until the time fits.
+
+    Attributes:
+        target_s: How long a pass should take.
+        cap: The most tokens of a pass.
+    """
+
+    target_s: float
+    cap: int
+    _tokens: float | None = field(default=None, init=False)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the next pass."""
+        return self.within(self.target_s)
+
+    def within(self, seconds: float) -> int:
+        """Return the tokens of a pass that should take so long, at least a few."""
+        if self._tokens is None:
+            return min(_FIRST_SIZE, self.cap)
+        fitting = int(self._tokens * max(seconds, 0.0) / self.target_s)
+        return min(max(fitting // _GRANULE, 1) * _GRANULE, self.cap)
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Learn from a pass; a tail too short to tell anything is ignored."""
+        if tokens < _GRANULE or seconds <= 0.0:
+            return
+        fitting = tokens * self.target_s / seconds
+        known = self._tokens
+        if known is None:
+            self._tokens = fitting
+        elif fitting > known or seconds > self.target_s or tokens >= self.size:
+            self._tokens = known + _SMOOTHING * (fitting - known)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLimit:
+    """The size of a chunk, and of the rest of a prompt that still goes into it whole.
+
+    A short rest is taken along, because it would cost more by itself.
+    """
+
+    tokens: int
+    rest: int
+
+    def chunk(self, left: int) -> int:
+        """Return how many of the `left` tokens of a prompt go into the chunk."""
+        return left if left <= self.rest else self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPace:
+    """The prefill that the clock allows the next turn, as a plain value.
+
+    Attributes:
+        has_room: Whether decoding rows can wait for another chunk.
+        shared: The chunk while rows decode.
+        alone: The chunk while none does.
+    """
+
+    has_room: bool
+    shared: ChunkLimit
+    alone: ChunkLimit
+
+
+class PrefillPacer:
+    """Fits prefill into the pauses between decode steps; belongs to the engine thread.
+
+    Every pause has room for one chunk, however short it is: a prompt is never starved by the rows
+    that decode.
+    """
+
+    def __init__(self, *, cap: int, cap_alone: int, pause_s: float) -> None:
+        """Start without knowledge of the model.
+
+        Args:
+            cap: The largest chunk while other requests decode.
+            cap_alone: The largest chunk while none does.
+            pause_s: How long decoding rows should wait at most.
+        """
+        self._cap = cap
+        self._pause_s = pause_s
+        self._sizer = ChunkSizer(pause_s, cap_alone)
+        self._pause_ends_at = 0.0
+        self._is_pause_used = False
+
+    def begin_pause(self) -> None:
+        """Note that a decode step has just been taken."""
+        self._pause_ends_at = time.monotonic() + self._pause_s
+        self._is_pause_used = False
+
+    def pace(self) -> PrefillPace:
+        """Return the prefill that is allowed now."""
+        left_s = self._pause_ends_at - time.monotonic()
+        return PrefillPace(
+            has_room=not self._is_pause_used or left_s > self._pause_s / 2.0,
+            shared=_limit(self._sizer.within(left_s), self._cap),
+            alone=_limit(self._sizer.size, self._sizer.cap),
+        )
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Note a chunk and learn from it.
+
+        Args:
+            tokens: Of text; 0 for a medium, which costs more than its tokens tell.
+            seconds: How long it took.
+        """
+        self._is_pause_used = True
+        self._sizer.record(tokens, seconds)
+
+
+def _limit(tokens: int, cap: int) -> ChunkLimit:
+    fitting = min(tokens, cap)
+    return ChunkLimit(fitting, min(int(fitting * _STRETCH), cap))

@@ -1,0 +1,213 @@
+"""One request inside the engine: its tokens, its KV cache and how far each has come."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from backend.cache.layers import cache_bytes
+from backend.cache.token_key import TokenKey
+from backend.core.delta import FinishReason
+from backend.core.guide import ReplyMatcher
+from backend.core.prompt import MediaSpan
+from backend.core.request import GenerationRequest
+from backend.core.status import HitKind, RequestPhase, RequestStatus
+from backend.engine.network import Caches
+
+MIN_BOUNDARY_DISTANCE = 8
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One request from submission to finish; belongs to the engine thread.
+
+    Attributes:
+        token_ids: Prompt, then every generated token that has been read.
+        cache: The caches of all layers while the row is alone; `None` before prefill and
+            while the row is part of a batch.
+        fed: How many of the tokens are in the KV cache.
+        drawn: Generated tokens, the one in flight included.
+        has_left: Finished or cancelled; what is still in flight for it is nobody's.
+        is_paused: On its way out of the batch, to wait until there is memory for it again.
+        may_share_passes: Whether its prompt may be fed in one pass with others.
+        may_reuse: Whether its prefix may come from the prompt cache.
+        seen_version: The prompt cache's version when the prompt was looked up.
+        cached_tokens: Prompt tokens that came from the prompt cache.
+        branch: Where the prompt left what was stored, if that is some way behind what was restored.
+        saved: How many of the tokens were offered to it.
+        is_system_pinned: Whether its system prompt was marked there.
+    """
+
+    request: GenerationRequest
+    submitted_at: float = field(default_factory=time.monotonic)
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    token_ids: list[int] = field(init=False)
+    cache: Caches | None = None
+    fed: int = 0
+    drawn: int = 0
+    has_left: bool = False
+    is_paused: bool = False
+    may_share_passes: bool = True
+    may_reuse: bool = True
+    seen_version: int = -1
+    cached_tokens: int = 0
+    hit_kind: HitKind = HitKind.MISS
+    branch: int = 0
+    saved: int = 0
+    is_system_pinned: bool = False
+    _places: tuple[int, ...] = field(default=(), init=False, repr=False)
+    _matcher: ReplyMatcher | None = field(default=None, init=False, repr=False)
+    _prompt_key: TokenKey | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt.token_ids)
+        self._places = tuple(_apart(self.request.prompt.boundaries))
+
+    @classmethod
+    def resumed(cls, request: GenerationRequest, generated: Sequence[int]) -> "Row":
+        """Return a row that goes on after tokens of its reply that were drawn before."""
+        row = cls(request)
+        if generated:
+            row.token_ids += generated
+            row.suspend()
+        return row
+
+    @property
+    def request_id(self) -> str:
+        """The request's one name."""
+        return self.request.request_id
+
+    @property
+    def matcher(self) -> ReplyMatcher | None:
+        """Follows the row's grammar, if it has one; it has consumed what was generated."""
+        if self._matcher is None and self.request.grammar is not None:
+            self._matcher = self.request.grammar.matcher()
+            for token_id in self.token_ids[len(self.request.prompt.token_ids) :]:
+                self._matcher.consume(token_id)
+        return self._matcher
+
+    @property
+    def prompt_key(self) -> TokenKey:
+        """The prompt as the prompt cache reads it; packed on first use."""
+        if self._prompt_key is None:
+            self._prompt_key = TokenKey.from_ids(self.request.prompt.key_ids)
+        return self._prompt_key
+
+    def key(self) -> TokenKey:
+        """Return what is in the KV cache as the prompt cache reads it."""
+        prompt = self.request.prompt
+        if not prompt.media and not prompt.scope:
+            return TokenKey.from_ids(self.token_ids[: self.fed])
+        generated = TokenKey.from_ids(prompt.scoped_ids(self.token_ids[len(self.prompt_key) :]))
+        return TokenKey.concat([self.prompt_key, generated])[: self.fed]
+
+    def media_at(self, position: int) -> MediaSpan | None:
+        """Return the medium that a token stands for."""
+        spans = self.request.prompt.media
+        return next((span for span in spans if span.start <= position < span.stop), None)
+
+    @property
+    def next_media_start(self) -> int:
+        """The first token that is not fed and stands for a medium; else one behind the last."""
+        starts = (span.start for span in self.request.prompt.media if span.start >= self.fed)
+        return next(starts, len(self.token_ids))
+
+    def splits_medium(self, position: int) -> bool:
+        """Tell whether a prompt that ends there would hold a part of a medium."""
+        span = self.media_at(position)
+        return span is not None and span.start < position
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Where other prompts have branched off from this one, or may be expected to."""
+        return (*self._places, self.branch)
+
+    @property
+    def prefill_left(self) -> int:
+        """Tokens to feed before decoding; the last one is fed by the first decode step."""
+        return len(self.token_ids) - 1 - self.fed
+
+    @property
+    def generated(self) -> int:
+        """How many tokens behind the prompt have been read."""
+        return len(self.token_ids) - len(self.request.prompt.token_ids)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another token may be drawn."""
+        has_ended = self.has_left or self.is_paused
+        return not has_ended and self.drawn < self.request.max_tokens
+
+    def take(self, token_id: int) -> FinishReason | None:
+        """Append a generated token and say whether it is the last."""
+        if self.matcher is not None:
+            self.matcher.consume(token_id)
+        self.token_ids.append(token_id)
+        self.first_token_at = self.first_token_at or time.monotonic()
+        if token_id in self.request.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.generated >= self.request.max_tokens else None
+
+    def take_over(self, caches: Caches, tokens: int, kind: HitKind) -> None:
+        """Go on from caches of the prompt's first tokens, more than were computed so far."""
+        self.cached_tokens += tokens - self.fed
+        self.cache, self.fed, self.saved, self.hit_kind = caches, tokens, tokens, kind
+
+    def rewind(self) -> None:
+        """Forget the KV cache, so that all tokens so far are prefilled again, from nothing."""
+        self.cache = self._matcher = None
+        self.fed = self.saved = self.cached_tokens = 0
+        self.hit_kind = HitKind.MISS
+        self.may_reuse = self.is_paused = False
+        self.drawn = self.generated
+
+    def suspend(self) -> None:
+        """Forget the KV cache, and find in the prompt cache what was stored of all tokens so far.
+
+        To be called when no token is in flight.
+        """
+        self.fed = len(self.token_ids)
+        may_reuse, whole = self.may_reuse, self.key()
+        self.rewind()
+        self.may_reuse, self.seen_version, self._prompt_key = may_reuse, -1, whole
+
+    def curtail(self) -> None:
+        """End after the token in flight, or if there is none after one more."""
+        last = max(self.drawn, self.generated + 1)
+        self.request = replace(self.request, max_tokens=last)
+
+    def status(self, phase: RequestPhase) -> RequestStatus:
+        """Return a snapshot."""
+        prompt_tokens = len(self.request.prompt.token_ids)
+        decoding_s = time.monotonic() - self.first_token_at
+        return RequestStatus(
+            request_id=self.request_id,
+            phase=phase,
+            prompt_tokens=prompt_tokens,
+            prefilled_tokens=min(self.fed, prompt_tokens),
+            cached_tokens=min(self.cached_tokens, prompt_tokens),
+            hit_kind=self.hit_kind,
+            generated_tokens=self.generated,
+            first_token_ms=max(self.first_token_at - self.submitted_at, 0.0) * 1000.0,
+            tokens_per_s=max(self.generated - 1, 0) / decoding_s,
+        )
+
+    def twin(self) -> "Row":
+        """Return a row of the same tokens that shares nothing with this one."""
+        twin = Row(self.request)
+        twin.token_ids = list(self.token_ids)
+        twin.rewind()
+        return twin
+
+    def cache_bytes(self) -> int:
+        """Return what the row's own KV caches occupy."""
+        return sum(map(cache_bytes, self.cache or ()))
+
+
+def _apart(places: Sequence[int]) -> Iterator[int]:
+    """Yield places that are some tokens apart: computing those few is cheaper than storing."""
+    latest = 0
+    for place in places:
+        if place - latest >= MIN_BOUNDARY_DISTANCE:
+            latest = place
+            yield place

@@ -1,0 +1,200 @@
+"""Who is admitted, who prefills next, who may decode, who gives way: pure policy, without MLX.
+
+A row is fetching (its prefix is being read from disk), waiting (no slot yet), prefilling (a slot,
+its prompt on the way into the KV cache) or active (a slot, decoding). Rows whose prefill is done
+stay prefilling until the batch has room.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from backend.core.status import RequestPhase
+from backend.engine.rows.admission_queue import AdmissionQueue
+from backend.engine.rows.row import Row
+
+MAX_TIMES_PASSED_OVER = 8
+
+
+def _always(_row: Row) -> bool:
+    return True
+
+
+# Prompts that have so many tokens more in common compute them once.
+MIN_COMMON_TOKENS = 16
+
+
+class Scheduler:
+    """Knows where every row stands; belongs to the engine thread."""
+
+    def __init__(self, *, max_slots: int, max_active: int) -> None:
+        """Start empty.
+
+        Args:
+            max_slots: Rows prefilling and active together.
+            max_active: Rows that may decode together; 1 for a model that cannot be batched.
+        """
+        self._max_slots = max_slots
+        self.max_active = max_active
+        self.fetching: list[Row] = []
+        self.waiting = AdmissionQueue()
+        self.prefilling: list[Row] = []
+        self.active: list[Row] = []
+        self._passed_over: dict[Row, int] = {}
+        self._chunks_by_length = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do: for fetching rows the disk does it."""
+        return not (self.waiting or self.prefilling or self.active)
+
+    @property
+    def slots_taken(self) -> int:
+        """Rows that hold a slot."""
+        return len(self.prefilling) + len(self.active)
+
+    def rows(self) -> list[Row]:
+        """Return every row, in no particular order."""
+        return [*self.fetching, *self.waiting, *self.prefilling, *self.active]
+
+    def phases(self) -> Mapping[RequestPhase, Sequence[Row]]:
+        """Return every row by its phase."""
+        return {
+            RequestPhase.WAITING: [*self.fetching, *self.waiting],
+            RequestPhase.PREFILLING: self.prefilling,
+            RequestPhase.ACTIVE: self.active,
+        }
+
+    @property
+    def waiting_count(self) -> int:
+        """Rows that wait for something."""
+        return len(self.fetching) + len(self.waiting)
+
+    def await_fetch(self, row: Row) -> None:
+        """Let a row wait until its prefix was read from disk."""
+        self.fetching.append(row)
+
+    def end_fetch(self, row: Row) -> None:
+        """Let a fetching row wait for a slot; no effect on any other."""
+        if row in self.fetching:
+            self.fetching.remove(row)
+            self.enqueue(row)
+
+    def enqueue(self, row: Row) -> None:
+        """Let a row wait for a slot."""
+        self.waiting.append(row)
+
+    def admit(self, reserve: Callable[[Row], bool] = _always) -> list[Row]:
+        """Give free slots to waiting rows, in their order, and return those rows.
+
+        Args:
+            reserve: Whether there is memory for a row; it is taken if there is.
+        """
+        admitted = []
+        while self.slots_taken < self._slot_limit and (row := self.waiting.take(reserve)):
+            self.prefilling.append(row)
+            admitted.append(row)
+        return admitted
+
+    @property
+    def _slot_limit(self) -> int:
+        """One, where rows cannot decode together."""
+        return 1 if self.max_active == 1 else self._max_slots
+
+    def next_prefill(self) -> Row | None:
+        """Return the row whose chunk runs next: by priority, then the one with the least left.
+
+        Now and then it is the one that was passed over most often, so that no stream of short or
+        important prompts starves another.
+        """
+        candidates = [row for row in self.prefilling if row.prefill_left > 0]
+        if not candidates:
+            return None
+        chosen = self._starving(candidates)
+        if chosen is None:
+            self._chunks_by_length += 1
+            chosen = min(candidates, key=lambda row: (row.request.priority, row.prefill_left))
+        else:
+            self._chunks_by_length = 0
+        for row in candidates:
+            self._passed_over[row] = self._times_passed_over(row) + 1
+        self._passed_over[chosen] = 0
+        return chosen
+
+    def companions(self, row: Row) -> list[Row]:
+        """Return the rows whose prompts may be fed in one pass with a row's, shortest first.
+
+        Rows that begin with the same tokens are none: the second finds what the first has computed.
+        """
+        if not _may_share(row):
+            return []
+        chosen = [row]
+        for other in sorted(self.prefilling, key=lambda each: each.prefill_left):
+            may_join = other is not row and other.prefill_left > 0 and _may_share(other)
+            if may_join and not any(_begin_alike(other, each) for each in chosen):
+                chosen.append(other)
+        return chosen[1:]
+
+    def activate(self) -> list[Row]:
+        """Move rows whose prefill is done to the active ones, as far as there is room."""
+        room = self.max_active - len(self.active)
+        joining = [row for row in self.prefilling if row.prefill_left == 0][:room]
+        for row in joining:
+            self.prefilling.remove(row)
+            self._passed_over.pop(row, None)
+        self.active.extend(joining)
+        return joining
+
+    def deactivate(self) -> list[Row]:
+        """Send every active row back to prefilling, after its KV cache was lost."""
+        rows, self.active = self.active, []
+        self.prefilling.extend(rows)
+        return rows
+
+    def yielding(self) -> Row | None:
+        """Return the running row that gives way to the others: of the least priority the latest."""
+        running = (row for row in (*self.prefilling, *self.active) if not row.is_paused)
+        return max(running, key=lambda row: (row.request.priority, row.submitted_at), default=None)
+
+    def put_back(self, row: Row) -> None:
+        """Let a row that runs wait again; its slot is free."""
+        self.release(row)
+        self.waiting.put_back(row)
+
+    def release(self, row: Row) -> None:
+        """Take a row out, wherever it is; its slot is free."""
+        for place in (self.fetching, self.prefilling, self.active):
+            if row in place:
+                place.remove(row)
+        self.waiting.remove(row)
+        self._passed_over.pop(row, None)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every row stands in one place, within the limits."""
+        rows = self.rows()
+        if len(set(rows)) != len(rows):
+            raise AssertionError("a row stands in two places")
+        if self.slots_taken > self._max_slots or len(self.active) > self.max_active:
+            raise AssertionError("more rows than slots")
+        if not set(self._passed_over) <= set(self.prefilling):
+            raise AssertionError("ages of rows that do not prefill")
+        self.waiting.check()
+
+    def _starving(self, candidates: Sequence[Row]) -> Row | None:
+        """Return who was passed over too often, unless another such row has just had a turn."""
+        longest = max(candidates, key=self._times_passed_over)
+        is_due = self._chunks_by_length >= MAX_TIMES_PASSED_OVER
+        is_starving = self._times_passed_over(longest) >= MAX_TIMES_PASSED_OVER
+        return longest if is_due and is_starving else None
+
+    def _times_passed_over(self, row: Row) -> int:
+        return self._passed_over.get(row, 0)
+
+
+def _may_share(row: Row) -> bool:
+    return row.may_share_passes and not row.request.prompt.media
+
+
+def _begin_alike(one: Row, other: Row) -> bool:
+    """Tell whether rows have more tokens in common than both have computed."""
+    start = max(one.fed, other.fed)
+    stop = start + MIN_COMMON_TOKENS
+    return one.token_ids[:stop] == other.token_ids[:stop]

@@ -1,0 +1,183 @@
+"""Put a session together around a model that was just loaded."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from backend.cache.packing import Packing
+from backend.config import (
+    MEDIA_MEMO_BYTES,
+    PREPARED_MEDIA_BYTES,
+    PROMPT_CACHE_MEMORY_SHARE,
+    ModelOptions,
+    TuningOptions,
+)
+from backend.core.model import ModelCard, ModelKind
+from backend.engine.background.encoder import Encoder
+from backend.engine.kv.batch_caches import Batching, BatchPlan
+from backend.engine.messages.commands import Fetched
+from backend.engine.network import FreshCaches
+from backend.engine.passes.batch_check import batch_plan
+from backend.engine.passes.caches import CacheFactory, make_cache_factory
+from backend.engine.passes.kv_profile import measure
+from backend.engine.passes.media_check import media_faults, text_fault
+from backend.engine.passes.self_check import (
+    require_numbers,
+    require_sense,
+    trial_lengths,
+)
+from backend.engine.prefixes.caching_store import make_prefix_store
+from backend.engine.prefixes.disk_link import DiskSettings
+from backend.engine.prefixes.store import PrefixStore
+from backend.engine.rows.admission import KvProfile, Reservations
+from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
+from backend.engine.session.decoder_parts import make_parts
+from backend.engine.session.decoder_session import DecoderSession
+from backend.engine.session.encoder_session import EncoderSession
+from backend.engine.session.session import Outlets, Session
+from backend.errors import UnsupportedModelError
+from backend.model.checkpoint.fingerprint import fingerprint
+from backend.model.checkpoint.libraries import is_known_to_mlx_lm
+from backend.model.loaded import RunnableModel
+from backend.model.vision.media_trial import Examiner
+from backend.model.vision.vision_network import VisionNetwork
+
+_EXAMPLE_TOKENS = 4096
+_PROBE_TOKENS = 8
+# A prompt that goes beyond it takes seconds to compute.
+_LONGEST_TRIED_SPAN = 2048
+_SAMPLE_TEXT = """\
+The harbour was quiet before dawn. Three boats, two of them painted blue, lay side by side, and \
+a gull walked along the wall as if it had counted every stone. "How much for the smallest?" she \
+asked; he said 1,250, then shook his head: no, 980 would do.
+"""
+
+log = logging.getLogger(__name__)
+
+
+def assemble_session(model: RunnableModel, options: ModelOptions, outlets: Outlets) -> Session:
+    """Return an idle session, after a look at what the model can do."""
+    if model.card.kind is not ModelKind.DECODER:
+        require_numbers(Encoder(model.network).look(_sample(model)[:_PROBE_TOKENS]))
+        return EncoderSession(model, outlets)
+    return assemble_decoder_session(model, options, outlets)
+
+
+def assemble_decoder_session(
+    model: RunnableModel, options: ModelOptions, outlets: Outlets
+) -> DecoderSession:
+    """Return an idle session of a model that generates."""
+    tuning = options.tuning
+    fresh_caches = make_cache_factory(model.network, tuning)
+    sample = _sample(model)
+    require_sense(model.network, fresh_caches, sample[:_PROBE_TOKENS])
+    if isinstance(model.network, VisionNetwork):
+        model = _with_checked_media(model, model.network, fresh_caches, sample)
+    can_batch = tuning.scheduling.batching
+    plan = _batch_plan(model, fresh_caches, sample) if can_batch else BatchPlan(Batching.NONE)
+    fresh_caches = replace(fresh_caches, plan=plan)
+    batches = plan.batching is not Batching.NONE
+    model = replace(model, card=replace(model.card, batches=batches))
+    budget_bytes = kv_budget_bytes(
+        options,
+        model.card.weights_bytes,
+        working_set_bytes(),
+        media_bytes=MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0,
+    )
+    prefixes = _prefix_store(
+        Path(model.card.path), fresh_caches, options, budget_bytes, outlets.post
+    )
+    profile = measure(model.network, fresh_caches)
+    profile = replace(profile, has_own_lengths=plan.has_own_lengths)
+    _log_memory(profile, budget_bytes)
+    reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens)
+    parts = make_parts(model, fresh_caches, prefixes, reservations, tuning, outlets)
+    return DecoderSession(model, parts, outlets)
+
+
+def _log_memory(profile: KvProfile, budget_bytes: int) -> None:
+    log.info(
+        "there are %.2f GiB for KV caches; one of %d tokens takes %.1f MiB",
+        budget_bytes / 2**30,
+        _EXAMPLE_TOKENS,
+        profile.row_bytes(_EXAMPLE_TOKENS) / 2**20,
+    )
+
+
+def _with_checked_media(
+    model: RunnableModel,
+    network: VisionNetwork,
+    fresh_caches: FreshCaches,
+    sample: Sequence[int],
+) -> RunnableModel:
+    """Return the model for those kinds of media that it is shown rightly.
+
+    Raises:
+        UnsupportedModelError: It does not even read text rightly.
+    """
+    if fault := text_fault(network, fresh_caches, sample):
+        raise UnsupportedModelError(_text_refusal(model.card, fault))
+    if model.media is None:
+        return model
+    examiner = Examiner(model.media, model.tokenizer, model.template)
+    refused, single = media_faults(network, fresh_caches, examiner)
+    card = replace(
+        model.card, refused_media={**model.card.refused_media, **refused}, single_media=single
+    )
+    media = model.media.without(refused)
+    kinds = ", ".join(kind.value for kind in media.snippets) if media else "none"
+    log.info("media that can be read: %s", kinds)
+    return replace(model, card=card, media=media)
+
+
+def _text_refusal(card: ModelCard, fault: str) -> str:
+    reasons = [fault, *(f"{kind.value}: {why}" for kind, why in card.refused_media.items())]
+    advice = ""
+    if is_known_to_mlx_lm({"model_type": card.model_type}):
+        advice = "; the option vision:false loads its text part by mlx-lm"
+    return (
+        f"{card.path} is of the model type {card.model_type!r}, which this backend cannot serve, "
+        f"not even with text alone: {'; '.join(reasons)}{advice}"
+    )
+
+
+def _sample(model: RunnableModel) -> Sequence[int]:
+    """Return tokens as people write them: rows of a vocabulary that no text uses may be empty."""
+    ids = model.tokenizer.encode(_SAMPLE_TEXT, adds_special=False)
+    return [token_id for token_id in ids if token_id < model.card.vocab_size] or [0]
+
+
+def _batch_plan(
+    model: RunnableModel, fresh_caches: CacheFactory, sample: Sequence[int]
+) -> BatchPlan:
+    spans = [span for span in model.card.attention_spans if span <= _LONGEST_TRIED_SPAN]
+    if len(spans) < len(model.card.attention_spans):
+        log.info("windows of more than %d tokens are not tried at load", _LONGEST_TRIED_SPAN)
+    return batch_plan(model.network, fresh_caches, sample, trial_lengths(spans))
+
+
+def _prefix_store(
+    directory: Path,
+    fresh_caches: FreshCaches,
+    options: ModelOptions,
+    kv_budget_bytes: int,
+    post: Callable[[Fetched], None],
+) -> PrefixStore:
+    cache = options.tuning.prompt_cache
+    disk = DiskSettings(
+        root=Path(cache.cache_dir).expanduser() if cache.cache_dir else None,
+        models_dir=options.models_dir,
+        fingerprint=fingerprint(options, directory),
+        budget_bytes=cache.max_cache_disk_bytes,
+        post=post,
+    )
+    cache_bytes = prompt_cache_bytes(options.tuning, kv_budget_bytes)
+    return make_prefix_store(fresh_caches, cache_bytes, Packing(cache.cache_bits), disk)
+
+
+def prompt_cache_bytes(tuning: TuningOptions, kv_budget_bytes: int) -> int:
+    """Return the prompt cache's share of the memory for KV caches."""
+    if tuning.prompt_cache.max_cache_bytes is not None:
+        return tuning.prompt_cache.max_cache_bytes
+    return int(PROMPT_CACHE_MEMORY_SHARE * kv_budget_bytes)

@@ -1,0 +1,122 @@
+"""The parts of a decoder's session, put together."""
+
+from dataclasses import dataclass
+
+from backend.config import TuningOptions
+from backend.engine.background.jobs import BackgroundJobs
+from backend.engine.background.work import JobFactory
+from backend.engine.messages.publisher import Publisher
+from backend.engine.passes.batch import Batch
+from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.feeder import make_feeder
+from backend.engine.passes.isolation import Isolation
+from backend.engine.prefixes.store import PrefixStore
+from backend.engine.rows.admission import Reservations
+from backend.engine.rows.counters import Counters
+from backend.engine.rows.pacing import PrefillPacer
+from backend.engine.rows.scheduler import Scheduler
+from backend.engine.session.decoding import Decoding
+from backend.engine.session.delivery import Delivery
+from backend.engine.session.memory_watch import MemoryWatch
+from backend.engine.session.open_requests import OpenRequests
+from backend.engine.session.prefilling import Prefilling
+from backend.engine.session.recovery import Recovery
+from backend.engine.session.session import Outlets
+from backend.model.loaded import RunnableModel
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderParts:
+    """Everything that the turns of a session work with; belongs to the engine thread.
+
+    Attributes:
+        prefixes: Stores prefixes of prompts.
+        scheduler: Knows who waits and who runs.
+        publisher: Takes events on their way out.
+        memory: Keeps rows and prompt cache within their memory.
+        requests: The open requests.
+        background: Jobs that run between steps.
+        job_factory: Makes them.
+        pacer: Fits prefill between decode steps.
+        batch: The rows that decode.
+        recovery: Finds who is to blame for a failed pass.
+        prefilling: Computes chunks.
+        decoding: Computes steps.
+        counters: Count tokens.
+    """
+
+    prefixes: PrefixStore
+    scheduler: Scheduler
+    publisher: Publisher
+    memory: MemoryWatch
+    requests: OpenRequests
+    background: BackgroundJobs
+    job_factory: JobFactory
+    pacer: PrefillPacer
+    batch: Batch
+    recovery: Recovery
+    prefilling: Prefilling
+    decoding: Decoding
+    counters: Counters
+
+
+def make_parts(
+    model: RunnableModel,
+    fresh_caches: CacheFactory,
+    prefixes: PrefixStore,
+    reservations: Reservations,
+    tuning: TuningOptions,
+    outlets: Outlets,
+) -> DecoderParts:
+    """Return the parts of an idle session.
+
+    Args:
+        model: A model that belongs to this thread.
+        fresh_caches: Makes its caches.
+        prefixes: Stores its prefixes.
+        reservations: The memory for its KV caches.
+        tuning: Its limits.
+        outlets: Where events go.
+    """
+
+    def new_batch() -> Batch:
+        return Batch(model.network, fresh_caches, model.card.vocab_size)
+
+    max_active = tuning.scheduling.max_slots if model.card.batches else 1
+    scheduler = Scheduler(max_slots=tuning.scheduling.max_slots, max_active=max_active)
+    publisher = Publisher(outlets.hand_over, tuning.scheduling.max_replies_per_s)
+    memory = MemoryWatch(reservations, scheduler, prefixes)
+    requests = OpenRequests(scheduler, memory, prefixes, publisher)
+    feeder = make_feeder(model.network, fresh_caches)
+    batch, counters = new_batch(), Counters()
+    background = BackgroundJobs(tuning.scheduling.prefill_chunk, tuning.scheduling.side_share)
+    pacer = _make_pacer(tuning)
+    isolation = Isolation(feeder, new_batch)
+    recovery = Recovery(requests, scheduler, memory, batch, isolation, publisher)
+    recovery.note_pass = outlets.note_pass
+    prefilling = Prefilling(feeder, prefixes, pacer, counters, fresh_caches.plan)
+    delivery = Delivery(requests, prefixes, publisher, counters)
+    decoding = Decoding(batch, scheduler, memory, requests, recovery, delivery)
+    return DecoderParts(
+        prefixes=prefixes,
+        scheduler=scheduler,
+        publisher=publisher,
+        memory=memory,
+        requests=requests,
+        background=background,
+        job_factory=JobFactory(model, fresh_caches, prefixes, background),
+        pacer=pacer,
+        batch=batch,
+        recovery=recovery,
+        prefilling=prefilling,
+        decoding=decoding,
+        counters=counters,
+    )
+
+
+def _make_pacer(tuning: TuningOptions) -> PrefillPacer:
+    return PrefillPacer(
+        cap=tuning.scheduling.prefill_chunk,
+        cap_alone=tuning.scheduling.prefill_chunk_alone,
+        pause_s=tuning.scheduling.prefill_pause_ms / 1000.0,
+    )

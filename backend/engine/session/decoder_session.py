@@ -1,0 +1,179 @@
+"""A loaded decoder at work: commands in, turns that move its requests on, events out."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from backend.core.request import GenerationRequest
+from backend.core.status import EngineStatus
+from backend.engine.messages.commands import (
+    Cancel,
+    Compute,
+    Expect,
+    Fetched,
+    Submit,
+)
+from backend.engine.rows.row import Row
+from backend.engine.session.decoder_parts import DecoderParts
+from backend.engine.session.pace import Pace
+from backend.engine.session.session import Outlets, SessionCommand
+from backend.engine.session.status import take_snapshot
+from backend.engine.session.turns import Turns
+from backend.errors import BackendError, OverloadedError
+from backend.model.loaded import LoadedModel, RunnableModel
+
+IDLE_TIMEOUT_S = 1.0
+
+
+class DecoderSession:
+    """The `Session` of a model that generates."""
+
+    def __init__(self, model: RunnableModel, parts: DecoderParts, outlets: Outlets) -> None:
+        """Start idle.
+
+        Args:
+            model: A model that belongs to this thread.
+            parts: The parts of its session.
+            outlets: Where results go.
+        """
+        self.model = model
+        self._answer = outlets.answer
+        self._parts = parts
+        self._turns = Turns(self._parts)
+        self._active_at = time.monotonic()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a turn would have nothing to compute."""
+        parts = self._parts
+        return parts.scheduler.is_idle and parts.batch.is_empty and parts.background.is_idle
+
+    @property
+    def idle_timeout_s(self) -> float | None:
+        """How long an idle session may be left without a turn; `None` is for ever."""
+        waits = self._parts.scheduler.fetching or self._parts.prefixes.wants_rest
+        return IDLE_TIMEOUT_S if waits else None
+
+    @property
+    def checksum(self) -> int:
+        """Sums up all tokens drawn so far, in their order."""
+        return self._parts.counters.checksum
+
+    def plain_model(self) -> LoadedModel:
+        """Return what may leave the engine thread, with what the caches tell of the model."""
+        needs_boundaries = self._parts.prefixes.needs_boundaries
+        card = replace(self.model.card, reuses_at_boundaries_only=needs_boundaries)
+        return replace(self.model.plain(), card=card)
+
+    def obey(self, command: SessionCommand) -> None:
+        """Queue, drop or answer what a command names; computes nothing."""
+        match command:
+            case Submit(request, generated):
+                self.submit(request, generated)
+            case Cancel(request_id):
+                self.cancel(request_id)
+            case Expect(request_id):
+                self._parts.prefixes.expect(request_id)
+            case Compute():
+                self.compute(command)
+            case Fetched():
+                self.take_in(command)
+            case _:
+                assert_never(command)
+
+    def submit(self, request: GenerationRequest, generated: Sequence[int] = ()) -> None:
+        """Queue a request, or refuse it at once if its KV cache could never fit.
+
+        Args:
+            request: One whose id is not known.
+            generated: Tokens of its reply that were drawn before: the row goes on after them.
+        """
+        parts, row = self._parts, Row.resumed(request, generated)
+        try:
+            parts.memory.require_fit(row)
+        except OverloadedError as error:
+            parts.publisher.put(row.request_id, error, is_urgent=True)
+            parts.publisher.flush()
+            return
+        parts.requests.add(row)
+        parts.recovery.rows = (row,)
+        if parts.prefixes.fetch(row):
+            parts.scheduler.await_fetch(row)
+        else:
+            parts.scheduler.enqueue(row)
+        parts.recovery.rows = ()
+
+    def compute(self, command: Compute) -> None:
+        """Queue a computation that runs between steps."""
+        parts = self._parts
+        parts.background.add(parts.job_factory.make(command), command.reply)
+
+    def take_in(self, fetched: Fetched) -> None:
+        """Go on with a request that waited for the disk."""
+        self._parts.prefixes.take_in(fetched)
+        if row := self._parts.requests.get(fetched.request_id):
+            self._parts.scheduler.end_fetch(row)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request and free its slot; no effect when it has ended or was never known."""
+        if row := self._parts.requests.get(request_id):
+            self._parts.requests.drop(row)
+
+    def close(self, reason: BackendError | None) -> None:
+        """End every request, and the session for good."""
+        if reason is not None:
+            self.fail_all(reason)
+        self._parts.prefixes.close()
+
+    def fail_all(self, error: BackendError) -> None:
+        """End every request with an error."""
+        parts = self._parts
+        for row in parts.requests.all():
+            parts.requests.fail(row, error)
+        parts.background.fail_all(error)
+        parts.batch.clear()
+        parts.publisher.flush()
+        self._answer_ended()
+
+    def pace(self) -> Pace:
+        """Return what the clock allows the next turn."""
+        return self._turns.pace()
+
+    def turn(self, pace: Pace | None = None) -> None:
+        """Move the requests on by one piece of work; write to disk when there is none for a while.
+
+        Args:
+            pace: What the clock allows; `None` looks at it.
+        """
+        if not self.is_idle or self._parts.scheduler.fetching:
+            self._turns.run(pace or self.pace())
+            self._active_at = time.monotonic()
+        elif time.monotonic() - self._active_at >= IDLE_TIMEOUT_S:
+            self._parts.prefixes.rest()
+        self._answer_ended()
+
+    def recover(self, error: Exception) -> None:
+        """Fail the request or the computation that the last turn failed on, and no other."""
+        parts = self._parts
+        rows = parts.recovery.take_rows()
+        parts.requests.forget_ended(parts.requests.all())
+        parts.publisher.hurry()
+        if not parts.background.blame(error):
+            parts.recovery.blame(rows, error)
+        self._answer_ended()
+
+    def status(self) -> EngineStatus:
+        """Return a snapshot."""
+        return take_snapshot(self._parts, self.model.card.weights_bytes)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the parts agree with each other."""
+        self._parts.scheduler.check()
+        self._parts.prefixes.check()
+        self._parts.memory.check()
+        self._parts.requests.check()
+
+    def _answer_ended(self) -> None:
+        if ended := self._parts.background.take_ended():
+            self._answer(ended)

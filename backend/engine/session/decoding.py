@@ -1,0 +1,81 @@
+"""The decoding of a session: rows join the batch, their tokens land and are published."""
+
+import mlx.core as mx
+
+from backend.engine.passes.batch import Batch
+from backend.engine.rows.scheduler import Scheduler
+from backend.engine.session.delivery import Delivery
+from backend.engine.session.memory_watch import MemoryWatch
+from backend.engine.session.open_requests import OpenRequests
+from backend.engine.session.recovery import Recovery
+from backend.errors import GrammarError
+
+
+class Decoding:
+    """Steps of the batch, and the tokens that they give; belongs to the engine thread."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        scheduler: Scheduler,
+        memory: MemoryWatch,
+        requests: OpenRequests,
+        recovery: Recovery,
+        delivery: Delivery,
+    ) -> None:
+        """Take the parts that a step passes through.
+
+        Args:
+            batch: Computes the steps.
+            scheduler: Knows which rows decode.
+            memory: Sees that there is room for the next token of each.
+            requests: Takes the caches of rows that leave, and fails those that went astray.
+            recovery: Is told whom a step is for.
+            delivery: Takes the tokens.
+        """
+        self._batch = batch
+        self._scheduler = scheduler
+        self._memory = memory
+        self._requests = requests
+        self._recovery = recovery
+        self._delivery = delivery
+        # On a CPU a dispatch takes as long as computing: a first token would wait for the second.
+        self._dispatch_blocks = mx.default_device() == mx.Device(mx.cpu)
+
+    def join(self) -> None:
+        """Let rows whose prompt is computed join the batch."""
+        for row in self._scheduler.activate():
+            self._batch.add(row)
+            if row.drawn == 0:
+                self._delivery.announce(row)
+
+    def step(self) -> None:
+        """Compute a step, and publish the tokens of the one before."""
+        if self._dispatch_blocks and self._batch.awaits_first_token:
+            self.deliver()
+        self._memory.before_step()
+        self._recovery.rows = tuple(self._scheduler.active)
+        self._batch.step(meanwhile=self.settle, landed=self._delivery.publish)
+        # Nobody's last token waits until what is stored has been copied.
+        self._delivery.hurry()
+        for row, problem in self._batch.astray():
+            error = GrammarError(f"cannot be followed any further: {problem}")
+            self._requests.fail(row, error)
+        for row in self._batch.departed():
+            self._requests.store_caches(row)
+            self._memory.put_back(row)
+        self._recovery.acquit()
+
+    def deliver(self) -> None:
+        """Publish the tokens in flight at once, before anything else is computed."""
+        self.land()
+        self._delivery.flush()
+
+    def land(self) -> None:
+        """Take the tokens in flight."""
+        self._recovery.rows = tuple(self._scheduler.active)
+        self._delivery.publish(self._batch.land())
+
+    def settle(self) -> None:
+        """Hand over the tokens that are due; called while the device computes."""
+        self._delivery.settle(len(self._scheduler.active))

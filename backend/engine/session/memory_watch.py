@@ -1,0 +1,127 @@
+"""Keeps running rows and the prompt cache within the memory that they share.
+
+First the prompt cache gives way, then a row waits. A row that decodes beyond what was expected of
+it makes the last row of the least priority pause; if it is the only one, it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from backend.engine.rows.admission import Reservations
+from backend.engine.rows.row import Row
+from backend.engine.rows.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from backend.engine.prefixes.store import PrefixStore
+
+log = logging.getLogger(__name__)
+
+
+class MemoryWatch:
+    """Asked before a row may run or go on; belongs to the engine thread."""
+
+    def __init__(
+        self, reservations: Reservations, scheduler: Scheduler, prefixes: PrefixStore
+    ) -> None:
+        """Start with nothing reserved.
+
+        Args:
+            reservations: Of the running rows, with the budget.
+            scheduler: Knows who runs and who gives way.
+            prefixes: Gives room back, and stores what a row that pauses has computed.
+        """
+        self._reservations = reservations
+        self._scheduler = scheduler
+        self._prefixes = prefixes
+
+    def require_fit(self, row: Row) -> None:
+        """Refuse a row that would not fit if it were alone.
+
+        Raises:
+            OverloadedError: Holds the numbers.
+        """
+        self._reservations.require_fit(row)
+
+    def admit(self) -> list[Row]:
+        """Let rows run for which there are slots and memory, and return them."""
+        admitted = self._scheduler.admit(self._reservations.reserve)
+        for row in admitted:
+            row.admitted_at = time.monotonic()
+        if admitted:
+            for row in admitted:
+                self._prefixes.claim(row)
+            self._share()
+        return admitted
+
+    def before_step(self) -> None:
+        """Make sure that the next step has memory; rows may pause or end for it.
+
+        A row that pauses while it decodes leaves the batch with the next step: see `put_back`.
+        """
+        for row in list(self._scheduler.active):
+            while row.wants_more and not self._reservations.extend(row):
+                if self._reservations.is_alone(row):
+                    self._end(row)
+                    break
+                self._pause(self._scheduler.yielding() or row)
+        self._share()
+
+    def put_back(self, row: Row) -> None:
+        """Let a row that has left the batch in order to pause wait for its turn."""
+        if row.is_paused and not row.has_left:
+            row.suspend()
+            self._prefixes.claim(row)
+            self._scheduler.put_back(row)
+
+    def recover(self) -> None:
+        """Let rows that were about to leave the batch wait, after the batch was lost."""
+        for row in list(self._scheduler.active):
+            self.put_back(row)
+
+    def release(self, row: Row) -> None:
+        """Give back what a row has reserved."""
+        self._reservations.release(row)
+        self._share()
+
+    def status(self) -> Mapping[str, int]:
+        """Return the reserved and the available bytes, as parts of `memory_bytes`."""
+        return {
+            "kv_reserved": self._reservations.reserved_bytes,
+            "kv_budget": self._reservations.budget_bytes,
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError unless just the running rows have reserved memory."""
+        running = (*self._scheduler.prefilling, *self._scheduler.active)
+        self._reservations.check(row for row in running if not row.is_paused)
+
+    def _share(self) -> None:
+        """Leave the prompt cache what the rows do not need."""
+        self._prefixes.leave_room(self._reservations.left_bytes)
+
+    def _pause(self, row: Row) -> None:
+        log.warning(
+            "request id=%s pauses at %d generated tokens: others need its memory",
+            row.request_id,
+            row.generated,
+        )
+        row.is_paused = True
+        self._reservations.release(row)
+        if row in self._scheduler.prefilling:
+            self._prefixes.leave(row)
+            self.put_back(row)
+
+    def _end(self, row: Row) -> None:
+        row.curtail()
+        log.warning(
+            "request id=%s ends at %d generated tokens: its KV cache fills all of the %d bytes "
+            "that there are for it",
+            row.request_id,
+            row.request.max_tokens,
+            self._reservations.budget_bytes,
+        )

@@ -1,0 +1,112 @@
+"""The prefill of a session: a chunk of one prompt, or several prompts that fit into one."""
+
+import time
+from collections.abc import Sequence
+
+from backend.cache.windows import trim_windows
+from backend.engine.kv.batch_caches import BatchPlan
+from backend.engine.passes.feeder import Feeder
+from backend.engine.passes.media_memo import MediaMemo
+from backend.engine.prefixes.store import PrefixStore
+from backend.engine.rows.counters import Counters
+from backend.engine.rows.pacing import ChunkLimit, PrefillPacer
+from backend.engine.rows.row import Row
+
+# The longest prompt of a pass has at most so many times the tokens of the shortest.
+MAX_PADDING = 2
+
+
+class Prefilling:
+    """Computes chunks, and exchanges prefixes with the prompt cache; on the engine thread."""
+
+    def __init__(
+        self,
+        feeder: Feeder,
+        prefixes: PrefixStore,
+        pacer: PrefillPacer,
+        counters: Counters,
+        plan: BatchPlan,
+    ) -> None:
+        """Take the parts that a chunk passes through.
+
+        Args:
+            feeder: Feeds the model.
+            prefixes: Gives the beginning of a prompt, and takes what is computed.
+            pacer: Learns how long chunks take.
+            counters: Count the tokens.
+            plan: Says whether several prompts may be fed in one pass.
+        """
+        self._feeder = feeder
+        self._plan = plan
+        self._prefixes = prefixes
+        self._pacer = pacer
+        self._counters = counters
+
+    @property
+    def media(self) -> MediaMemo | None:
+        """The remembered media; `None` for a model without towers."""
+        return self._feeder.media
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether several prompts may be fed in one pass."""
+        return self._plan.takes_several
+
+    def choose(self, row: Row, companions: Sequence[Row], limit: ChunkLimit) -> list[Row]:
+        """Restore what is stored of a row's prompt, and return the rows to feed in one pass.
+
+        Args:
+            row: Comes first.
+            companions: Rows that may be fed with it, as far as the chunk has room.
+            limit: Of the chunk.
+
+        Returns:
+            No rows if all of the row's prompt was stored.
+        """
+        self._restore(row)
+        return self._fitting(row, companions, limit) if row.prefill_left else []
+
+    def feed(self, rows: Sequence[Row], limit: ChunkLimit) -> None:
+        """Feed a chunk of one row's prompt, or all that is left of several; raises what MLX raises.
+
+        Args:
+            rows: As `choose` returned them.
+            limit: Of the chunk.
+        """
+        if len(rows) > 1:
+            self._feed_together(rows)
+        else:
+            self._feed(rows[0], limit)
+
+    def _restore(self, row: Row) -> None:
+        self._prefixes.restore(row)
+        self._feeder.align(row)
+
+    def _fitting(self, row: Row, companions: Sequence[Row], limit: ChunkLimit) -> list[Row]:
+        """Return the rows whose prompts fit into one chunk, with the padding between them."""
+        chosen = [row]
+        if not self.takes_several or limit.chunk(row.prefill_left) < row.prefill_left:
+            return chosen
+        for other in companions:
+            self._restore(other)
+            lefts = [each.prefill_left for each in (*chosen, other)]
+            if min(lefts) * MAX_PADDING >= max(lefts) and len(lefts) * max(lefts) <= limit.tokens:
+                chosen.append(other)
+        return chosen
+
+    def _feed_together(self, rows: Sequence[Row]) -> None:
+        count, started = sum(row.prefill_left for row in rows), time.monotonic()
+        self._feeder.feed_together(rows, self._plan)
+        for row in rows:
+            self._prefixes.save(row)
+        self._pacer.record(count, time.monotonic() - started)
+        self._counters.prompt_tokens += count
+
+    def _feed(self, row: Row, limit: ChunkLimit) -> None:
+        fed, started = row.fed, time.monotonic()
+        self._feeder.feed(row, limit.chunk(self._prefixes.room(row)))
+        self._prefixes.save(row)
+        trim_windows(row.cache or ())
+        count, is_text = row.fed - fed, row.media_at(fed) is None
+        self._pacer.record(count if is_text else 0, time.monotonic() - started)
+        self._counters.prompt_tokens += count

@@ -1,0 +1,43 @@
+"""The snapshot of a decoder's session."""
+
+import mlx.core as mx
+
+from backend.core.status import EngineState, EngineStatus
+from backend.engine.session.decoder_parts import DecoderParts
+
+
+def take_snapshot(parts: DecoderParts, weights_bytes: int) -> EngineStatus:
+    """Return the status of a session.
+
+    Args:
+        parts: Of the session.
+        weights_bytes: Of its model.
+    """
+    rows = parts.scheduler.rows()
+    counters, media = parts.counters, parts.prefilling.media
+    prompt_cache = parts.prefixes.status()
+    # A pass may still be in flight for a request that has ended: nobody waits for it.
+    is_ready = not rows and not parts.background.is_computing
+    return EngineStatus(
+        state=EngineState.READY if is_ready else EngineState.BUSY,
+        memory_bytes={
+            "weights": weights_bytes,
+            "kv_active": parts.batch.cache_bytes() + sum(row.cache_bytes() for row in rows),
+            **parts.memory.status(),
+            "prompt_cache": prompt_cache.bytes,
+            "media": media.nbytes if media else 0,
+            "mlx_active": mx.get_active_memory(),
+            "mlx_cache": mx.get_cache_memory(),
+            "mlx_peak": mx.get_peak_memory(),
+        },
+        slots_taken=parts.scheduler.slots_taken,
+        waiting=parts.scheduler.waiting_count + parts.background.count,
+        prompt_tokens=counters.prompt_tokens + parts.background.computed_tokens,
+        generated_tokens=counters.generated_tokens,
+        media_encoded=media.runs if media else 0,
+        tokens_per_s=0.0 if is_ready else counters.rate.of_late(counters.generated_tokens),
+        prompt_cache=prompt_cache,
+        requests=tuple(
+            row.status(phase) for phase, rows in parts.scheduler.phases().items() for row in rows
+        ),
+    )

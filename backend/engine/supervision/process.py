@@ -1,0 +1,187 @@
+"""One engine process and the connection to it."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self, cast
+
+from backend.config import ModelOptions
+from backend.engine.messages.codec import Codec, FrameReader, WireError
+from backend.engine.messages.protocol import Failed, Load, Loaded, News, Order, Stop
+from backend.engine.processes import ending, kill_tree, start_engine
+from backend.errors import (
+    BackendError,
+    EngineFailedError,
+    GroupLostError,
+    GroupNotFormedError,
+    InvalidRequestError,
+    LoadError,
+    LoadFailedError,
+    UnsupportedError,
+)
+
+_POLL_INTERVAL_S = 0.01
+# It writes its last lines first.
+_EXIT_TIMEOUT_S = 3.0
+_REAP_TIMEOUT_S = 5.0
+# Reasons that a load may give as they are; the rest is told as a failure of the load.
+_REFUSALS = (LoadError, InvalidRequestError, UnsupportedError)
+
+
+class EngineProcess(asyncio.Protocol):
+    """Lives on one event loop; loads one model and ends with it.
+
+    Attributes:
+        silent_since: When something was last heard of it, by the monotonic clock.
+        is_mute: Whether nothing was ever heard of it.
+    """
+
+    def __init__(
+        self,
+        hear: Callable[["EngineProcess", News], None],
+        note_end: Callable[["EngineProcess", BackendError], None],
+        environment: Mapping[str, str] | None,
+    ) -> None:
+        """Prepare; see `started`.
+
+        Args:
+            hear: Takes its news once a model is loaded.
+            note_end: Called when it has ended by itself, after its last news, with the reason.
+            environment: Its own; `None` is that of this process.
+        """
+        self._hear = hear
+        self._note_end = note_end
+        self._codec = Codec(News)
+        self._frames = FrameReader()
+        self._transport: asyncio.WriteTransport | None = None
+        self._loading: asyncio.Future[Loaded] | None = None
+        self._reason: BackendError | None = None
+        self._is_ending = False
+        self._farewell: asyncio.Task[None] | None = None
+        self.silent_since = time.monotonic()
+        self.is_mute = True
+        # The kernel ends it with the thread that starts it: the one of the event loop.
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._child = start_engine(theirs.fileno(), environment)
+
+    @classmethod
+    async def started(
+        cls,
+        hear: Callable[["EngineProcess", News], None],
+        note_end: Callable[["EngineProcess", BackendError], None],
+        environment: Mapping[str, str] | None,
+    ) -> Self:
+        """Return a new process that waits for a model."""
+        process = cls(hear, note_end, environment)
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: process, sock=process._socket)
+        return process
+
+    @property
+    def process_id(self) -> int:
+        """Its number."""
+        return self._child.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has yet to end."""
+        return self._child.poll() is None
+
+    async def load(self, options: ModelOptions, directory: Path) -> Loaded:
+        """Have it load a model.
+
+        Raises:
+            LoadError: It could not, and why; the process ends.
+            InvalidRequestError: An option cannot be met.
+            UnsupportedError: The model cannot be loaded as asked.
+        """
+        self._loading = asyncio.get_running_loop().create_future()
+        if self._farewell is not None:
+            self._loading.set_exception(self._load_failure())
+        self.send(Load(options, directory))
+        return await self._loading
+
+    def send(self, order: Order) -> None:
+        """Send an order; one to a process that has gone is lost.
+
+        Raises:
+            WireError: It holds a value that cannot be sent.
+        """
+        frame = self._codec.encode(order)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(frame.parts())
+
+    async def end(self, grace_s: float = 0.0) -> None:
+        """End it, and all that it has started; what it leaves is the kernel's.
+
+        Args:
+            grace_s: How long it may take to write to disk what belongs there.
+        """
+        self._is_ending = True
+        if grace_s and self._reason is None:
+            self.send(Stop())
+            await self._exited(grace_s)
+        kill_tree(self._child)
+        await self._exited(_REAP_TIMEOUT_S)
+        if self._transport is not None:
+            self._transport.close()
+        if self._loading is not None and not self._loading.done():
+            self._loading.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to send."""
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        self.silent_since, self.is_mute = time.monotonic(), False
+        self._frames.feed(data)
+        try:
+            while (frame := self._frames.take()) is not None:
+                self._take(self._codec.decode(frame))
+        except WireError as error:
+            self._reason = EngineFailedError(str(error))
+            kill_tree(self._child)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Find out why, unless it was told to end."""
+        if not self._is_ending:
+            self._farewell = asyncio.create_task(self._take_leave())
+
+    def _take(self, message: News) -> None:
+        match message:
+            case Loaded() if self._loading is not None and not self._loading.done():
+                self._loading.set_result(message)
+            case Failed(failure):
+                self._reason = failure.error()
+            case _:
+                self._hear(self, message)
+
+    async def _take_leave(self) -> None:
+        await self._exited(_EXIT_TIMEOUT_S)
+        if self._reason is None:
+            told = ending(self._child, timeout_s=0.0)
+            self._reason = EngineFailedError(f"its process ({self.process_id}) {told}")
+        kill_tree(self._child)
+        if self._loading is not None and not self._loading.done():
+            self._loading.set_exception(self._load_failure())
+        elif not self._is_ending:
+            self._note_end(self, self._reason)
+
+    def _load_failure(self) -> BackendError:
+        match self._reason:
+            case GroupLostError() as error:
+                return GroupNotFormedError(f"while the model was loading: {error}")
+            case BackendError() as error if isinstance(error, _REFUSALS):
+                return error
+            case reason:
+                return LoadFailedError(f"loading the model failed: {reason}")
+
+    async def _exited(self, timeout_s: float) -> None:
+        """Wait until it has exited, but no longer than that."""
+        deadline = time.monotonic() + timeout_s
+        while self.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
+            await asyncio.sleep(_POLL_INTERVAL_S)

@@ -1,0 +1,332 @@
+"""Keeps one engine process at work on a model, and replaces a lost one.
+
+The open calls go on in the next process with the same tokens: a draw depends on seed and
+position only. Their callers see a pause.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backend.config import ModelOptions
+from backend.core.status import EngineState, EngineStatus, ProcessStatus
+from backend.engine.messages.codec import WireError
+from backend.engine.messages.commands import Cancel, Expect
+from backend.engine.messages.protocol import (
+    Answered,
+    Leave,
+    Loaded,
+    News,
+    Passing,
+    PreparedInputs,
+    Snapshot,
+    Told,
+)
+from backend.engine.messages.results import Packed, unpacked
+from backend.engine.supervision.handover import Handover
+from backend.engine.supervision.ledger import Ledger, OpenCall, OpenJob, OpenRequest
+from backend.engine.supervision.losses import Losses
+from backend.engine.supervision.process import EngineProcess
+from backend.engine.turn_watch import TurnWatch
+from backend.errors import (
+    BackendError,
+    EngineFailedError,
+    EngineStuckError,
+    InvalidRequestError,
+    LoadFailedError,
+)
+from common.resident import resident_bytes
+
+MAX_FAILED_STARTS = 3
+# A process that has told nothing before it was lost, and was lost so early, counts as one.
+_EARLY_S = 2.0
+_STOP_TIMEOUT_S = 3.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    """What the process is to compute."""
+
+    options: ModelOptions
+    directory: Path
+
+
+class Supervisor:
+    """Lives on one event loop.
+
+    Attributes:
+        ledger: The open calls.
+    """
+
+    def __init__(
+        self,
+        note_fault: Callable[[BackendError], None],
+        long_turn_s: float,
+        environment: Mapping[str, str] | None,
+    ) -> None:
+        """Start without a process.
+
+        Args:
+            note_fault: Called when no process can load the model any more.
+            long_turn_s: A turn that takes longer is reported.
+            environment: Of the processes; `None` is that of this one.
+        """
+        self._environment = environment
+        self.ledger = Ledger()
+        self._handover = Handover(self.ledger, self._give)
+        self._note_fault = note_fault
+        self._long_turn_s = long_turn_s
+        self._spare: asyncio.Task[EngineProcess] | None = None
+        self._process: EngineProcess | None = None
+        self._charge: _Charge | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        self._status = EngineStatus()
+        self._passing: Passing | None = None
+        self._failed_starts = 0
+        self._loaded_at = 0.0
+        self._has_told = False
+        self._losses = Losses()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether work may be given: a process has the model, or the next one will have it."""
+        return self._process is not None or self._recovery is not None
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether a lost process is being replaced."""
+        return self._recovery is not None
+
+    @property
+    def process_id(self) -> int | None:
+        """The number of the process that has the model."""
+        return self._process.process_id if self._process else None
+
+    def prepare(self) -> None:
+        """Start a process that waits for a model, unless one does: a load need not wait then."""
+        if self._spare is None:
+            self._spare = asyncio.create_task(self._started())
+
+    async def load(self, options: ModelOptions, directory: Path) -> Loaded:
+        """Load a model into a process that has none.
+
+        Raises:
+            LoadError: It could not be loaded, and why.
+        """
+        self._charge = _Charge(options, directory)
+        self._losses, self._failed_starts = Losses(), 0
+        process, loaded = await self._loaded_process(self._charge)
+        self._install(process, loaded)
+        return loaded
+
+    async def end(self, reason: BackendError, *, drops_spare: bool = False) -> None:
+        """End the process and all open calls; what belongs on disk is written before.
+
+        Args:
+            reason: Told to the callers.
+            drops_spare: Whether the process that waits for a model ends too.
+        """
+        self._handover.pause()
+        process, self._process = self._process, None
+        if self._recovery is not None:
+            recovery, self._recovery = self._recovery, None
+            recovery.cancel()
+            await asyncio.wait([recovery])
+        self.ledger.fail_all(reason)
+        self._status = EngineStatus()
+        if process is not None:
+            await process.end(_STOP_TIMEOUT_S)
+        if drops_spare and self._spare is not None:
+            spare, self._spare = self._spare, None
+            await (await spare).end()
+
+    def submit(self, entry: OpenRequest) -> None:
+        """Give a request to the process, or let it wait for the next one."""
+        if self._handover.is_done:
+            self._give(entry)
+
+    def compute(self, job: OpenJob) -> None:
+        """Give a job to the process, or let it wait for the next one."""
+        if self._handover.is_done:
+            self._give(job)
+
+    def drop(self, call: OpenCall) -> None:
+        """Have the process give up a call whose caller has left."""
+        if self._process is not None and call.is_sent:
+            match call:
+                case OpenRequest(request):
+                    if not call.stream.has_ended:
+                        self._process.send(Cancel(request.request_id))
+                case OpenJob(number):
+                    if not call.reply.done() or call.reply.cancelled():
+                        self._process.send(Leave(number))
+        self._handover.advance()
+
+    def tell(self, news: Expect) -> None:
+        """Tell the process what it need not remember: another process would not know it."""
+        if self._process is not None:
+            self._process.send(news)
+
+    def status(self) -> EngineStatus:
+        """Return the latest snapshot, and the turn that it is waiting for."""
+        if self._process is None:
+            return self._losses.added_to(EngineStatus(state=EngineState.BUSY))
+        turn_s = self._turn_s()
+        state = EngineState.ERROR if turn_s >= self._long_turn_s else self._status.state
+        return self._losses.added_to(replace(self._status, state=state, turn_s=turn_s))
+
+    def processes(self) -> tuple[ProcessStatus, ...]:
+        """Return the processes of the backend."""
+        numbers = {"server": os.getpid(), "engine": self.process_id}
+        return tuple(
+            ProcessStatus(role=role, process_id=number, resident_bytes=resident_bytes(number))
+            for role, number in numbers.items()
+            if number is not None
+        )
+
+    def _turn_s(self) -> float:
+        """Return how long a process with something to do has told nothing."""
+        if self._process is None or not self.ledger.awaits_turn:
+            return 0.0
+        return time.monotonic() - self._process.silent_since
+
+    async def _started(self) -> EngineProcess:
+        try:
+            return await EngineProcess.started(self._hear, self._note_end, self._environment)
+        except OSError as error:
+            raise EngineFailedError(f"its process cannot be started: {error}") from error
+
+    async def _loaded_process(self, charge: _Charge) -> tuple[EngineProcess, Loaded]:
+        spare, self._spare = self._spare, None
+        process = await spare if spare is not None else None
+        if process is not None and process.is_alive:
+            try:
+                return process, await _loaded(process, charge)
+            except LoadFailedError as error:
+                # One that says nothing may have ended while it waited: that is no load's fault.
+                if not process.is_mute:
+                    raise
+                log.warning("%s; another process tries it", error)
+        process = await self._started()
+        return process, await _loaded(process, charge)
+
+    def _install(self, process: EngineProcess, loaded: Loaded) -> None:
+        self._process = process
+        self._status = loaded.status
+        self._passing = None
+        self._loaded_at = time.monotonic()
+        self._has_told = False
+        TurnWatch(
+            self._turn_s,
+            lambda: self._process is process,
+            self._long_turn_s,
+            lost_after_s=self._charge.options.tuning.process.engine_timeout_s
+            if self._charge
+            else 0,
+            give_up=self._give_up_on_turn,
+        ).look()
+        self._handover.begin()
+
+    def _give(self, call: OpenCall) -> None:
+        if self._process is None:
+            return
+        if not self.ledger.awaits_turn:
+            # Until now nothing was to be heard.
+            self._process.silent_since = time.monotonic()
+        try:
+            self._process.send(call.order())
+        except WireError as error:
+            call.fail(InvalidRequestError("the request", str(error)))
+        call.is_sent = True
+
+    def _hear(self, process: EngineProcess, news: News) -> None:
+        if process is not self._process:
+            return
+        match news:
+            case Told(events):
+                self._has_told = True
+                self.ledger.note(events)
+                self._handover.advance()
+            case Answered(number, result):
+                self._has_told = True
+                self._conclude(number, result)
+                self._handover.advance()
+            case Passing():
+                self._passing = news
+            case Snapshot(status):
+                self._status = status
+
+    def _conclude(self, number: int, result: Packed | PreparedInputs) -> None:
+        job = self.ledger.jobs.get(number)
+        if job is None or not job.is_open:
+            return
+        value = result if isinstance(result, PreparedInputs) else unpacked(result)
+        if isinstance(value, BackendError):
+            job.reply.set_exception(value)
+        else:
+            job.reply.set_result(value)
+
+    def _give_up_on_turn(self, turn_s: float) -> None:
+        if self._process is not None:
+            self._lose(self._process, EngineStuckError(f"no turn has ended for {turn_s:.0f} s"))
+
+    def _note_end(self, process: EngineProcess, reason: BackendError) -> None:
+        if process is self._process:
+            self._lose(process, reason)
+
+    def _lose(self, process: EngineProcess, reason: BackendError) -> None:
+        """Replace the process, which has gone or is of no more use."""
+        self._process = None
+        self._handover.pause()
+        culprits = self.ledger.note_loss(self._passing, reason)
+        self._losses.count(self._status)
+        self._status = EngineStatus()
+        is_early = not self._has_told and time.monotonic() < self._loaded_at + _EARLY_S
+        self._failed_starts = self._failed_starts + 1 if is_early and not culprits else 0
+        log.warning(
+            "the engine is lost: %s; %d open requests go on in another%s",
+            reason,
+            sum(1 for _ in self.ledger.calls()),
+            f", {len(culprits)} failed because it was lost over them twice" if culprits else "",
+        )
+        self._recovery = asyncio.create_task(self._recover(process, reason))
+
+    async def _recover(self, lost: EngineProcess, reason: BackendError) -> None:
+        began_at = time.monotonic()
+        # Its memory is needed.
+        await lost.end()
+        charge = self._charge
+        while charge is not None and self._failed_starts < MAX_FAILED_STARTS:
+            try:
+                process, loaded = await self._loaded_process(charge)
+            except BackendError as error:
+                self._failed_starts += 1
+                reason = error
+                log.warning("another engine cannot load the model: %s", error)
+                continue
+            took_s = time.monotonic() - began_at
+            self._losses.note_restart(reason, took_s)
+            log.warning("another engine has loaded the model after %.1f s", took_s)
+            self._recovery = None
+            self._install(process, loaded)
+            return
+        self._recovery = None
+        end = EngineFailedError(f"{MAX_FAILED_STARTS} in a row could not be started: {reason}")
+        log.critical("%s", end)
+        self.ledger.fail_all(end)
+        self._note_fault(end)
+
+
+async def _loaded(process: EngineProcess, charge: _Charge) -> Loaded:
+    """Have a process load a model; if it cannot, the process ends."""
+    try:
+        return await process.load(charge.options, charge.directory)
+    except BaseException:
+        await process.end()
+        raise

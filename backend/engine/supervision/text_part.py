@@ -1,0 +1,53 @@
+"""The server's part of a loaded model: its text side, and the media side by way of the process."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from backend.config import ModelOptions
+from backend.engine.messages.protocol import Loaded
+from backend.engine.supervision.media import Prepare, RemoteMedia
+from backend.model.loaded import LoadedModel
+
+
+def read_text_part(options: ModelOptions, directory: Path) -> Any:  # noqa: ANN401 (untyped upstream)
+    """Read a checkpoint's tokenizer, while a process loads its weights; takes seconds.
+
+    Raises:
+        LoadError: A file of it is malformed.
+    """
+    from backend.model.text.hf_tokenizer import read_tokenizer
+    from backend.model.text.isolated.template import PROCESSES
+
+    PROCESSES.prepare()
+    return read_tokenizer(options, directory)
+
+
+async def loaded_model(
+    options: ModelOptions,
+    loaded: Loaded,
+    text: Any,  # noqa: ANN401 (untyped upstream)
+    prepare: Prepare,
+) -> LoadedModel:
+    """Return the model that a process has loaded, as the server knows it.
+
+    Args:
+        options: Of the load.
+        loaded: The facts that the process told.
+        text: The tokenizer that `read_text_part` returned.
+        prepare: Has the process prepare a medium.
+    """
+    from backend.model.text.hf_tokenizer import with_template
+
+    defaults = loaded.tokenizer_defaults
+    tokenizer, template, _ = await asyncio.to_thread(with_template, options, text, defaults)
+    media = None
+    if loaded.media is not None:
+        media = RemoteMedia(loaded.media, prepare, asyncio.get_running_loop())
+    card = replace(
+        loaded.card,
+        supports_tools=template.supports_tools,
+        supports_thinking=template.supports_thinking,
+    )
+    return LoadedModel(tokenizer, template, card, media=media)

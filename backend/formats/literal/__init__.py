@@ -1,0 +1,1 @@
+"""Formats whose calls look like a programming language."""

@@ -1,0 +1,1 @@
+"""Formats that frame the whole reply."""

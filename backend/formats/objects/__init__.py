@@ -1,0 +1,1 @@
+"""Formats whose calls are JSON objects."""

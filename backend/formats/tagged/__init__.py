@@ -1,0 +1,1 @@
+"""Formats whose arguments are raw values in tags."""

@@ -1,0 +1,28 @@
+"""Arguments as pairs, `<arg_key>a</arg_key><arg_value>…</arg_value>`."""
+
+from backend.formats.dialects import Tags
+from backend.formats.template import ARGUMENTS, KEY, MAYBE_LINE, VALUE, Template
+
+
+def pairs(begin: Template, end: str, prefix: str = "", suffix: str = "") -> Tags:
+    """Return calls with arguments as pairs.
+
+    Args:
+        begin: The beginning of a call, up to its arguments.
+        end: The end of a call.
+        prefix: Stands before the name of each tag.
+        suffix: Stands after the name of each tag.
+    """
+    key, value = f"{prefix}arg_key{suffix}>", f"{prefix}arg_value{suffix}>"
+    return Tags(
+        call=(*begin, ARGUMENTS, end),
+        parameter=(
+            *(f"<{key}", KEY, f"</{key}", MAYBE_LINE),
+            *(f"<{value}", VALUE, f"</{value}", MAYBE_LINE),
+        ),
+    )
+
+
+def pair_tags(tags: Tags) -> tuple[str, ...]:
+    """Return the tags around keys and values."""
+    return tuple(part for part in tags.parameter if isinstance(part, str))

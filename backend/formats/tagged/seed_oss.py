@@ -1,0 +1,45 @@
+"""Seed-OSS: the tags of Qwen3-Coder in a block of its own, without newlines around values."""
+
+from backend.formats.dialects import Reading, Tags
+from backend.formats.evidence import as_tokens, in_template
+from backend.formats.format import ReasoningFormat, ToolFormat
+from backend.formats.grammar import CallGrammar, Frame
+from backend.formats.tagged.qwen3_coder_xml import PARAMETER, PARAMETER_END
+from backend.formats.tagged.qwen3_coder_xml import TAGS as QWEN_TAGS
+from backend.formats.template import KEY, VALUE
+
+OPENER, CLOSER = "<seed:tool_call>", "</seed:tool_call>"
+THINK = "<seed:think>"
+
+TAGS = Tags(
+    call=QWEN_TAGS.call,
+    parameter=(PARAMETER, KEY, ">", VALUE, f"{PARAMETER_END}\n"),
+)
+
+FORMAT = ToolFormat(
+    name="seed_oss",
+    clues=(in_template(OPENER),),
+    openers=(OPENER,),
+    closers=(CLOSER,),
+    readings=(Reading(dialect=TAGS, end=CLOSER),),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=TAGS,
+                opener=OPENER,
+                call=("\n", *TAGS.call, f"\n{CLOSER}"),
+                separator=(f"\n{OPENER}",),
+                is_block=False,
+            ),
+        ),
+    ),
+)
+
+THOUGHT = ReasoningFormat(
+    name="seed_think",
+    aliases=("seed_oss",),
+    clues=(in_template(THINK), as_tokens(THINK)),
+    starts=(THINK,),
+    ends=("</seed:think>",),
+    frames=("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"),
+)

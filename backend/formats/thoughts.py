@@ -1,0 +1,80 @@
+"""The formats of thoughts that belong to no single tool-call format."""
+
+from backend.formats.evidence import Clue, as_tokens, in_template
+from backend.formats.format import ReasoningFormat
+from backend.formats.tagged import minimax_m2
+
+_START, _END = "<think>", "</think>"
+_KIMI = "◁think▷"
+_COLON, _COLON_END = "<|think:start|>", "<|think:end|>"
+_RESPONSE, _RESPONSE_END = "<response>", "</response>"
+_FINAL = "[BEGIN FINAL RESPONSE]"
+_PROCESS = "Here is my thought process:"
+_ANSWER, _ANSWER_END = "<answer>", "</answer>"
+
+THINK = ReasoningFormat(
+    name="think",
+    aliases=(
+        *("deepseek_r1", "deepseek_v3", "deepseek_v4", "qwen3", "qwen", "glm45", "olmo3"),
+        *("step3", "step3p5", "nemotron", "nemotron_v3", "minimax_m2", "kimi_k2"),
+        *("hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo"),
+    ),
+    # A template that tells where thoughts end belongs to a model that writes them.
+    clues=(as_tokens(_START, _END), in_template(_END)),
+    starts=(_START,),
+    ends=(_END,),
+)
+
+KIMI_VL = ReasoningFormat(
+    name="kimi_think",
+    aliases=("kimi_vl",),
+    clues=(in_template(_KIMI), as_tokens(_KIMI)),
+    starts=(_KIMI,),
+    ends=("◁/think▷",),
+)
+
+COLON = ReasoningFormat(
+    name="colon_think",
+    clues=(as_tokens(_COLON, _COLON_END),),
+    starts=(_COLON,),
+    ends=(_COLON_END,),
+)
+
+GRANITE = ReasoningFormat(
+    name="granite_text",
+    aliases=("granite", "ernie45"),
+    clues=(
+        in_template(_START, _RESPONSE, "<|start_of_role|>"),
+        # ERNIE 4.5 frames its answers alike, MiniMax M2 the results of tools.
+        Clue(vocabulary=(_RESPONSE, _RESPONSE_END), absent=(minimax_m2.OPENER,)),
+    ),
+    starts=(_START,),
+    ends=(_END,),
+    frames=(_RESPONSE, f"\n{_RESPONSE_END}", _RESPONSE_END),
+)
+
+APRIEL = ReasoningFormat(
+    name="apriel_steps",
+    aliases=("apriel",),
+    clues=(in_template(_FINAL),),
+    starts=("Here are my reasoning steps:",),
+    ends=(_FINAL,),
+    frames=("[END FINAL RESPONSE]",),
+)
+
+GRANITE_32 = ReasoningFormat(
+    name="granite_sentences",
+    aliases=("granite32",),
+    clues=(in_template(_PROCESS),),
+    starts=(_PROCESS, "Here's my thought process:"),
+    ends=("Here is my response:", "Here's my response:"),
+)
+
+HUNYUAN_A13B = ReasoningFormat(
+    name="hunyuan_answer",
+    aliases=("hunyuan_a13b",),
+    clues=(in_template(_END, "<|extra_0|>"),),
+    starts=(_START,),
+    ends=(_END,),
+    frames=(_ANSWER, f"\n{_ANSWER_END}", _ANSWER_END),
+)

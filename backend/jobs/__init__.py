@@ -1,0 +1,1 @@
+"""Long jobs in processes of their own: quantisation, fine-tuning, export of what was trained."""

@@ -1,0 +1,85 @@
+"""`python -m backend.jobs`: run the job that the first line of standard input describes.
+
+Progress goes to standard output, a line of JSON each; everything else to standard error. The end
+of standard input ends the process.
+"""
+
+import logging
+import os
+import threading
+from io import FileIO
+
+import msgspec
+
+from backend.errors import BackendError
+from backend.jobs.job import FAILED, Export, FineTuning, Job, Progress, Quantization, Report
+from backend.jobs.process import SAVE_AND_STOP
+from backend.jobs.scratch import remove_all
+from common import log as logs
+
+_LOWEST_PRIORITY = 19
+
+log = logging.getLogger("backend.jobs")
+
+
+def main() -> int:
+    """Run one job; return the exit code."""
+    logs.configure(logs.level_of(os.environ))
+    os.nice(_LOWEST_PRIORITY)
+    os.environ["NO_COLOR"] = "1"
+    # Libraries print; only progress may reach the pipe.
+    progress = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    # Unbuffered: a buffer's lock, held by a thread that reads, breaks the end of the process.
+    commands = os.fdopen(0, "rb", buffering=0)
+    line = commands.readline()
+    if not line:
+        # Stopped before it began.
+        return 1
+    job = msgspec.json.decode(line, type=Job)
+    stopping = threading.Event()
+    threading.Thread(target=_listen, args=(commands, stopping), daemon=True).start()
+
+    def report(news: Progress) -> None:
+        progress.write(msgspec.json.encode(news.sendable()) + b"\n")
+
+    try:
+        report(_run(job, report, stopping))
+    except BackendError as error:
+        report(Progress(status=FAILED, message=str(error)))
+    except Exception as error:
+        log.exception("the job failed")
+        report(Progress(status=FAILED, message=f"{type(error).__name__}: {error}"))
+    return 0
+
+
+def _run(job: Job, report: Report, stopping: threading.Event) -> Progress:
+    # Each imports MLX and what it needs beside it.
+    match job:
+        case Quantization():
+            from backend.jobs.quantization import quantize
+
+            return quantize(job, report)
+        case FineTuning():
+            from backend.jobs.finetuning import fine_tune
+
+            return fine_tune(job, report, stopping)
+        case Export():
+            from backend.jobs.export import export
+
+            return export(job, report)
+
+
+def _listen(commands: FileIO, stopping: threading.Event) -> None:
+    while line := commands.readline():
+        if line == SAVE_AND_STOP:
+            stopping.set()
+    remove_all()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    # At once: whoever has read the last progress expects no process any more.
+    os._exit(code)

@@ -1,0 +1,274 @@
+"""Fine-tune a model with mlx-lm's trainer; every checkpoint is an adapter that LoadModel takes."""
+
+import json
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.lora import CONFIG_DEFAULTS, train_model
+from mlx_lm.tuner.callbacks import TrainingCallback
+from mlx_lm.tuner.datasets import create_dataset
+from mlx_lm.utils import load
+from msgspec.structs import replace
+
+from backend.config import JOB_REPORT_INTERVAL_S
+from backend.errors import InvalidRequestError
+from backend.jobs.checkpoints import (
+    CONFIG,
+    WEIGHTS,
+    Checkpoint,
+    checkpoint_path,
+    require_checkpoint,
+    write_state,
+)
+from backend.jobs.datasets import Dataset, read_dataset
+from backend.jobs.job import COMPLETED, STOPPED, FineTuning, Progress, Report
+from backend.jobs.models import find_model, written_whole
+from backend.jobs.scratch import scratch
+
+_VALIDATION_BATCHES = 25
+_VALIDATIONS = 50
+
+
+class _StoppedError(Exception):
+    """The caller has asked for the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long a training takes.
+
+    Attributes:
+        batch_size: Rows of a pass.
+        passes_per_epoch: Passes over all rows.
+        total_steps: Optimiser steps, those before a resumed checkpoint included.
+        done_steps: Steps of the checkpoint that it begins with.
+        accumulation: Passes of a step.
+    """
+
+    batch_size: int
+    passes_per_epoch: int
+    total_steps: int
+    done_steps: int
+    accumulation: int
+
+    @property
+    def passes(self) -> int:
+        """Passes to run."""
+        return (self.total_steps - self.done_steps) * self.accumulation
+
+    def step_of(self, passes: int) -> int:
+        """Return the step that was done after so many passes."""
+        return self.done_steps + passes // self.accumulation
+
+    def epoch_of(self, passes: int) -> float:
+        """Return the epochs that were done after so many passes."""
+        return (self.done_steps * self.accumulation + passes) / self.passes_per_epoch
+
+
+def schedule_of(job: FineTuning, rows: int, done_steps: int) -> Schedule:
+    """Return how long a job takes on so many rows.
+
+    Raises:
+        InvalidRequestError: The checkpoint to resume from is at its end already.
+    """
+    batch_size = min(job.batch_size, rows)
+    passes_per_epoch = rows // batch_size
+    whole = math.ceil(job.epochs * passes_per_epoch / job.accumulation)
+    total_steps = job.max_steps or max(whole, 1)
+    if done_steps >= total_steps:
+        raise InvalidRequestError(
+            "resume_from_checkpoint", f"step {done_steps} of {total_steps} is its end already"
+        )
+    return Schedule(batch_size, passes_per_epoch, total_steps, done_steps, job.accumulation)
+
+
+def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Progress:
+    """Train, and return the final progress.
+
+    Args:
+        job: What to train, and on what.
+        report: Takes the progress, from the first moment on.
+        stopping: Set to end early, with a checkpoint of the latest weights.
+
+    Raises:
+        LoadError: The model cannot be found or read.
+        InvalidRequestError: A file, a row or a name does not fit.
+    """
+    report(Progress(status="loading_dataset", message=job.dataset))
+    dataset = read_dataset(job.dataset)
+    resumed = (
+        require_checkpoint("resume_from_checkpoint", job.resume_from) if job.resume_from else None
+    )
+    schedule = schedule_of(job, len(dataset.train), resumed.step if resumed else 0)
+    report(Progress(status="loading_model", message=job.model))
+    source = find_model(job.model, job.models_dir)
+    model, tokenizer = load(str(source))
+    with scratch(job.target / ".training") as work:
+        training = _Training(job, schedule, model, source, report, stopping, work)
+        return training.run(dataset, tokenizer, resumed)
+
+
+@dataclass(eq=False)
+class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
+    """One training; mlx-lm's loop calls it back."""
+
+    job: FineTuning
+    schedule: Schedule
+    model: nn.Module
+    source: Path
+    report: Report
+    stopping: threading.Event
+    work: Path
+    progress: Progress = field(default_factory=lambda: Progress(status="training"))
+    _began_at: float = field(default_factory=time.monotonic)
+    _told_at: float = 0.0
+    _saved_step: int = 0
+
+    def run(self, dataset: Dataset, tokenizer: Any, resumed: Checkpoint | None) -> Progress:  # noqa: ANN401
+        self._saved_step = self.schedule.done_steps
+        train, validation = self._parts(dataset, tokenizer)
+        ended = {"status": COMPLETED, "percent": 100.0}
+        try:
+            train_model(self._settings(resumed), self.model, train, validation, self)
+        except _StoppedError:
+            ended = {"status": STOPPED, "message": f"stopped at step {self.progress.step}"}
+        except ValueError as error:
+            raise InvalidRequestError("FineTuneRequest", str(error)) from error
+        self._save()
+        return self._with(**ended)
+
+    def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
+        """Note the progress of a step, save when it is due, end when asked to."""
+        self._note(train_info)
+        step = self.progress.step
+        is_last = step == self.schedule.total_steps
+        if self.job.save_steps and step >= self._saved_step + self.job.save_steps and not is_last:
+            self._save()
+        now = time.monotonic()
+        if is_last or now >= self._told_at + JOB_REPORT_INTERVAL_S:
+            self._told_at = now
+            self.report(self.progress)
+        if self.stopping.is_set():
+            raise _StoppedError
+
+    def _note(self, train_info: dict[str, Any]) -> None:
+        passes = train_info["iteration"]
+        step = self.schedule.step_of(passes)
+        share = passes / self.schedule.passes
+        elapsed_s = time.monotonic() - self._began_at
+        self._with(
+            status="training",
+            step=step,
+            total_steps=self.schedule.total_steps,
+            epoch=self.schedule.epoch_of(passes),
+            total_epochs=self.schedule.epoch_of(self.schedule.passes),
+            loss=float(train_info["train_loss"]),
+            learning_rate=float(train_info["learning_rate"]),
+            percent=100.0 * step / self.schedule.total_steps,
+            eta_s=elapsed_s * (1.0 - share) / share,
+            metrics={
+                "tokens_per_second": float(train_info["tokens_per_second"]),
+                "trained_tokens": float(train_info["trained_tokens"]),
+                "peak_memory_gb": float(train_info["peak_memory"]),
+            },
+        )
+
+    def on_val_loss_report(self, val_info: dict[str, Any]) -> None:
+        """Note the loss of a validation."""
+        self._with(eval_loss=float(val_info["val_loss"]))
+
+    def _with(self, **changes: Any) -> Progress:  # noqa: ANN401 (fields of a struct)
+        self.progress = replace(self.progress, **changes)
+        return self.progress
+
+    def _parts(self, dataset: Dataset, tokenizer: Any) -> tuple[Any, Any]:  # noqa: ANN401
+        config = SimpleNamespace(mask_prompt=self.job.masks_prompt)
+        size = self.schedule.batch_size
+        if self.job.masks_prompt and "text" in dataset.train[0]:
+            problem = "needs rows with prompts, and these are plain text"
+            raise InvalidRequestError('extra_options["mask_prompt"]', problem)
+        held_out = dataset.validation if len(dataset.validation) >= size else ()
+        parts = (dataset.train, held_out)
+        return tuple(
+            create_dataset(list(rows), tokenizer, config) if rows else [] for rows in parts
+        )
+
+    def _settings(self, resumed: Checkpoint | None) -> SimpleNamespace:
+        """Return the settings of mlx-lm's trainer, which writes them next to the weights."""
+        job, schedule = self.job, self.schedule
+        share_left = 1.0 - schedule.done_steps / schedule.total_steps
+        rate = job.learning_rate * share_left
+        warmup = 0 if resumed else min(job.warmup_steps, schedule.total_steps // 10)
+        steps = max(schedule.total_steps - schedule.done_steps - warmup, 1)
+        decay = {} if job.optimizer == "adam" else {"weight_decay": job.weight_decay}
+        settings = {
+            "model": str(self.source),
+            "data": job.dataset,
+            "fine_tune_type": job.kind,
+            "num_layers": len(self.model.layers),
+            "lora_parameters": self._lora_parameters(),
+            "optimizer": job.optimizer,
+            "optimizer_config": {job.optimizer: decay},
+            "learning_rate": rate,
+            "lr_schedule": {
+                "name": "linear_schedule",
+                "arguments": [rate, 0.0, steps],
+                "warmup": warmup,
+            },
+            "seed": job.seed,
+            "batch_size": schedule.batch_size,
+            "iters": schedule.passes,
+            "val_batches": _VALIDATION_BATCHES,
+            "steps_per_report": job.accumulation,
+            "steps_per_eval": max(schedule.passes_per_epoch, schedule.passes // _VALIDATIONS),
+            # Checkpoints are written here, whole, and not by the trainer.
+            "save_every": schedule.passes + 1,
+            "adapter_path": str(self.work),
+            "resume_adapter_file": str(resumed.path / WEIGHTS) if resumed else None,
+            "max_seq_length": job.max_tokens,
+            "grad_checkpoint": job.checkpoints_gradients,
+            "grad_accumulation_steps": job.accumulation,
+        }
+        return SimpleNamespace(**{**CONFIG_DEFAULTS, **settings})
+
+    def _lora_parameters(self) -> dict[str, Any]:
+        job = self.job
+        parameters = {"rank": job.rank, "scale": job.alpha / job.rank, "dropout": job.dropout}
+        if not job.targets or job.kind == "full":
+            return parameters
+        paths = {path for layer in self.model.layers for path, _ in layer.named_modules() if path}
+        keys = sorted(path for path in paths if path.rpartition(".")[2] in job.targets)
+        known = {path.rpartition(".")[2] for path in keys}
+        if missing := set(job.targets) - known:
+            raise InvalidRequestError(
+                "target_modules",
+                f"the model's layers have no {min(missing)!r}; they have "
+                f"{', '.join(sorted({path.rpartition('.')[2] for path in paths}))}",
+            )
+        return {**parameters, "keys": keys}
+
+    def _save(self) -> None:
+        """Write a checkpoint of the present weights, unless there is one of this step."""
+        step = self.progress.step
+        if step <= self._saved_step:
+            return
+        target = checkpoint_path(self.job.target, step)
+        self.report(self._with(status="saving"))
+        with written_whole(self.job.target_field, target) as partial:
+            partial.mkdir()
+            weights = dict(tree_flatten(self.model.trainable_parameters()))
+            mx.save_safetensors(str(partial / WEIGHTS), weights)
+            settings = json.loads((self.work / CONFIG).read_text(encoding="utf-8"))
+            settings["adapter_path"] = "."
+            (partial / CONFIG).write_text(json.dumps(settings, indent=2), encoding="utf-8")
+            write_state(partial, step, self.progress.epoch, self.progress.loss)
+        self._saved_step = step
+        self._with(status="training", path=str(target))

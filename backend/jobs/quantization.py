@@ -1,0 +1,86 @@
+"""Quantise a model with mlx-lm, and compare the result's perplexity with that of the source."""
+
+import json
+import math
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.convert import convert
+from mlx_lm.utils import load
+
+from backend.errors import UnsupportedError
+from backend.jobs.job import COMPLETED, Progress, Quantization, Report
+from backend.jobs.models import find_model, require_new, written_whole
+
+_DEFAULT_GROUP_SIZE = 64
+_SAMPLE = Path(__file__).parent / "sample.txt"
+
+
+def quantize(job: Quantization, report: Report) -> Progress:
+    """Write the quantised model and return the final progress.
+
+    Raises:
+        LoadError: The model cannot be found or read.
+        InvalidRequestError: The result cannot be written.
+        UnsupportedError: No layer of the model can be quantised so.
+    """
+    report(Progress(status="downloading", message=job.model))
+    source = find_model(job.model, job.models_dir)
+    target = job.target
+    require_new(job.target_field, target)
+    metrics: dict[str, float] = {}
+    with written_whole(job.target_field, target) as partial:
+        report(Progress(status="quantizing", message=_recipe(job), percent=10.0))
+        convert(
+            str(source),
+            mlx_path=str(partial),
+            quantize=True,
+            q_bits=job.bits,
+            q_group_size=job.group_size or (_DEFAULT_GROUP_SIZE if job.recipe else None),
+            q_mode=job.mode,
+            quant_predicate=job.recipe or None,
+        )
+        _require_quantised(partial)
+        metrics["bytes_source"] = _weights_bytes(source)
+        metrics["bytes_result"] = _weights_bytes(partial)
+        if job.is_checked:
+            report(Progress(status="quantizing", message="comparing perplexities", percent=80.0))
+            metrics["perplexity_source"] = _perplexity(source)
+            metrics["perplexity_result"] = _perplexity(partial)
+    share = metrics["bytes_result"] / metrics["bytes_source"]
+    message = f"{target.name}: {share:.0%} of the source's bytes"
+    if job.is_checked:
+        before, after = metrics["perplexity_source"], metrics["perplexity_result"]
+        message += f", perplexity {after:.4g} instead of {before:.4g}"
+    return Progress(
+        status=COMPLETED, message=message, percent=100.0, path=str(target), metrics=metrics
+    )
+
+
+def _recipe(job: Quantization) -> str:
+    if job.recipe:
+        return job.recipe
+    return job.mode if job.bits is None else f"{job.mode}, {job.bits} bits"
+
+
+def _require_quantised(directory: Path) -> None:
+    """Refuse a result whose layers were all left as they were: none divides into groups."""
+    weights = mx.load(str(next(directory.glob("*.safetensors"))))
+    if not any(name.endswith(".scales") for name in weights):
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        size = config.get("quantization", {}).get("group_size")
+        raise UnsupportedError(f"no layer of this model divides into groups of {size} weights")
+
+
+def _weights_bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+def _perplexity(directory: Path) -> float:
+    """Return the perplexity of the sample text, as far as it fits 1,024 tokens."""
+    model, tokenizer = load(str(directory))
+    ids = mx.array([tokenizer.encode(_SAMPLE.read_text(encoding="utf-8"))[:1024]])
+    logits = model(ids[:, :-1]).astype(mx.float32)
+    loss = nn.losses.cross_entropy(logits, ids[:, 1:], reduction="mean").item()
+    return math.exp(min(loss, 700.0))

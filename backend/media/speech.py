@@ -1,0 +1,103 @@
+"""A file of speech -> passages that a model can hear at once, cut where it is quietest."""
+
+import base64
+import io
+import wave
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backend.config import (
+    MAX_SPEECH_BYTES,
+    MAX_SPEECH_S,
+    MAX_SPEECH_SAMPLES,
+    SPEECH_PASSAGE_S,
+    SPEECH_RATE_HZ,
+)
+from backend.errors import InvalidRequestError
+from backend.media.libraries import needed
+
+if TYPE_CHECKING:
+    from backend.media.audio import Samples
+
+# A passage may be this much shorter, if there is a pause to cut at.
+_CUT_RANGE_S = 10
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A part of a file.
+
+    Attributes:
+        start: The number of its first sample; `SPEECH_RATE_HZ` of them are a second.
+        samples: Float32 [N], one channel, between -1 and 1.
+    """
+
+    start: int
+    samples: "Samples" = field(repr=False, compare=False)
+
+    @property
+    def start_s(self) -> float:
+        """Where it begins, in seconds."""
+        return self.start / SPEECH_RATE_HZ
+
+    @property
+    def end_s(self) -> float:
+        """Where it ends, in seconds."""
+        return (self.start + len(self.samples)) / SPEECH_RATE_HZ
+
+    def payload(self) -> str:
+        """Return the base64 of a WAV file of it."""
+        buffer = io.BytesIO()
+        with wave.open(buffer, "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(SPEECH_RATE_HZ)
+            file.writeframes((self.samples.clip(-1.0, 1.0) * 32767.0).astype("<i2").tobytes())
+        return base64.b64encode(buffer.getvalue()).decode()
+
+
+def read_speech(field_name: str, path: Path) -> "Samples":
+    """Return the samples [N] of a sound file, mixed and resampled.
+
+    Slow: runs on a worker thread.
+
+    Raises:
+        InvalidRequestError: There is no such file, it is no sound, damaged, or too long.
+        UnsupportedError: It takes a library that is not installed.
+    """
+    with needed("miniaudio", "media"):
+        from backend.media.audio import Bounds, decode_audio
+    try:
+        if (size := path.stat().st_size) > MAX_SPEECH_BYTES:
+            problem = f"has {size:,} bytes, at most {MAX_SPEECH_BYTES:,} are read"
+            raise InvalidRequestError(field_name, problem)
+        data = path.read_bytes()
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}"
+        raise InvalidRequestError(field_name, problem) from None
+    bounds = Bounds(seconds=MAX_SPEECH_S, samples=MAX_SPEECH_SAMPLES)
+    return decode_audio(field_name, data, SPEECH_RATE_HZ, bounds)
+
+
+def passages(samples: "Samples") -> Iterator[Passage]:
+    """Yield the passages of a sound in order; together they are all of it."""
+    start = 0
+    while start < len(samples):
+        stop = _cut(samples, start)
+        yield Passage(start, samples[start:stop])
+        start = stop
+
+
+def _cut(samples: "Samples", start: int) -> int:
+    """Return where a passage ends: in the middle of the quietest moment of its last seconds."""
+    latest = start + SPEECH_PASSAGE_S * SPEECH_RATE_HZ
+    if latest >= len(samples):
+        return len(samples)
+    width = int(_PAUSE_S * SPEECH_RATE_HZ)
+    earliest = latest - _CUT_RANGE_S * SPEECH_RATE_HZ
+    moments = samples[earliest:latest].reshape(-1, width)
+    quietest = int((moments**2).mean(axis=1).argmin())
+    return earliest + quietest * width + width // 2

@@ -1,0 +1,140 @@
+"""LoRA adapters in the format of Hugging Face PEFT, put onto a network of MLX."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_unflatten
+
+from backend.errors import LoadError
+from backend.model.checkpoint.config import read_json
+from backend.model.checkpoint.upstream import Network, import_mlx_lm
+from backend.model.checkpoint.weight_files import require_whole
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+_LAYER = re.compile(r"(?:^|\.)(layers\.\d+\..+)$")
+# Fields whose other values change what the matrices mean.
+_PLAIN_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA", None),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "modules_to_save": ([], None),
+    "fan_in_fan_out": (False, None),
+    "lora_bias": (False, None),
+}
+
+
+def is_peft(directory: Path) -> bool:
+    """Tell whether a directory holds an adapter in this format."""
+    return (directory / WEIGHTS).is_file()
+
+
+def apply_peft(network: Network, directory: Path) -> None:
+    """Put an adapter onto the linear layers that it names.
+
+    Raises:
+        LoadError: It is of another kind than LoRA, or does not fit the network.
+    """
+    config = read_json(directory / CONFIG, dict)
+    for name, values in _PLAIN_FIELDS.items():
+        if config.get(name) not in values:
+            raise LoadError(
+                f"{directory / CONFIG}: {name} is {config[name]!r}, which cannot be applied: "
+                "only plain LoRA can"
+            )
+    path = directory / WEIGHTS
+    require_whole(path)
+    pairs = _pairs(path)
+    paths = _module_paths(network, pairs)
+    layers = [
+        (paths[name], _adapted(network, paths[name], parts, config, path))
+        for name, parts in pairs.items()
+    ]
+    network.update_modules(tree_unflatten(layers))
+
+
+def _pairs(path: Path) -> Mapping[str, Mapping[str, mx.array]]:
+    """Return the matrices A [r, in] and B [out, r] by the names of their modules."""
+    pairs: dict[str, dict[str, mx.array]] = defaultdict(dict)
+    for name, weight in mx.load(str(path)).items():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise LoadError(f"{path}: {name} is no matrix of a LoRA on a linear layer")
+        pairs[match["module"]][match["part"]] = weight
+    for module, parts in pairs.items():
+        if len(parts) != len("AB"):
+            raise LoadError(f"{path}: {module} has a matrix A or B without the other")
+    return pairs
+
+
+def _module_paths(network: Network, wanted: Mapping[str, object]) -> Mapping[str, str]:
+    """Find the modules of a network: by name, or by their place in a numbered layer.
+
+    Libraries nest decoders differently, so what stands before the layers may differ.
+    """
+    linear = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, (nn.Linear, nn.QuantizedLinear))
+    ]
+    in_layer: dict[str, list[str]] = defaultdict(list)
+    for name in linear:
+        in_layer[_tail(name)].append(name)
+    known = set(linear)
+    found: dict[str, str] = {}
+    for name in wanted:
+        candidates = [name] if name in known else in_layer.get(_tail(name), [])
+        if len(candidates) != 1:
+            problem = f"is for {name}: the model has {len(candidates) or 'no'} linear layers there"
+            raise LoadError(f"the adapter {problem}")
+        found[name] = candidates[0]
+    return found
+
+
+def _tail(name: str) -> str:
+    match = _LAYER.search(name)
+    return match[1] if match else name
+
+
+def _adapted(
+    network: Network,
+    module_path: str,
+    parts: Mapping[str, mx.array],
+    config: Mapping[str, Any],
+    path: Path,
+) -> nn.Module:
+    import_mlx_lm()
+    from mlx_lm.tuner.lora import LoRALinear
+
+    linear = dict(network.named_modules())[module_path]
+    rank = parts["A"].shape[0]
+    layer = LoRALinear.from_base(linear, r=rank, dropout=0.0, scale=_scale(config, module_path))
+    own = (layer.lora_a.shape, layer.lora_b.shape)
+    if (given := (parts["A"].T.shape, parts["B"].T.shape)) != own:
+        raise LoadError(f"{path}: {module_path} has matrices {given}, and the model takes {own}")
+    layer.lora_a, layer.lora_b = parts["A"].T, parts["B"].T
+    return layer
+
+
+def _scale(config: Mapping[str, Any], module_path: str) -> float:
+    """Return the factor of an adapter's product, which may differ from layer to layer."""
+    rank = _of_module(config.get("rank_pattern"), module_path, config.get("r", 8))
+    alpha = _of_module(config.get("alpha_pattern"), module_path, config.get("lora_alpha", 8))
+    return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
+
+
+def _of_module(patterns: Mapping[str, float] | None, module_path: str, common: float) -> float:
+    """Return the value of the first pattern that ends a module's path, as PEFT matches them."""
+    matches = (
+        value
+        for pattern, value in (patterns or {}).items()
+        if re.fullmatch(rf"(.*\.)?({pattern})", module_path)
+    )
+    return next(matches, common)

@@ -1,0 +1,47 @@
+"""The identity of a loaded model: whatever changes its KV changes its fingerprint."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from backend.config import ModelOptions
+from backend.model.checkpoint.adapters.apply import adapter_directory
+from common.versions import version_of
+
+_DIGEST_BYTES = 12
+# Upstream code computes the KV: another version may compute it differently.
+_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")
+
+
+def fingerprint(options: ModelOptions, directory: Path) -> str:
+    """Return a name for a model, its adapters and how they are run, in letters and digits.
+
+    Weights are told apart by name, size and time: reading them all would take too long.
+
+    Args:
+        options: What it was loaded with.
+        directory: Where it lies.
+    """
+    adapters = [
+        (list(_files(adapter_directory(adapter, options.models_dir))), adapter.scale)
+        for adapter in options.adapters
+    ]
+    memory = options.tuning.memory
+    identity = {
+        "model": list(_files(directory)),
+        "adapters": adapters,
+        "dtype": options.dtype,
+        "vision": options.tuning.checkpoint.vision,
+        "kv": [memory.kv_bits, memory.kv_group_size, options.tuning.prompt_cache.cache_bits],
+        "versions": [version_of(name) for name in _PACKAGES],
+    }
+    text = json.dumps(identity)
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _files(directory: Path) -> Iterator[tuple[str, int, int]]:
+    for path in sorted(directory.rglob("*")):
+        if path.suffix in (".json", ".safetensors", ".py"):
+            status = path.stat()
+            yield str(path.relative_to(directory)), status.st_size, status.st_mtime_ns

@@ -1,0 +1,153 @@
+"""Where a model lies: on disk, or on the hub, from which a child process fetches it."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sys
+import time
+from asyncio import StreamReader
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from backend.config import ModelOptions
+from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from backend.model.checkpoint.fetch import EXIT_NOT_FOUND
+from backend.model.checkpoint.paths import candidates
+
+PROGRESS_INTERVAL_S = 5.0
+TERMINATE_TIMEOUT_S = 5.0
+
+_HUB_ID = re.compile(r"(?:hf://|huggingface://)?([\w][\w.-]{0,95}/[\w][\w.-]{0,95})", re.ASCII)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model that is not on disk, as far as paths tell: `repo_id` is `org/name`."""
+
+    repo_id: str
+
+
+async def locate(options: ModelOptions) -> Path:
+    """Return the directory of a model, fetched from the hub if it is not on disk.
+
+    Cancelling this ends the download.
+
+    Raises:
+        LoadError: There is no such model, or it could not be fetched.
+    """
+    place = await asyncio.to_thread(resolve, options)
+    if isinstance(place, Path):
+        return place
+    return await download(place.repo_id, with_code=options.trusts_remote_code)
+
+
+def resolve(options: ModelOptions) -> Path | HubModel:
+    """Decide where a model is from what stands on disk; the network is not asked.
+
+    Raises:
+        ModelNotFoundError: It is neither a path that exists nor a hub id.
+        UnsupportedModelError: It is a single file of another format.
+    """
+    tried = [Path(options.model_file)] if options.model_file else []
+    if options.model:
+        tried += candidates(options.model, options.models_dir)
+    if found := next((path for path in tried if path.exists()), None):
+        return _directory(found)
+    if match := _HUB_ID.fullmatch(options.model):
+        return HubModel(match[1])
+    paths = ", ".join(str(path) for path in dict.fromkeys(tried))
+    raise ModelNotFoundError(
+        f"there is no model {options.model!r}: it is no hub id (org/name), and "
+        + (f"nothing exists at {paths}" if paths else "no path was given")
+    )
+
+
+async def download(
+    repo_id: str, *, with_code: bool = False, environment: Mapping[str, str] | None = None
+) -> Path:
+    """Fetch a model into the hub's local cache, or find it there, and return its directory.
+
+    A child process does it, so that it can be ended at any moment. Cancelling this ends it.
+
+    Args:
+        repo_id: `org/name`.
+        with_code: Whether to fetch Python files too.
+        environment: Of the child; `None` is this process's own.
+
+    Raises:
+        ModelNotFoundError: The hub does not know it, or does not show it to us.
+        DownloadError: The hub could not be reached, or refused.
+    """
+    arguments = [repo_id, "--parent", str(os.getpid()), *(["--with-code"] if with_code else [])]
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "backend.model.checkpoint.fetch", *arguments),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=environment,
+    )
+    try:
+        path, complaint = await asyncio.gather(
+            _follow(cast(StreamReader, child.stdout), repo_id),
+            _last_line(cast(StreamReader, child.stderr)),
+        )
+        status = await child.wait()
+    finally:
+        await _end(child)
+    if path is not None:
+        return path
+    error = ModelNotFoundError if status == EXIT_NOT_FOUND else DownloadError
+    raise error(complaint or f"the download of {repo_id} ended with status {status}")
+
+
+def _directory(path: Path) -> Path:
+    """Return the directory of a model named by itself or by a file in it."""
+    if path.is_dir():
+        return path
+    if not (path.parent / "config.json").is_file():
+        raise UnsupportedModelError(
+            f"{path} is not an MLX model: expected a directory with config.json and "
+            "safetensors weights"
+        )
+    return path.parent
+
+
+async def _follow(reports: StreamReader, repo_id: str) -> Path | None:
+    """Log the child's progress; return the path it reports in the end."""
+    due_at = time.monotonic() + PROGRESS_INTERVAL_S
+    path = None
+    async for line in reports:
+        report = json.loads(line)
+        if "path" in report:
+            path = Path(report["path"])
+        elif time.monotonic() >= due_at:
+            due_at = time.monotonic() + PROGRESS_INTERVAL_S
+            done, total = report["done"] / 1e9, report["total"] / 1e9
+            log.info("downloading %s: %.2f of %.2f GB", repo_id, done, total)
+    return path
+
+
+async def _last_line(stream: StreamReader) -> str:
+    last = ""
+    async for line in stream:
+        last = line.decode(errors="replace").strip() or last
+    return last
+
+
+async def _end(child: Process) -> None:
+    """End a child that still runs, and wait for it."""
+    if child.returncode is not None:
+        return
+    child.terminate()
+    try:
+        await asyncio.wait_for(child.wait(), TERMINATE_TIMEOUT_S)
+    except TimeoutError:
+        child.kill()
+        await child.wait()

@@ -1,0 +1,71 @@
+"""The one door to mlx-lm: whoever needs it in a process, imports it here first.
+
+Parts of it need no MLX: `mlx_lm_part` loads them without the package, which imports MLX.
+"""
+
+import importlib
+import importlib.util
+import resource
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+# Upstream is untyped: an MLX module, and a tokenizer of transformers.
+Network: TypeAlias = Any
+HfTokenizer: TypeAlias = Any
+
+_PACKAGE = "mlx_lm"
+
+
+def import_mlx_lm() -> ModuleType:
+    """Import `mlx_lm.utils` and keep the process's limit of open files.
+
+    Importing mlx-lm 0.32 lowers RLIMIT_NOFILE to 2048 of 4096, which a server cannot raise again.
+    """
+    set_limit = resource.setrlimit
+    resource.setrlimit = _keep_limit
+    try:
+        return importlib.import_module("mlx_lm.utils")
+    finally:
+        resource.setrlimit = set_limit
+
+
+def _keep_limit(kind: int, limits: tuple[int, int], /) -> None:
+    """Stand in for `resource.setrlimit` and change nothing."""
+
+
+@cache
+def mlx_lm_part(name: str) -> ModuleType:
+    """Return a module of mlx-lm.
+
+    Args:
+        name: Dotted, below the package; the module must not import MLX.
+
+    Raises:
+        ModuleNotFoundError: There is none of this name.
+    """
+    whole = f"{_PACKAGE}.{name}"
+    if whole in sys.modules:
+        return sys.modules[whole]
+    path = _package_directory().joinpath(*name.split(".")).with_suffix(".py")
+    is_named = all(part.isidentifier() for part in name.split("."))
+    if not is_named or not path.is_file():
+        raise ModuleNotFoundError(f"No module named {whole!r}", name=whole)
+    # Under a name of its own: the package itself may be imported later.
+    spec = importlib.util.spec_from_file_location(f"{__name__}.{name}", path)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"{path} cannot be imported", name=whole)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _package_directory() -> Path:
+    # Finds the package without running it.
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"No module named {_PACKAGE!r}", name=_PACKAGE)
+    return Path(spec.submodule_search_locations[0])

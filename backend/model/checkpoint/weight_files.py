@@ -1,0 +1,52 @@
+"""Safetensors files, judged by their headers before MLX is asked to read them."""
+
+import json
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from backend.errors import LoadError
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100 * 2**20
+_LFS_POINTER = b"version https://git-lfs"
+_METADATA = "__metadata__"
+
+
+def require_whole(path: Path) -> None:
+    """Check that a file holds all the tensors that its header lists; reads the header only.
+
+    Raises:
+        LoadError: It does not; names the file and what may be done.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise LoadError(f"{path} is empty: it has to be downloaded again")
+    with path.open("rb") as file:
+        start = file.read(len(_LFS_POINTER))
+        if start == _LFS_POINTER:
+            raise LoadError(
+                f"{path} is a pointer of git-lfs and not the weights: `git lfs pull` fetches them"
+            )
+        file.seek(0)
+        needed = _needed_bytes(file, size)
+    if needed is None:
+        raise LoadError(f"{path} is not a safetensors file: it has no header that can be read")
+    if size < needed:
+        raise LoadError(
+            f"{path} is cut short: it has {size} of {needed} bytes and has to be downloaded again"
+        )
+
+
+def _needed_bytes(file: BinaryIO, size: int) -> int | None:
+    """Return how long a file has to be, or `None` when its header cannot be read."""
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if not 0 < length <= _MAX_HEADER_BYTES:
+        return None
+    if size < (begin := _LENGTH_BYTES + length):
+        return begin
+    try:
+        header: dict[str, Any] = json.loads(file.read(length))
+        ends = [int(row["data_offsets"][1]) for name, row in header.items() if name != _METADATA]
+    except (AttributeError, KeyError, LookupError, TypeError, ValueError):
+        return None
+    return begin + max(ends, default=0)

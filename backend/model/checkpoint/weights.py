@@ -1,0 +1,104 @@
+"""A network's weights: cast, weighed, and read into memory piece by piece."""
+
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map_with_path
+
+from backend.errors import LoadCancelledError, OutOfMemoryError
+from backend.model.checkpoint.upstream import Network
+from common.machine_memory import machine_bytes
+
+PIECE_BYTES = 256 * 2**20
+
+# Upstream's layer of many matrices, of which each token takes some.
+_GATHERED = "SwitchLinear"
+_GIB = 2**30
+
+
+def cast(network: Network, dtype: str) -> None:
+    """Cast floating-point weights lazily, but for those that the model keeps exact.
+
+    Args:
+        network: A network whose weights may not be evaluated yet.
+        dtype: The name of an MLX data type.
+    """
+    target = getattr(mx, dtype)
+    is_cast: Callable[[str], bool] = getattr(network, "cast_predicate", lambda _: True)
+
+    def cast_one(path: str, weight: mx.array) -> mx.array:
+        floating = mx.issubdtype(weight.dtype, mx.floating)
+        return weight.astype(target) if floating and is_cast(path) else weight
+
+    network.update(tree_map_with_path(cast_one, network.parameters()))
+
+
+def widen_experts(network: Network) -> bool:
+    """Cast all weights to float32 if there are experts that this device cannot multiply.
+
+    On a CPU, MLX 0.32 multiplies gathered matrices of 32 bits only, and the first token would fail.
+    Quantised experts are not concerned.
+
+    Returns:
+        Whether it did.
+    """
+    if mx.default_device() != mx.Device(mx.cpu):
+        return False
+    experts = (m for _, m in network.named_modules() if type(m).__name__ == _GATHERED)
+    if all(module.weight.dtype == mx.float32 for module in experts):
+        return False
+    cast(network, "float32")
+    return True
+
+
+def weights_bytes(network: Network) -> int:
+    """Return the size of all weights; evaluates none."""
+    return sum(weight.nbytes for _, weight in tree_flatten(network.parameters()))
+
+
+def memory_bytes() -> int:
+    """Return the memory that weights may take: the device's own, else the machine's."""
+    device = mx.device_info()
+    total = device.get("memory_size") or device.get("total_memory")
+    return int(total or machine_bytes())
+
+
+def require_memory(needed: int, available: int) -> None:
+    """Refuse weights larger than the memory: on a CPU, MLX would crash the process.
+
+    Raises:
+        OutOfMemoryError: Holds both numbers.
+    """
+    if needed > available:
+        raise OutOfMemoryError(
+            f"the weights need {needed / _GIB:.1f} GiB of memory and there are "
+            f"{available / _GIB:.1f} GiB"
+        )
+
+
+def evaluate(
+    network: Network, cancelled: Callable[[], bool], *, piece_bytes: int = PIECE_BYTES
+) -> None:
+    """Read the weights into memory.
+
+    Raises:
+        LoadCancelledError: `cancelled` was true between two pieces.
+    """
+    for piece in _pieces(network, piece_bytes):
+        if cancelled():
+            raise LoadCancelledError("the load was cancelled")
+        mx.eval(piece)
+    # Private arrays too: what stays lazy cannot be evaluated in another thread.
+    mx.eval(network.state)
+
+
+def _pieces(network: Network, piece_bytes: int) -> Iterator[list[mx.array]]:
+    piece: list[mx.array] = []
+    size = 0
+    for _, weight in tree_flatten(network.parameters()):
+        piece.append(weight)
+        size += weight.nbytes
+        if size >= piece_bytes:
+            yield piece
+            piece, size = [], 0
+    yield piece

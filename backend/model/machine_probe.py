@@ -1,0 +1,52 @@
+"""`python -m backend.model.machine_probe`: what MLX can do here, as one JSON object.
+
+A process of its own, so that an MLX that crashes takes nobody along.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+import mlx.core as mx
+
+from common.machine_memory import machine_bytes
+
+_SIZE = 1024
+_ROUNDS = 3
+
+
+def main() -> int:
+    """Print the findings."""
+    sys.stdout.write(json.dumps(findings()) + "\n")
+    return 0
+
+
+def findings() -> dict[str, Any]:
+    """Return the device, its memory in bytes, and its speed in GFLOP/s of float32."""
+    info = mx.device_info()
+    return {
+        "device": mx.default_device().type.name,
+        "name": str(info.get("device_name", "")),
+        "memory": int(info.get("memory_size") or info.get("total_memory") or machine_bytes()),
+        "working_set": int(info.get("max_recommended_working_set_size") or 0),
+        "gflops": _gflops(),
+    }
+
+
+def _gflops() -> float:
+    """Return the best of a few products of square matrices, after one that warms up."""
+    matrix = mx.random.normal((_SIZE, _SIZE))
+    mx.eval(matrix @ matrix)
+    fastest = min(_seconds(matrix) for _ in range(_ROUNDS))
+    return float(2 * _SIZE**3 / fastest / 1e9)
+
+
+def _seconds(matrix: mx.array) -> float:
+    started = time.perf_counter()
+    mx.eval(matrix @ matrix)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Branches: conversations that later requests may send, to find where their prompts diverge.
+
+This needs no knowledge of templates: a conversation is varied as a client could vary it, with
+another question or a next turn, and rendering both shows the common part of the prompts.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from backend.core.prompt import Message, Tool, ToolCall
+
+MAX_USER_TURNS = 8
+
+_SYSTEM_ROLES = frozenset({"system", "developer"})
+_CALL_ID = "call00000"  # nine letters and digits: some templates insist
+_REPLY = Message(role="assistant", content="Yes.")
+_QUESTION = Message(role="user", content="Why?")
+_OTHER_QUESTION = Message(role="user", content="How?")
+
+
+def branches(
+    messages: Sequence[Message], tools: Sequence[Tool], *, system_only: bool
+) -> list[list[Message]]:
+    """Return conversations that begin like this one.
+
+    The first shares the system prompt alone. The others ask something else in one of the last
+    user turns, or continue after the reply: a template may then drop earlier thoughts, or the
+    beginning of a thought at the end of this prompt.
+
+    Args:
+        messages: The conversation.
+        tools: The tools that the model may call.
+        system_only: Return the first alone.
+    """
+    first = _first_turn(messages)
+    found = [_asked_otherwise(messages, first)]
+    if not system_only:
+        turns = _user_turns(messages, first + 1)[-MAX_USER_TURNS:]
+        found += [_asked_otherwise(messages, turn) for turn in turns]
+        found += _next_requests(messages, tools)
+    return found
+
+
+def _first_turn(messages: Sequence[Message]) -> int:
+    """Return the index of the first message that is no part of the system prompt."""
+    turns = (n for n, message in enumerate(messages) if message.role not in _SYSTEM_ROLES)
+    return next(turns, len(messages))
+
+
+def _user_turns(messages: Sequence[Message], start: int) -> list[int]:
+    return [n for n in range(start, len(messages)) if messages[n].role == "user"]
+
+
+def _asked_otherwise(messages: Sequence[Message], turn: int) -> list[Message]:
+    """Return the conversation before a turn, and a question that differs from its first letter."""
+    replaced = messages[turn].content if turn < len(messages) else ""
+    begins_alike = replaced.lstrip()[:1].casefold() == _QUESTION.content[0].casefold()
+    return [*messages[:turn], _OTHER_QUESTION if begins_alike else _QUESTION]
+
+
+def _next_requests(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[list[Message]]:
+    """Yield what may come after the reply: another question, and a tool's result."""
+    yield [*messages, _REPLY, _QUESTION]
+    if tools:
+        call = ToolCall(call_id=_CALL_ID, name=tools[0].name, arguments="{}")
+        result = Message(role="tool", content="1", name=call.name, tool_call_id=call.call_id)
+        yield [*messages, Message(role="assistant", tool_calls=(call,)), result]

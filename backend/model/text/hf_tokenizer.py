@@ -1,0 +1,152 @@
+"""The tokenizer and the chat template of a checkpoint, through transformers."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from transformers import AutoTokenizer, PreTrainedConfig
+
+from backend.config import ModelOptions
+from backend.errors import LoadError
+from backend.model.checkpoint.config import read_json
+from backend.model.checkpoint.failures import one_line
+from backend.model.checkpoint.paths import find_path
+from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
+from backend.model.text.hf_renderer import is_jinja, jinja_source, make_renderer, template_text
+from backend.model.text.isolated.template import PROCESSES, IsolatedTemplate
+from backend.model.text.template import ChatTemplate
+from backend.model.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+def load_tokenizer(
+    options: ModelOptions, directory: Path, defaults: Mapping[str, Any]
+) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
+    """Return the tokenizer, the chat template, and the ids that they say end a reply.
+
+    Args:
+        options: May name another tokenizer, special tokens and a template.
+        directory: The model's.
+        defaults: `TOKENIZER_DEFAULTS` of the model's module in mlx-lm.
+
+    Raises:
+        LoadError: There is no tokenizer, or an option does not fit it.
+    """
+    PROCESSES.prepare()
+    return with_template(options, read_tokenizer(options, directory), defaults)
+
+
+def load_bare_tokenizer(
+    options: ModelOptions, directory: Path, defaults: Mapping[str, Any]
+) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
+    """Return what `load_tokenizer` does, with no template, for a process that renders nothing."""
+    return _finished(options, read_tokenizer(options, directory), defaults, ChatTemplate(None))
+
+
+def read_tokenizer(options: ModelOptions, directory: Path) -> HfTokenizer:
+    """Return the tokenizer as transformers reads it, which is the long part.
+
+    Raises:
+        LoadError: There is none.
+    """
+    return _read(options, _tokenizer_directory(options, directory))
+
+
+def with_template(
+    options: ModelOptions, hf_tokenizer: HfTokenizer, defaults: Mapping[str, Any]
+) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
+    """Return what `load_tokenizer` does, of a tokenizer that was read before."""
+    return _finished(options, hf_tokenizer, defaults, None)
+
+
+def _finished(
+    options: ModelOptions,
+    hf_tokenizer: HfTokenizer,
+    defaults: Mapping[str, Any],
+    template: ChatTemplate | None,
+) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
+    tuning = options.tuning
+    eos_ids = {hf_tokenizer.eos_token_id, *defaults.get("eos_token_ids", ())}
+    eos_ids.add(_set_special(hf_tokenizer, "eos_token", tuning.text.eos_token))
+    _set_special(hf_tokenizer, "pad_token", tuning.text.pad_token)
+    bos_id = _set_special(hf_tokenizer, "bos_token", tuning.text.bos_token)
+    template = template or _chat_template(options, hf_tokenizer, defaults)
+    return Tokenizer(hf_tokenizer, bos_id=bos_id), template, frozenset(eos_ids - {None})
+
+
+def _tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
+    if not options.tokenizer:
+        return directory
+    path = find_path(options.tokenizer, options.models_dir)
+    if path is None:
+        raise LoadError(f"the tokenizer {options.tokenizer} does not exist")
+    return path if path.is_dir() else path.parent
+
+
+def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
+    # Its import registers tokenizers of mlx-lm's own.
+    mlx_lm_part("tokenizer_utils")
+    trust = {"trust_remote_code": options.trusts_remote_code}
+    try:
+        hf_tokenizer = AutoTokenizer.from_pretrained(directory, **trust)
+    except StrictDataclassClassValidationError as error:
+        # It knows fewer kinds of layers than mlx-lm, and a tokenizer does not depend on them.
+        log.warning("transformers refuses config.json: %s", one_line(error))
+        hf_tokenizer = AutoTokenizer.from_pretrained(directory, config=PreTrainedConfig(), **trust)
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise
+        reason = one_line(error)
+        raise LoadError(f"{directory} has no tokenizer that can be read: {reason}") from error
+    _require_words(hf_tokenizer, directory)
+    # Checkpoints with towers keep their template with the processor.
+    own_file = directory / "chat_template.json"
+    if not hf_tokenizer.chat_template and own_file.is_file():
+        hf_tokenizer.chat_template = read_json(own_file, dict).get("chat_template")
+    return hf_tokenizer
+
+
+def _require_words(hf_tokenizer: HfTokenizer, directory: Path) -> None:
+    """Refuse the vocabulary that transformers invents for some model types without files."""
+    added = {token.content for token in hf_tokenizer.added_tokens_decoder.values()}
+    if hf_tokenizer.get_vocab().keys() <= added:
+        raise LoadError(f"{directory} has no tokenizer: nothing there holds a vocabulary")
+
+
+def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int | None:
+    """Give a role, such as EOS, to a token of the vocabulary, and return its id."""
+    if text is None:
+        return None
+    token_id: int | None = hf_tokenizer.get_vocab().get(text)
+    if token_id is None:
+        raise LoadError(f"{role}: {text!r} is not a token of this model")
+    setattr(hf_tokenizer, role, text)
+    return token_id
+
+
+def _chat_template(
+    options: ModelOptions, hf_tokenizer: HfTokenizer, defaults: Mapping[str, Any]
+) -> ChatTemplate:
+    override = options.tuning.text.chat_template
+    if override is None:
+        if is_jinja(hf_tokenizer, defaults):
+            return IsolatedTemplate(jinja_source(hf_tokenizer))
+        # Code of mlx-lm, or of a checkpoint that the load trusts to run here.
+        renderer = make_renderer(hf_tokenizer, defaults)
+        return ChatTemplate(renderer, template_text(hf_tokenizer))
+    source = _template_source(override, options.models_dir)
+    hf_tokenizer.chat_template = source
+    return IsolatedTemplate(jinja_source(hf_tokenizer))
+
+
+def _template_source(option: str, models_dir: Path | None) -> str:
+    """Return the template that the option names or contains."""
+    if "{%" in option or "{{" in option:
+        return option
+    path = find_path(option, models_dir)
+    if path is None or not path.is_file():
+        raise LoadError(f"chat_template: {option!r} is neither a file nor a Jinja template")
+    return path.read_text(encoding="utf-8")

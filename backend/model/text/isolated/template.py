@@ -1,0 +1,307 @@
+"""A chat template in a process of its own, which is ended when it takes too long or too much.
+
+The process is shared by all templates and started again when it is needed: a job tells all that
+there is to know.
+"""
+
+import atexit
+import json
+import logging
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from backend.config import MAX_RENDER_BYTES, MAX_RENDER_S, TEMPLATE_PROCESSES
+from backend.core.prompt import Message, Tool
+from backend.errors import InvalidRequestError
+from backend.model.text.isolated.process import LENGTH, TEXT, Job
+from backend.model.text.jinja_renderer import JinjaSource
+from backend.model.text.probe import Abilities
+from backend.model.text.renderer import Options
+from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
+from backend.model.text.turns import CallStyle
+from common.caller import require_caller
+
+# A process that has just been started imports for a second or more.
+START_S = 60.0
+_ENDED = "the chat template ended its process: it takes too much memory, or time"
+# Between two looks at whether the caller still waits.
+_POLL_S = 0.1
+_CHUNK_BYTES = 2**20
+# JSON writes some characters with six or twelve.
+_MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
+
+log = logging.getLogger(__name__)
+
+
+class ProcessEndedError(Exception):
+    """The process has gone."""
+
+
+class TooLateError(Exception):
+    """The time is up."""
+
+
+class TemplateProcess:
+    """One process and the socket to it; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        """Start the process."""
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}; "
+                f"from backend.model.text.isolated.process import main; main({number})"
+            )
+            self._process = subprocess.Popen(  # noqa: S603 (our own program)
+                [sys.executable, "-c", code],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        self._socket.settimeout(0.0)
+        self._is_ready = False
+
+    def await_start(self) -> None:
+        """Wait until the process has imported what it needs.
+
+        Raises:
+            ProcessEndedError: It could not.
+            TooLateError: It is still at it.
+        """
+        if not self._is_ready:
+            self.receive(time.monotonic() + START_S)
+            self._is_ready = True
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send a frame.
+
+        Raises:
+            ProcessEndedError: There is no one to take it.
+            TooLateError: It is not taken.
+        """
+        left = memoryview(LENGTH.pack(len(data)) + data)
+        while left:
+            self._wait(select.POLLOUT, deadline)
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise ProcessEndedError from error
+
+    def receive(self, deadline: float) -> dict[str, Any] | str:
+        """Return the next answer.
+
+        Raises:
+            ProcessEndedError: There will be none.
+            TooLateError: It is not there in time.
+            AbandonedError: The caller has gone.
+        """
+        (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
+        if length > _MAX_ANSWER_BYTES:
+            raise ProcessEndedError
+        data = self._read(length, deadline)
+        text = data[1:].decode("utf-8", "surrogatepass")
+        if data[:1] == TEXT:
+            return text
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def kill(self) -> None:
+        """End the process."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        read = bytearray()
+        while len(read) < count:
+            self._wait(select.POLLIN, deadline)
+            try:
+                chunk = self._socket.recv(min(count - len(read), _CHUNK_BYTES))
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise ProcessEndedError from error
+            if not chunk:
+                raise ProcessEndedError
+            read += chunk
+        return bytes(read)
+
+    def _wait(self, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._socket, event)
+        while True:
+            require_caller()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TooLateError
+            if poll.poll(min(left, _POLL_S) * 1000):
+                return
+
+
+class TemplateProcesses:
+    """A few processes, started when they are needed, from any thread."""
+
+    def __init__(self, count: int) -> None:
+        """Start none.
+
+        Args:
+            count: How many there may be.
+        """
+        self._idle: list[TemplateProcess] = []
+        self._has_started = False
+        self._room = threading.Semaphore(count)
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Have a process start, unless one is there, without waiting for it."""
+        with self._lock:
+            if not self._has_started:
+                self._has_started = True
+                self._idle.append(TemplateProcess())
+
+    def close(self) -> None:
+        """End the processes that have nothing to do."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.kill()
+
+    def run(self, job: Job, seconds: float) -> tuple[Any, Any]:
+        """Return the answer to a job, and that to its branches, which may be empty.
+
+        Args:
+            job: What to do.
+            seconds: How long the first answer may take.
+
+        Raises:
+            TooLateError: It took longer.
+            ProcessEndedError: The process ended, twice.
+            AbandonedError: The caller has gone.
+        """
+        data = pickle.dumps(job)
+        while not self._room.acquire(timeout=_POLL_S):
+            require_caller()
+        try:
+            try:
+                return self._attempt(data, seconds, has_branches=bool(job.branches))
+            except ProcessEndedError:
+                # Whoever ended it may not have meant this job.
+                return self._attempt(data, seconds, has_branches=bool(job.branches))
+        finally:
+            self._room.release()
+
+    def _attempt(self, data: bytes, seconds: float, *, has_branches: bool) -> tuple[Any, Any]:
+        process = self._take()
+        try:
+            answer, branches = _converse(process, data, seconds, has_branches=has_branches)
+        except BaseException:
+            process.kill()
+            raise
+        if has_branches and isinstance(answer, str) and not branches:
+            process.kill()
+        else:
+            with self._lock:
+                self._idle.append(process)
+        return answer, branches
+
+    def _take(self) -> TemplateProcess:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return TemplateProcess()
+
+
+def _converse(
+    process: TemplateProcess, data: bytes, seconds: float, *, has_branches: bool
+) -> tuple[Any, Any]:
+    process.await_start()
+    deadline = time.monotonic() + seconds
+    process.send(data, deadline)
+    answer = process.receive(deadline)
+    if not has_branches or not isinstance(answer, str):
+        return answer, {}
+    try:
+        return answer, process.receive(time.monotonic() + BRANCHES_BUDGET_S + 1.0)
+    except (TooLateError, ProcessEndedError):
+        log.info("the chat template takes too long for what later requests may send")
+        return answer, {}
+
+
+PROCESSES = TemplateProcesses(TEMPLATE_PROCESSES)
+atexit.register(PROCESSES.close)
+
+
+class IsolatedTemplate(ChatTemplate):
+    """A chat template of a checkpoint, rendered elsewhere."""
+
+    def __init__(
+        self,
+        source: JinjaSource,
+        *,
+        seconds: float = MAX_RENDER_S,
+        processes: TemplateProcesses = PROCESSES,
+    ) -> None:
+        """Find out what the template can do.
+
+        Args:
+            source: The template.
+            seconds: How long it may take to write a conversation.
+            processes: Render it.
+        """
+        self._source = source
+        self._seconds = seconds
+        self._processes = processes
+        self._abilities = self._found()
+        super().__init__(None, source.with_tools, self._abilities)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
+        """Return the prompt up to where the reply begins; see `ChatTemplate`."""
+        text, _ = self.render_with_branches(messages, (), tools, options)
+        return text
+
+    def render_with_branches(
+        self,
+        messages: Sequence[Message],
+        branches: Iterable[Sequence[Message]],
+        tools: Sequence[Tool],
+        options: Options,
+    ) -> tuple[str, list[str]]:
+        """Return a prompt, and those of other conversations; see `ChatTemplate`."""
+        if not messages:
+            raise InvalidRequestError("Messages", "is empty")
+        later = tuple(map(tuple, branches))
+        job = Job(
+            self._source, self._abilities, tuple(messages), later, tuple(tools), dict(options)
+        )
+        try:
+            answer, others = self._processes.run(job, self._seconds)
+        except (TooLateError, ProcessEndedError) as error:
+            raise InvalidRequestError("Messages", self._problem(error)) from error
+        if not isinstance(answer, str):
+            raise InvalidRequestError(answer["field"], answer["problem"])
+        differences = others.get("branches", [(0, "")] * len(later))
+        return answer, [answer[:shared] + rest for shared, rest in differences]
+
+    def _found(self) -> Abilities:
+        try:
+            found, _ = self._processes.run(Job(self._source), self._seconds)
+        except (TooLateError, ProcessEndedError) as error:
+            log.warning("%s", self._problem(error))
+            return Abilities()
+        return Abilities(**{**found, "call_style": CallStyle(**found["call_style"])})
+
+    def _problem(self, error: Exception) -> str:
+        if isinstance(error, TooLateError):
+            return f"the chat template takes longer than {self._seconds:g} s"
+        return _ENDED

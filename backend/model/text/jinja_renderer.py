@@ -1,0 +1,68 @@
+"""Renders the Jinja source of a chat template, in the sandbox of transformers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from backend.model.text.renderer import Options, Renderer, RenderError, Schema
+from backend.model.text.turns import Turn
+
+# What template code raises, whoever wrote it.
+FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError),
+    *(TypeError, ValueError),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JinjaSource:
+    """A chat template, and all that it reads of its tokenizer.
+
+    Attributes:
+        plain: The source.
+        with_tools: The source for a conversation with tools, often the same.
+        special_tokens: JSON: names of special tokens to their texts.
+    """
+
+    plain: str
+    with_tools: str
+    special_tokens: str
+
+
+def make_jinja_renderer(source: JinjaSource) -> Renderer:
+    """Return the renderer of a template."""
+    special_tokens: dict[str, Any] = json.loads(source.special_tokens)
+
+    def render(turns: Sequence[Turn], schemas: Sequence[Schema] | None, options: Options) -> str:
+        # `apply_chat_template` drops a content of `None` that some templates need.
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[list(turns)],
+                tools=schemas,
+                chat_template=source.with_tools if schemas else source.plain,
+                add_generation_prompt=True,
+                **{**special_tokens, **_with_thinking_alias(options)},
+            )
+        except jinja2.TemplateError as error:
+            raise RenderError(str(error)) from error
+        except FAILURES as error:
+            raise failed(error) from error
+        return str(rendered[0])
+
+    return render
+
+
+def failed(error: BaseException) -> RenderError:
+    """Return what to tell of an error that a template did not raise on purpose."""
+    return RenderError(f"the chat template failed: {type(error).__name__}: {error}")
+
+
+def _with_thinking_alias(options: Options) -> Mapping[str, Any]:
+    """Add the other common name of the switch: templates ignore names that they do not read."""
+    if "enable_thinking" not in options:
+        return dict(options)
+    return {"thinking": options["enable_thinking"], **options}

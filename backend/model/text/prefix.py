@@ -1,0 +1,86 @@
+"""Counts the tokens that a prompt shares with another text, without tokenising all of it."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from backend.model.text.tokenizer import Tokenizer
+
+LOOK_AHEAD_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """A special token: its start and end in the text, and its index in the tokens."""
+
+    start: int
+    end: int
+    index: int
+
+
+_ORIGIN = _Anchor(0, 0, 0)
+
+
+class TokenizedText:
+    """A text and its tokens.
+
+    Tokenizers first split a text at its special tokens and then encode each part by itself. So
+    another text needs to be encoded only from the last special token that both share.
+    """
+
+    def __init__(self, text: str, token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        """Find the special tokens.
+
+        Args:
+            text: Any text.
+            token_ids: Its tokens, nothing added.
+            tokenizer: Encodes the other texts.
+        """
+        self.token_ids = token_ids
+        self._text = text
+        self._tokenizer = tokenizer
+        self._anchors = _find_anchors(text, token_ids, tokenizer.special_texts)
+
+    def shared_tokens(self, other: str) -> int:
+        """Return the number of tokens that both texts begin with."""
+        shared_chars = common_length(self._text, other)
+        anchor = self._last_anchor(shared_chars)
+        # A little more than is shared: the following text may change the last token.
+        part = other[anchor.start : shared_chars + LOOK_AHEAD_CHARS]
+        ids = self._tokenizer.encode(part, adds_special=False)
+        own = self.token_ids[anchor.index : anchor.index + len(ids)]
+        return anchor.index + common_length(own, ids)
+
+    def _last_anchor(self, end: int) -> _Anchor:
+        """Return the last special token that ends before the character `end`."""
+        count = bisect_right(self._anchors, end, key=lambda anchor: anchor.end)
+        return self._anchors[count - 1] if count else _ORIGIN
+
+
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the length of the common beginning of two sequences of one type, by bisection."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _find_anchors(
+    text: str, token_ids: Sequence[int], special_texts: Mapping[int, str]
+) -> list[_Anchor]:
+    """Pair the special tokens of the ids with those of the text; return none if they differ."""
+    indices = [index for index, token_id in enumerate(token_ids) if token_id in special_texts]
+    written = [special_texts[token_ids[index]] for index in indices]
+    if not written:
+        return []
+    longest_first = sorted(set(written), key=len, reverse=True)
+    matches = list(re.finditer("|".join(map(re.escape, longest_first)), text))
+    if [match.group() for match in matches] != written:
+        return []
+    pairs = zip(matches, indices, strict=True)
+    return [_Anchor(match.start(), match.end(), index) for match, index in pairs]

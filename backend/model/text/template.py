@@ -1,0 +1,132 @@
+"""The chat template: messages, tools and options to the text that the model reads."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from backend.core.prompt import Message, Tool
+from backend.errors import InvalidRequestError
+from backend.model.text.probe import Abilities, probe
+from backend.model.text.renderer import (
+    Options,
+    Renderer,
+    RenderError,
+    RenderTimeoutError,
+    render,
+    render_with_tools,
+)
+from backend.model.text.repairs import in_style
+from backend.model.text.turns import check_roles, to_turns
+
+# Branches that are not rendered within this time are left out.
+BRANCHES_BUDGET_S = 2.0
+
+_NO_TEMPLATE = "this model has no chat template: send a Prompt, or set the option chat_template"
+_NO_TOOLS = "this model's chat template does not support tools"
+_LOST_TOOLS = "this model's chat template shows no tools in this conversation"
+_RESERVED_OPTIONS = frozenset(
+    {
+        *("messages", "conversation", "conversations", "tools", "chat_template", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+    }
+)
+
+
+class ChatTemplate:
+    """A model's chat template; safe from any thread.
+
+    Attributes:
+        text: The Jinja source; empty when there is none, or when the template is Python code.
+        supports_tools: Whether tools appear in its output.
+        supports_thinking: Whether it writes thoughts, or switches them on and off.
+        written_call: The reply that it writes for `EXAMPLE_CALL`, if it writes calls.
+    """
+
+    def __init__(
+        self, renderer: Renderer | None, text: str = "", abilities: Abilities | None = None
+    ) -> None:
+        """Probe the template, unless its abilities are known.
+
+        Args:
+            renderer: Writes the text or raises `RenderError`; `None` without a template.
+            text: The Jinja source.
+            abilities: What was found out before.
+        """
+        self.text = text
+        self._renderer = renderer
+        if abilities is None:
+            abilities = probe(renderer, text) if renderer else Abilities()
+        self._call_style = abilities.call_style
+        self.supports_tools = abilities.supports_tools
+        self.supports_thinking = abilities.supports_thinking
+        self.written_call = abilities.written_call
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
+        """Return the prompt, up to the beginning of the reply.
+
+        Args:
+            messages: At least one.
+            tools: All of them are in the text.
+            options: Variables of the template; others stay undefined there.
+
+        Raises:
+            InvalidRequestError: The template refuses the conversation, in its own words, or
+                would lose the tools, or an option would replace a part of the request.
+        """
+        if self._renderer is None:
+            raise InvalidRequestError("Messages", _NO_TEMPLATE)
+        if not messages:
+            raise InvalidRequestError("Messages", "is empty")
+        check_roles(messages, self.text)
+        _check_options(options)
+        if tools and not self.supports_tools:
+            raise InvalidRequestError("Tools", _NO_TOOLS)
+        turns = in_style(to_turns(messages, self._call_style), self._call_style)
+        try:
+            if not tools:
+                return render(self._renderer, turns, None, options)
+            schemas = [dict(tool.schema) for tool in tools]
+            text = render_with_tools(self._renderer, turns, schemas, options)
+        except (RenderError, RenderTimeoutError) as error:
+            raise InvalidRequestError("Messages", str(error)) from error
+        if text is None:
+            raise InvalidRequestError("Tools", _LOST_TOOLS)
+        return text
+
+    def render_with_branches(
+        self,
+        messages: Sequence[Message],
+        branches: Iterable[Sequence[Message]],
+        tools: Sequence[Tool],
+        options: Options,
+    ) -> tuple[str, list[str]]:
+        """Return a prompt, and those of its branches, with the same tools and options.
+
+        A branch is empty if the template refuses it, or if earlier branches took too long.
+
+        Raises:
+            InvalidRequestError: As `render` does for `messages`.
+        """
+        text = self.render(messages, tools, options)
+        return text, self.render_branches(branches, tools, options)
+
+    def render_branches(
+        self, branches: Iterable[Sequence[Message]], tools: Sequence[Tool], options: Options
+    ) -> list[str]:
+        """Return prompts; one is empty if the template refuses it, or time is up before it."""
+        deadline = time.monotonic() + BRANCHES_BUDGET_S
+        return [self._branch(branch, tools, options, deadline) for branch in branches]
+
+    def _branch(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, deadline: float
+    ) -> str:
+        if time.monotonic() > deadline:
+            return ""
+        try:
+            return self.render(messages, tools, options)
+        except InvalidRequestError:
+            return ""
+
+
+def _check_options(options: Options) -> None:
+    if reserved := sorted(_RESERVED_OPTIONS.intersection(options)):
+        raise InvalidRequestError("chat_template_kwargs", f"may not set {reserved[0]!r}")

@@ -1,0 +1,215 @@
+"""Text to token ids and back, from any thread."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+
+from backend.core.classification import PlacedToken
+from backend.errors import InvalidRequestError, UnsupportedError
+from backend.model.checkpoint.upstream import HfTokenizer
+from backend.model.text.division import PIECE_CHARS, Joint, divide, find_joint
+from backend.model.text.pieces import PieceTable, piece_table
+from common.caller import require_caller
+
+# Between two parts of a long text: others that wait for the tokenizer get it.
+_YIELD_S = 0.0005
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer with a lock, and the facts that detokenizing needs.
+
+    Attributes:
+        vocabulary: All tokens, added ones included.
+        special_ids: Ids whose text is markup for the model, not for a reader.
+        special_texts: The same ids, with their text.
+        added_texts: Id and text of all added tokens, special or not.
+        pieces: Token id to bytes, or `None` where only `decode` knows.
+        trims_leading_space: Whether decoding drops one space at the start of a text.
+        longest_piece_bytes: No token stands for more bytes than this.
+    """
+
+    def __init__(self, hf_tokenizer: HfTokenizer, *, bos_id: int | None = None) -> None:
+        """Read the tables.
+
+        Args:
+            hf_tokenizer: Belongs to this object from here on.
+            bos_id: Begins raw prompts instead of the tokenizer's own BOS.
+        """
+        self._hf = hf_tokenizer
+        self._lock = threading.Lock()
+        self._visible: dict[frozenset[int], Sequence[bytes]] = {}
+        self.vocabulary: Mapping[str, int] = MappingProxyType(hf_tokenizer.get_vocab())
+        self._ids = frozenset(self.vocabulary.values())
+        self.special_ids = _special_ids(hf_tokenizer)
+        self.added_texts: Mapping[int, str] = {
+            token_id: token.content for token_id, token in hf_tokenizer.added_tokens_decoder.items()
+        }
+        self.special_texts: Mapping[int, str] = {
+            token_id: text
+            for text, token_id in self.vocabulary.items()
+            if token_id in self.special_ids
+        }
+        table = _piece_table(hf_tokenizer, self.vocabulary)
+        self.pieces = table.pieces if table else None
+        self.trims_leading_space = table is not None and table.trims_leading_space
+        pieces = self.pieces or [token.encode() for token in self.vocabulary]
+        self.longest_piece_bytes = max(map(len, pieces), default=0)
+        self._prefix = list(self.added_ids[0]) if bos_id is None else [bos_id]
+
+    def encode(self, text: str, *, adds_special: bool) -> list[int]:
+        """Return the token ids of `text`; markers written in it become special tokens.
+
+        A long text is encoded in parts, between which work that nobody waits for ends.
+
+        Args:
+            text: Any text without lone surrogates.
+            adds_special: Whether to keep the tokens that the tokenizer adds, such as BOS.
+
+        Raises:
+            InvalidRequestError: The text is not Unicode.
+            AbandonedError: The caller has gone.
+        """
+        if len(text) <= PIECE_CHARS:
+            return self._encode(text, adds_special=adds_special)
+        ids: list[int] = []
+        for part in divide(text, self._joint):
+            require_caller()
+            ids += self._encode(part, adds_special=False)
+            time.sleep(_YIELD_S)
+        before, after = self.added_ids if adds_special else ((), ())
+        return [*before, *ids, *after]
+
+    def encode_pair(
+        self, first: str, second: str, *, limit: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts read as one, and the index of the text of each token.
+
+        Args:
+            first: Is never cut.
+            second: Loses its end to fit.
+            limit: The largest number of tokens; `first` alone must fit.
+        """
+        try:
+            with self._lock:
+                encoded = self._hf(
+                    first,
+                    second,
+                    max_length=limit,
+                    truncation=False if limit is None else "only_second",
+                    verbose=False,
+                )
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
+        return encoded["input_ids"], encoded.get("token_type_ids") or []
+
+    def placed(self, text: str) -> list[PlacedToken]:
+        """Return the tokens of a text with their places, without what the tokenizer adds.
+
+        Raises:
+            InvalidRequestError: The text is not Unicode.
+            UnsupportedError: The tokenizer does not tell places.
+        """
+        if not self._hf.is_fast:
+            raise UnsupportedError("the tokenizer of this model does not tell where tokens stand")
+        try:
+            with self._lock:
+                encoded = self._hf(
+                    text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+                )
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequestError("text", "holds a lone surrogate") from error
+        places = zip(
+            encoded["input_ids"], encoded["offset_mapping"], encoded.word_ids(), strict=True
+        )
+        return [
+            PlacedToken(token_id, start, stop, word) for token_id, (start, stop), word in places
+        ]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a raw prompt, with exactly one BOS if the model wants one."""
+        ids = self.encode(text, adds_special=False)
+        return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens included; ids without a token are skipped."""
+        known = [token_id for token_id in ids if token_id in self._ids]
+        with self._lock:
+            text: str = self._hf.decode(
+                known, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        return text
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the token with exactly this text, if there is one."""
+        return self.vocabulary.get(text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token, none for an id without a token."""
+        if self.pieces is None:
+            return self.decode([token_id]).encode()
+        return self.pieces[token_id] if token_id < len(self.pieces) else b""
+
+    def visible_pieces(self, markers: Container[str]) -> Sequence[bytes] | None:
+        """Return the piece table with special tokens blanked, except those in `markers`.
+
+        Returns `None` where there is no table. Equal markers return the same object.
+        """
+        if self.pieces is None:
+            return None
+        hidden = self._hidden_ids(markers)
+        if hidden not in self._visible:
+            self._visible[hidden] = tuple(
+                b"" if token_id in hidden else piece for token_id, piece in enumerate(self.pieces)
+            )
+        return self._visible[hidden]
+
+    def visible_decoder(self, markers: Container[str]) -> Callable[[Sequence[int]], str]:
+        """Return a decoder that leaves out special tokens, except those in `markers`."""
+        hidden = self._hidden_ids(markers)
+        return lambda ids: self.decode([token_id for token_id in ids if token_id not in hidden])
+
+    def _hidden_ids(self, markers: Container[str]) -> frozenset[int]:
+        return frozenset(
+            token_id for token_id, text in self.special_texts.items() if text not in markers
+        )
+
+    def _encode(self, text: str, *, adds_special: bool) -> list[int]:
+        try:
+            with self._lock:
+                ids: list[int] = self._hf.encode(
+                    text, add_special_tokens=adds_special, verbose=False
+                )
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
+        return ids
+
+    @cached_property
+    def _joint(self) -> Joint:
+        return find_joint(lambda text: self._encode(text, adds_special=False), self.pieces)
+
+    @cached_property
+    def added_ids(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The ids that the tokenizer puts before and after a text by itself."""
+        bare = self._encode("a", adds_special=False)
+        full = self._encode("a", adds_special=True)
+        for start in range(len(full) - len(bare) + 1):
+            if full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+        return [], []
+
+
+def _special_ids(hf_tokenizer: HfTokenizer) -> frozenset[int]:
+    added = hf_tokenizer.added_tokens_decoder
+    marked = (token_id for token_id, token in added.items() if token.special)
+    return frozenset(marked) | frozenset(hf_tokenizer.all_special_ids)
+
+
+def _piece_table(hf_tokenizer: HfTokenizer, vocabulary: Mapping[str, int]) -> PieceTable | None:
+    if not hf_tokenizer.is_fast or hf_tokenizer.backend_tokenizer.decoder is None:
+        return None
+    # The state of a decoder is its JSON; that of the whole tokenizer would be megabytes.
+    decoder = json.loads(hf_tokenizer.backend_tokenizer.decoder.__getstate__())
+    return piece_table(decoder, vocabulary)

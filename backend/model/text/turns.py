@@ -1,0 +1,102 @@
+"""Turns: messages as chat templates take them, plain dicts of the OpenAI shape."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from backend.core.prompt import JsonValue, Message, ToolCall
+from backend.errors import InvalidRequestError
+
+Turn: TypeAlias = Mapping[str, JsonValue]
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """The form in which a template takes an assistant message that calls tools.
+
+    Attributes:
+        arguments_as_text: Whether arguments are JSON text rather than an object.
+        empty_content: The value for no content: some templates lose the calls on "".
+        content_apart: Whether content next to calls has to be a turn of its own.
+        one_call: Whether every call has to be a turn of its own.
+        calls_as_text: Whether calls have to be text.
+        results_as_text: Whether their results have to be, too.
+    """
+
+    arguments_as_text: bool = False
+    empty_content: str | None = ""
+    content_apart: bool = False
+    one_call: bool = False
+    calls_as_text: bool = False
+    results_as_text: bool = False
+
+
+def check_roles(messages: Sequence[Message], template_text: str) -> None:
+    """Refuse a role that is unknown to chat templates in general and to this one.
+
+    Raises:
+        InvalidRequestError: Names the message.
+    """
+    for index, message in enumerate(messages):
+        quoted = (f"'{message.role}'", f'"{message.role}"')
+        if message.role not in _ROLES and not any(name in template_text for name in quoted):
+            raise InvalidRequestError(
+                f"Messages[{index}].role", f"{message.role!r} is not a role that this model knows"
+            )
+
+
+def to_turns(messages: Sequence[Message], style: CallStyle) -> list[Turn]:
+    """Return the turns of messages; a turn has only the keys that its message gives."""
+    return [_turn(message, style) for message in messages]
+
+
+def _turn(message: Message, style: CallStyle) -> Turn:
+    turn: dict[str, JsonValue] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _parts(message) if message.media else message.content,
+    }
+    if message.tool_calls:
+        turn["content"] = message.content or style.empty_content
+        turn["tool_calls"] = [_call(call, style) for call in message.tool_calls]
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
+    return turn | {key: value for key, value in optional.items() if value}
+
+
+def _parts(message: Message) -> list[Turn]:
+    """Return the content as text and media in order."""
+    parts: list[Turn] = []
+    start = 0
+    for placement in message.media:
+        parts += _text_parts(message.content[start : placement.offset])
+        parts.append({"type": placement.kind.value})
+        start = placement.offset
+    return parts + _text_parts(message.content[start:])
+
+
+def _text_parts(text: str) -> list[Turn]:
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _call(call: ToolCall, style: CallStyle) -> Turn:
+    arguments = call.arguments if call.arguments.strip() else "{}"
+    function = {
+        "name": call.name,
+        "arguments": arguments if style.arguments_as_text else _object_or_text(arguments),
+    }
+    identity = {"id": call.call_id} if call.call_id else {}
+    return {**identity, "type": "function", "function": function}
+
+
+def _object_or_text(arguments: str) -> JsonValue:
+    try:
+        value: JsonValue = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments

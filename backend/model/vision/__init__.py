@@ -1,0 +1,1 @@
+"""Towers of vision models and the processors of their media."""

@@ -1,0 +1,50 @@
+"""Where media stand among the tokens of a prompt."""
+
+from collections.abc import Sequence
+
+from backend.core.prompt import MediaSpan
+from backend.model.vision.media_processor import PreparedMedium
+
+
+class LostMediumError(Exception):
+    """The tokens of a medium are not in the prompt.
+
+    Attributes:
+        number: Which one, counted from 0.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"the tokens of medium {number} are not in the prompt")
+        self.number = number
+
+
+def find_spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tuple[MediaSpan, ...]:
+    """Find the tokens of media in those of a prompt; both are in the order of the text.
+
+    Raises:
+        LostMediumError: Those of one of them are not there.
+    """
+    spans: list[MediaSpan] = []
+    start = 0
+    for number, medium in enumerate(media):
+        start = _find(token_ids, medium.token_ids, start)
+        if start < 0:
+            raise LostMediumError(number)
+        stop = start + len(medium.token_ids)
+        spans.append(MediaSpan(start, stop, medium.digest, medium.inputs))
+        start = stop
+    return tuple(spans)
+
+
+def _find(token_ids: Sequence[int], wanted: Sequence[int], start: int) -> int:
+    """Return where a run of tokens begins, or -1."""
+    last = len(token_ids) - len(wanted)
+    while start <= last:
+        try:
+            start = token_ids.index(wanted[0], start, last + 1)
+        except ValueError:
+            return -1
+        if tuple(token_ids[start : start + len(wanted)]) == tuple(wanted):
+            return start
+        start += 1
+    return -1

@@ -1,0 +1,84 @@
+"""Find out which media a loaded model takes, and how they come into its prompts."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backend.core.media import MediaKind
+from backend.model.checkpoint.failures import one_line
+from backend.model.text.snippets import find_snippets
+from backend.model.text.template import ChatTemplate
+from backend.model.text.tokenizer import Tokenizer
+from backend.model.vision.media_processor import (
+    PROCESSOR_FAILURES,
+    HfProcessor,
+    MediaProcessor,
+    ProcessorError,
+)
+from backend.model.vision.samples import sample
+from backend.model.vision.vision_network import NotEmbeddableError, VisionNetwork
+
+_OWN_TOKENS = {
+    MediaKind.IMAGE: ("boi_token", "image_token"),
+    MediaKind.AUDIO: ("boa_token", "audio_token"),
+    MediaKind.VIDEO: ("video_token",),
+}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSupport:
+    """The media that a model takes.
+
+    Attributes:
+        processor: For those kinds; `None` when there are none: the model then reads text.
+        refused: Kinds that its template has a place for and that do not work, with the reasons.
+    """
+
+    processor: MediaProcessor | None
+    refused: Mapping[MediaKind, str]
+
+
+def find_media_support(
+    processor: HfProcessor, tokenizer: Tokenizer, template: ChatTemplate, network: VisionNetwork
+) -> MediaSupport:
+    """Try every kind of media that a model may take, before its weights are read.
+
+    Args:
+        processor: The checkpoint's; used by nobody else from here on.
+        tokenizer: The model's.
+        template: The model's: it may have a place for media.
+        network: The model; its weights may not be evaluated yet.
+    """
+    found = find_snippets(template, _own_tokens(processor))
+    media = MediaProcessor(processor, tokenizer, found)
+    faults = {kind: _fault(media, kind, network) for kind in media.snippets}
+    refused = {kind: fault for kind, fault in faults.items() if fault is not None}
+    for kind, fault in refused.items():
+        log.warning("no media of the kind %s: %s", kind.value, fault)
+    return MediaSupport(media.without(refused), refused)
+
+
+def _fault(media: MediaProcessor, kind: MediaKind, network: VisionNetwork) -> str | None:
+    """Return why media of a kind cannot be taken, or `None` when they can."""
+    content = sample(kind, sampling_rate=media.sampling_rate)
+    try:
+        prepared = media.prepare(kind, content, kind.name.encode())
+        network.require_media_in_place(prepared.token_ids, prepared.inputs)
+    except ProcessorError as error:
+        return f"the model's processor: {error}"
+    except NotEmbeddableError as error:
+        return str(error)
+    except PROCESSOR_FAILURES as error:
+        return f"the model's towers raise {type(error).__name__}: {one_line(error)}"
+    return None
+
+
+def _own_tokens(processor: HfProcessor) -> dict[MediaKind, str]:
+    """Return what the processor itself says that it replaces."""
+    texts = {
+        kind: next((text for name in names if (text := getattr(processor, name, None))), None)
+        for kind, names in _OWN_TOKENS.items()
+    }
+    return {kind: text for kind, text in texts.items() if isinstance(text, str)}

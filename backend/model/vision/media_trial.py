@@ -1,0 +1,123 @@
+"""A prompt with media as this backend prepares it, and as the libraries by themselves do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.core.media import MediaKind
+from backend.core.prompt import Message, Placement, Prompt
+from backend.errors import InvalidRequestError
+from backend.model.text.snippets import written_out
+from backend.model.text.template import ChatTemplate
+from backend.model.text.tokenizer import Tokenizer
+from backend.model.vision.media_processor import (
+    MediaProcessor,
+    PreparedMedium,
+    ProcessorError,
+)
+from backend.model.vision.media_spans import LostMediumError, find_spans
+from backend.model.vision.samples import sample
+
+_QUESTION = "What is shown here, and what was it before?"
+_MOST = 2
+_PLACES = (0, _QUESTION.index(","))
+
+
+class OtherTokensError(ProcessorError):
+    """The libraries read other tokens than this backend, which prepares media one by one."""
+
+    def __init__(self) -> None:
+        super().__init__("in a prompt it writes other tokens for it than by itself")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTrial:
+    """One prompt, prepared twice.
+
+    Attributes:
+        prompt: As this backend feeds it.
+        whole_inputs: What the model's processor makes of the prompt and all its media at once, by
+            the names of mlx-vlm.
+    """
+
+    prompt: Prompt
+    whole_inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Examiner:
+    """Makes trials for a model.
+
+    Attributes:
+        processor: Of its media.
+        tokenizer: Of its text.
+        template: Of its conversations; one that has none is asked in plain text.
+    """
+
+    processor: MediaProcessor
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+    def most(self, kind: MediaKind) -> int:
+        """Return how many media of a kind the libraries take in a prompt, at most 2."""
+        return _MOST if kind is not MediaKind.AUDIO or self.processor.takes_sounds else 1
+
+    def trial(self, kind: MediaKind, count: int) -> MediaTrial:
+        """Return a question about media of one kind, 1 or 2 of them.
+
+        Some processors take together only what is of one size: then the media are.
+
+        Raises:
+            ProcessorError: This backend and the libraries do not read the same tokens.
+        """
+        text = self._text(kind, count)
+        try:
+            return self._trial(kind, count, text, have_own_sizes=True)
+        except ProcessorError:
+            if count == 1:
+                raise
+            return self._trial(kind, count, text, have_own_sizes=False)
+
+    def _trial(self, kind: MediaKind, count: int, text: str, *, have_own_sizes: bool) -> MediaTrial:
+        rate = self.processor.sampling_rate
+        contents = [
+            sample(kind, sampling_rate=rate, number=number, has_own_size=have_own_sizes)
+            for number in range(count)
+        ]
+        whole = self.processor.prepare_whole(kind, contents, text)
+        whole_ids: list[int] = whole.pop("input_ids").reshape(-1).tolist()
+        names = (f"trial {kind.name} {number} {have_own_sizes}" for number in range(count))
+        media = [
+            self.processor.prepare(kind, content, name.encode())
+            for content, name in zip(contents, names, strict=True)
+        ]
+        ids = self._own_ids(text, media)
+        # The libraries may begin with a token that a template leaves out, and the other way round.
+        lead = len(whole_ids) - len(ids)
+        if lead not in (0, 1) or whole_ids[lead:] != ids:
+            raise OtherTokensError
+        try:
+            spans = find_spans(whole_ids, media)
+        except LostMediumError as error:
+            raise ProcessorError(str(error)) from error
+        return MediaTrial(Prompt(tuple(whole_ids), media=spans), whole)
+
+    def _text(self, kind: MediaKind, count: int) -> str:
+        """Return the question in the words of the template, with snippets in place of media."""
+        placements = tuple(Placement(place, kind) for place in _PLACES[:count])
+        message = Message(role="user", content=_QUESTION, media=placements)
+        flat = written_out(message, self.processor.snippets)
+        try:
+            shown = message if self.processor.takes_parts else flat
+            return self.template.render([shown], (), {})
+        except InvalidRequestError:
+            return flat.content
+
+    def _own_ids(self, text: str, media: Sequence[PreparedMedium]) -> list[int]:
+        parts = text.split(self.processor.snippets[media[0].kind])
+        if len(parts) != len(media) + 1:
+            problem = f"its template has places for {len(parts) - 1} of {len(media)} media"
+            raise ProcessorError(problem)
+        texts = [*(medium.text for medium in media), ""]
+        joined = "".join(part + text for part, text in zip(parts, texts, strict=True))
+        return self.tokenizer.encode(joined, adds_special=False)

@@ -1,0 +1,96 @@
+"""Checkpoints with towers for pictures or sounds, loaded through mlx-vlm."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+
+from backend.config import ModelOptions
+from backend.errors import LoadError, UnsupportedModelError
+from backend.model.checkpoint.config import WEIGHTS_PATTERN
+from backend.model.checkpoint.upstream import Network, import_mlx_lm
+from backend.model.vision.media_processor import HfProcessor
+
+INSTALL_HINT = "pip install 'mlx-grpc-backend[vision]'"
+
+# Upstream's own arguments.
+Untyped: TypeAlias = Any
+
+_TEXT_OPTIONS = ("padding", "padding_side", "add_special_tokens")
+_TOWER_CONFIGS = ("vision_config", "audio_config")
+_TOWER_NAMES = ("vision", "visual", "vit", "image", "audio")
+
+
+def has_towers(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint has towers that the options want.
+
+    Text-only conversions keep the configuration of towers whose weights they left out.
+    """
+    if not options.tuning.checkpoint.vision or not _names_towers(config):
+        return False
+    names = {name for path in directory.glob(WEIGHTS_PATTERN) for name in mx.load(str(path))}
+    return any(part in name for name in names for part in _TOWER_NAMES)
+
+
+def _names_towers(config: Mapping[str, Any]) -> bool:
+    """Tell whether a configuration, or that of a part of the model, describes a tower."""
+    parts = (part for part in config.values() if isinstance(part, Mapping))
+    return any(level.get(name) for level in (config, *parts) for name in _TOWER_CONFIGS)
+
+
+def load_from_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> Network:
+    """Build a model of mlx-vlm; no weight is in memory yet.
+
+    Raises:
+        LoadError: mlx-vlm is not installed, or the checkpoint brings code that may not run.
+        UnsupportedModelError: The model does not generate text.
+    """
+    # mlx-lm first, through its door: mlx-vlm may import it.
+    import_mlx_lm()
+    if importlib.util.find_spec("mlx_vlm") is None:
+        raise LoadError(
+            f"{directory} has towers for pictures or sounds, which take mlx-vlm: {INSTALL_HINT}, "
+            "or load its text part with the option vision:false"
+        )
+    if "model_file" in config and not options.trusts_remote_code:
+        raise LoadError(f"{directory} brings code of its own, which trust_remote_code allows")
+    from mlx_vlm.utils import load_model
+
+    model = load_model(directory, lazy=True)
+    if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
+        raise UnsupportedModelError(
+            f"{directory} is of the model type {config['model_type']!r}, which generates no text"
+        )
+    return model
+
+
+def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
+    """Return what prepares media for a model, as transformers or mlx-vlm make it."""
+    from mlx_vlm.utils import load_image_processor
+    from mlx_vlm.utils import load_processor as load_upstream
+
+    trust = {"trust_remote_code": options.trusts_remote_code}
+    processor = load_upstream(directory, add_detokenizer=False, **trust)
+    # Some models bring a class of their own for pictures.
+    if own := load_image_processor(directory, **trust):
+        processor.image_processor = own
+    elif type(processor).__module__.startswith("mlx_vlm."):
+        drop_text_options(getattr(processor, "image_processor", None))
+    return processor
+
+
+class _TextOptionsDropped:
+    """Put before the class of an image processor of transformers."""
+
+    def __call__(self, *arguments: Untyped, **options: Untyped) -> Untyped:
+        fitting = {name: value for name, value in options.items() if name not in _TEXT_OPTIONS}
+        return super().__call__(*arguments, **fitting)  # type: ignore[misc]
+
+
+def drop_text_options(image_processor: HfProcessor) -> None:
+    """Keep options of the tokenizer from it: some of mlx-vlm's processors pass them on."""
+    kind = type(image_processor)
+    if kind.__module__.startswith("transformers."):
+        image_processor.__class__ = type(kind.__name__, (_TextOptionsDropped, kind), {})

@@ -1,0 +1,297 @@
+"""A model of mlx-vlm 0.7 as the engine takes networks, and what its towers make of media.
+
+The towers and the language model are mlx-vlm's; its generation, batches and prompt caches are not
+used.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+
+from backend.model.checkpoint.upstream import Network
+from backend.model.vision.overlay import mend
+from backend.model.vision.rope_positions import RopePositions
+
+# One upstream cache object per layer.
+Caches: TypeAlias = list[Any]
+# Arrays in nested dicts and lists, as MLX keeps them.
+Arrays: TypeAlias = Any
+# NumPy arrays, or nested lists of them.
+Untyped: TypeAlias = Any
+
+# What `get_input_embeddings` gives for whole prompts, and this engine has its own way for.
+_NOT_FED = ("attention_mask_4d", "attention_mask", "rope_deltas")
+# Inputs of the tower that tell the language model, too, which tokens are what.
+_TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
+# Ways from picture to text other than in the place of tokens.
+_CROSSINGS = {
+    "cross_attention_states": "cross attention",
+    "decoder_inputs_embeds": "an encoder beside the decoder",
+    "pos_hw": "positions of two axes for every token",
+}
+# Where some models leave the positions of the prompt that was embedded last.
+_LEFT_POSITIONS = "_position_ids"
+_DEEPSTACK = "deepstack_visual_embeds"
+_AXES = 3
+_PROBE = (0, 1, 2, 3)
+
+
+class NotEmbeddableError(Exception):
+    """A model takes media on another way than in the place of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFeatures:
+    """What the language model reads in the place of a medium's tokens; evaluated.
+
+    Attributes:
+        per_token: Keyword arguments [1, T, ...], the embeddings among them.
+        positions: By M-RoPE, [3, 1, T], the first token's being 0; `None` without M-RoPE.
+        deepstack: For each layer that takes some, features [V, D] of the V visual tokens.
+        is_visual: Which tokens those are, [1, T].
+    """
+
+    per_token: Mapping[str, mx.array]
+    positions: mx.array | None
+    deepstack: Sequence[mx.array]
+    is_visual: mx.array | None
+
+    @property
+    def rope_length(self) -> int | None:
+        """By how much the medium advances the position; `None` without M-RoPE."""
+        return None if self.positions is None else int(self.positions.max().item()) + 1
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays."""
+        arrays = [*self.per_token.values(), *self.deepstack]
+        return sum(array.nbytes for array in arrays)
+
+    def arguments(self, start: int, stop: int) -> dict[str, Any]:
+        """Return the keyword arguments for some of the tokens, all but positions."""
+        given: dict[str, Any] = {k: v[:, start:stop] for k, v in self.per_token.items()}
+        if self.is_visual is None or not self.deepstack:
+            return given
+        before = int(self.is_visual[:, :start].sum().item())
+        count = int(self.is_visual[:, start:stop].sum().item())
+        if count:
+            given["visual_pos_masks"] = self.is_visual[:, start:stop]
+            given[_DEEPSTACK] = [layer[before : before + count] for layer in self.deepstack]
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """Some of a medium's tokens: from `start` on, up to `stop`."""
+
+    features: MediaFeatures
+    start: int
+    stop: int
+
+
+class VisionNetwork:
+    """The language model of a model with towers, and the way of media into it."""
+
+    def __init__(self, model: Network) -> None:
+        """Wrap a model of mlx-vlm."""
+        self.model = model
+        self._has_rope_positions = hasattr(model.language_model, "get_rope_index")
+        self._axes_come_last = self._has_rope_positions and _axes_come_last(model.language_model)
+        mend(model.language_model)
+
+    @property
+    def language_model(self) -> Network:
+        """The part that turns tokens, or what stands in their place, into logits."""
+        return self.model.language_model
+
+    @property
+    def state(self) -> Arrays:
+        """All arrays of the model."""
+        return self.model.state
+
+    def parameters(self) -> Arrays:
+        """Return the weights as a tree."""
+        return self.model.parameters()
+
+    def make_cache(self) -> Caches:
+        """Return the empty caches of one sequence."""
+        from mlx_vlm.models.cache import make_prompt_cache
+
+        caches: Caches = make_prompt_cache(self.language_model)
+        return [*caches, RopePositions()] if self._has_rope_positions else caches
+
+    def __call__(self, inputs: mx.array, cache: Caches) -> mx.array:
+        """Append tokens [B, T] to the caches and return the logits [B, T, V]."""
+        return self._forward(inputs, cache, {})
+
+    def feed_media(
+        self, inputs: mx.array, cache: Caches, part: MediaPart, position: int
+    ) -> mx.array:
+        """Append tokens that stand for a part of a medium; returns logits as `__call__` does.
+
+        Args:
+            inputs: Of one row, [1, T].
+            cache: Of that row.
+            part: What stands in their place.
+            position: Where the medium's first token stands.
+        """
+        arguments = part.features.arguments(part.start, part.stop)
+        if part.features.positions is not None:
+            arguments["position_ids"] = (
+                part.features.positions[..., part.start : part.stop] + position
+            )
+        return self._forward(inputs, cache, arguments)
+
+    def require_decoder_only(self) -> None:
+        """Check that text alone reaches the logits through this engine; computes next to nothing.
+
+        Raises:
+            NotEmbeddableError: It does not.
+        """
+        found = self.model.get_input_embeddings(mx.array([_PROBE]), None).to_dict()
+        _require_in_place({k: v for k, v in found.items() if v is not None}, len(_PROBE))
+
+    def reply_of_upstream(
+        self, token_ids: Sequence[int], inputs: Mapping[str, Any], count: int
+    ) -> tuple[list[int], mx.array]:
+        """Return greedy tokens and log-probabilities [count, V] as mlx-vlm by itself computes them.
+
+        Args:
+            token_ids: A whole prompt.
+            inputs: What its processor made of all media in it, by the names of mlx-vlm.
+            count: How many tokens.
+        """
+        from mlx_vlm.generate.ar import generate_step
+
+        tokens = mx.array([token_ids])
+        arrays = {name: _on_device(array) for name, array in inputs.items()}
+        pixels = arrays.pop("pixel_values", None)
+        steps = generate_step(
+            tokens, self.model, pixels, mx.ones_like(tokens), max_tokens=count, **arrays
+        )
+        reply = list(islice(steps, count))
+        steps.close()
+        self._forget_positions()
+        return [int(token) for token, _ in reply], mx.stack([probs for _, probs in reply])
+
+    def require_media_in_place(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> None:
+        """Check that a medium comes in the place of its tokens; computes next to nothing.
+
+        Raises:
+            NotEmbeddableError: It does not.
+        """
+        self._found(token_ids, inputs)
+
+    def embed_media(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> MediaFeatures:
+        """Run the towers over one medium.
+
+        Args:
+            token_ids: The tokens that stand for it, as the processor made them.
+            inputs: Arrays, by the names that mlx-vlm gives them.
+
+        Raises:
+            NotEmbeddableError: The medium does not come in the place of these tokens.
+        """
+        given = self._found(token_ids, inputs)
+        types = {name: mx.array(inputs[name]) for name in _TOKEN_TYPES if name in inputs}
+        is_visual = given.pop("visual_pos_masks", None)
+        # Some models give features of all tokens, [1, T, layers, D]: these are fed like embeddings.
+        is_dense = isinstance(given.get(_DEEPSTACK), mx.array)
+        features = MediaFeatures(
+            positions=self._positions(given.pop("position_ids", None)),
+            deepstack=() if is_dense else tuple(given.pop(_DEEPSTACK, ())),
+            is_visual=None if is_dense else is_visual,
+            per_token=given | types,
+        )
+        mx.eval(list(features.per_token.values()), features.positions, list(features.deepstack))
+        return features
+
+    def may_split_media(self, features: MediaFeatures) -> bool:
+        """Tell whether a medium's tokens may be fed in several passes."""
+        from mlx_vlm.generate.common import _chunked_prefill_enabled
+
+        return bool(
+            _chunked_prefill_enabled(
+                self.model,
+                inputs_embeds=features.per_token["inputs_embeds"],
+                prefill_kwargs=dict(features.per_token),
+            )
+        )
+
+    def _found(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the towers give, lazily, by the names of the language model's arguments."""
+        tokens = mx.array([token_ids])
+        arrays = {name: mx.array(array) for name, array in inputs.items()}
+        pixels = arrays.pop("pixel_values", None)
+        self._forget_positions()
+        found = self.model.get_input_embeddings(
+            tokens, pixels, mask=mx.ones_like(tokens), **arrays
+        ).to_dict()
+        given = {k: v for k, v in found.items() if v is not None and k not in _NOT_FED}
+        _require_in_place(given, len(token_ids))
+        if self._has_rope_positions and "position_ids" not in given:
+            given["position_ids"] = self._left_positions(tokens, arrays)
+        self._forget_positions()
+        return given
+
+    def _left_positions(self, tokens: mx.array, inputs: Mapping[str, mx.array]) -> mx.array:
+        """Return the positions that a model keeps to itself, or makes only when it is called."""
+        left = getattr(self.language_model, _LEFT_POSITIONS, None)
+        if left is not None:
+            return left
+        grids = (inputs.get(name) for name in ("image_grid_thw", "video_grid_thw"))
+        positions, _ = self.language_model.get_rope_index(tokens, *grids, mx.ones_like(tokens))
+        return positions
+
+    def _forget_positions(self) -> None:
+        if hasattr(self.language_model, _LEFT_POSITIONS):
+            setattr(self.language_model, _LEFT_POSITIONS, None)
+
+    def _positions(self, found: mx.array | None) -> mx.array | None:
+        """Return positions as [3, 1, T]; they begin at 0, whatever stands before the medium."""
+        if found is None or not self._has_rope_positions:
+            return None
+        if self._axes_come_last:
+            found = found.transpose(2, 0, 1)
+        return found if found.ndim == _AXES else _on_all_axes(found)
+
+    def _forward(self, inputs: mx.array, cache: Caches, arguments: dict[str, Any]) -> mx.array:
+        layers = cache
+        if self._has_rope_positions:
+            layers, counter = cache[:-1], cache[-1]
+            positions = counter.take(inputs.shape[1])
+            arguments.setdefault("position_ids", _on_all_axes(positions))
+            if self._axes_come_last:
+                arguments["position_ids"] = arguments["position_ids"].transpose(1, 2, 0)
+        output = self.language_model(inputs, cache=layers, **arguments)
+        # Some models replace entries of the list that they are given.
+        cache[: len(layers)] = layers
+        logits: mx.array = output.logits
+        return logits
+
+
+def _on_device(array: Untyped) -> Arrays:
+    """Return a NumPy array, or a list of some whose shapes differ, as MLX has them."""
+    return [_on_device(each) for each in array] if isinstance(array, list) else mx.array(array)
+
+
+def _on_all_axes(positions: mx.array) -> mx.array:
+    return mx.broadcast_to(positions[None], (_AXES, *positions.shape))
+
+
+def _axes_come_last(language_model: Network) -> bool:
+    """Tell whether a model takes the positions of a sequence as [B, T, 3], not as [3, B, T]."""
+    positions, _ = language_model.get_rope_index(mx.array([_PROBE]))
+    return bool(positions.shape == (1, len(_PROBE), _AXES))
+
+
+def _require_in_place(given: Mapping[str, Any], count: int) -> None:
+    if crossing := next((way for name, way in _CROSSINGS.items() if name in given), None):
+        raise NotEmbeddableError(f"they reach the text by {crossing}")
+    if (embedded := given["inputs_embeds"].shape[1]) != count:
+        raise NotEmbeddableError(
+            f"mlx-vlm makes {embedded} embeddings of them and asks for {count} tokens"
+        )

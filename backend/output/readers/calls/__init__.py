@@ -1,0 +1,1 @@
+"""One reader per call syntax that model families share."""

@@ -1,0 +1,113 @@
+"""A call whose name is known from a header, and whose arguments fill a message as JSON."""
+
+from backend.output.readers.markup import UNDECIDED
+from backend.output.readers.reader import NotACallError, ReaderContext, ReaderOutput
+from backend.output.readers.stepping_reader import SteppingReader
+from backend.output.readers.values.json_arguments import JsonArguments
+from backend.output.readers.values.tolerant_json import NotJsonError, read_json
+
+
+class JsonBodyReader(SteppingReader):
+    """Reads the arguments from their first brace on.
+
+    Their last brace goes out with the text that follows them, or with the end of the reply.
+    """
+
+    def __init__(self, context: ReaderContext, name: str, ends: tuple[str, ...] = ()) -> None:
+        """Begin a body.
+
+        Args:
+            context: Where it begins.
+            name: The tool.
+            ends: Texts that end a message: up to these, damaged arguments are collected.
+        """
+        super().__init__(context, opener_is_call=False)
+        self._ends = ends
+        self._body = ""
+        self._name = name
+        self._arguments = JsonArguments()
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether the call is open: it is, up to what follows it."""
+        return True
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End; whole arguments make a call then, unless they were cut off from an end token."""
+        if truncated:
+            return ReaderOutput()
+        self._begin("")
+        if self._step == self._in_damage and self._repair(self._body):
+            return ReaderOutput(self._outbox.end(""))
+        if not self._arguments.is_whole:
+            return ReaderOutput(self._outbox.end(""), rejected=self.held)
+        self._complete(0)
+        return ReaderOutput(self._outbox.end(""))
+
+    def _before_call(self, position: int) -> int:
+        self._step = self._in_arguments
+        return position
+
+    def _in_arguments(self, position: int) -> int:
+        if position == len(self._buffer):
+            return UNDECIDED
+        piece, end = self._arguments.feed(self._buffer, position)
+        self._body += self._buffer[position:end]
+        self._hand_out(piece, end - self._arguments.kept_back)
+        if self._arguments.is_malformed:
+            self._step = self._in_damage
+            return end
+        if self._arguments.is_whole:
+            self._step = self._after_arguments
+        return end
+
+    def _in_damage(self, position: int) -> int:
+        """Collect a body that is no JSON, and read it once more."""
+        text = self._buffer[position:]
+        found = [place for end in self._ends if (place := text.find(end)) >= 0]
+        if not found:
+            # An end may have begun at the end of the text.
+            settled = max(len(text) - max(map(len, self._ends), default=0), 0)
+            self._body += text[:settled]
+            return position + settled if settled else UNDECIDED
+        self._body += text[: min(found)]
+        if not self._repair(self._body):
+            raise NotACallError(position)
+        self._is_over = True
+        return position + min(found)
+
+    def _repair(self, body: str) -> bool:
+        """Hand out the arguments in a damaged body, if there are any."""
+        sent = self._context.calls.open_arguments if self._calls_begun else ""
+        try:
+            found = read_json(body, 0)
+        except NotJsonError:
+            return False
+        if not (found.text.startswith("{") and found.text.startswith(sent)):
+            return False
+        if not self._calls_begun:
+            self._begin_call(self._name, 0)
+        self._send(found.text[len(sent) :], 0)
+        self._context.calls.complete(*found.reasons)
+        self._calls_ended += 1
+        return True
+
+    def _after_arguments(self, position: int) -> int:
+        end = self._skip_space(position)
+        if end < len(self._buffer):
+            self._complete(end)
+            self._is_over = True
+            return end
+        return end if end > position else UNDECIDED
+
+    def _hand_out(self, piece: str, end: int) -> None:
+        """Hand out a piece of the arguments; the call begins with the first."""
+        if piece and not self._calls_begun:
+            self._begin_call(self._name, end)
+        self._send(piece, end)
+
+    def _complete(self, end: int) -> None:
+        if not self._calls_begun:
+            self._begin_call(self._name, end)
+        self._missing_end = self._arguments.missing_end
+        self._end_call(end)

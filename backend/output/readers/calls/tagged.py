@@ -1,0 +1,338 @@
+"""Calls in tags with raw values between them, `<function=f><parameter=a>…</parameter></function>`.
+
+Nothing in such a value is escaped, so it may hold its own closing tag. A value ends where its
+closing tag is followed by another parameter or by the end of the call. A possible closing tag is
+held back until that is known.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from backend.output.readers.calls.tagged_dialect import ELEMENT_NAME, TaggedDialect
+from backend.output.readers.markup import (
+    REFUTED,
+    UNDECIDED,
+    after,
+    after_space,
+    either,
+)
+from backend.output.readers.patterns import NO_MATCH, Match
+from backend.output.readers.reader import ReaderContext, ReaderOutput
+from backend.output.readers.stepping_reader import SteppingReader
+from backend.output.readers.values.json_scanner import JsonScanner, JsonState
+from backend.output.readers.values.schema import UNKNOWN, ParameterTypes
+from backend.output.readers.values.typed_value import ValueWriter, json_string
+
+_MAX_STRAYS = 3
+
+
+class TaggedReader(SteppingReader):
+    """Reads one block of calls, or one call where there is no block around it.
+
+    An opener that begins a call itself says that there is no block. A JSON object in place of
+    the parameters is taken for the arguments.
+    """
+
+    def __init__(self, context: ReaderContext, *, dialect: TaggedDialect) -> None:
+        self._is_in_block = not dialect.call_begin.startswith(context.opener)
+        super().__init__(context, opener_is_call=not self._is_in_block)
+        self._dialect = dialect
+        self._name = ""
+        self._types = ParameterTypes({})
+        self._given: set[str] = set()
+        self._value = ValueWriter(UNKNOWN)
+        self._value_ends: tuple[str, ...] = ("",)
+        self._may_lack_end = False
+        self._json = JsonScanner()
+        self._doubtful = ""
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End; after the end of a value, missing tags do no harm unless the reply was cut off."""
+        if truncated:
+            return ReaderOutput()
+        self._begin("")
+        if self._step == self._in_value and (end := self._closer_at(0)) >= 0:
+            self._end_value(self._without_padding(0, end), end)
+            self._buffer = self._buffer[end:]
+        is_between = self._step in (self._between_parameters, self._after_json, self._at_call_end)
+        if is_between and self._dialect.may_end_with(self._buffer.strip()):
+            self._end_call(0)
+        is_text = self.is_mid_call
+        deltas = self._outbox.end("")
+        return ReaderOutput(deltas, rejected=self.held if is_text else "")
+
+    def _before_call(self, position: int) -> int:
+        position = self._after_strays(position)
+        if position < 0:
+            return position
+        call = self._next_call_at(position)
+        if call.end >= 0:
+            self._open_call(call.name)
+            return call.end
+        end = self._block_end_at(position) if self._calls_ended else REFUTED
+        self._is_over = end >= 0
+        return self._expected(position, end, call.end)
+
+    def _after_strays(self, position: int) -> int:
+        """Return the position after space and, after a call, after tags that are doubled."""
+        if not self._calls_ended or not self._is_in_block:
+            return self._skip_space(position)
+        strays = (*self._dialect.call_ends, *self._dialect.other_parameter_ends)
+        found = self._skip_strays(position, strays)
+        return self._skip_space(position) if found == REFUTED else found
+
+    def _open_call(self, name: str) -> None:
+        self._types = self._context.calls.parameter_types(name)
+        self._given.clear()
+        self._name = name
+        self._missing_end = "{}"
+        self._step = self._between_parameters
+
+    def _end_call(self, end: int) -> None:
+        self._hand_out_name(end)
+        super()._end_call(end)
+
+    def _hand_out_name(self, end: int) -> None:
+        """Begin a call when something in it has shown that it is one."""
+        if self._name:
+            self._begin_call(self._name, end)
+            self._name = ""
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether a call is open, be it handed out or not, or none was complete yet."""
+        return bool(self._name) or super().is_mid_call
+
+    def _between_parameters(self, position: int) -> int:
+        strays = self._value_ends if self._given else ()
+        found = self._skip_strays(position, strays)
+        if found == UNDECIDED and self._any_at(self._skip_space(position), strays) == UNDECIDED:
+            return UNDECIDED
+        position = self._skip_space(position) if found < 0 else found
+        parameter = self._dialect.parameter.match(self._buffer, position)
+        if parameter.end >= 0:
+            self._begin_value(parameter)
+            return parameter.end
+        again = self._next_call_at(position) if self._name else NO_MATCH
+        if again.end >= 0 and again.name == self._name:
+            # The beginning of the call is doubled.
+            return again.end
+        json_start = self._json_at(position) if self._missing_end == "{}" else REFUTED
+        if json_start >= 0:
+            self._json = JsonScanner()
+            self._step = self._in_json
+            return json_start
+        return self._end_call_at(position, either(parameter.end, json_start))
+
+    def _json_at(self, position: int) -> int:
+        """Return where a JSON object begins that stands for all parameters."""
+        if self._dialect.json_begin is not None:
+            tag = self._dialect.json_begin.match(self._buffer, position)
+            position = after_space(self._buffer, tag.end) if tag.end >= 0 else tag.end
+        if position < 0:
+            return position
+        begin = after(self._buffer, position, "{")
+        return position if begin >= 0 else begin
+
+    def _end_call_at(self, position: int, otherwise: int = REFUTED) -> int:
+        """Take the end of a call: its tag, or for want of it that of the block or the next call."""
+        end = self._any_at(position, self._dialect.call_ends)
+        if end == REFUTED:
+            ends = (self._block_end_at(position), self._next_call_at(position).end)
+            end = position if max(ends) >= 0 else min(ends)
+        if end >= 0:
+            self._end_call(end)
+            self._is_over = not self._dialect.block_ends
+        return self._expected(position, end, otherwise)
+
+    def _begin_value(self, parameter: Match) -> None:
+        dialect, name = self._dialect, parameter.name
+        self._hand_out_name(parameter.end)
+        self._begin_argument(json_string(name), parameter.end)
+        self._given.add(name)
+        self._value = self._new_value(parameter)
+        end = dialect.parameter_end.replace(ELEMENT_NAME, parameter.tag)
+        self._value_ends = (end, *dialect.other_parameter_ends)
+        self._may_lack_end = not dialect.requires_ends
+        self._step = self._at_value
+
+    def _new_value(self, parameter: Match) -> ValueWriter:
+        dialect, name = self._dialect, parameter.name
+        if dialect.make_value:
+            return dialect.make_value(self._types, name)
+        types = dialect.types.get(parameter.kind or "")
+        return ValueWriter(self._types.of(name) if types is None else types)
+
+    def _at_value(self, position: int) -> int:
+        """Take the text before a value that is not its own."""
+        if position == len(self._buffer):
+            return UNDECIDED
+        begin, end = self._dialect.verbatim
+        verbatim = after(self._buffer, position, begin) if begin else REFUTED
+        if verbatim == UNDECIDED:
+            return verbatim
+        self._step = self._in_value
+        if verbatim == REFUTED:
+            is_padded = self._dialect.pads_values and self._buffer.startswith("\n", position)
+            return position + is_padded
+        self._value_ends = (end + self._value_ends[0],)
+        self._may_lack_end = False
+        return verbatim
+
+    def _in_value(self, position: int) -> int:
+        """Pass on the value up to its end, or to where it may end."""
+        start, end = self._find_value_end(position)
+        if end >= 0:
+            self._end_value(start, end, position)
+            return end
+        if start == position:
+            return UNDECIDED
+        self._send(self._value.feed(self._buffer[position:start]), start)
+        return start
+
+    def _find_value_end(self, position: int) -> tuple[int, int]:
+        """Return where the value may end, and where its end tag does, if that is known."""
+        for candidate in self._candidates().finditer(self._buffer, position):
+            start = candidate.start()
+            end = self._value_end_at(start)
+            if end != REFUTED:
+                return self._without_padding(start, end), end
+        return len(self._buffer), UNDECIDED
+
+    def _without_padding(self, start: int, end: int) -> int:
+        """Return where a value really ends whose end may begin with a newline."""
+        is_padding = self._dialect.pads_values or self._closer_at(start) == REFUTED
+        has_newline = end >= 0 and self._buffer.startswith("\n", start)
+        return start + 1 if has_newline and not is_padding else start
+
+    def _value_end_at(self, start: int) -> int:
+        """Return where the end tag of the value ends, if the value ends here."""
+        end = self._closer_at(start)
+        if end < 0:
+            return either(end, self._bare_end_at(start))
+        position = self._skip_strays(end, self._value_ends)
+        if position < 0:
+            return position
+        follows = either(
+            self._next_parameter_at(position),
+            self._end_of_call_at(position),
+            self._block_end_at(position),
+            self._next_call_at(position).end,
+        )
+        return end if follows >= 0 else follows
+
+    def _bare_end_at(self, start: int) -> int:
+        """Return where a value ends that lacks its end tag.
+
+        It does before a parameter on a new line, and before all that ends a block.
+        """
+        if not self._may_lack_end:
+            return REFUTED
+        line = start + self._buffer.startswith("\n", start)
+        follows = either(
+            self._next_parameter_at(line, is_bare=True) if line > start else REFUTED,
+            self._end_of_call_at(line) if self._is_in_block else self._last_end_at(line),
+        )
+        return line if follows >= 0 else follows
+
+    def _last_end_at(self, position: int) -> int:
+        """Look for the end of a call that the next one follows; more text must tell, else."""
+        end = self._any_at(position, self._dialect.call_ends)
+        position = after_space(self._buffer, end) if end >= 0 else end
+        if position < 0:
+            return position
+        return after(self._buffer, position, self._context.opener)
+
+    def _any_at(self, position: int, texts: Sequence[str]) -> int:
+        """Return the position after any of some texts."""
+        return either(REFUTED, *(after(self._buffer, position, text) for text in texts))
+
+    def _skip_strays(self, position: int, texts: Sequence[str]) -> int:
+        """Return the position of what follows closing tags that are doubled."""
+        for _ in range(_MAX_STRAYS):
+            position = after_space(self._buffer, position)
+            end = self._any_at(position, texts) if position >= 0 else REFUTED
+            if position < 0 or end == REFUTED:
+                return position
+            if end == UNDECIDED:
+                return UNDECIDED
+            position = end
+        return after_space(self._buffer, position)
+
+    def _closer_at(self, start: int) -> int:
+        line = start + self._buffer.startswith("\n", start)
+        return self._any_at(line, self._value_ends)
+
+    def _candidates(self) -> re.Pattern[str]:
+        dialect = self._dialect
+        ends = (dialect.call_end, dialect.parameter_begin) if self._may_lack_end else ()
+        return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
+
+    def _next_parameter_at(self, position: int, *, is_bare: bool = False) -> int:
+        parameter = self._dialect.parameter.match(self._buffer, position)
+        is_sure = self._types.is_declared(parameter.name) and parameter.name not in self._given
+        is_next = is_sure or not is_bare
+        return parameter.end if parameter.end < 0 or is_next else REFUTED
+
+    def _end_of_call_at(self, position: int) -> int:
+        """Look for the end of the call, and inside a block for the text that must follow."""
+        call_ends = self._dialect.call_ends
+        end = self._any_at(position, call_ends)
+        if end < 0 or not self._is_in_block:
+            return end
+        position = self._skip_strays(end, call_ends)
+        if position < 0:
+            return position
+        # The next block may follow at once: models forget the end of one, or write its start again.
+        next_block = after(self._buffer, position, self._context.opener)
+        return either(self._block_end_at(position), self._next_call_at(position).end, next_block)
+
+    def _end_value(self, start: int, end: int, position: int = 0) -> None:
+        """Hand out the last piece of a value."""
+        piece = self._value.feed(self._buffer[position:start])
+        self._send(piece + self._value.finish(), end)
+        self._step = self._between_parameters
+
+    def _in_json(self, position: int) -> int:
+        if position == len(self._buffer):
+            return UNDECIDED
+        piece, end = self._json.feed(self._buffer, position)
+        self._doubtful += piece
+        if not self._json.has_value:
+            return self._expected(end, end if self._json.state is JsonState.OPEN else REFUTED)
+        piece, self._doubtful = self._doubtful, ""
+        self._hand_out_name(end)
+        is_whole = self._json.state is JsonState.COMPLETE
+        if is_whole:
+            piece, self._missing_end = piece[:-1], piece[-1]
+            self._step = self._after_json
+        self._send(piece, end - (1 if is_whole else self._json.pending))
+        return self._expected(end, REFUTED if self._json.state is JsonState.MALFORMED else end)
+
+    def _after_json(self, position: int) -> int:
+        """Take the end tag of a JSON object; it may be missing."""
+        position = self._skip_space(position)
+        end = after(self._buffer, position, self._dialect.json_end)
+        if end == UNDECIDED:
+            return UNDECIDED
+        self._step = self._at_call_end
+        return max(position, end)
+
+    def _at_call_end(self, position: int) -> int:
+        return self._end_call_at(self._skip_space(position))
+
+    def _block_end_at(self, position: int) -> int:
+        return self._any_at(position, self._dialect.block_ends)
+
+    def _next_call_at(self, position: int) -> Match:
+        call = self._dialect.call.match(self._buffer, position)
+        is_foreign = call.end >= 0 and not self._context.calls.is_offered(call.name)
+        return NO_MATCH if is_foreign else call
+
+
+@lru_cache
+def _places(first: frozenset[str]) -> re.Pattern[str]:
+    """Return a pattern for all places where a value may end: before one of these characters."""
+    chars = "".join(map(re.escape, sorted(first)))
+    return re.compile(rf"\n?[{chars}]|\n\Z")

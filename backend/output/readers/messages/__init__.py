@@ -1,0 +1,1 @@
+"""Replies that consist of messages."""

@@ -1,0 +1,174 @@
+"""Regular expressions that tell whether a text is a thing, may become it, or is not it."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from backend.output.readers.markup import REFUTED, UNDECIDED
+
+MAX_TAG_CHARS = 400
+
+_ATTRIBUTE_NAME = r"[\w:.-]+"
+# Models forget one quote of two.
+_VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|["']?[^\s"'<>/|=]+["']?)"""
+_BEGUN_VALUE = r"""(?:"[^"\n]*|'[^'\n]*|["']?[^\s"'<>/|=]*["']?)"""
+_ATTRIBUTE = re.compile(rf"\s({_ATTRIBUTE_NAME})\s*=\s*({_VALUE})")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a pattern.
+
+    Attributes:
+        whole: A regular expression of the part.
+        begun: A regular expression, without groups, of all its beginnings.
+    """
+
+    whole: str
+    begun: str
+
+    @property
+    def ungrouped(self) -> str:
+        """The whole expression without named groups."""
+        return re.sub(r"\(\?P<\w+>", "(?:", self.whole)
+
+
+SPACE = Piece(r"\s*", r"\s*")
+SPACE_IN_LINE = Piece(r"[^\S\n]*", r"[^\S\n]*")
+ATTRIBUTES = Piece(
+    rf"(?P<attributes>(?:\s+{_ATTRIBUTE_NAME}\s*=\s*{_VALUE})*\s*)",
+    rf"(?:\s+{_ATTRIBUTE_NAME}\s*=\s*{_VALUE})*"
+    rf"(?:\s+(?:{_ATTRIBUTE_NAME}(?:\s*(?:=\s*{_BEGUN_VALUE})?)?)?)?",
+)
+
+
+def fixed(text: str) -> Piece:
+    """Return a piece that is one text."""
+    begun = ""
+    for char in reversed(text):
+        begun = f"(?:{re.escape(char)}{begun})?"
+    return Piece(re.escape(text), begun)
+
+
+def any_of(chars: str, *, least: int = 1, group: str = "") -> Piece:
+    """Return a piece of characters of a class, as many as fit."""
+    count = "+" if least else "*"
+    name = f"?P<{group}>" if group else "?:"
+    return Piece(f"({name}{chars}{count})", f"{chars}*")
+
+
+def ahead(*texts: str) -> Piece:
+    """Return a piece that takes nothing, but must be followed by one of these texts."""
+    whole = "|".join(map(re.escape, texts))
+    begun = "|".join(fixed(text).begun for text in texts)
+    return Piece(f"(?={whole})", f"(?:{begun})")
+
+
+def maybe(*pieces: Piece) -> Piece:
+    """Return pieces that may be missing, all of them."""
+    inner = sequence(*pieces)
+    return Piece(f"(?:{inner.whole})?", inner.begun)
+
+
+def choice(*pieces: Piece) -> Piece:
+    """Return a piece that is one of several."""
+    return Piece(
+        f"(?:{'|'.join(piece.whole for piece in pieces)})",
+        f"(?:{'|'.join(piece.begun for piece in pieces)})",
+    )
+
+
+def grouped(name: str, *pieces: Piece) -> Piece:
+    """Return pieces whose text is kept under a name."""
+    inner = sequence(*pieces)
+    return Piece(f"(?P<{name}>{inner.whole})", inner.begun)
+
+
+def sequence(*pieces: Piece) -> Piece:
+    """Return pieces, one after the other."""
+    begun = []
+    before = ""
+    for piece in pieces:
+        begun.append(before + piece.begun)
+        before += piece.ungrouped
+    whole = "".join(piece.whole for piece in pieces)
+    return Piece(whole, f"(?:{'|'.join(reversed(begun))})")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a pattern ends, or that it is refuted or undecided; nothing is known then.
+
+    Attributes:
+        end: A position, `REFUTED` or `UNDECIDED`.
+        name: The name of the tool, or of the argument.
+        kind: The type of the value as the tag tells it.
+        call_id: The id of the call.
+        tag: The name of the element.
+    """
+
+    end: int
+    name: str = ""
+    kind: str | None = None
+    call_id: str = ""
+    tag: str = ""
+
+
+NO_MATCH, OPEN_MATCH = Match(REFUTED), Match(UNDECIDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A text with a name in it, as models write it.
+
+    Attributes:
+        pieces: Its parts; groups `name`, `id` and `tag` are kept, and so are attributes.
+        name_key: The attribute with the name, where there are attributes.
+        kind_key: The attribute with the type.
+        unescape: Turns a name into what it stands for.
+    """
+
+    pieces: tuple[Piece, ...]
+    name_key: str = ""
+    kind_key: str = ""
+    unescape: Callable[[str], str] = str
+    _whole: re.Pattern[str] = field(init=False, repr=False)
+    _begun: re.Pattern[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        piece = sequence(*self.pieces)
+        object.__setattr__(self, "_whole", re.compile(piece.whole))
+        object.__setattr__(self, "_begun", re.compile(piece.begun))
+
+    def match(self, text: str, position: int = 0) -> Match:
+        """Look for the text at a position."""
+        limit = position + MAX_TAG_CHARS
+        if found := self._whole.match(text, position, limit):
+            return self._read(found)
+        is_open = len(text) < limit and self._begun.fullmatch(text, position)
+        return OPEN_MATCH if is_open else NO_MATCH
+
+    def _read(self, found: re.Match[str]) -> Match:
+        groups = found.groupdict(default="")
+        attributes = dict(_attributes(groups.get("attributes", "")))
+        name = self.unescape(self._name(groups, attributes))
+        if not name:
+            return NO_MATCH
+        return Match(
+            found.end(),
+            name,
+            attributes.get(self.kind_key),
+            groups.get("id", ""),
+            groups.get("tag", ""),
+        )
+
+    def _name(self, groups: Mapping[str, str], attributes: Mapping[str, str]) -> str:
+        if self.name_key:
+            return attributes.get(self.name_key, "")
+        return groups["name"].strip()
+
+
+def _attributes(text: str) -> Iterator[tuple[str, str]]:
+    for name, value in _ATTRIBUTE.findall(text):
+        is_quoted = len(value) > 1 and value[0] in "\"'" and value[-1] == value[0]
+        yield name, value[1:-1] if is_quoted else value.strip("\"'")

@@ -1,0 +1,1 @@
+"""The patterns that readers look for, made from the dialects of the formats."""

@@ -1,0 +1,162 @@
+"""The shapes of calls in tags."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+
+from backend.formats.dialects import Reading, Tags
+from backend.formats.template import (
+    ARGUMENTS,
+    KEY,
+    VALUE,
+    Part,
+    Slot,
+    Template,
+    split_at,
+    text_of,
+)
+from backend.output.readers.calls.tagged_dialect import ELEMENT_NAME, TaggedDialect
+from backend.output.readers.patterns import (
+    ATTRIBUTES,
+    SPACE,
+    SPACE_IN_LINE,
+    Pattern,
+    Piece,
+    ahead,
+    any_of,
+    choice,
+    fixed,
+    maybe,
+    sequence,
+)
+from backend.output.readers.values.elements import read_elements
+from backend.output.readers.values.schema import NOT_A_STRING, STRING, JsonTypes, ParameterTypes
+from backend.output.readers.values.typed_value import ValueWriter
+
+_QUOTE = maybe(Piece("[\"']", "[\"']?"))
+_ATTRIBUTE_BEGIN = '="'
+_WORD = any_of(r"[^\s<{]", group="name")
+_KEY = any_of("[^<>\"'\n]", group="name")
+
+
+def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
+    """Return the tags of a dialect, as a reader looks for them."""
+    call, call_end = split_at(dialect.call, ARGUMENTS)
+    begin, end = split_at(dialect.parameter, VALUE)
+    parameter_end = text_of(end).strip() if KEY not in end else ""
+    object_begin, object_end = split_at(dialect.object, ARGUMENTS) if dialect.object else ((), ())
+    return TaggedDialect(
+        call=_pattern(call, dialect),
+        call_begin=text_of(call[:1]),
+        call_end=text_of(call_end).strip(),
+        parameter=_pattern(begin, dialect),
+        parameter_begin=text_of(begin[:1]),
+        parameter_end=parameter_end or _element_end(end),
+        block_ends=tuple(dict.fromkeys(filter(None, (reading.end, *reading.other_ends)))),
+        other_parameter_ends=_without_mark(parameter_end),
+        other_call_ends=_other_ends(text_of(call_end).strip()),
+        pads_values=text_of(begin).endswith("\n") and text_of(end).startswith("\n"),
+        verbatim=dialect.verbatim,
+        requires_ends=dialect.requires_ends,
+        types=_types(dialect),
+        make_value=partial(_nested_value, dialect.mark) if dialect.mark else None,
+        json_begin=_pattern(object_begin, dialect) if dialect.object else None,
+        json_end=text_of(object_end).strip(),
+    )
+
+
+def _without_mark(tag: str) -> tuple[str, ...]:
+    """Return a closing tag without the sign before its word, as models write it by mistake."""
+    plain = re.sub(r"\A</[^\w\s]\w+[^\w\s]\s?", "</", tag)
+    return () if plain == tag else (plain,)
+
+
+def _other_ends(tag: str) -> tuple[str, ...]:
+    """Return the parts of an end that is made of several tags, any of which may be missing."""
+    parts = re.split(r"(?<=>)(?=<)", tag) if tag.startswith("</") else []
+    return (*_without_mark(tag), *(parts if len(parts) > 1 else ()))
+
+
+def _pattern(head: Template, dialect: Tags) -> Pattern:
+    """Return the pattern of an opening tag."""
+    first, *rest = head
+    start = str(first)
+    if start.endswith(_ATTRIBUTE_BEGIN):
+        return _attribute_pattern(head, dialect)
+    if start.endswith("="):
+        tag_end = choice(fixed(">"), ahead("\n"))
+        return Pattern((fixed(start), SPACE, _QUOTE, _KEY, _QUOTE, SPACE_IN_LINE, tag_end))
+    if dialect.mark:
+        return _element_pattern(start)
+    return Pattern((fixed(start), *_enclosed(rest)))
+
+
+def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
+    """Return the pattern of a tag with attributes, in any order."""
+    start, _, name_key = str(head[0]).removesuffix(_ATTRIBUTE_BEGIN).rpartition(" ")
+    *_, last = head
+    kind_key = ""
+    for before, part in pairwise(head):
+        if part is Slot.TYPE:
+            kind_key = str(before).removesuffix(_ATTRIBUTE_BEGIN).rpartition(" ")[2]
+    marker = "" if dialect.mark else start[: start.rfind("<")]
+    return Pattern(
+        (
+            maybe(fixed(marker)),
+            fixed(start.removeprefix(marker)),
+            ATTRIBUTES,
+            fixed(str(last).strip().removeprefix('"')),
+        ),
+        name_key=name_key,
+        kind_key=kind_key,
+        unescape=_unescape if dialect.escapes_attributes else str,
+    )
+
+
+def _element_pattern(start: str) -> Pattern:
+    """Return the pattern of an element, named after the argument or by an attribute."""
+    tag = Piece(r"(?=(?P<tag>[^\s<>/]+))", "")
+    as_attribute = maybe(fixed('parameter name="'))
+    name = any_of(r"[^\s<>/\"']", group="name")
+    return Pattern((fixed(start), tag, as_attribute, name, maybe(fixed('"')), fixed(">")))
+
+
+def _enclosed(rest: Sequence[Part]) -> Iterator[Piece]:
+    """Yield the pieces after a tag that a name follows, up to its end or to the next tag."""
+    yield SPACE_IN_LINE
+    is_key = KEY in rest
+    yield any_of("[^<]", group="name") if is_key else _WORD
+    markers = [part.strip() for part in rest if isinstance(part, str) and part.strip()]
+    if len(markers) > 1:
+        # One of the two tags between a key and its value may be missing.
+        key_end, value = map(fixed, markers)
+        yield SPACE
+        without_value = choice(sequence(key_end, SPACE, Piece(r"(?=[^<\s])", "")))
+        yield choice(sequence(maybe(key_end), SPACE, value), without_value)
+    elif markers:
+        yield SPACE
+        yield fixed(markers[0])
+    else:
+        yield SPACE_IN_LINE
+        yield ahead("\n", "<", "{")
+
+
+def _element_end(end: Template) -> str:
+    """Return the end of an element; its name stands for the group."""
+    return "".join(ELEMENT_NAME if part is KEY else str(part) for part in end).strip()
+
+
+def _types(dialect: Tags) -> dict[str, JsonTypes]:
+    """Return the JSON types that a tag tells."""
+    kinds = dialect.types
+    return {kind: STRING if name == "string" else NOT_A_STRING for name, kind in kinds.items()}
+
+
+def _nested_value(mark: str, types: ParameterTypes, name: str) -> ValueWriter:
+    convert = partial(read_elements, mark=mark, parts=types.inside(name))
+    return ValueWriter(types.of(name), convert)
+
+
+def _unescape(attribute: str) -> str:
+    return attribute.replace("&quot;", '"').replace("&amp;", "&")

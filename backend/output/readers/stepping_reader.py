@@ -1,0 +1,121 @@
+"""The base of all readers of calls: a text that grows, and steps over it."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeAlias
+
+from backend.output.readers.markup import REFUTED, either, span_end
+from backend.output.readers.reader import (
+    NotACallError,
+    Outbox,
+    ReaderContext,
+    ReaderOutput,
+)
+
+Step: TypeAlias = Callable[[int], int]
+
+_SPACE = re.compile(r"\s*")
+
+
+class SteppingReader(ABC):
+    """Keeps the text that is not understood yet, and runs steps over it.
+
+    A step reads from a position of the buffer and returns the position after the text that it
+    understood, or a negative number while more text must tell.
+    """
+
+    def __init__(self, context: ReaderContext, *, opener_is_call: bool) -> None:
+        """Begin after an opener.
+
+        Args:
+            context: Where the calls begin.
+            opener_is_call: Whether the opener is the beginning of a call, and so to be read.
+        """
+        self._context = context
+        self._outbox = Outbox(context.opener)
+        self._buffer = context.opener if opener_is_call else ""
+        self._unread_opener = len(self._buffer)
+        self._step: Step = self._before_call
+        self._missing_end = ""
+        self._calls_begun = self._calls_ended = 0
+        self._is_over = False
+        self._outbox.begin(len(self._buffer))
+
+    @property
+    def held(self) -> str:
+        """Raw text since the last delta."""
+        return self._outbox.held
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether a call is open, or none was complete yet."""
+        return self._is_in_call or not self._calls_ended
+
+    @property
+    def _is_in_call(self) -> bool:
+        return self._calls_begun > self._calls_ended
+
+    def feed(self, text: str) -> ReaderOutput:
+        """Read on."""
+        self._begin(text)
+        position = 0
+        try:
+            while not self._is_over and (end := self._step(position)) >= 0:
+                position = end
+        except NotACallError as error:
+            return self._reject(text, error.position)
+        self._buffer = rest = self._buffer[position:]
+        deltas = self._outbox.end(text)
+        return ReaderOutput(deltas, rest=rest if self._is_over else None)
+
+    @abstractmethod
+    def _before_call(self, position: int) -> int:
+        """Find the beginning of a call, or the end of all."""
+
+    def _begin(self, text: str) -> None:
+        self._outbox.begin(len(self._buffer))
+        self._buffer += text
+
+    def _reject(self, text: str, position: int) -> ReaderOutput:
+        """Give back text that is no call, or that follows the last one."""
+        deltas = self._outbox.end(text)
+        if not self._calls_begun:
+            position = max(position, self._unread_opener)
+        raw, rest = self.held, self._buffer[position:]
+        raw = raw[: len(raw) - len(rest)]
+        if self.is_mid_call:
+            return ReaderOutput(deltas, rejected=raw, rest=rest, is_damaged=True)
+        return ReaderOutput(deltas, rest=raw + rest, is_damaged=True)
+
+    def _begin_call(self, name: str, end: int) -> None:
+        """Hand out the beginning of a call that was told by the text up to `end`."""
+        self._calls_begun += 1
+        self._missing_end = "{}"
+        self._outbox.send(self._context.calls.open(name), end)
+
+    def _begin_argument(self, key: str, end: int) -> None:
+        """Hand out a key, as JSON."""
+        self._send(f"{{{key}: " if self._missing_end == "{}" else f", {key}: ", end)
+        self._missing_end = "}"
+
+    def _end_call(self, end: int) -> None:
+        """Hand out the end that was kept back so that an open call never looks complete."""
+        self._send(self._missing_end, end)
+        self._context.calls.complete()
+        self._calls_ended += 1
+        self._step = self._before_call
+
+    def _send(self, piece: str, end: int) -> None:
+        if piece:
+            self._outbox.send(self._context.calls.extend(piece), end)
+
+    def _skip_space(self, position: int) -> int:
+        return span_end(_SPACE, self._buffer, position)
+
+    def _expected(self, position: int, *ends: int) -> int:
+        """Return the end of the text that must stand at a position."""
+        end = either(*ends)
+        if end == REFUTED:
+            raise NotACallError(position)
+        return end

@@ -1,0 +1,1 @@
+"""Values of arguments as they are written, to JSON."""

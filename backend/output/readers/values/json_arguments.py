@@ -1,0 +1,92 @@
+"""The arguments of a tool call as JSON, while they are written."""
+
+import json
+
+from backend.output.readers.values.json_scanner import SURROGATE, JsonScanner, JsonState
+
+
+class JsonArguments:
+    """Reads an object as it was written, one inside a JSON string, or `null` or `[]` for none.
+
+    Nothing is handed out before a value in it has begun: then it is an object indeed.
+
+    The last brace is kept back: whoever reads the call knows when it is whole.
+    """
+
+    def __init__(self) -> None:
+        self._scanner = JsonScanner()
+        self._has_begun = False
+        self._is_object = False
+        self._wrapped: list[str] = []
+        self._doubtful: list[str] = []
+        self.is_whole = False
+        self.is_malformed = False
+        self.missing_end = "{}"
+
+    @staticmethod
+    def may_begin_with(char: str) -> bool:
+        """Tell whether a character, other than whitespace, can be their first."""
+        return char in '{"n'
+
+    @property
+    def kept_back(self) -> int:
+        """The number of characters read last that were not handed out."""
+        return 1 if self.is_whole else self._scanner.pending
+
+    def feed(self, text: str, position: int) -> tuple[str, int]:
+        """Read on from a position of `text`, up to their end or to where they are malformed.
+
+        Returns:
+            The text that can be handed out, and the position after the text that was read.
+        """
+        if not self._has_begun:
+            if text[position].isspace():
+                return "", position + 1
+            self._begin(text[position])
+        if self.is_malformed:
+            return "", position
+        piece, position = self._scanner.feed(text, position)
+        self.is_whole = self._scanner.state is JsonState.COMPLETE
+        self.is_malformed = self._scanner.state is JsonState.MALFORMED
+        if not self._is_object:
+            piece = self._unwrap(piece)
+        if self.is_whole:
+            piece, self.missing_end = piece[:-1], piece[-1]
+        return self._certain(piece), position
+
+    def _certain(self, piece: str) -> str:
+        """Return a piece with those before it, once they have shown to be arguments."""
+        self._doubtful.append(piece)
+        text = "".join(self._doubtful)
+        if self.is_whole and text.strip() == "{":
+            # Of an empty object nothing goes out before the call is whole.
+            self.missing_end = text + self.missing_end
+            return ""
+        if not (self.is_whole or self._scanner.has_value):
+            return ""
+        self._doubtful.clear()
+        return text
+
+    def _begin(self, char: str) -> None:
+        self._has_begun = True
+        self._is_object = char == "{"
+        self.is_malformed = not (char in "[N" or self.may_begin_with(char))
+
+    def _unwrap(self, piece: str) -> str:
+        """Return the object inside a value that is whole."""
+        self._wrapped.append(piece)
+        unwrapped = _unwrapped("".join(self._wrapped)) if self.is_whole else ""
+        self.is_malformed |= self.is_whole and not unwrapped
+        self.is_whole = bool(unwrapped)
+        return unwrapped
+
+
+def _unwrapped(value: str) -> str:
+    """Return the object in a JSON string, `{}` for an empty one, `null` or `[]`, else nothing."""
+    if value.startswith("["):
+        return "" if value[1:-1].strip() else "{}"
+    text = (json.loads(value) or "{}").strip()
+    scanner = JsonScanner()
+    taken, end = scanner.feed(text)
+    is_object = taken.startswith("{") and scanner.state is JsonState.COMPLETE and end == len(text)
+    return taken if is_object and not SURROGATE.search(taken) else ""

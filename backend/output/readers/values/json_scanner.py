@@ -1,0 +1,244 @@
+"""Follow one JSON value through a stream, at a constant cost per character."""
+
+import re
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TypeAlias
+
+from backend.output.readers.markup import span_end
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a code point: escapes in JSON may stand for one, and no text on the way may hold it."""
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_SCALAR_RUN = re.compile(r"[\w+.-]*", re.ASCII)
+_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_SCALAR_START = frozenset("-0123456789tfn")
+_PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_START = frozenset("TFN")
+_SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
+_HEX = frozenset("0123456789abcdefABCDEF")
+_CONTROL = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+_Step: TypeAlias = Callable[[str, int], tuple[str, int]]
+
+
+class JsonState(Enum):
+    """How far a value has come."""
+
+    OPEN = auto()
+    COMPLETE = auto()
+    MALFORMED = auto()
+
+
+class _Place(Enum):
+    """The places outside of strings and scalars."""
+
+    VALUE = auto()
+    FIRST_ITEM = auto()
+    FIRST_KEY = auto()
+    KEY = auto()
+    COLON = auto()
+    AFTER_VALUE = auto()
+
+
+class JsonScanner:
+    """Takes one value from its first character to its last, and not a character more.
+
+    Its output is the beginning of valid JSON, character for character as it was written, except for
+    slips that JSON forbids: control characters and lone backslashes in strings are escaped, a comma
+    after the last item is left out, and
+    Python's constants become those of JSON.
+
+    Attributes:
+        state: How far it has come.
+        has_value: Whether a value inside of it was begun, or the value is complete.
+        pending: How many of the characters read last it has not handed out: what becomes of them
+            depends on what follows, and of those before what is malformed, nothing does.
+    """
+
+    def __init__(self) -> None:
+        self.state = JsonState.OPEN
+        self.pending = 0
+        self._closers: list[str] = []
+        self._place = _Place.VALUE
+        self._step: _Step = self._in_structure
+        self._scalar: list[str] = []
+        # A comma and the whitespace after it, until it is known not to be the last.
+        self._comma: list[str] = []
+        self._late = ""
+        self._hex_digits_left = 0
+        self.has_value = False
+
+    def feed(self, text: str, position: int = 0) -> tuple[str, int]:
+        """Read on from a position of `text`.
+
+        Returns:
+            The text that was taken, as JSON, and the position after it: the end of `text`, unless
+            the state changed before.
+        """
+        taken: list[str] = []
+        while self.state is JsonState.OPEN and position < len(text):
+            piece, position = self._step(text, position)
+            taken.append(piece)
+        return "".join(taken), position
+
+    def _in_structure(self, text: str, position: int) -> tuple[str, int]:
+        """Take whitespace, or one character that is no part of a string or scalar."""
+        end = span_end(_SPACE, text, position)
+        if end > position:
+            return self._spaced(text[position:end]), end
+        char = text[position]
+        if self._place in (_Place.VALUE, _Place.FIRST_ITEM):
+            if char in _SCALAR_START:
+                return self._begin_scalar(self._in_scalar), position
+            if char in _PYTHON_START:
+                return self._begin_scalar(self._in_python_constant), position
+        if not self._goes_on_with(char):
+            return self._fail(position)
+        late = self._released()
+        if char == ",":
+            return late + self._keep(char), position + 1
+        if char in "]}":
+            del self._comma[:1]
+        return late + self._take_comma() + char, position + 1
+
+    def _spaced(self, space: str) -> str:
+        if self._late:
+            return self._hold(space)
+        return self._keep(space) if self._comma else space
+
+    def _keep(self, text: str) -> str:
+        self._comma.append(text)
+        self.pending += len(text)
+        return ""
+
+    def _take_comma(self) -> str:
+        comma, self._comma = "".join(self._comma), []
+        self.pending = 0
+        return comma
+
+    def _begin_scalar(self, step: _Step) -> str:
+        self._scalar = []
+        self._step = step
+        return self._take_comma()
+
+    def _goes_on_with(self, char: str) -> bool:
+        """Go where a structural character leads, or tell that it cannot stand here."""
+        match self._place, char:
+            case ((_Place.VALUE | _Place.FIRST_ITEM), "{"):
+                self.has_value |= bool(self._closers)
+                self._closers.append("}")
+                self._place = _Place.FIRST_KEY
+            case ((_Place.VALUE | _Place.FIRST_ITEM), "["):
+                self.has_value |= bool(self._closers)
+                self._closers.append("]")
+                self._place = _Place.FIRST_ITEM
+            case ((_Place.VALUE | _Place.FIRST_ITEM | _Place.FIRST_KEY | _Place.KEY), '"'):
+                self.has_value |= self._place is _Place.VALUE
+                self._step = self._in_string
+            case _Place.COLON, ":":
+                self._place = _Place.VALUE
+            case _Place.AFTER_VALUE, ",":
+                self._place = _Place.KEY if self._closers[-1] == "}" else _Place.VALUE
+            case ((_Place.AFTER_VALUE | _Place.FIRST_ITEM), "]"):
+                return self._closes_with(char)
+            case ((_Place.AFTER_VALUE | _Place.FIRST_KEY | _Place.KEY), "}"):
+                return self._closes_with(char)
+            case _Place.VALUE, "]" if self._comma:
+                return self._closes_with(char)
+            case _:
+                return False
+        return True
+
+    def _closes_with(self, char: str) -> bool:
+        if self._closers.pop() != char:
+            return False
+        self._end_value()
+        return True
+
+    def _end_value(self) -> None:
+        self.has_value = True
+        self._step = self._in_structure
+        self._place = _Place.AFTER_VALUE
+        if not self._closers:
+            self.state = JsonState.COMPLETE
+
+    def _hold(self, text: str) -> str:
+        """Hold back the end of a string until what follows shows that it is one."""
+        self._late += text
+        self.pending += len(text)
+        return ""
+
+    def _released(self) -> str:
+        late, self._late = self._late, ""
+        self.pending -= len(late)
+        return late
+
+    def _end_string(self) -> None:
+        if self._place in (_Place.FIRST_KEY, _Place.KEY):
+            self._step = self._in_structure
+            self._place = _Place.COLON
+        else:
+            self._end_value()
+
+    def _in_string(self, text: str, position: int) -> tuple[str, int]:
+        end = span_end(_PLAIN, text, position)
+        if end > position:
+            return text[position:end], end
+        char = text[position]
+        if char == '"':
+            self._end_string()
+            if self._closers:
+                return self._hold(char), position + 1
+        elif char == "\\":
+            self._step = self._in_escape
+        else:
+            char = _CONTROL.get(char, f"\\u{ord(char):04x}")
+        return char, position + 1
+
+    def _in_escape(self, text: str, position: int) -> tuple[str, int]:
+        char = text[position]
+        if char == "u":
+            self._hex_digits_left = 4
+            self._step = self._in_code_point
+            return char, position + 1
+        self._step = self._in_string
+        return (char, position + 1) if char in _SIMPLE_ESCAPES else ("\\", position)
+
+    def _in_code_point(self, text: str, position: int) -> tuple[str, int]:
+        char = text[position]
+        if char not in _HEX:
+            return self._fail(position)
+        self._hex_digits_left -= 1
+        if not self._hex_digits_left:
+            self._step = self._in_string
+        return char, position + 1
+
+    def _in_scalar(self, text: str, position: int) -> tuple[str, int]:
+        end = span_end(_SCALAR_RUN, text, position)
+        if end > position:
+            self._scalar.append(text[position:end])
+            return text[position:end], end
+        if not _SCALAR.fullmatch("".join(self._scalar)):
+            return self._fail(position)
+        self._end_value()
+        return "", position
+
+    def _in_python_constant(self, text: str, position: int) -> tuple[str, int]:
+        end = span_end(_SCALAR_RUN, text, position)
+        if end > position:
+            self._scalar.append(text[position:end])
+            self.pending += end - position
+            return "", end
+        constant = _PYTHON_CONSTANTS.get("".join(self._scalar))
+        if constant is None:
+            return self._fail(position)
+        self.pending = 0
+        self._end_value()
+        return constant, position
+
+    def _fail(self, position: int) -> tuple[str, int]:
+        self.state = JsonState.MALFORMED
+        return "", position

@@ -1,0 +1,232 @@
+"""One value in the notation of a programming language, to JSON while it is written.
+
+Strings stand in quotes, and everything else is told by how it looks. Inside of a string a quote
+need not be escaped: templates show models strings as they are, between quotes. So a quote ends a
+string only where something follows that can follow a string.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from backend.output.readers.markup import REFUTED, UNDECIDED, after, after_space, span_end
+from backend.output.readers.reader import NotACallError
+from backend.output.readers.values.python_escape import read_escape
+from backend.output.readers.values.schema import NOT_A_STRING, STRING, UNKNOWN, JsonTypes
+from backend.output.readers.values.typed_value import ValueWriter, json_string, json_value
+
+_SPACE = re.compile(r"\s*")
+_NULLS = ("null", "none")
+_JSON_BRACKETS = {"{": "{", "}": "}", "[": "[", "]": "]", "(": "[", ")": "]"}
+
+_Step: TypeAlias = Callable[[str, int], tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiteralSyntax:
+    """The syntax of values.
+
+    Attributes:
+        quotes: Texts around a string; one that another begins with comes after it.
+        plain: The text of a string up to a quote or an escape.
+        bare: A value without quotes: a number, a constant, or a string that lacks them.
+        bare_key: A key without quotes.
+        brackets: The brackets around nested values, each with the one that closes it.
+        has_escapes: Whether backslashes in strings mean what they mean in Python.
+    """
+
+    quotes: tuple[str, ...]
+    plain: re.Pattern[str]
+    bare: re.Pattern[str]
+    bare_key: re.Pattern[str]
+    brackets: Mapping[str, str]
+    has_escapes: bool
+
+
+class LiteralValue:
+    """Takes one value from its first character to its last."""
+
+    def __init__(
+        self, syntax: LiteralSyntax, types: JsonTypes, ends_at: Callable[[int], int]
+    ) -> None:
+        """Begin in front of a value.
+
+        Args:
+            syntax: How it is written.
+            types: The types that the schema allows. A type that the value's own look does not
+                give is converted to, where that is possible.
+            ends_at: Tells whether a string that is the value may end at a position of the text:
+                it returns a position, or a negative number as in `markup`.
+        """
+        self._syntax = syntax
+        self._types = types
+        self._ends_at = ends_at
+        self._step: _Step = self._at_item
+        self._closers: list[str] = []
+        self._is_first = True
+        self._is_key = False
+        self._quote = ""
+        self._writer = ValueWriter(STRING)
+        self._bare: list[str] = []
+        self.is_complete = False
+
+    def feed(self, text: str, position: int) -> tuple[str, int]:
+        """Take a step: return JSON that is certain, and the position after the text that was taken.
+
+        The position is negative while more text must tell.
+
+        Raises:
+            NotACallError: There is no value.
+        """
+        return self._step(text, position)
+
+    def _at_item(self, text: str, position: int) -> tuple[str, int]:
+        """Begin a value or a key, or end the brackets around it."""
+        end = span_end(_SPACE, text, position)
+        if end > position:
+            return "", end
+        if position == len(text):
+            return "", UNDECIDED
+        char = text[position]
+        if self._closers and char == self._closers[-1]:
+            return self._close(position)
+        if not self._is_key and char in self._syntax.brackets:
+            return self._open(char, position)
+        return self._begin_string_or_bare(text, position)
+
+    def _begin_string_or_bare(self, text: str, position: int) -> tuple[str, int]:
+        quote, end = self._quote_at(text, position)
+        if end == UNDECIDED:
+            return "", end
+        if end == REFUTED:
+            self._step = self._in_bare
+            return self._separator(), position
+        self._quote = quote
+        is_typed = not self._closers and self._types and "string" not in self._types
+        self._writer = ValueWriter(self._types if is_typed else STRING)
+        self._step = self._in_string
+        return self._separator(), end
+
+    def _quote_at(self, text: str, position: int) -> tuple[str, int]:
+        """Return the quote at a position, and the position after it."""
+        for quote in self._syntax.quotes:
+            end = after(text, position, quote)
+            if end != REFUTED:
+                return quote, end
+        return "", REFUTED
+
+    def _separator(self) -> str:
+        """Return the comma before an item, if it needs one."""
+        comma = ", " if self._closers and not self._is_first else ""
+        self._is_first = False
+        return comma
+
+    def _open(self, bracket: str, position: int) -> tuple[str, int]:
+        piece = self._separator() + _JSON_BRACKETS[bracket]
+        self._closers.append(self._syntax.brackets[bracket])
+        self._is_first = True
+        self._is_key = bracket == "{"
+        self._step = self._at_item
+        return piece, position + 1
+
+    def _close(self, position: int) -> tuple[str, int]:
+        closer = self._closers.pop()
+        self._is_first = False
+        self._is_key = False
+        self._end_value()
+        return _JSON_BRACKETS[closer], position + 1
+
+    def _end_value(self) -> None:
+        self._step = self._after_item
+        self.is_complete = not self._closers
+
+    def _after_item(self, text: str, position: int) -> tuple[str, int]:
+        """Take the text between two items, or between a key and its value."""
+        end = span_end(_SPACE, text, position)
+        if end > position:
+            return "", end
+        if position == len(text):
+            return "", UNDECIDED
+        char = text[position]
+        if self._is_key and char == ":":
+            self._is_key = False
+            self._is_first = True
+            self._step = self._at_value
+            return ": ", position + 1
+        if not self._is_key and char == ",":
+            self._is_key = self._closers[-1] == "}"
+            self._step = self._at_item
+            return "", position + 1
+        if not self._is_key and char == self._closers[-1]:
+            return self._close(position)
+        raise NotACallError(position)
+
+    def _at_value(self, text: str, position: int) -> tuple[str, int]:
+        """Begin the value after a key: it must be there."""
+        if position < len(text) and text[position] == self._closers[-1]:
+            raise NotACallError(position)
+        return self._at_item(text, position)
+
+    def _in_string(self, text: str, position: int) -> tuple[str, int]:
+        end = span_end(self._syntax.plain, text, position)
+        if end > position:
+            return self._writer.feed(text[position:end]), end
+        if position == len(text):
+            return "", UNDECIDED
+        if self._has_escapes and text[position] == "\\":
+            meaning, end = read_escape(text, position)
+            return self._writer.feed(meaning) if end >= 0 else "", end
+        end = self._string_end_at(text, position)
+        if end == REFUTED:
+            return self._writer.feed(text[position]), position + 1
+        if end < 0:
+            return "", end
+        piece = self._writer.finish()
+        self._end_value()
+        return piece, end
+
+    @property
+    def _has_escapes(self) -> bool:
+        """Whether backslashes count: models that fall back on JSON's quotes write its escapes."""
+        return self._syntax.has_escapes or self._quote != self._syntax.quotes[0]
+
+    def _string_end_at(self, text: str, position: int) -> int:
+        """Return the position after the quote here, if it ends the string."""
+        end = after(text, position, self._quote)
+        if end < 0:
+            return end
+        follows = self._follows_at(text, end) if self._closers else self._ends_at(end)
+        return end if follows >= 0 else follows
+
+    def _follows_at(self, text: str, position: int) -> int:
+        """Look for text that may follow a string in brackets."""
+        position = after_space(text, position)
+        if position < 0:
+            return position
+        followers = ":" if self._is_key else f",{self._closers[-1]}"
+        return position if text[position] in followers else REFUTED
+
+    def _in_bare(self, text: str, position: int) -> tuple[str, int]:
+        """Collect a value without quotes; its end tells its type."""
+        pattern = self._syntax.bare_key if self._is_key else self._syntax.bare
+        end = span_end(pattern, text, position)
+        self._bare.append(text[position:end])
+        if end == len(text):
+            return "", end if end > position else UNDECIDED
+        raw = "".join(self._bare).strip()
+        self._bare = []
+        # A quote at its end belongs to a string whose first one is missing.
+        quote = next(filter(raw.endswith, self._syntax.quotes), "")
+        if not raw.removesuffix(quote):
+            raise NotACallError(position)
+        is_text = self._is_key or bool(quote)
+        raw = raw.removesuffix(quote)
+        piece = json_string(raw) if is_text else self._bare_value(raw)
+        self._end_value()
+        return piece, end
+
+    def _bare_value(self, raw: str) -> str:
+        types = UNKNOWN if self._closers else self._types
+        is_text = types == STRING and raw.lower() not in _NULLS
+        return json_value(raw, STRING if is_text else NOT_A_STRING)

@@ -1,0 +1,121 @@
+"""The types of the arguments of a tool, from its JSON schema.
+
+Only types are read: whether a value is allowed is for the tool to say.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, cast
+
+from backend.core.prompt import JsonValue
+
+JsonSchema: TypeAlias = Mapping[str, JsonValue]
+JsonTypes: TypeAlias = frozenset[str]
+
+UNKNOWN: JsonTypes = frozenset()
+STRING: JsonTypes = frozenset({"string"})
+NOT_A_STRING: JsonTypes = frozenset({"object", "array", "number", "integer", "boolean", "null"})
+
+_MAX_DEPTH = 8
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+# A bool is an int to Python: the order matters.
+_TYPE_NAMES: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (Mapping, "object"),
+    (type(None), "null"),
+    (object, "array"),
+)
+_MARKS = {"properties": "object", "items": "array"}
+
+
+class ParameterTypes:
+    """The names and types of a tool's arguments."""
+
+    def __init__(self, schema: JsonSchema, root: JsonSchema | None = None) -> None:
+        """Read a schema; its references are to `root`, or to itself."""
+        self._root = root or schema
+        self._properties = _mapping(schema.get("properties"))
+        self._is_open = not self._properties or schema.get("additionalProperties") is True
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The declared names, in the order of the schema."""
+        return self._properties
+
+    def is_declared(self, name: str) -> bool:
+        """Tell whether an argument may have this name: any may where the schema tells none."""
+        return self._is_open or name in self._properties
+
+    def of(self, name: str) -> JsonTypes:
+        """Return the JSON types that an argument may have."""
+        return self._types(_mapping(self._properties.get(name)), _MAX_DEPTH)
+
+    def inside(self, name: str) -> "ParameterTypes":
+        """Return the types of the values in an argument: its properties, or each `item`."""
+        properties: dict[str, JsonValue] = {}
+        for schema in self._alternatives(_mapping(self._properties.get(name)), _MAX_DEPTH):
+            if "items" in schema:
+                properties.setdefault("item", schema["items"])
+            for key, value in _mapping(schema.get("properties")).items():
+                properties.setdefault(key, value)
+        return ParameterTypes({"properties": properties}, self._root)
+
+    def _alternatives(self, schema: JsonSchema, depth: int) -> Iterator[JsonSchema]:
+        """Yield a schema and all that it combines."""
+        if not depth:
+            return
+        schema = self._resolved(schema)
+        yield schema
+        for key in _ALTERNATIVES:
+            for alternative in _sequence(schema.get(key)):
+                yield from self._alternatives(_mapping(alternative), depth - 1)
+
+    def _types(self, schema: JsonSchema, depth: int) -> JsonTypes:
+        """Return the types of a part of the schema; where it does not end, none is known."""
+        if not depth:
+            return UNKNOWN
+        schema = self._resolved(schema)
+        found = _named_types(schema)
+        for key in _ALTERNATIVES:
+            for alternative in _sequence(schema.get(key)):
+                found |= self._types(_mapping(alternative), depth - 1)
+        return found | {"null"} if found and schema.get("nullable") is True else found
+
+    def _resolved(self, schema: JsonSchema) -> JsonSchema:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        place: JsonValue = self._root
+        for part in reference.removeprefix("#/").split("/"):
+            place = _mapping(place).get(part.replace("~1", "/").replace("~0", "~"))
+        return _mapping(place)
+
+
+def json_type(value: object) -> str:
+    """Return the JSON type of a parsed value; an integer is not called a number."""
+    return next(name for kind, name in _TYPE_NAMES if isinstance(value, kind))
+
+
+def _named_types(schema: JsonSchema) -> JsonTypes:
+    """Return the types that a schema names itself, or shows by the values that it allows."""
+    match schema.get("type"):
+        case str(name):
+            return frozenset({name})
+        case [*names]:
+            return frozenset(name for name in names if isinstance(name, str))
+    if "const" in schema:
+        return frozenset({json_type(schema["const"])})
+    if values := _sequence(schema.get("enum")):
+        return frozenset(map(json_type, values))
+    return frozenset(name for key, name in _MARKS.items() if key in schema)
+
+
+def _mapping(value: JsonValue) -> JsonSchema:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: JsonValue) -> Iterable[JsonValue]:
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+    return cast("Sequence[JsonValue]", value) if is_sequence else ()

@@ -1,0 +1,1 @@
+"""Second readings of calls that no reader understood, from the whole text of a block."""

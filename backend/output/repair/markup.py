@@ -1,0 +1,116 @@
+"""The markup of a format: its markers and tags, to be told from text."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+
+from backend.formats.dialects import Markup, Messages, NamedJson, Objects, Reading, Tags
+from backend.formats.format import ToolFormat
+from backend.formats.template import NAME, Characters, Id, Template
+
+_WORD = re.compile(r"[^\W\d][\w./:-]*")
+# Words of the syntaxes themselves, between an opener and the name of a tool.
+_SYNTAX = frozenset(
+    {
+        *("name", "tool_name", "function", "functions", "call", "tool", "tool_call", "invoke"),
+        *("type", "id", "index", "tool_call_id", "json", "recipient_name"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatMarkup:
+    """All markup of a format.
+
+    Attributes:
+        pattern: Any piece of it.
+        texts: The markers, without tags that hold names.
+        syntax: Words of the format between an opener and the name of a tool.
+        words_before_name: The number of other words there, such as ids.
+    """
+
+    pattern: re.Pattern[str]
+    texts: tuple[str, ...]
+    syntax: frozenset[str]
+    words_before_name: int
+
+    @property
+    def _markers(self) -> re.Pattern[str]:
+        return _any_of(self.texts)
+
+    def removed(self, text: str) -> str:
+        """Return a text without markup."""
+        return self.pattern.sub(" ", text)
+
+    def settled(self, text: str) -> str:
+        """Return a text without what may become a marker at its end."""
+        for size in range(min(len(text), max(map(len, self.texts), default=0)), 0, -1):
+            if any(marker.startswith(text[-size:]) for marker in self.texts):
+                return text[:-size]
+        return text
+
+    def first_word(self, text: str) -> tuple[str, bool]:
+        """Return the word that may be the name of a tool, and whether it is complete."""
+        plain = self._markers.sub(" ", self.settled(text))
+        words = (found for found in _WORD.finditer(plain) if self._is_free(found[0]))
+        found = next(islice(words, self.words_before_name, None), None)
+        if found is None:
+            return "", False
+        return found[0].rstrip(":."), found.end() < len(plain)
+
+    def _is_free(self, word: str) -> bool:
+        return word.rstrip(":.") not in self.syntax
+
+
+@cache
+def markup_of(tool_format: ToolFormat) -> FormatMarkup:
+    """Return the markup of a format."""
+    readings = tool_format.readings
+    texts = {*tool_format.openers, *tool_format.closers, *tool_format.tokens}
+    tags = {tag for reading in readings for tag in _tags(reading)}
+    markers = sorted(filter(None, (text.strip() for text in texts)), key=len, reverse=True)
+    patterns = [*sorted(tags, key=len, reverse=True), *map(re.escape, markers)]
+    pattern = re.compile("|".join([*patterns, "(?!)"]))
+    heads = [part for reading in readings for part in _head(reading)]
+    words = {word for part in heads if isinstance(part, str) for word in _WORD.findall(part)}
+    before = sum(isinstance(part, Id | Characters) for part in heads)
+    return FormatMarkup(pattern, tuple(markers), _SYNTAX | words, before)
+
+
+def _head(reading: Reading) -> Template:
+    """Return the parts of a call before the name of the tool, in dialects that have any."""
+    call = reading.dialect.call if isinstance(reading.dialect, NamedJson) else ()
+    return call[: call.index(NAME)] if NAME in call else ()
+
+
+@cache
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join([*map(re.escape, texts), "(?!)"]))
+
+
+def _tags(reading: Reading) -> Iterator[str]:
+    """Yield regular expressions of the tags of a dialect."""
+    dialect = reading.dialect
+    match dialect:
+        case Tags():
+            for template in (dialect.call, dialect.parameter):
+                yield from _closing_tags(template)
+                if not str(template[0]).endswith(">"):
+                    yield rf"{re.escape(str(template[0]))}[^<>\n]*>?"
+            yield from (re.escape(mark) for mark in (*dialect.verbatim, dialect.mark) if mark)
+        case NamedJson():
+            for template in dialect.calls:
+                yield from _closing_tags(template)
+        case Messages(calls=calls) if calls:
+            yield from _tags(calls)
+        case Objects() | Markup():
+            yield "```(?:json)?"
+
+
+def _closing_tags(template: Template) -> Iterator[str]:
+    for part in template:
+        text = part.strip() if isinstance(part, str) else ""
+        if text.startswith("</") or (text.startswith("<|") and text.endswith("|>")):
+            yield re.escape(text)

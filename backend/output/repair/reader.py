@@ -1,0 +1,173 @@
+"""A second reader, for a block of calls that the first one did not understand."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import product
+
+from backend.core.delta import Delta
+from backend.formats.format import ToolFormat
+from backend.output.readers.reader import ReaderContext, ReaderOutput
+from backend.output.readers.values.tolerant_json import closed_json
+from backend.output.repair.calls import RepairedCall, offered_name, repaired_calls
+from backend.output.repair.markup import markup_of
+
+_MAX_CHARS_TO_NAME = 200
+_MAX_BLOCK_CHARS = 1 << 20
+_PUNCTUATION = " \n\t}])>,;`"
+
+
+class RepairReader:
+    """Collects a damaged block, and hands out the calls in it when it is over.
+
+    A block is taken for damaged if the first word after its opener is the name of an offered
+    tool. Anything else is text, given back at once.
+    """
+
+    def __init__(
+        self,
+        context: ReaderContext,
+        tool_format: ToolFormat,
+        raw: str,
+        *,
+        unread: int,
+        is_after_call: bool,
+    ) -> None:
+        """Begin with what the first reader was fed.
+
+        Args:
+            context: Where the block begins.
+            tool_format: The format of the model.
+            raw: The text from the opener on, or from the end of the last whole call on.
+            unread: The length of its end that no delta accounts for.
+            is_after_call: Whether calls of the block were handed out whole: then an opener may
+                begin the next block.
+        """
+        self._context = context
+        self._format = tool_format
+        self._markup = markup_of(tool_format)
+        self._raw = raw
+        self._unread = len(raw) - unread
+        self._is_after_call = is_after_call
+        self._is_call = context.calls.is_open
+        self._searched = 0 if is_after_call else len(context.opener)
+
+    @property
+    def held(self) -> str:
+        """All text of the block."""
+        return self._raw
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether the reply would break off inside a call: it would."""
+        return True
+
+    def feed(self, text: str) -> ReaderOutput:
+        """Read on, up to the end of the block or to where it is known to be none."""
+        self._raw += text
+        if self._is_after_call and self._raw.lstrip().startswith(self._format.openers):
+            return self._given_up()
+        if not self._is_call and not self._decide():
+            return ReaderOutput() if self._is_undecided() else self._given_up()
+        end = self._end()
+        return ReaderOutput() if end < 0 else self._repaired(end)
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End with the reply: what is there is the block, unless it was cut off."""
+        if truncated:
+            return ReaderOutput()
+        if not self._is_call:
+            # What follows the last word, after which nothing comes, completes it.
+            word, _ = self._markup.first_word(self._raw)
+            self._is_call = bool(offered_name(word, self._context.calls))
+        return self._repaired(len(self._raw), is_last=True)
+
+    def _decide(self) -> bool:
+        """Tell whether the block is known to be a call."""
+        word, is_whole = self._markup.first_word(self._raw)
+        self._is_call = is_whole and bool(offered_name(word, self._context.calls))
+        return self._is_call
+
+    def _is_undecided(self) -> bool:
+        is_short = len(self._raw) < len(self._context.opener) + _MAX_CHARS_TO_NAME
+        word, is_whole = self._markup.first_word(self._raw)
+        parts = {word, *re.split("[.:]", word)}
+        return is_short and not is_whole and any(map(self._may_be_name, parts))
+
+    def _may_be_name(self, beginning: str) -> bool:
+        is_syntax = any(word.startswith(beginning) for word in self._markup.syntax)
+        return is_syntax or self._context.calls.may_become_offered(beginning)
+
+    def _end(self) -> int:
+        """Return where the block ends: after a closer, or before the next opener."""
+        if len(self._raw) > _MAX_BLOCK_CHARS:
+            return len(self._raw)
+        closers = [
+            place + len(closer)
+            for closer in self._format.closers
+            if (place := self._raw.find(closer, self._searched)) >= 0
+        ]
+        opener = self._context.opener.strip() or "\0"
+        again = self._raw.find(opener, self._searched) if len(opener) > 1 else -1
+        found = [place for place in (*closers, again) if place >= 0]
+        self._searched = max(self._searched, len(self._raw) - 64)
+        return min(found, default=-1)
+
+    def _repaired(self, end: int, *, is_last: bool = False) -> ReaderOutput:
+        """Hand out the calls of the block, and the text after the last of them."""
+        raw, rest = self._raw[:end], self._raw[end:]
+        ledger = self._context.calls
+        calls = repaired_calls(self._format, raw, ledger, is_cut=is_last)
+        if not calls and not ledger.is_open:
+            return self._given_up(end)
+        deltas: list[Delta] = []
+        if is_last and not calls:
+            # A call that a stop left unfinished stays so: invalid arguments run no tool.
+            text = self._markup.removed(raw[self._unread :]).strip(_PUNCTUATION)
+            return ReaderOutput(rejected=text)
+        others = calls
+        if ledger.is_open:
+            is_first = bool(calls) and calls[0].name == ledger.open_name
+            deltas += self._completed(calls[0] if is_first else None)
+            others = calls[1:] if is_first else calls
+        for call in others:
+            deltas += self._handed_out(call)
+        after = raw[calls[-1].end :] if calls else raw[self._unread :]
+        text = self._markup.removed(after).strip(_PUNCTUATION)
+        return ReaderOutput(tuple(deltas), rest=text + rest)
+
+    def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:
+        """Yield the rest of the arguments of a call that was handed out in part."""
+        ledger = self._context.calls
+        sent = ledger.open_arguments
+        rest = _continued(sent, call.arguments) if call else None
+        if call is None or rest is None:
+            # Valid arguments that are not what the model meant are no call.
+            yield ledger.extend(closed_json(sent)[len(sent) :])
+            ledger.abandon()
+            return
+        yield ledger.extend(rest)
+        ledger.complete(*call.reasons)
+
+    def _handed_out(self, call: RepairedCall) -> Iterator[Delta]:
+        ledger = self._context.calls
+        yield ledger.open(call.name)
+        yield ledger.extend(call.arguments)
+        ledger.complete(*call.reasons)
+
+    def _given_up(self, end: int = 0) -> ReaderOutput:
+        """Give the text back, up to the end of the block without markup if it was a call."""
+        opener = "" if self._is_after_call else self._context.opener
+        if self._is_call and opener not in self._format.leads:
+            text = self._markup.removed(self._raw[:end]).strip()
+            return ReaderOutput(rejected=text, rest=self._raw[end:], is_damaged=True)
+        return ReaderOutput(rejected=opener, rest=self._raw.removeprefix(opener))
+
+
+def _continued(sent: str, arguments: str) -> str | None:
+    """Return what follows the arguments that were sent already; `None` if these differ."""
+    value = json.loads(arguments)
+    styles = product((False, True), ((", ", ": "), (",", ":"), (",", ": ")))
+    written = (json.dumps(value, ensure_ascii=a, separators=s) for a, s in styles)
+    texts = (arguments, *written)
+    return next((text[len(sent) :] for text in texts if text.startswith(sent)), None)

@@ -1,0 +1,1 @@
+"""Split a reply into content, thought and tool calls."""

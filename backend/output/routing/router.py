@@ -1,0 +1,350 @@
+"""Text to deltas: splits a reply into content, thought and tool calls while it is written."""
+
+import logging
+from collections.abc import Callable, Mapping, Set
+from functools import lru_cache, partial
+from traceback import format_tb
+
+from backend.core.delta import ContentDelta, Delta, ReasoningDelta
+from backend.formats.format import ToolFormat
+from backend.output.format import OutputFormat, opens_in_reasoning
+from backend.output.readers.build import make_reader
+from backend.output.readers.reader import (
+    CallLedger,
+    Reader,
+    ReaderContext,
+    ReaderOutput,
+    new_call_id,
+)
+from backend.output.readers.values.schema import JsonSchema
+from backend.output.routing.block import Block
+from backend.output.routing.quotation import Quotation
+from backend.output.text.automaton import Automaton, Scanner
+from backend.output.text.code_span import CodeTracker
+from backend.output.text.segment import (
+    FirstText,
+    Segment,
+    TextAfterCall,
+    TextAfterThought,
+    ThoughtText,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Router:
+    """Routes the text of one reply; how the text is cut makes no difference.
+
+    Everything that is no marker comes out, in order, but for the whitespace that belongs to
+    markers (see `segment`). A marker too many, right after a call, means nothing. A marker in
+    Markdown code is text: models quote, most of all when they are asked about tool calls. A
+    fenced block with no prose before it is no quotation, but a call that the model wrapped; nor
+    is one that never ends.
+
+    A reader that raises ends the routing: the text held back and the rest of the reply are then
+    content.
+    """
+
+    def __init__(
+        self,
+        output_format: OutputFormat,
+        *,
+        tools: Mapping[str, JsonSchema] | None,
+        prompt_tail: str = "",
+        make_reader: Callable[[ToolFormat, ReaderContext], Reader] = make_reader,
+    ) -> None:
+        """Begin a reply.
+
+        Args:
+            output_format: How the model writes.
+            tools: The names that were offered, and the schemas of their arguments; `None` takes
+                any name for one. Without any, calls are content.
+            prompt_tail: The end of the prompt: it tells in which channel the reply begins.
+            make_reader: Makes a reader of calls after an opener.
+        """
+        self._format = output_format
+        self._tools = tools
+        self._prompt_tail = prompt_tail
+        self._calls = CallLedger(tools, partial(new_call_id, output_format.tools.id_chars))
+        self._make_reader = partial(make_reader, output_format.tools)
+        self._scanner = Scanner(_automaton(self._markers()))
+        self._leavable = (*output_format.tools.closers, *output_format.tools.leaks)
+        self._in_thought = opens_in_reasoning(output_format, prompt_tail)
+        self._segment: Segment = ThoughtText() if self._in_thought else FirstText()
+        self._code = CodeTracker()
+        self._quotation: Quotation | None = None
+        self._quoting_fence = 0
+        self._may_draft = output_format.tools.has_drafts
+        self._may_quote = output_format.tools.is_quotable
+        self._is_to_be_owned = output_format.tools.owns_reply
+        self._block: Block | None = None
+        self._rest = ""
+        self._deltas: list[Delta] = []
+        self._is_off = False
+        self._ended_mid_call = False
+
+    @property
+    def completed_calls(self) -> Set[int]:
+        """Indexes of the calls that were handed out whole."""
+        return self._calls.completed
+
+    @property
+    def repairs(self) -> Mapping[int, tuple[str, ...]]:
+        """Repairs that calls needed, by the index of the call."""
+        return self._calls.repairs
+
+    @property
+    def ended_mid_call(self) -> bool:
+        """Whether the reply broke off inside a call."""
+        return self._ended_mid_call
+
+    def feed(self, text: str) -> list[Delta]:
+        """Return the deltas that are certain with this text."""
+        self._rest += text
+        return self._guarded(self._route)
+
+    def finish(self, *, truncated: bool) -> list[Delta]:
+        """Return the deltas that were held back.
+
+        Args:
+            truncated: Whether the token limit cut the reply off: an open call just ends then.
+        """
+        return self._guarded(lambda: self._end(truncated=truncated))
+
+    def _guarded(self, route: Callable[[], None]) -> list[Delta]:
+        try:
+            if not self._is_off:
+                route()
+        except Exception as error:  # noqa: BLE001 (a bug in a parser must not cost the reply)
+            # Without the message, which may quote the reply.
+            place = "".join(format_tb(error.__traceback__))
+            name = type(error).__name__
+            log.error("routing failed: the rest of this reply is content: %s\n%s", name, place)
+            self._switch_off()
+        if self._is_off and self._rest:
+            self._deltas.append(ContentDelta(self._rest))
+            self._rest = ""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _switch_off(self) -> None:
+        """Turn everything that is held back into content to come."""
+        held = self._block.held if self._block else self._scanner.finish()
+        quoted = self._quotation.text if self._quotation else ""
+        self._rest = self._segment.held + quoted + held + self._rest
+        self._is_off = True
+
+    def _route(self) -> None:
+        if self._is_to_be_owned:
+            self._is_to_be_owned = False
+            self._open_block("")
+        while self._rest:
+            if self._block is not None:
+                self._apply(self._block.feed(self._rest), self._block)
+            elif self._quotation is not None and not self._quotation.is_call:
+                self._try_quotation(self._quotation)
+            else:
+                self._scan()
+
+    def _scan(self) -> None:
+        scan = self._scanner.feed(self._rest)
+        self._rest = scan.match + scan.rest
+        self._emit(scan.safe)
+        self._enter(scan.match)
+        self._rest = scan.rest
+
+    def _end(self, *, truncated: bool) -> None:
+        self._route()
+        if self._quotation is not None and self._in_thought:
+            self._end_draft(self._quotation)
+        elif self._quotation is not None:
+            self._end_quotation(self._quotation, truncated=truncated)
+        if self._block is None:
+            self._flush()
+            return
+        self._ended_mid_call = self._block.is_mid_call
+        self._end_block(self._block, truncated=truncated)
+
+    def _flush(self) -> None:
+        self._emit(self._scanner.finish())
+        self._send(self._segment.finish())
+
+    def _end_block(self, block: Block, *, truncated: bool) -> None:
+        output = block.finish(truncated=truncated)
+        is_stray = output.rejected.strip() in self._format.tools.openers and self._is_after_call
+        self._apply(ReaderOutput(output.deltas) if is_stray else output, block)
+        if self._rest:
+            self._block = None
+            self._end(truncated=truncated)
+
+    def _apply(self, output: ReaderOutput, block: Block) -> None:
+        self._rest = output.rest or ""
+        if output.deltas:
+            self._begin(TextAfterCall())
+            self._deltas += output.deltas
+        self._emit(output.rejected)
+        if output.is_damaged and block.is_repaired:
+            # The closers of a damaged call mean nothing either.
+            self._begin(TextAfterCall())
+        if output.rest is not None:
+            self._block = None
+
+    def _enter(self, marker: str) -> None:
+        """Go where a marker leads; some are swallowed, some are text after all."""
+        reasoning = self._format.reasoning
+        if not marker:
+            return
+        if self._is_in_code():
+            self._quote(marker)
+        elif marker in reasoning.ends:
+            if self._in_thought or self._segment.is_blank:
+                self._end_thought()
+        elif marker in reasoning.starts:
+            self._enter_thought(marker)
+        elif marker in reasoning.frames:
+            self._enter_frame()
+        elif marker in self._leavable and self._is_after_call:
+            self._begin(TextAfterCall())
+        elif not self._may_call_at(marker):
+            self._emit(marker)
+        elif self._in_thought and self._may_draft:
+            self._draft(marker)
+        else:
+            self._open_block(marker)
+
+    def _enter_thought(self, marker: str) -> None:
+        if not self._in_thought:
+            self._begin(ThoughtText(), in_thought=True)
+        elif not self._segment.is_blank:
+            self._emit(marker)
+
+    def _enter_frame(self) -> None:
+        if isinstance(self._segment, FirstText) and self._segment.is_blank:
+            self._begin(TextAfterThought())
+
+    def _may_call_at(self, marker: str) -> bool:
+        tools = self._format.tools
+        if marker in tools.leads:
+            return self._segment.is_blank and not self._in_thought
+        return marker in tools.openers and (tools.ends_thought or not self._in_thought)
+
+    @property
+    def _is_after_call(self) -> bool:
+        """Whether nothing but whitespace stands between here and the latest call."""
+        return isinstance(self._segment, TextAfterCall) and self._segment.is_blank
+
+    def _begin(self, segment: Segment, *, in_thought: bool = False) -> None:
+        self._segment = segment
+        self._in_thought = in_thought
+
+    def _open_block(self, opener: str) -> None:
+        context = self._context(opener, self._calls)
+        self._block = Block(self._format.tools, context, self._make_reader)
+
+    def _context(self, opener: str, calls: CallLedger) -> ReaderContext:
+        return ReaderContext(
+            opener=opener,
+            calls=calls,
+            in_thought=self._in_thought,
+            prompt_tail=self._prompt_tail,
+        )
+
+    def _is_in_code(self) -> bool:
+        """Tell whether a marker here is text for now, code being more than a wrapped call."""
+        self._code.settle()
+        if self._in_thought or not self._may_quote or not self._code.is_open:
+            return False
+        return self._code.has_prose or not self._code.is_fenced
+
+    def _quote(self, marker: str) -> None:
+        """Take a marker in code for text, unless it may begin a call in a block that never ends."""
+        is_opener = marker in self._format.tools.openers and self._code.is_fenced
+        if self._quotation is None and is_opener:
+            reader = self._make_reader(self._context(marker, CallLedger(self._tools)))
+            self._quotation = Quotation(marker, reader)
+            self._quoting_fence = self._code.fences_begun
+            self._code.feed(marker)
+        else:
+            self._emit(marker)
+
+    def _draft(self, marker: str) -> None:
+        """Take a call in a thought for a draft, unless the thought never ends."""
+        if self._quotation is None:
+            reader = self._make_reader(self._context(marker, CallLedger(self._tools)))
+            self._quotation = Quotation(self._segment.feed(marker), reader)
+        else:
+            self._emit(marker)
+
+    def _end_thought(self) -> None:
+        """End a thought; what looked like calls in it is a part of it."""
+        if self._quotation is not None and self._in_thought:
+            self._deltas.append(ReasoningDelta(self._quotation.text))
+            self._quotation = None
+        self._begin(TextAfterThought())
+
+    def _try_quotation(self, quotation: Quotation) -> None:
+        output = quotation.read(self._rest)
+        self._rest = output.rest or ""
+        if output.rest is None or quotation.is_call:
+            return
+        self._quotation = None
+        if self._in_thought:
+            self._deltas.append(ReasoningDelta(quotation.opener))
+            text = quotation.text.removeprefix(quotation.opener)
+            self._emit(text[: len(text) - len(self._rest)])
+        else:
+            self._emit(output.rejected)
+
+    def _end_draft(self, quotation: Quotation) -> None:
+        """End in a thought: then there was no draft, but a call that ends the thought."""
+        self._quotation = None
+        self._may_draft = False
+        self._rest = quotation.text + self._scanner.finish()
+        self._route()
+
+    def _end_quotation(self, quotation: Quotation, *, truncated: bool) -> None:
+        """End with a code block that may be open: then there was no quotation, but a call."""
+        self._code.settle()
+        text = quotation.text + self._scanner.finish()
+        self._quotation = None
+        if truncated or not self._code.is_fenced:
+            self._deltas.append(ContentDelta(text))
+            return
+        self._may_quote = False
+        self._rest = text
+        self._route()
+
+    def _emit(self, text: str) -> None:
+        self._send(self._segment.feed(text))
+
+    def _send(self, text: str) -> None:
+        if not text:
+            return
+        if self._in_thought:
+            self._think(text)
+            return
+        self._code.feed(text)
+        if self._quotation is not None:
+            self._quotation.add(text)
+            if self._code.is_fenced and self._code.fences_begun == self._quoting_fence:
+                return
+            text = self._quotation.text
+            self._quotation = None
+        self._deltas.append(ContentDelta(text))
+
+    def _think(self, text: str) -> None:
+        if self._quotation is not None:
+            self._quotation.add(text)
+        else:
+            self._deltas.append(ReasoningDelta(text))
+
+    def _markers(self) -> tuple[str, ...]:
+        reasoning, tools = self._format.reasoning, self._format.tools
+        calls = (*tools.openers, *tools.leads, *tools.closers, *tools.leaks)
+        thoughts = (*reasoning.starts, *reasoning.ends, *reasoning.frames)
+        return (*thoughts, *calls) if self._calls.expects_calls else thoughts
+
+
+@lru_cache
+def _automaton(markers: tuple[str, ...]) -> Automaton:
+    return Automaton(markers, prefers_longer=True)

@@ -1,1 +1,0 @@
-"""One module per wire: the text of a tool call, as a model family writes it, to deltas."""

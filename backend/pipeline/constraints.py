@@ -1,0 +1,178 @@
+"""Constraints on the form of a reply: a grammar, a JSON schema, a tool call.
+
+The caller's grammar wins; without one the tool choice decides. Anything here may take a second,
+so it runs on a worker thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from backend.core.prompt import ToolMode
+from backend.errors import GrammarError
+from backend.output.format import opens_behind_thought, opens_in_reasoning
+from backend.sampling.grammar.tools.rule import MAX_PARALLEL_CALLS, CallRule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backend.core.guide import ReplyGrammar
+    from backend.core.model import ModelCard
+    from backend.core.prompt import Prompt, Tool
+    from backend.core.request import GenerationCall
+    from backend.model.text.tokenizer import Tokenizer
+    from backend.output.format import OutputFormat
+    from backend.sampling.grammar.compiler import GrammarCompiler
+    from backend.sampling.grammar.lark import LarkGrammar
+    from backend.sampling.grammar.thought import Thought
+
+log = logging.getLogger(__name__)
+
+
+class Constraints:
+    """Makes the grammars of one model's replies; safe from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, card: ModelCard, output_format: OutputFormat) -> None:
+        self._tokenizer = tokenizer
+        self._card = card
+        self._format = output_format
+        self._lock = threading.Lock()
+        self._compiler: GrammarCompiler | None = None
+
+    def warm_up(self) -> None:
+        """Prepare in advance, so that the first grammar need not wait."""
+        try:
+            self.prepare()
+        except GrammarError as error:
+            log.warning("this model cannot follow a grammar: %s", error.problem)
+
+    def prepare(self) -> GrammarCompiler:
+        """Return the compiler; the first call reads the vocabulary, 1 to 2 s for 150,000 tokens.
+
+        Raises:
+            GrammarError: No token ends a reply of this model.
+        """
+        # llguidance takes a tenth of a second to import: not at the start of the process.
+        from backend.sampling.grammar.compiler import GrammarCompiler
+        from backend.sampling.grammar.vocabulary import Vocabulary
+
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(Vocabulary.of(self._tokenizer, self._card))
+            return self._compiler
+
+    def grammar(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
+        """Return the grammar of the reply, or `None` when the reply is free.
+
+        Args:
+            call: Its grammar, its tools and its choice of them.
+            prompt: Tells whether the reply begins inside a thought.
+
+        Raises:
+            GrammarError: The demand is malformed, or cannot be enforced.
+        """
+        is_forced = call.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+        offers_calls = bool(call.messages and call.shown_tools)
+        if call.grammar and not (offers_calls and is_forced):
+            return self._text_grammar(call, prompt, offers_calls=offers_calls)
+        if not call.shown_tools:
+            return None
+        if is_forced:
+            return self._forced_grammar(call, prompt)
+        # A reply that must not end by itself has no grammar, which would end it.
+        is_free = call.ignore_eos or not call.constrains_calls
+        return None if is_free else self._auto_grammar(call, prompt)
+
+    def _auto_grammar(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
+        """Return the grammar of free text and valid calls, where a token begins a call.
+
+        Without such a token every step of the text would have to watch for the first letters of a
+        call, so the reply stays free. It also does when a tool's schema cannot be enforced.
+        """
+        if self._format.tools.opener not in self.prepare().vocabulary.markers:
+            return None
+        calls = self._enforceable_calls(call, CallRule(most=_most_calls(call)))
+        return None if calls is None else self._compiled(calls, prompt)
+
+    def _enforceable_calls(self, call: GenerationCall, rule: CallRule) -> LarkGrammar | None:
+        """Return the grammar of calls of the model's own choice, if there is one."""
+        try:
+            return self._calls(call.tools, rule)
+        except GrammarError as error:
+            # The problem may quote a schema, which is the caller's.
+            problem = str(error) if call.debug else "a tool's schema cannot be enforced"
+            log.info("request id=%s: calls are not constrained: %s", call.request_id, problem)
+            return None
+
+    def _forced_grammar(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar:
+        choice = call.tool_choice
+        is_named = choice.mode is ToolMode.NAMED
+        offered = [tool for tool in call.tools if not is_named or tool.name == choice.name]
+        most = 1 if is_named else _most_calls(call)
+        calls = self._calls(offered, CallRule(least=1, most=most, has_text=False))
+        if calls is None:
+            raise GrammarError(
+                f"tool_choice {choice.mode.value!r} cannot be enforced for this model: its "
+                f"tool-call format ({self._format.tools.name}) has no grammar"
+            )
+        return self._compiled(calls, prompt)
+
+    def _calls(self, offered: Sequence[Tool], rule: CallRule) -> LarkGrammar | None:
+        """Return the grammar of a reply's calls; nothing for a format without a grammar.
+
+        Raises:
+            GrammarError: The parameters of a tool cannot be enforced.
+        """
+        from backend.sampling.grammar.tools.grammar import tool_grammar
+
+        return tool_grammar(self._format.tools, offered, rule, self.prepare().vocabulary)
+
+    def _text_grammar(
+        self, call: GenerationCall, prompt: Prompt, *, offers_calls: bool
+    ) -> ReplyGrammar:
+        """Return the caller's grammar; with tools, the reply may be calls in its place."""
+        from backend.sampling.grammar.either import either
+        from backend.sampling.grammar.thought import after_trigger
+
+        compiler = self.prepare()
+        grammar = compiler.translate(call.grammar)
+        if triggers := self._card.grammar_triggers:
+            return compiler.compile(after_trigger(grammar, triggers, compiler.vocabulary))
+        answer = self._format.reasoning.answer
+        rule = CallRule(least=1, most=_most_calls(call), has_text=False)
+        calls = self._enforceable_calls(call, rule) if offers_calls else None
+        if calls is None:
+            return self._compiled(grammar, prompt, answer=answer)
+        return self._compiled(either(calls, grammar, answer, compiler.vocabulary), prompt)
+
+    def _compiled(self, grammar: LarkGrammar, prompt: Prompt, answer: str = "") -> ReplyGrammar:
+        """Compile a grammar that begins after the thought, if the model writes one."""
+        from backend.sampling.grammar.thought import behind_thought
+
+        compiler = self.prepare()
+        if thought := _thought(prompt, self._format, answer):
+            grammar = behind_thought(grammar, thought, compiler.vocabulary)
+        return compiler.compile(grammar)
+
+
+def _most_calls(call: GenerationCall) -> int:
+    return MAX_PARALLEL_CALLS if call.parallel_tool_calls else 1
+
+
+def _thought(prompt: Prompt, output_format: OutputFormat, answer: str) -> Thought | None:
+    from backend.sampling.grammar.thought import Thought
+
+    reasoning = output_format.reasoning
+    if not reasoning.starts:
+        return None
+    is_done = opens_behind_thought(output_format, prompt.tail)
+    return Thought(
+        starts=() if is_done else (reasoning.start,),
+        ends=(reasoning.end,),
+        is_open=opens_in_reasoning(output_format, prompt.tail),
+        forbidden=output_format.tools.openers,
+        bridge=reasoning.bridge,
+        answer=answer,
+    )

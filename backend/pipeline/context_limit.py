@@ -1,0 +1,45 @@
+"""Checks that a text fits the context of the loaded model."""
+
+from collections.abc import Sequence
+
+from backend.config import MAX_CHARS_PER_TOKEN, MAX_TOKEN_IDS
+from backend.core.model import ModelKind
+from backend.errors import ContextLengthError, InvalidRequestError
+from backend.pipeline.served_model import ServedModel
+
+
+def require_fit(
+    field: str, token_ids: Sequence[int], model: ServedModel, *, reply_tokens: int = 0
+) -> None:
+    """Refuse tokens that do not fit the context, with room for so many tokens of a reply."""
+    limit, count = model.card.context_length, len(token_ids)
+    if limit is None or count + reply_tokens <= limit:
+        return
+    problem = "do not fit" if count > limit else "leave no room for a reply in"
+    raise ContextLengthError(field, f"{count} tokens {problem} the context of {limit} tokens")
+
+
+def require_bounded(field: str, text: str, model: ServedModel) -> None:
+    """Refuse a text that no context can hold, before it is tokenised: that takes minutes.
+
+    Raises:
+        InvalidRequestError: Holds both numbers.
+    """
+    limit = MAX_CHARS_PER_TOKEN * max(model.card.context_length or 0, MAX_TOKEN_IDS)
+    if len(text) > limit:
+        raise InvalidRequestError(
+            field, f"holds {len(text)} characters; texts of at most {limit} are tokenised"
+        )
+
+
+def require_possible_fit(field: str, text: str, model: ServedModel) -> None:
+    """Refuse a text that cannot fit before it is tokenised: that could take seconds."""
+    limit = model.card.context_length
+    # Encoders' tokenizers drop spaces, and make one token of a long word that is unknown.
+    if limit is not None and model.card.kind is ModelKind.DECODER:
+        least = len(text) // max(model.tokenizer.longest_piece_bytes, 1)
+        if least > limit:
+            raise ContextLengthError(
+                field, f"at least {least} tokens do not fit the context of {limit} tokens"
+            )
+    require_bounded(field, text, model)

@@ -1,0 +1,151 @@
+"""The pipeline of generation: a call to increments. A unary reply folds them."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncGenerator, Sequence
+
+from backend.core.delta import FinishReason, Increment, Usage
+from backend.core.guide import ReplyGrammar
+from backend.core.model import ModelKind
+from backend.core.prompt import Prompt
+from backend.core.request import GenerationCall, GenerationRequest
+from backend.core.step import TokenStep
+from backend.errors import BackendError
+from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from backend.output.reply import ReplyCursor, ReplySpec
+from backend.pipeline import worker_pool
+from backend.pipeline.engines import GenerationEngine
+from backend.pipeline.prompt.rendering import render, token_ids_of
+from backend.pipeline.request_log import RequestLog
+from backend.pipeline.served_model import ServedModel
+from backend.pipeline.validation import require_generation, require_ids
+
+BYTES_PER_ID = 8
+
+log = logging.getLogger(__name__)
+
+
+async def generate(
+    call: GenerationCall, model: ServedModel, engine: GenerationEngine
+) -> AsyncGenerator[Increment, None]:
+    """Yield a reply in increments; the last one has the finish.
+
+    Closing the iterator cancels the request.
+
+    Raises:
+        InvalidRequestError: A field does not fit the loaded model.
+        RequestCancelledError: Another model has been loaded in place of this one.
+        UnsupportedError: The model generates no text.
+        BackendError: There is no room, or the engine failed on this request.
+    """
+    require_generation(call, model)
+
+    def prepare() -> tuple[Prompt, ReplyGrammar | None]:
+        prompt = render(call, model)
+        return prompt, model.constraints.grammar(call, prompt)
+
+    with engine.preparation(call.request_id):
+        prompt, grammar = await worker_pool.run(
+            prepare, size_bytes=call.size_bytes, reads_media=bool(call.media)
+        )
+        request = _request(call, prompt, model, grammar)
+        cursor = _reply_cursor(call, prompt, model)
+        request_log = RequestLog(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))
+        try:
+            stream = engine.submit(model, request)
+        except BackendError:
+            request_log.fail()
+            request_log.close()
+            raise
+    try:
+        async for events in stream:
+            steps = [event for event in events if isinstance(event, TokenStep)]
+            deltas, finish = cursor.feed(steps)
+            usage = request_log.note(events, cursor.completion_tokens, finish)
+            yield Increment(deltas, usage, finish)
+            if finish is not None:
+                if finish.reason is FinishReason.TOOL_CALLS:
+                    engine.expect(call.request_id)
+                return
+    except BackendError:
+        request_log.fail()
+        raise
+    finally:
+        engine.cancel(call.request_id)
+        request_log.close()
+
+
+async def warm_up(model: ServedModel) -> None:
+    """Prepare a model in advance, so that its first request need not wait."""
+    if model.card.kind is ModelKind.DECODER:
+        log.info("replies of %s are read as %s", model.card.name, model.format.name)
+        await asyncio.to_thread(model.constraints.warm_up)
+
+
+async def tokenize(call: GenerationCall, model: ServedModel) -> Sequence[int]:
+    """Return the token ids of a rendered conversation, or of raw text without special tokens.
+
+    There may be more than the context holds: callers ask in order to find out.
+    """
+    return await worker_pool.run(
+        lambda: token_ids_of(call, model),
+        size_bytes=call.size_bytes,
+        reads_media=bool(call.media),
+    )
+
+
+async def detokenize(token_ids: Sequence[int], model: ServedModel) -> str:
+    """Return the text of token ids.
+
+    Raises:
+        InvalidRequestError: An id is outside the vocabulary.
+    """
+    require_ids("tokens", token_ids, model)
+    return await worker_pool.run(
+        lambda: model.tokenizer.decode(token_ids), size_bytes=BYTES_PER_ID * len(token_ids)
+    )
+
+
+def _request(
+    call: GenerationCall, prompt: Prompt, model: ServedModel, grammar: ReplyGrammar | None
+) -> GenerationRequest:
+    # A grammar can only be left with the token that ends it.
+    ignores_eos = call.ignore_eos and grammar is None
+    room = (model.card.context_length or sys.maxsize) - len(prompt.token_ids)
+    return GenerationRequest(
+        request_id=call.request_id,
+        prompt=prompt,
+        sampling=call.sampling,
+        max_tokens=min(call.max_tokens or room, room),
+        is_open_ended=call.max_tokens is None or call.max_tokens > room,
+        stop_token_ids=frozenset() if ignores_eos else model.card.eos_token_ids,
+        top_logprobs=call.top_logprobs,
+        grammar=grammar,
+        remembered=call.remembered,
+        cache_path=call.cache_path,
+        priority=call.priority,
+    )
+
+
+def _reply_cursor(call: GenerationCall, prompt: Prompt, model: ServedModel) -> ReplyCursor:
+    detokenizer = _detokenizer(model, continues_text=not call.messages)
+    spec = ReplySpec(
+        format=model.format,
+        tools={tool.name: tool.parameters for tool in call.shown_tools},
+        stop_strings=call.stop_strings,
+        prompt_tail=prompt.tail,
+        wants_logprobs=call.top_logprobs is not None,
+        max_calls=None if call.parallel_tool_calls else 1,
+    )
+    return ReplyCursor(spec, detokenizer, model.tokenizer.token_bytes)
+
+
+def _detokenizer(model: ServedModel, *, continues_text: bool) -> Detokenizer:
+    """Return a detokenizer; it keeps the leading space of a continued text."""
+    tokenizer, markers = model.tokenizer, model.format.markers
+    pieces = tokenizer.visible_pieces(markers)
+    if pieces is None:
+        return WindowDetokenizer(tokenizer.visible_decoder(markers))
+    trims = tokenizer.trims_leading_space and not continues_text
+    return ByteDetokenizer(pieces, trims_leading_space=trims)

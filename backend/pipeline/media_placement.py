@@ -1,0 +1,93 @@
+"""Media placement: finds the message that each medium belongs to.
+
+Hosts send the media of all messages in one list, without their places. New media belong to the
+last question; those that an earlier question of the conversation has brought stay there, so that
+the prompt keeps its beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from backend.core.media import MediaKind
+    from backend.core.prompt import Message
+
+MAX_QUESTIONS = 16_384
+MAX_GUESSES = 256
+
+Queues: TypeAlias = "Mapping[MediaKind, Sequence[bytes]]"
+"""Digests of media in their order, by kind."""
+
+Counts: TypeAlias = "Mapping[MediaKind, int]"
+
+
+class PlacementMemory:
+    """Remembers the media of each question, by the conversation up to it; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._questions: OrderedDict[bytes, None] = OrderedDict()
+
+    def place(self, messages: Sequence[Message], media: Queues) -> Sequence[Counts]:
+        """Return how many media belong to each message, and remember it.
+
+        Every medium is given to a message, in order; the rest goes to the last question.
+        """
+        questions = [n for n, message in enumerate(messages) if message.role == "user"]
+        latest = questions[-1] if questions else len(messages) - 1
+        placed: list[Counts] = [{} for _ in messages]
+        used = dict.fromkeys(media, 0)
+        said = hashlib.sha256()
+        for index, message in enumerate(messages):
+            said.update(repr((message.role, message.content)).encode(errors="replace"))
+            if index == latest:
+                counts: Counts = {kind: len(media[kind]) - used[kind] for kind in media}
+            elif index in questions:
+                counts = self._known_counts(said.digest(), media, used)
+            else:
+                continue
+            placed[index] = counts
+            used = {kind: used[kind] + counts.get(kind, 0) for kind in used}
+            if index in questions:
+                self._remember(_name(said.digest(), media, used))
+        return placed
+
+    def _known_counts(self, said: bytes, media: Queues, used: Counts) -> Counts:
+        """Return the media that a question brought when it was the last one, if that is known."""
+        for counts in _guesses(media, used):
+            total = {kind: used[kind] + count for kind, count in counts.items()}
+            with self._lock:
+                if _name(said, media, total) in self._questions:
+                    return counts
+        return {}
+
+    def _remember(self, name: bytes) -> None:
+        with self._lock:
+            self._questions[name] = None
+            self._questions.move_to_end(name)
+            if len(self._questions) > MAX_QUESTIONS:
+                self._questions.popitem(last=False)
+
+
+def _guesses(media: Queues, used: Counts) -> Iterator[Counts]:
+    """Yield the possible numbers of media that come next, by kind, largest first."""
+    ranges = [range(len(media[kind]) - used[kind], -1, -1) for kind in media]
+    for counts in itertools.islice(itertools.product(*ranges), MAX_GUESSES):
+        yield dict(zip(media, counts, strict=True))
+
+
+def _name(said: bytes, media: Queues, used: Counts) -> bytes:
+    """Return a digest of a question and all media up to it."""
+    digest = hashlib.sha256(said)
+    for kind, queue in media.items():
+        digest.update(f"{kind.value} {used[kind]}".encode())
+        for medium in queue[: used[kind]]:
+            digest.update(medium)
+    return digest.digest()

@@ -1,0 +1,1 @@
+"""From a call to the tokens of its prompt."""

@@ -1,0 +1,186 @@
+"""The media of a request: decoded, prepared, and placed in its words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, assert_never
+
+from backend.core.media import MEDIA_MARKER, MediaKind
+from backend.core.prompt import Placement
+from backend.errors import InvalidRequestError
+from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decode
+from backend.model.text.snippets import written_out
+from backend.model.vision.media_processor import ProcessorError, film
+from backend.pipeline.prompt.placeholders import Placeholders
+from common.caller import require_caller
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from backend.core.media import Medium
+    from backend.core.model import ModelCard
+    from backend.core.prompt import Message, Tool
+    from backend.core.request import GenerationCall
+    from backend.media.decode import Decoded
+    from backend.model.vision.media_processor import Content, MediaPreparer, PreparedMedium
+    from backend.pipeline.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMedia:
+    """The media of one prompt, and the snippets that stand for them in its text.
+
+    Attributes:
+        prepared: In the order of the request.
+        snippets: The text that a template writes for a medium of each kind.
+    """
+
+    prepared: Sequence[PreparedMedium] = ()
+    snippets: Mapping[MediaKind, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPrompt:
+    """A request's words, with its media in their places.
+
+    Attributes:
+        messages: The conversation; empty for a raw prompt.
+        prompt: A raw prompt; empty for a conversation.
+        tools: Shown to the model.
+    """
+
+    messages: Sequence[Message]
+    prompt: str
+    tools: Sequence[Tool] = ()
+    media: PlacedMedia = field(default_factory=PlacedMedia)
+
+
+def media_prompt(call: GenerationCall, model: ServedModel) -> MediaPrompt:
+    """Decode, prepare and place the media of a request; may take a second.
+
+    Raises:
+        InvalidRequestError: A medium cannot be read, has no place, or is of a kind that the model
+            does not take.
+        UnsupportedError: A library for it is not installed.
+        AbandonedError: The caller has gone.
+    """
+    if not call.media:
+        return MediaPrompt(call.messages, call.prompt, call.shown_tools)
+    _require_taken(call.media, model.card)
+    processor = model.media
+    if processor is None:
+        raise InvalidRequestError(call.media[0].field, "the loaded model reads text only")
+    prepared = [_prepared(medium, processor) for medium in call.media]
+    snippets = processor.snippets
+    media = PlacedMedia(prepared, snippets)
+    if not call.messages:
+        return MediaPrompt((), _raw_prompt(call.prompt, prepared, snippets), media=media)
+    marks = [mark for medium in prepared for mark in medium.marks]
+    # Marks first: they may be parts of snippets.
+    placeholders = Placeholders([*marks, *snippets.values()])
+    placed = _placed(call.messages, prepared, model)
+    harmless = [placeholders.disarmed_message(message) for message in placed]
+    tools = [placeholders.disarmed_tool(tool) for tool in call.shown_tools]
+    if not processor.takes_parts:
+        harmless = [written_out(message, snippets) for message in harmless]
+    return MediaPrompt(harmless, "", tools, media)
+
+
+def _require_taken(media: Sequence[Medium], card: ModelCard) -> None:
+    """Refuse what this model, as its check at load has shown, would not be shown rightly."""
+    seen: set[MediaKind] = set()
+    for medium in media:
+        kind = medium.kind
+        if reason := card.refused_media.get(kind):
+            problem = f"{kind.value} input of this model is not served: {reason}"
+            raise InvalidRequestError(medium.field, problem)
+        if kind in seen and (reason := card.single_media.get(kind)):
+            problem = f"this model is served one {kind.value} in a prompt: {reason}"
+            raise InvalidRequestError(medium.field, problem)
+        seen.add(kind)
+
+
+def _prepared(medium: Medium, processor: MediaPreparer) -> PreparedMedium:
+    require_caller()
+    if medium.kind not in processor.snippets:
+        taken = ", ".join(kind.value for kind in processor.snippets)
+        problem = f"the loaded model takes no {medium.kind.value}: it takes {taken}"
+        raise InvalidRequestError(medium.field, problem)
+    decoded = decode(medium, sampling_rate=processor.sampling_rate)
+    try:
+        return processor.prepare(medium.kind, _content(decoded), decoded.digest)
+    except ProcessorError as error:
+        raise InvalidRequestError(medium.field, f"the model's processor: {error}") from error
+
+
+def _content(decoded: Decoded) -> Content:
+    match decoded:
+        case DecodedImage():
+            return decoded.image
+        case DecodedAudio():
+            return decoded.samples
+        case DecodedVideo():
+            images = [frame.image for frame in decoded.frames]
+            return film(images, duration_s=decoded.frames[-1].time_s)
+        case _:
+            assert_never(decoded)
+
+
+def _raw_prompt(
+    prompt: str, prepared: Sequence[PreparedMedium], texts: Mapping[MediaKind, str]
+) -> str:
+    """Return a prompt with snippets in the place of markers.
+
+    A prompt in the model's own format may hold the snippets already; one with neither gets them
+    at its beginning.
+
+    Raises:
+        InvalidRequestError: Its number of places is not that of the media.
+    """
+    snippets = [texts[medium.kind] for medium in prepared]
+    markers = prompt.count(MEDIA_MARKER)
+    own = sum(prompt.count(snippet) for snippet in set(snippets))
+    if markers == len(snippets):
+        spelled = Placeholders([*snippets, *(medium.text for medium in prepared)])
+        parts = spelled.disarmed(prompt).split(MEDIA_MARKER)
+        text = parts[0] + "".join(s + part for s, part in zip(snippets, parts[1:], strict=True))
+    elif markers == 0 and own in (0, len(snippets)):
+        text = prompt if own else "".join(snippets) + prompt
+    else:
+        problem = f"has {markers or own} places for {len(snippets)} media"
+        raise InvalidRequestError("Prompt", problem)
+    # Decoding starts from a token of text.
+    return text + "\n" if text.endswith(tuple(snippets)) else text
+
+
+def _placed(
+    messages: Sequence[Message], prepared: Sequence[PreparedMedium], model: ServedModel
+) -> list[Message]:
+    """Give every medium to a message: by markers, or from memory where there are none."""
+    kinds = [medium.kind for medium in prepared]
+    markers = sum(message.content.count(MEDIA_MARKER) for message in messages)
+    if markers:
+        if markers != len(kinds):
+            problem = f"hold {markers} media markers for {len(kinds)} media"
+            raise InvalidRequestError("Messages", problem)
+        queue = iter(kinds)
+        return [_with_markers(message, queue) for message in messages]
+    digests = {kind: [m.digest for m in prepared if m.kind is kind] for kind in MediaKind}
+    counts = model.placements.place(messages, digests)
+    return [
+        replace(
+            message,
+            media=tuple(Placement(0, kind) for kind, n in count.items() for _ in range(n)),
+        )
+        for message, count in zip(messages, counts, strict=True)
+    ]
+
+
+def _with_markers(message: Message, kinds: Iterator[MediaKind]) -> Message:
+    """Turn a message's markers into placements."""
+    parts = message.content.split(MEDIA_MARKER)
+    offset, media = 0, []
+    for part in parts[:-1]:
+        offset += len(part)
+        media.append(Placement(offset, next(kinds)))
+    return replace(message, content="".join(parts), media=tuple(media))

@@ -1,0 +1,83 @@
+"""The usage of one request as it grows, and its one line in the log."""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from backend.core.delta import Finish, FinishReason, Usage
+from backend.core.status import HitKind
+from backend.core.step import EngineEvent, PrefillDone, TokenStep
+
+FAILED = "error"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RequestLog:
+    """Measures one request from its submission on; lives on the event loop."""
+
+    request_id: str
+    _usage: Usage
+    _submitted_at: float = field(default_factory=time.monotonic, init=False)
+    _decoding_since: float | None = field(default=None, init=False)
+    _first_token_ms: float = field(default=0.0, init=False)
+    _hit_kind: HitKind = field(default=HitKind.MISS, init=False)
+    _outcome: str = field(default=FinishReason.CANCELLED.value, init=False)
+
+    def note(
+        self, events: Iterable[EngineEvent], completion_tokens: int, finish: Finish | None
+    ) -> Usage:
+        """Note events that have arrived, and return the counts and times up to now.
+
+        Args:
+            events: Those since the last look.
+            completion_tokens: Generated so far.
+            finish: The end of the reply, if it has come.
+        """
+        now = time.monotonic()
+        for event in events:
+            self._note_times(event, now)
+        decode_ms = (now - self._decoding_since) * 1000.0 if self._decoding_since else 0.0
+        self._usage = replace(self._usage, completion_tokens=completion_tokens, decode_ms=decode_ms)
+        if finish is not None:
+            self._outcome = finish.reason.value
+        return self._usage
+
+    def fail(self) -> None:
+        """Note that the request ended with an error."""
+        self._outcome = FAILED
+
+    def close(self) -> None:
+        """Write the request's line; a request without an end was cancelled."""
+        usage = self._usage
+        # Decoding of one token ends as it begins: there is no rate.
+        seconds = usage.decode_ms / 1000.0 if usage.completion_tokens > 1 else 0.0
+        log.info(
+            "request id=%s prompt_tokens=%d cached_tokens=%d cache_hit=%s generated_tokens=%d "
+            "first_token_ms=%.0f %sfinish=%s",
+            self.request_id,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            self._hit_kind.value,
+            usage.completion_tokens,
+            self._first_token_ms,
+            f"tokens_per_s={usage.completion_tokens / seconds:.1f} " if seconds else "",
+            self._outcome,
+        )
+
+    def _note_times(self, event: EngineEvent, now: float) -> None:
+        match event:
+            case PrefillDone():
+                # Events come in groups: its tokens may have arrived with it.
+                self._decoding_since = now if event.ended_at is None else event.ended_at
+                self._hit_kind = event.hit_kind
+                self._usage = replace(
+                    self._usage, cached_tokens=event.cached_tokens, prefill_ms=event.prefill_ms
+                )
+            case TokenStep():
+                self._first_token_ms = self._first_token_ms or (now - self._submitted_at) * 1000.0
+            case _:
+                assert_never(event)

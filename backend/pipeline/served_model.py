@@ -1,0 +1,77 @@
+"""A loaded model with everything that is derived from it once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from backend.core.prompt import new_scope
+from backend.formats.evidence import FormatEvidence
+from backend.output.detection import detect
+from backend.pipeline.constraints import Constraints
+from backend.pipeline.media_placement import PlacementMemory
+
+if TYPE_CHECKING:
+    from backend.config import ModelOptions, TuningOptions
+    from backend.core.model import ModelCard
+    from backend.model.loaded import LoadedModel
+    from backend.model.text.template import ChatTemplate
+    from backend.model.text.tokenizer import Tokenizer
+    from backend.model.vision.media_processor import MediaPreparer
+    from backend.output.format import OutputFormat
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ServedModel:
+    """A model as requests see it, made once when its load ends; safe from any thread.
+
+    It is also the handle that the engine asks for with all work. A request takes it first and
+    passes it on, so that tokens of one model never reach the next.
+
+    Attributes:
+        options: The options that the model was loaded with.
+        media: Prepares images, sounds and videos; `None` for a model that reads text only.
+        format: How the model writes thoughts and tool calls.
+        constraints: Makes the grammars of replies.
+        placements: Remembers which message brought which media.
+    """
+
+    options: ModelOptions
+    card: ModelCard
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    media: MediaPreparer | None
+    format: OutputFormat
+    constraints: Constraints
+    placements: PlacementMemory = field(default_factory=PlacementMemory)
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, options: ModelOptions) -> ServedModel:
+        """Derive a served model from a loaded one and the options of its load."""
+        output_format = detect(
+            FormatEvidence(
+                vocabulary=loaded.tokenizer.vocabulary,
+                chat_template=loaded.template.text,
+                written_call=loaded.template.written_call,
+                tool_parser=options.tuning.text.tool_parser,
+                reasoning_parser=options.tuning.text.reasoning_parser,
+            )
+        )
+        return cls(
+            options=options,
+            card=loaded.card,
+            tokenizer=loaded.tokenizer,
+            template=loaded.template,
+            media=loaded.media,
+            format=output_format,
+            constraints=Constraints(loaded.tokenizer, loaded.card, output_format),
+        )
+
+    @property
+    def tuning(self) -> TuningOptions:
+        """The tuning options that the model was loaded with."""
+        return self.options.tuning
+
+    def own_scope(self) -> str:
+        """Return the prompt cache's scope for a call that has no field to name one."""
+        return new_scope() if self.tuning.prompt_cache.cache_sharing == "none" else ""

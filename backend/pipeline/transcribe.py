@@ -1,0 +1,100 @@
+"""Speech as text, by a model that hears: passage after passage, each a request of its own."""
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from backend.config import MAX_PASSAGE_TOKENS
+from backend.core.delta import ContentDelta
+from backend.core.media import MediaKind, Medium
+from backend.core.prompt import Message
+from backend.core.request import GenerationCall, Remembered, SamplingParams
+from backend.core.transcription import Transcript, TranscriptionCall, TranscriptSegment
+from backend.errors import UnsupportedError
+from backend.media.speech import Passage, passages, read_speech
+from backend.pipeline import worker_pool
+from backend.pipeline.engines import GenerationEngine
+from backend.pipeline.generate import generate
+from backend.pipeline.served_model import ServedModel
+from backend.pipeline.validation import require_decoder
+
+FIELD = "dst"
+_WRITE = "Write down exactly the words that are spoken in this recording, and nothing else."
+_TRANSLATE = "Translate the speech in this recording into English. Write the translation only."
+
+log = logging.getLogger(__name__)
+
+
+async def transcribe(
+    call: TranscriptionCall, model: ServedModel, engine: GenerationEngine
+) -> AsyncGenerator[str | Transcript, None]:
+    """Yield the text as it comes, piece by piece, and last the whole transcript.
+
+    To cancel is to leave: close the iterator.
+
+    Raises:
+        InvalidRequestError: The file is no sound, or too long.
+        UnsupportedError: The model does not hear.
+        BackendError: No room, or the engine failed on a passage.
+    """
+    started = time.monotonic()
+    require_decoder("AudioTranscription", model)
+    if model.media is None or MediaKind.AUDIO not in model.media.snippets:
+        name = model.card.name
+        raise UnsupportedError(f"AudioTranscription: {name} takes no audio; load a model that does")
+    samples = await worker_pool.run(
+        lambda: read_speech(FIELD, call.path), size_bytes=0, reads_media=True
+    )
+    segments: list[TranscriptSegment] = []
+    for passage in passages(samples):
+        text = ""
+        async with aclosing(_texts(call, passage, model, engine)) as texts:
+            async for piece in texts:
+                # What stands between two passages is one space.
+                piece = piece if text.strip() else piece.lstrip()
+                if piece and not text and any(segment.text for segment in segments):
+                    yield " "
+                text += piece
+                if piece:
+                    yield piece
+        segments.append(TranscriptSegment(passage.start_s, passage.end_s, text.strip()))
+    transcript = Transcript(tuple(segments), call.language, _duration_s(segments))
+    log.info(
+        "transcription seconds=%.1f passages=%d ms=%.0f",
+        *(transcript.duration_s, len(segments), (time.monotonic() - started) * 1000.0),
+    )
+    yield transcript
+
+
+async def _texts(
+    call: TranscriptionCall, passage: Passage, model: ServedModel, engine: GenerationEngine
+) -> AsyncGenerator[str, None]:
+    size_bytes = passage.samples.nbytes
+    payload = await worker_pool.run(passage.payload, size_bytes=size_bytes, reads_media=True)
+    request = GenerationCall(
+        request_id=uuid.uuid4().hex[:12],
+        messages=(Message(role="user", content=_instruction(call)),),
+        media=(Medium(MediaKind.AUDIO, FIELD, payload),),
+        template_options={"enable_thinking": False},
+        sampling=SamplingParams(temperature=call.temperature),
+        max_tokens=MAX_PASSAGE_TOKENS,
+        remembered=Remembered.NOTHING,
+    )
+    async with aclosing(generate(request, model, engine)) as increments:
+        async for increment in increments:
+            yield "".join(d.text for d in increment.deltas if isinstance(d, ContentDelta))
+
+
+def _instruction(call: TranscriptionCall) -> str:
+    parts = [_TRANSLATE if call.is_translated else _WRITE]
+    if call.language:
+        parts.append(f"The language that is spoken is {call.language}.")
+    if call.hint:
+        parts.append(f"Words that may occur in it: {call.hint}")
+    return " ".join(parts)
+
+
+def _duration_s(segments: Sequence[TranscriptSegment]) -> float:
+    return segments[-1].end_s if segments else 0.0

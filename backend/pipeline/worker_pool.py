@@ -1,0 +1,192 @@
+"""Threads for work that would block the event loop.
+
+Three lanes keep light, heavy and media work apart. In each, callers take turns, and what may wait
+is bounded in number and bytes. Work whose caller has left is dropped before it begins; work that
+has begun ends at its next `require_caller`.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
+
+from backend.config import (
+    HEAVY_THREADS,
+    LIGHT_THREADS,
+    LIGHT_WORK_BYTES,
+    MAX_QUEUED_WORK,
+    MAX_QUEUED_WORK_BYTES,
+    MEDIA_THREADS,
+)
+from backend.errors import OverloadedError
+from common.caller import enter_work, present_peer
+
+Result = TypeVar("Result")
+
+
+class _Work:
+    """A function, whose caller may leave."""
+
+    def __init__(self, function: Callable[[], Any], size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.peer = present_peer()
+        self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.abandoned = threading.Event()
+        self._context = copy_context()
+        self._context.run(enter_work, self.abandoned)
+        self._function = function
+
+    def run(self) -> object:
+        return self._context.run(self._function)
+
+
+class Lane:
+    """Threads for one kind of work; belongs to one event loop."""
+
+    def __init__(
+        self,
+        threads: ThreadPoolExecutor,
+        count: int,
+        *,
+        max_waiting: int = MAX_QUEUED_WORK,
+        max_bytes: int = MAX_QUEUED_WORK_BYTES,
+    ) -> None:
+        """Start without work.
+
+        Args:
+            threads: Run the work.
+            count: How many of them this lane may keep busy.
+            max_waiting: How much work may wait, by number.
+            max_bytes: How large all work may be that waits or runs; one piece may be larger.
+        """
+        self._threads = threads
+        self._free = count
+        self._max_waiting = max_waiting
+        self._max_bytes = max_bytes
+        self._waiting: dict[str, deque[_Work]] = {}
+        self._count = 0
+        self._bytes = 0
+
+    async def run(self, function: Callable[[], Result], size_bytes: int) -> Result:
+        """Run a function on a thread and return its result.
+
+        Args:
+            function: Must not touch the event loop.
+            size_bytes: Of the input that it holds.
+
+        Raises:
+            OverloadedError: Too much is waiting.
+        """
+        work = self._admit(function, size_bytes)
+        self._start()
+        try:
+            result: Result = await work.result
+            return result
+        finally:
+            work.abandoned.set()
+            self._withdraw(work)
+
+    def _admit(self, function: Callable[[], Result], size_bytes: int) -> _Work:
+        is_large = self._bytes and self._bytes + size_bytes > self._max_bytes
+        if self._count >= self._max_waiting or is_large:
+            raise OverloadedError(
+                f"{self._count} calls of {self._bytes >> 20} MiB wait to be prepared: try later"
+            )
+        work = _Work(function, size_bytes)
+        self._waiting.setdefault(work.peer, deque()).append(work)
+        self._count += 1
+        self._bytes += size_bytes
+        return work
+
+    def _start(self) -> None:
+        while self._free and self._waiting:
+            work = self._next()
+            self._free -= 1
+            ended = asyncio.get_running_loop().run_in_executor(self._threads, work.run)
+            ended.add_done_callback(partial(self._end, work))
+
+    def _next(self) -> _Work:
+        """Take the first work of the caller whose turn it is, who then goes to the end."""
+        peer = next(iter(self._waiting))
+        queue = self._waiting.pop(peer)
+        work = queue.popleft()
+        if queue:
+            self._waiting[peer] = queue
+        self._count -= 1
+        return work
+
+    def _end(self, work: _Work, ended: "asyncio.Future[Any]") -> None:
+        self._free += 1
+        self._bytes -= work.size_bytes
+        if not ended.cancelled():
+            # Also of work that was abandoned: an error must not be reported as never retrieved.
+            error = ended.exception()
+            if work.result.done():
+                pass
+            elif error is not None:
+                work.result.set_exception(error)
+            else:
+                work.result.set_result(ended.result())
+        self._start()
+
+    def _withdraw(self, work: _Work) -> None:
+        """Drop work that has not begun."""
+        queue = self._waiting.get(work.peer)
+        if queue is not None and work in queue:
+            queue.remove(work)
+            self._count -= 1
+            self._bytes -= work.size_bytes
+            if not queue:
+                del self._waiting[work.peer]
+
+
+class _Lanes:
+    """The lanes of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.light = Lane(_light_threads, LIGHT_THREADS)
+        self.heavy = Lane(_heavy_threads, HEAVY_THREADS)
+        self.media = Lane(_media_threads, MEDIA_THREADS)
+
+
+class _Pool:
+    """The lanes of the event loop that runs: a process has one after another."""
+
+    def __init__(self) -> None:
+        self._lanes: _Lanes | None = None
+
+    def lanes(self) -> _Lanes:
+        loop = asyncio.get_running_loop()
+        if self._lanes is None or self._lanes.loop is not loop:
+            self._lanes = _Lanes(loop)
+        return self._lanes
+
+
+_light_threads = ThreadPoolExecutor(LIGHT_THREADS, thread_name_prefix="light")
+_heavy_threads = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="heavy")
+_media_threads = ThreadPoolExecutor(MEDIA_THREADS, thread_name_prefix="media")
+_pool = _Pool()
+
+
+async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool = False) -> Result:
+    """Run work on a thread and return its result; cancel to leave.
+
+    Args:
+        work: Must not touch the event loop.
+        size_bytes: Of its input; decides between light and heavy.
+        reads_media: Whether it decodes media.
+
+    Raises:
+        OverloadedError: Too much is waiting.
+    """
+    lanes = _pool.lanes()
+    if reads_media:
+        lane = lanes.media
+    else:
+        lane = lanes.light if size_bytes <= LIGHT_WORK_BYTES else lanes.heavy
+    return await lane.run(work, size_bytes)

@@ -1,0 +1,169 @@
+"""`python -m backend.rank`: the engine process, which is rank 0, or another rank of its group.
+
+The backend starts rank 0, and rank 0 the others of its machine. On another machine an operator
+runs `python -m backend.rank --hostfile FILE --rank N`, or `mlx.launch` does: it serves one group
+after the other, each in a process of its own.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from backend.engine.distributed.topology import (
+    Endpoint,
+    Host,
+    Topology,
+    parse_hosts,
+    read_hostfile,
+)
+from backend.engine.processes import die_first, die_with_parent, start_follower
+from backend.errors import BackendError, LoadFailedError
+from common import log as logs
+
+if TYPE_CHECKING:
+    from backend.engine.messages.channel import Channel
+
+_POLL_INTERVAL_S = 0.5
+# For tests: the word of a fault and the token that it comes with.
+FAULT_VARIABLE = "MLX_BACKEND_TEST_FAULT"
+
+log = logging.getLogger("backend.rank")
+
+
+def main() -> int:
+    """Be a rank, or look after one; return the exit code."""
+    arguments = parse(sys.argv[1:], os.environ)
+    try:
+        logs.configure(logs.level_of(os.environ))
+    except ValueError as error:
+        logs.configure("info")
+        log.critical("%s", error)
+        return 1
+    if arguments.parent is not None:
+        die_with_parent(arguments.parent)
+        if arguments.server_fd is not None:
+            be_engine(arguments.server_fd, os.environ)
+        os.environ.update(device_environment(arguments.device, os.environ))
+        be_rank(arguments)
+    try:
+        return look_after(topology_of(arguments), arguments.rank)
+    except BackendError as error:
+        log.critical("%s", error)
+        return 1
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
+    """Return what the command line asks for; `mlx.launch` says it in the environment."""
+    rank = environment.get("MLX_RANK", "")
+    hostfile = environment.get("MLX_HOSTFILE") or None
+    parser = argparse.ArgumentParser(prog="python -m backend.rank", description=__doc__)
+    parser.add_argument("--rank", type=int, default=int(rank) if rank.isdecimal() else None)
+    parser.add_argument("--hostfile", type=Path, default=hostfile, metavar="FILE")
+    parser.add_argument("--hosts", metavar="ADDRESS,ADDRESS:PORT,...")
+    for name in ("--parent", "--server-fd", "--size", "--device"):
+        parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--control", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def topology_of(arguments: argparse.Namespace) -> Topology:
+    """Return the group that an operator's worker belongs to."""
+    hosts: tuple[Host, ...] = ()
+    if arguments.hosts:
+        hosts = parse_hosts(arguments.hosts)
+    elif arguments.hostfile is not None:
+        hosts = read_hostfile(Path(arguments.hostfile))
+    if arguments.rank not in range(len(hosts)):
+        raise BackendError(
+            f"--rank must be between 0 and {len(hosts) - 1}, in the --hostfile or --hosts that the "
+            "backend is loaded with"
+        )
+    return Topology(hosts)
+
+
+def device_environment(device: int | None, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what shows CUDA one device only, if there are several."""
+    devices = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if not devices:
+        devices = [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    if len(devices) < 2:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": devices[(device or 0) % len(devices)]}
+
+
+def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
+    """Load a model when the server says so, and compute it."""
+    from backend.engine.messages.channel import Channel
+    from backend.engine.messages.codec import Codec
+    from backend.engine.messages.protocol import Order
+
+    die_first()
+    _leave_signals_to_server()
+    server = Channel(socket.socket(fileno=server_fd), codec := Codec(Order))
+    try:
+        from backend.engine.leading.injected_fault import parse_fault
+        from backend.engine.leading.leader import Leader
+    except ImportError as error:
+        refuse(server, LoadFailedError(f"MLX cannot be imported: {error}"))
+    fault = parse_fault(environment.get(FAULT_VARIABLE, ""))
+    Leader(server, codec, tamper=fault.built_into if fault else None).run()
+
+
+def _leave_signals_to_server() -> None:
+    """Ignore what terminals and service managers send to all: this process ends with the server."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def refuse(server: "Channel", error: BackendError) -> NoReturn:
+    """Answer the load that comes with an error, and end."""
+    from backend.engine.messages.failure import Failure
+    from backend.engine.messages.protocol import Failed
+
+    server.receive()
+    server.send(Failed(Failure.of(error)))
+    sys.exit(1)
+
+
+def be_rank(arguments: argparse.Namespace) -> NoReturn:
+    """Take part in one group as another rank than the first."""
+    from backend.engine.distributed.follower import Follower, reach
+    from backend.engine.distributed.messages import make_codec
+
+    codec = make_codec()
+    address, _, port = arguments.control.rpartition(":")
+    leader = reach(Endpoint(address, int(port)), codec)
+    Follower(arguments.rank, arguments.size or 0, leader, codec).run()
+
+
+def look_after(topology: Topology, rank: int) -> int:
+    """Keep a process waiting for rank 0, a new one for every group, until told to stop."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if rank == 0:
+        log.info("rank 0 is started by the backend itself: there is nothing to do here")
+        while True:
+            _sleep()
+    log.info("rank %d of %d: waiting for rank 0 at %s", rank, topology.size, topology.control)
+    while True:
+        process = start_follower(rank, str(topology.control), size=topology.size)
+        try:
+            while process.poll() is None:
+                _sleep()
+        finally:
+            process.kill()
+
+
+def _sleep() -> None:
+    """Wait a little: a signal just before a call that waits without end does not interrupt it."""
+    time.sleep(_POLL_INTERVAL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

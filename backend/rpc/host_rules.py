@@ -1,0 +1,114 @@
+"""Rules for habits of the host that would harm its users: one function each, with the reason.
+
+`docs/start/localai.md` lists them. Each undoes in a request, or adds to a reply, no more than the
+host needs in order to give its user the expected result.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from backend.config import ModelOptions
+from backend.core.prompt import Message, Tool
+from backend.pb import backend_pb2 as pb
+
+_OWN_NAMES = ("mlx", "mlx-vlm", "mlx-distributed")
+_TOOL_RESULT = re.compile(r"^\[Tool Result for (?P<call_id>[^\]\n]+)\]: ?", re.MULTILINE)
+
+
+def is_load_for_jobs(options: ModelOptions) -> bool:
+    """Tell whether a LoadModel names the backend itself, and no model.
+
+    The host starts a process for each job and loads "the model" `mlx` into it, of which nothing
+    lies in the models folder. Such a load succeeds and loads nothing.
+    """
+    places = [Path(options.model_file)] if options.model_file else []
+    if options.models_dir is not None:
+        places.append(options.models_dir / options.model)
+    return options.model in _OWN_NAMES and not any(place.exists() for place in places)
+
+
+def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Turn tool results that arrive as text of the user back into tool messages.
+
+    The host's Anthropic endpoint sends a result as a user message `[Tool Result for <id>]: <text>`.
+    Only an id that the turn before has called counts; any other text stays the user's.
+    """
+    restored: list[Message] = []
+    names: dict[str, str] = {}
+    for message in messages:
+        if message.tool_calls:
+            names = {call.call_id: call.name for call in message.tool_calls}
+        elif message.role not in ("user", "tool"):
+            names = {}
+        if message.role == "user" and names:
+            restored += _results_in(message, names)
+        else:
+            restored.append(message)
+    return tuple(restored)
+
+
+def obeyed_grammar(grammar: str, tools: Sequence[Tool]) -> str:
+    """Return the grammar unless it is the host's own for the calls of a strict tool.
+
+    For a tool with `strict: true` the host writes a grammar of bare JSON calls and sends it along
+    with `Tools`. Obeyed, it would force every reply to be a call, in a format that is not the
+    model's. The model's own format enforces the tool's schema instead.
+    """
+    is_strict = any(tool.is_strict for tool in tools)
+    is_for_calls = is_strict and any(_calls(grammar, tool.name) for tool in tools)
+    return "" if is_for_calls else grammar
+
+
+class AnswerlessReply:
+    """Gives the last reply of a thought without an answer a newline for its content.
+
+    The host generates such a reply up to five times more, unless it has used up the limit that
+    the request set. Its test trims `message` but not the deltas, so white space passes it, and
+    clients show nothing.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        """Begin a reply.
+
+        Args:
+            max_tokens: The request's own limit; 0 is none.
+        """
+        self._max_tokens = max_tokens
+        self._has_thought = False
+        self._has_answer = False
+
+    def settle(self, reply: pb.Reply, *, is_last: bool) -> pb.Reply:
+        """Note a reply of the stream, and return it: the last one with content, if it needs any."""
+        for delta in reply.chat_deltas:
+            self._has_thought = self._has_thought or bool(delta.reasoning_content)
+            self._has_answer = self._has_answer or bool(delta.content or delta.tool_calls)
+        is_retried = self._has_thought and not self._has_answer
+        if is_last and is_retried and not 0 < self._max_tokens <= reply.tokens:
+            reply.chat_deltas.append(pb.ChatDelta(content="\n"))
+            reply.message = b"\n"
+        return reply
+
+
+def _results_in(message: Message, names: dict[str, str]) -> Iterator[Message]:
+    marks = [mark for mark in _TOOL_RESULT.finditer(message.content) if mark["call_id"] in names]
+    if not marks:
+        yield message
+        return
+    if before := message.content[: marks[0].start()].strip():
+        yield replace(message, content=before)
+    stops = [*(mark.start() for mark in marks[1:]), len(message.content)]
+    for mark, stop in zip(marks, stops, strict=True):
+        text = message.content[mark.end() : stop]
+        yield Message(
+            role="tool",
+            content=text if stop == len(message.content) else text.removesuffix("\n"),
+            name=names[mark["call_id"]],
+            tool_call_id=mark["call_id"],
+        )
+
+
+def _calls(grammar: str, name: str) -> bool:
+    """Whether a rule of a grammar is a tool's name, as in the host's JSON and Llama 3.1 forms."""
+    return f'::= "\\"{name}\\""' in grammar or f'-function ::= "{name}"' in grammar

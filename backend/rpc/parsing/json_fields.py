@@ -1,0 +1,106 @@
+"""JSON in string fields, parsed strictly; errors name the field."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, TypeAlias
+
+from backend.config import MAX_JSON_CHARS, MAX_JSON_DEPTH
+from backend.core.prompt import JsonValue
+from backend.errors import InvalidRequestError
+
+JsonObject: TypeAlias = Mapping[str, JsonValue]
+JsonArray: TypeAlias = Sequence[JsonValue]
+
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
+
+
+def parse_json(field: str, text: str) -> JsonValue:
+    """Return the value that the text holds.
+
+    Raises:
+        InvalidRequestError: It is not JSON, is too large or too deep, or holds half a
+            surrogate pair.
+    """
+    if len(text) > MAX_JSON_CHARS:
+        problem = f"has {len(text)} characters of JSON, at most {MAX_JSON_CHARS} are read"
+        raise InvalidRequestError(field, problem)
+    _require_shallow(field, text)
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(field, "has an escape of half a surrogate pair") from None
+    except ValueError as error:
+        raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
+    return value
+
+
+def require_object(field: str, value: JsonValue) -> JsonObject:
+    """Return the value as an object, or refuse it."""
+    if isinstance(value, Mapping):
+        return value
+    raise InvalidRequestError(field, f"must be a JSON object, not {json_type(value)}")
+
+
+def require_array(field: str, value: JsonValue) -> JsonArray:
+    """Return the value as an array, or refuse it."""
+    if isinstance(value, list):
+        return value
+    raise InvalidRequestError(field, f"must be a JSON array, not {json_type(value)}")
+
+
+def require_name(field: str, value: JsonValue) -> str:
+    """Return the value as text that is not blank, or refuse it."""
+    if isinstance(value, str) and value.strip():
+        return value
+    problem = (
+        "must not be empty" if isinstance(value, str) else f"must be text, not {json_type(value)}"
+    )
+    raise InvalidRequestError(field, problem)
+
+
+def json_type(value: object) -> str:
+    """Return the JSON name of the type of a value, with its article."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case Mapping():
+            return "an object"
+        case _:
+            return "an array"
+
+
+def _require_shallow(field: str, text: str) -> None:
+    """Refuse deep nesting before parsing: the parser recurses, and so do later readers."""
+    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
+        return
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        depth += match[0] in "[{"
+        depth -= match[0] in "]}"
+        if depth > MAX_JSON_DEPTH:
+            raise InvalidRequestError(field, f"is nested more than {MAX_JSON_DEPTH} deep")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def require_truth(field: str, text: str) -> bool:
+    """Return the truth of `true` or `false`, in any case.
+
+    Raises:
+        InvalidRequestError: It is neither.
+    """
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise InvalidRequestError(field, f"must be true or false, not {text!r}")
+    return word == "true"

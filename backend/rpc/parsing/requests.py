@@ -1,0 +1,161 @@
+"""`pb.PredictOptions` to `GenerationCall`: parsed once, strictly, at the edge."""
+
+import logging
+import uuid
+from collections.abc import Iterable
+
+from backend.config import (
+    MAX_REQUEST_ID_CHARS,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+    ModelOptions,
+)
+from backend.core.prompt import new_scope
+from backend.core.request import GenerationCall, Priority, Remembered
+from backend.errors import InvalidRequestError
+from backend.pb import backend_pb2 as pb
+from backend.rpc.host_rules import obeyed_grammar, restore_tool_results
+from backend.rpc.parsing.limits import require_path, require_printable
+from backend.rpc.parsing.media_fields import media
+from backend.rpc.parsing.message_fields import messages, template_options
+from backend.rpc.parsing.sampling_fields import sampling_params
+from backend.rpc.parsing.tool_fields import tool_use
+
+SCHEMA_KEY = "json_schema"
+SCOPE_KEY = "cache_scope"
+PUBLIC_KEY = "cache_public"
+PUBLIC_SYSTEM = "system"
+PRIORITY_KEY = "priority"
+PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+PROMPT_FIELDS = (
+    *("Prompt", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Metadata"),
+    *("Images", "Audios", "Videos"),
+)
+
+log = logging.getLogger(__name__)
+
+
+def generation_call(request: pb.PredictOptions, options: ModelOptions) -> GenerationCall:
+    """Return the call of a request; the options of the loaded model fill its gaps.
+
+    Raises:
+        InvalidRequestError: A field is malformed, out of range or missing.
+    """
+    tuning = options.tuning
+    is_chat = request.UseTokenizerTemplate and len(request.Messages) > 0
+    use = tool_use(request)
+    sharing = tuning.prompt_cache.cache_sharing
+    return GenerationCall(
+        request_id=_request_id(request.CorrelationId),
+        prompt="" if is_chat else _prompt(request),
+        messages=restore_tool_results(messages(request)) if is_chat else (),
+        media=media(request, options.media_limits),
+        tools=use.tools,
+        tool_choice=use.choice,
+        template_options=template_options(request.Metadata, tuning.requests),
+        sampling=sampling_params(request, tuning.requests),
+        max_tokens=request.Tokens if request.Tokens > 0 else tuning.requests.max_tokens,
+        stop_strings=_stop_strings(request.StopPrompts),
+        ignore_eos=request.IgnoreEOS,
+        top_logprobs=_top_logprobs(request),
+        grammar=obeyed_grammar(_grammar(request), use.tools if is_chat else ()),
+        parallel_tool_calls=use.is_parallel,
+        constrains_calls=tuning.text.constrain_calls or any(tool.is_strict for tool in use.tools),
+        remembered=_remembered(request, sharing),
+        cache_path=require_path("PromptCachePath", request.PromptCachePath),
+        cache_scope=_cache_scope(request, sharing),
+        shares_system_prompt=_shares_system_prompt(request),
+        priority=_priority(request.Metadata.get(PRIORITY_KEY, "")),
+        debug=request.Debug or request.DebugMode,
+        size_bytes=request.ByteSize(),
+    )
+
+
+def prompt_part(request: pb.PredictOptions) -> pb.PredictOptions:
+    """Return a copy with only the fields that determine the tokens of the prompt."""
+    return pb.PredictOptions(**{name: getattr(request, name) for name in PROMPT_FIELDS})
+
+
+def _prompt(request: pb.PredictOptions) -> str:
+    if request.Prompt:
+        return request.Prompt
+    if request.UseTokenizerTemplate:
+        raise InvalidRequestError("Messages", "is empty, and so is Prompt")
+    raise InvalidRequestError("Prompt", "is empty")
+
+
+def _request_id(correlation_id: str) -> str:
+    """Return the caller's id, made unique: two requests with one id may run at once."""
+    unique = uuid.uuid4().hex[:12]
+    if not correlation_id:
+        return unique
+    require_printable("CorrelationId", correlation_id, MAX_REQUEST_ID_CHARS)
+    return f"{correlation_id}-{unique}"
+
+
+def _grammar(request: pb.PredictOptions) -> str:
+    """Return the text unchanged, so that errors name its lines and columns."""
+    texts = (request.Grammar, request.Metadata.get(SCHEMA_KEY, ""))
+    return next((text for text in texts if text.strip()), "")
+
+
+def _cache_scope(request: pb.PredictOptions, sharing: str) -> str:
+    """Return the scope that the caller names, or the one that the options give it."""
+    if named := request.Metadata.get(SCOPE_KEY, ""):
+        field = f"Metadata[{SCOPE_KEY!r}]"
+        return f"named {require_printable(field, named, MAX_REQUEST_ID_CHARS)}"
+    if sharing == "identity":
+        return f"identity {request.ModelIdentity}"
+    return new_scope() if sharing == "none" else ""
+
+
+def _shares_system_prompt(request: pb.PredictOptions) -> bool:
+    wish = request.Metadata.get(PUBLIC_KEY, "")
+    if wish and wish != PUBLIC_SYSTEM:
+        log.info("Metadata[%r] is ignored: %r is not %r", PUBLIC_KEY, wish[:32], PUBLIC_SYSTEM)
+    return wish == PUBLIC_SYSTEM
+
+
+def _remembered(request: pb.PredictOptions, sharing: str) -> Remembered:
+    """Return the part that may be stored; `PromptCacheAll` matters only with a path."""
+    is_private = sharing == "none" and not request.Metadata.get(SCOPE_KEY)
+    if request.PromptCacheRO or is_private:
+        return Remembered.NOTHING
+    if request.PromptCachePath and not request.PromptCacheAll:
+        return Remembered.PROMPT
+    return Remembered.ALL
+
+
+def _priority(name: str) -> Priority:
+    """Return the priority; other clients may use the same key for words of their own."""
+    if name and name not in PRIORITIES:
+        log.info(
+            "Metadata[%r] is ignored: %r is not one of %s",
+            PRIORITY_KEY,
+            name[:32],
+            list(PRIORITIES),
+        )
+    return PRIORITIES.get(name, Priority.NORMAL)
+
+
+def _stop_strings(stop_prompts: Iterable[str]) -> tuple[str, ...]:
+    distinct = tuple(dict.fromkeys(filter(None, stop_prompts)))
+    if len(distinct) > MAX_STOP_STRINGS:
+        problem = f"holds {len(distinct)} stop strings, at most {MAX_STOP_STRINGS} are allowed"
+        raise InvalidRequestError("StopPrompts", problem)
+    longest = max(map(len, distinct), default=0)
+    if longest > MAX_STOP_STRING_CHARS:
+        problem = f"has a text of {longest} characters, at most {MAX_STOP_STRING_CHARS} are allowed"
+        raise InvalidRequestError("StopPrompts", problem)
+    return distinct
+
+
+def _top_logprobs(request: pb.PredictOptions) -> int | None:
+    """Return the larger of the two fields: the host sets both, other callers either."""
+    for field in ("Logprobs", "TopLogprobs"):
+        asked = getattr(request, field)
+        if not 0 <= asked <= MAX_TOP_LOGPROBS:
+            problem = f"must be between 0 and {MAX_TOP_LOGPROBS}, not {asked}"
+            raise InvalidRequestError(field, problem)
+    return max(request.Logprobs, request.TopLogprobs) or None

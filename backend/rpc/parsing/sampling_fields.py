@@ -1,0 +1,93 @@
+"""The sampling of a request: its own fields, then the model's options, then off.
+
+In these fields proto3's zero stands for "unset", except in `Temperature`, where it is greedy.
+"""
+
+import math
+import secrets
+from collections.abc import Mapping
+
+from backend.config import MAX_LOGIT_BIASES, RequestDefaults
+from backend.core.request import SamplingParams
+from backend.errors import InvalidRequestError
+from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.json_fields import json_type, parse_json, require_object
+from backend.rpc.parsing.limits import require_at_most
+
+FLOAT32_MAX = 3.4028234663852886e38
+SEED_BITS = 31
+TOKEN_ID_DIGITS = 10
+
+
+def sampling_params(request: pb.PredictOptions, defaults: RequestDefaults) -> SamplingParams:
+    """Return the sampling of a request.
+
+    Raises:
+        InvalidRequestError: A field is not a number, or out of its range.
+    """
+    return SamplingParams(
+        temperature=_in_range("Temperature", request.Temperature, low=0.0),
+        top_k=_top_k(request.TopK, defaults.top_k),
+        top_p=_in_range("TopP", request.TopP, low=0.0, high=1.0) or defaults.top_p or 1.0,
+        min_p=_in_range("MinP", request.MinP, low=0.0, high=1.0) or defaults.min_p or 0.0,
+        xtc_probability=defaults.xtc_probability,
+        xtc_threshold=defaults.xtc_threshold,
+        repetition_penalty=_in_range("Penalty", request.Penalty, low=0.0)
+        or defaults.repetition_penalty
+        or 1.0,
+        presence_penalty=_in_range("PresencePenalty", request.PresencePenalty)
+        or defaults.presence_penalty
+        or 0.0,
+        frequency_penalty=_in_range("FrequencyPenalty", request.FrequencyPenalty)
+        or defaults.frequency_penalty
+        or 0.0,
+        penalty_window=max(request.Repeat, 0),
+        logit_bias=_logit_bias(request.LogitBias),
+        seed=_seed(request.Seed, defaults.seed),
+    )
+
+
+def _in_range(field: str, value: float, *, low: float = -math.inf, high: float = math.inf) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequestError(field, f"must be a finite number, not {value}")
+    if value < low:
+        raise InvalidRequestError(field, f"must be at least {low:g}, not {value:g}")
+    if value > high:
+        raise InvalidRequestError(field, f"must be at most {high:g}, not {value:g}")
+    return value
+
+
+def _top_k(top_k: int, default: int | None) -> int:
+    """Return the limit: -1 switches it off for this request, 0 takes the model's option."""
+    if top_k < -1:
+        raise InvalidRequestError("TopK", f"must be at least -1, not {top_k}")
+    return max(top_k or default or 0, 0)
+
+
+def _seed(seed: int, default: int | None) -> int:
+    if seed > 0:
+        return seed
+    return secrets.randbits(SEED_BITS) if default is None else default
+
+
+def _logit_bias(text: str) -> Mapping[int, float]:
+    if not text.strip():
+        return {}
+    entries = require_object("LogitBias", parse_json("LogitBias", text))
+    require_at_most("LogitBias", entries, MAX_LOGIT_BIASES)
+    return {_token_id(key): _bias(key, value) for key, value in entries.items()}
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= TOKEN_ID_DIGITS):
+        raise InvalidRequestError("LogitBias", f"{key!r} is not a token id")
+    return int(key)
+
+
+def _bias(key: str, value: object) -> float:
+    field = f'LogitBias["{key}"]'
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequestError(field, f"must be a number, not {json_type(value)}")
+    if not abs(value) <= FLOAT32_MAX:
+        raise InvalidRequestError(field, "must be a finite number")
+    return float(value)

@@ -1,0 +1,126 @@
+"""Compiled grammars: cached by content, copied for every request."""
+
+import queue
+import re
+import threading
+from collections.abc import Callable
+
+from llguidance import LLMatcher, LLParserLimits
+
+from backend.config import MAX_GRAMMAR_BYTES
+from backend.errors import GrammarError
+from backend.sampling.grammar.gbnf.translation import gbnf_to_lark
+from backend.sampling.grammar.lark import LarkGrammar
+from backend.sampling.grammar.last_used import LastUsed
+from backend.sampling.grammar.matcher import GrammarMatcher
+from backend.sampling.grammar.schema.translation import schema_to_lark
+from backend.sampling.grammar.vocabulary import Vocabulary
+
+# llguidance recurs some 5 KB per level of references; threads of other origins may have little.
+_STACK_BYTES = 64 << 20
+# Grammars cut into characters need more items than the defaults; no step takes over 0.2 s.
+_LIMITS = LLParserLimits(max_items_in_row=20_000, step_max_items=1_000_000, verbose_errors=False)
+_stack_lock = threading.Lock()
+
+
+class CompiledGrammar:
+    """A grammar ready for use with one vocabulary; safe from any thread.
+
+    Attributes:
+        source: The grammar that it was compiled from.
+    """
+
+    def __init__(self, source: LarkGrammar, template: LLMatcher) -> None:
+        self.source = source
+        self._template = template
+        self._lock = threading.Lock()
+
+    def matcher(self) -> GrammarMatcher:
+        """Return a matcher for one reply, in microseconds."""
+        with self._lock:
+            return GrammarMatcher(self._template.deep_copy())
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary; safe from any thread.
+
+    Grammars of requests are bounded in size and time.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, *, max_kept: int = 64, timeout_s: float = 0.9
+    ) -> None:
+        """Start with nothing compiled.
+
+        Args:
+            vocabulary: Of the loaded model.
+            max_kept: Texts, and compiled grammars, to keep.
+            timeout_s: For one compilation; a grammar that takes longer is refused.
+        """
+        self.vocabulary = vocabulary
+        self._timeout_s = timeout_s
+        self._translated: LastUsed[str, LarkGrammar] = LastUsed(max_kept)
+        self._compiled: LastUsed[LarkGrammar, CompiledGrammar] = LastUsed(max_kept)
+
+    def translate(self, text: str) -> LarkGrammar:
+        """Return the grammar of a text, to be compiled by itself or as a part of another.
+
+        Raises:
+            GrammarError: The text is malformed, too large, or cannot be enforced.
+        """
+        return self._translated.find(text) or self._translated.keep(text, self._translate(text))
+
+    def compile(self, grammar: LarkGrammar) -> CompiledGrammar:
+        """Compile a grammar, or return one that says the same.
+
+        Raises:
+            GrammarError: It cannot be enforced.
+        """
+        return self._compiled.find(grammar) or self._compiled.keep(grammar, self._compile(grammar))
+
+    def _translate(self, text: str) -> LarkGrammar:
+        if len(text.encode()) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"is larger than {MAX_GRAMMAR_BYTES // 1024} KiB")
+        if text.lstrip().startswith("{"):
+            return schema_to_lark(text)
+        return gbnf_to_lark(text, self.vocabulary)
+
+    def _compile(self, grammar: LarkGrammar) -> CompiledGrammar:
+        """Compile on a thread with a deep stack, and wait for it no longer than allowed."""
+        made: queue.SimpleQueue[tuple[LLMatcher, str]] = queue.SimpleQueue()
+
+        def make() -> None:
+            tokenizer = self.vocabulary.tokenizer
+            template = LLMatcher(tokenizer, grammar.text, log_level=0, limits=_LIMITS)
+            first_step = template.deep_copy()
+            first_step.compute_bitmask()
+            made.put((template, first_step.get_error()))
+
+        _start_deep(make)
+        try:
+            template, error = made.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise GrammarError(f"takes longer than {self._timeout_s} s to compile") from None
+        if error:
+            raise GrammarError(_reason(error))
+        return CompiledGrammar(grammar, template)
+
+
+def _start_deep(work: Callable[[], None]) -> None:
+    with _stack_lock:
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=work, name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+
+
+def _reason(error: str) -> str:
+    """Return the part of an error of llguidance that a caller can use."""
+    lines = error.splitlines()
+    told = next((line for line in lines if line.startswith("error: ")), lines[0])
+    if told.startswith("panic"):
+        return "is too large"
+    if told == "NoExtensionBias":
+        return "there is no text that completes it"
+    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", told)[:300]

@@ -1,0 +1,1 @@
+"""GBNF to grammars for llguidance."""

@@ -1,0 +1,1 @@
+"""JSON schemas to grammars for llguidance."""

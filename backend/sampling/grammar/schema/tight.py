@@ -1,0 +1,130 @@
+"""JSON schemas that allow a little less, so that replies end and can be read.
+
+Numbers have a bounded number of digits wherever they stand. In formats whose tags stand around
+JSON, no string and no key holds such a tag.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from backend.sampling.grammar.schema.patterns import without_tags
+
+Schema: TypeAlias = Mapping[str, Any]
+# True allows any value, False none.
+AnySchema: TypeAlias = Schema | bool
+
+# A double holds these without rounding.
+_LARGEST = 10**15 - 1
+_FINEST = 1e-9
+_NUMERIC = frozenset({"integer", "number"})
+_GIVEN = frozenset({"const", "enum"})
+_KEYS = frozenset({"properties", "additionalProperties", "patternProperties"})
+_CHOICES = frozenset({"anyOf", "oneOf"})
+_COMBINATIONS = _CHOICES | {"$ref", "allOf"}
+_ONE = frozenset({"items", "additionalProperties", "additionalItems"})
+_LISTS = _CHOICES | {"prefixItems", "items"}
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "example", "deprecated", "$comment"}
+)
+_DEFINITIONS = "$defs"
+_ANY = "x-any-value"
+_ANY_VALUE: Schema = {"$ref": f"#/{_DEFINITIONS}/{_ANY}"}
+_ANY_TYPES = ("string", "number", "boolean", "null", "array", "object")
+
+
+def tightened(schema: Schema, forbidden: tuple[str, ...] = ()) -> Schema:
+    """Return a schema that allows a little less.
+
+    Args:
+        schema: A whole one, with the definitions that it refers to.
+        forbidden: Tags that occur in no string and no key; each begins with its only "<".
+    """
+    tight = _Tightening(forbidden)
+    root = tight.whole(schema)
+    if not tight.has_any_value:
+        return root
+    any_value = {"anyOf": [tight.schema({"type": name}) for name in _ANY_TYPES]}
+    return {**root, _DEFINITIONS: {**root.get(_DEFINITIONS, {}), _ANY: any_value}}
+
+
+def type_names(schema: Schema) -> frozenset[str]:
+    """Return the names in a schema's `type`, which may be a list of them, or missing."""
+    value = schema.get("type", [])
+    return frozenset([value] if isinstance(value, str) else value)
+
+
+class _Tightening:
+    """Walks through a schema and copies it."""
+
+    def __init__(self, forbidden: tuple[str, ...]) -> None:
+        self._pattern = without_tags(forbidden) if forbidden else ""
+        self.has_any_value = False
+
+    def schema(self, schema: AnySchema) -> AnySchema:
+        if schema is False:
+            return False
+        if schema is True or schema.keys() <= _ANNOTATIONS:
+            return self._any_value()
+        return self.whole(schema)
+
+    def whole(self, schema: Schema) -> dict[str, Any]:
+        """Return a schema of its own, whatever it says."""
+        names = type_names(schema)
+        # Parts of a combination hold together: none of them may be closed.
+        is_alone = not (names or _KEYS & schema.keys())
+        tight = {
+            keyword: value if keyword in _CHOICES and not is_alone else self._part(keyword, value)
+            for keyword, value in schema.items()
+        }
+        if _GIVEN & tight.keys():
+            return tight
+        if names & _NUMERIC:
+            _bound(tight, is_fractional="number" in names)
+        if "array" in names and not {"items", "prefixItems"} & tight.keys():
+            tight["items"] = self._any_value()
+        if "object" in names and not _COMBINATIONS & tight.keys():
+            self._restrict_keys(tight)
+        if "string" in names and self._pattern:
+            self._restrict_text(tight)
+        return tight
+
+    def _part(self, keyword: str, value: object) -> object:
+        if keyword in _LISTS and isinstance(value, list):
+            return [self.schema(part) for part in value]
+        if keyword in _NAMED and isinstance(value, Mapping):
+            return {name: self.schema(part) for name, part in value.items()}
+        if keyword in _ONE and isinstance(value, Mapping | bool):
+            return self.schema(value)
+        return value
+
+    def _any_value(self) -> Schema:
+        self.has_any_value = True
+        return _ANY_VALUE
+
+    def _restrict_keys(self, tight: dict[str, Any]) -> None:
+        """Close an object that declares its keys; others have any keys but those with tags."""
+        if "patternProperties" in tight:
+            return
+        if "additionalProperties" not in tight:
+            tight["additionalProperties"] = not tight.get("properties") and self._any_value()
+        others = tight["additionalProperties"]
+        if self._pattern and others is not False:
+            tight["patternProperties"] = {self._pattern: others}
+            tight["additionalProperties"] = False
+
+    def _restrict_text(self, tight: dict[str, Any]) -> None:
+        if "pattern" in tight:
+            tight["allOf"] = [*tight.get("allOf", ()), {"pattern": self._pattern}]
+        elif "format" not in tight:
+            tight["pattern"] = self._pattern
+
+
+def _bound(tight: dict[str, Any], *, is_fractional: bool) -> None:
+    """Bound the digits of a number."""
+    if not {"minimum", "exclusiveMinimum"} & tight.keys():
+        tight["minimum"] = min(-_LARGEST, tight.get("maximum", 0))
+    if not {"maximum", "exclusiveMaximum"} & tight.keys():
+        tight["maximum"] = max(_LARGEST, tight.get("minimum", 0))
+    if is_fractional:
+        tight.setdefault("multipleOf", _FINEST)

@@ -1,0 +1,62 @@
+"""JSON schema text to a grammar that llguidance takes.
+
+Replies are compact JSON: flexible white space lets a model write nothing else until its limit.
+"""
+
+import json
+from typing import Any
+
+from backend.errors import GrammarError, GrammarSyntaxError
+from backend.sampling.grammar.lark import LarkGrammar
+from backend.sampling.grammar.schema.limits import require_bounded
+from backend.sampling.grammar.schema.walk import walk
+
+MAX_NESTING = 120
+
+SETTINGS = {
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+    # Models write "\\u00e9" as well as "é".
+    "json_allow_general_unicode_escapes": True,
+}
+
+
+def schema_to_lark(text: str) -> LarkGrammar:
+    """Return the grammar of the JSON values that the schema allows.
+
+    Raises:
+        GrammarError: The text is not a schema, or one that cannot be enforced.
+    """
+    schema = _parsed(text)
+    require_bounded(walk(schema))
+    return LarkGrammar("%json " + json.dumps(schema | {"x-guidance": SETTINGS}))
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise GrammarSyntaxError(error.lineno, error.colno, f"not JSON: {error.msg}") from error
+    except (RecursionError, ValueError) as error:
+        raise GrammarError(
+            "this JSON cannot be read: it nests too deep, or has a huge number"
+        ) from error
+    if not isinstance(schema, dict):
+        raise GrammarError("a JSON schema is an object")
+    if _nesting(schema) > MAX_NESTING:
+        raise GrammarError(f"the JSON schema nests more than {MAX_NESTING} deep")
+    return schema
+
+
+def _nesting(value: object) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        lists = [
+            v if isinstance(v, list) else list(v.values())
+            for v in level
+            if isinstance(v, list | dict)
+        ]
+        level = [inner for values in lists for inner in values]
+    return depth

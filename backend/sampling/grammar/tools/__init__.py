@@ -1,0 +1,1 @@
+"""Tools and a call format to grammars for llguidance."""

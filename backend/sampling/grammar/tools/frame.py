@@ -1,0 +1,91 @@
+"""Calls in a frame: the texts before, between and after them."""
+
+from collections.abc import Iterator, Sequence
+
+from backend.formats.grammar import Frame
+from backend.formats.template import Slot, Template
+from backend.sampling.grammar.tools.arguments import arguments_in
+from backend.sampling.grammar.tools.json_values import json_text
+from backend.sampling.grammar.tools.parameters import Parameters
+from backend.sampling.grammar.tools.template import fill
+from backend.sampling.grammar.vocabulary import Vocabulary
+from backend.sampling.grammar.writer import (
+    Expression,
+    GrammarWriter,
+    Piece,
+    alternatives,
+    chain,
+    repeated,
+    sequence,
+)
+
+
+def is_written(frame: Frame, vocabulary: Vocabulary) -> bool:
+    """Return whether a model with these tokens writes calls in a frame."""
+    markers = vocabulary.markers
+    return not (frame.needs and frame.needs not in markers) and frame.lacks not in markers
+
+
+class FramedCalls:
+    """The calls of some tools in a frame."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        forbidden: tuple[str, ...],
+        tools: Sequence[Parameters],
+        writer: GrammarWriter,
+    ) -> None:
+        """Define the arguments of the tools.
+
+        Args:
+            frame: The texts around calls.
+            forbidden: Texts that occur in no raw value.
+            tools: Their parameters.
+            writer: Takes the definitions.
+
+        Raises:
+            GrammarError: The arguments of a tool cannot be enforced.
+        """
+        self.frame = frame
+        self._writer = writer
+        self._call = frame.call or frame.dialect.call
+        self._arguments = [
+            (tool.tool, arguments_in(frame.dialect, forbidden, tool, writer)) for tool in tools
+        ]
+
+    def whole(self, least: int, most: int) -> str:
+        """Return the expression of so many calls with their opener, at least one."""
+        return self._calls((self.frame.opener, *self.frame.begin), least, most)
+
+    def after_opener(self, least: int, most: int) -> str:
+        """Return the expression of so many calls without it, at least one."""
+        return self._calls(self.frame.begin, least, most)
+
+    def _calls(self, begin: Template, least: int, most: int) -> str:
+        frame = self.frame
+        first = self._any_call((*begin, *_without(frame.opener, self._call)))
+        other = self._any_call((*frame.separator, *self._call))
+        others = repeated(other, max(least - 1, 0), most - 1)
+        return chain(first, others, self._writer.last_text(frame.end))
+
+    def _any_call(self, template: Template) -> str:
+        """Return the expression of a call of any tool."""
+        return self._writer.rule(alternatives(self._each_call(template)))
+
+    def _each_call(self, template: Template) -> Iterator[str]:
+        for name, arguments in self._arguments:
+            values: dict[Slot, Piece] = {
+                Slot.NAME: name,
+                Slot.QUOTED_NAME: json_text(name),
+                Slot.ARGUMENTS: Expression(arguments),
+            }
+            yield sequence(fill(template, values, self._writer))
+
+
+def _without(opener: str, call: Template) -> Template:
+    """Return the rest of a call after its opener, which may be its beginning."""
+    first, *rest = call
+    if isinstance(first, str) and first.startswith(opener):
+        return (first.removeprefix(opener), *rest)
+    return call

@@ -1,0 +1,135 @@
+"""Grammars of tool calls, for the tools and the choice of the caller."""
+
+from collections.abc import Iterator, Sequence
+
+from backend.core.prompt import Tool
+from backend.formats.dialects import Literals, Messages
+from backend.formats.format import ToolFormat
+from backend.formats.grammar import CallGrammar, Section
+from backend.sampling.grammar.free_text import FreeText
+from backend.sampling.grammar.lark import LarkGrammar
+from backend.sampling.grammar.tools.frame import FramedCalls, is_written
+from backend.sampling.grammar.tools.parameters import Parameters
+from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.tools.surroundings import (
+    AfterSection,
+    AroundMessages,
+    Surroundings,
+    empty_section,
+)
+from backend.sampling.grammar.vocabulary import Vocabulary
+from backend.sampling.grammar.writer import (
+    GrammarWriter,
+    alternatives,
+    chain,
+    escaped,
+    repeated,
+)
+
+_BRACKETS = frozenset("[{")
+_OBJECT_LEAD = r"\[?\s*\{+\s*\x22(name|function|type|id|index)\x22"
+_PYTHON_LEAD = r"\[\s*[\w.\x2f-]+\("
+
+
+def tool_grammar(
+    tool_format: ToolFormat, tools: Sequence[Tool], rule: CallRule, vocabulary: Vocabulary
+) -> LarkGrammar | None:
+    """Return the grammar of replies that call these tools, in the format of a model.
+
+    Args:
+        tool_format: The format of the model.
+        tools: At least one; those that may be called.
+        rule: The number of calls.
+        vocabulary: Tells which markers are tokens.
+
+    Returns:
+        Nothing for a format without a grammar.
+
+    Raises:
+        GrammarError: The parameters of a tool cannot be enforced; the message says which.
+    """
+    if tool_format.grammar is None:
+        return None
+    return _ToolGrammar(tool_format, tool_format.grammar, tools, rule, vocabulary).written()
+
+
+class _ToolGrammar:
+    """Puts calls and the text around them together."""
+
+    def __init__(
+        self,
+        tool_format: ToolFormat,
+        grammar: CallGrammar,
+        tools: Sequence[Tool],
+        rule: CallRule,
+        vocabulary: Vocabulary,
+    ) -> None:
+        parameters = [Parameters.of(tool) for tool in tools]
+        frames = [frame for frame in grammar.frames if is_written(frame, vocabulary)]
+        if not rule.has_text:
+            frames = [frame for frame in frames if not frame.is_lapse]
+        self._format = tool_format
+        self._around = grammar.around
+        self._writer = GrammarWriter("call", vocabulary)
+        self._frames = [
+            FramedCalls(frame, tool_format.closers, parameters, self._writer) for frame in frames
+        ]
+        self._least = rule.least
+        self._most = rule.most if grammar.most_calls is None else min(rule.most, grammar.most_calls)
+        self._has_text = rule.has_text
+
+    def written(self) -> LarkGrammar:
+        ways = self._among_text() if self._has_text else self._calls_only()
+        return self._writer.grammar(alternatives(ways))
+
+    def _calls_only(self) -> Iterator[str]:
+        section = isinstance(self._around, Section) and self._around
+        before = empty_section(section, self._writer) if section else ""
+        for calls in self._frames:
+            yield chain(before, calls.whole(self._least, self._most))
+        if not self._least:
+            yield ""
+
+    def _among_text(self) -> Iterator[str]:
+        around = self._surroundings()
+        for calls in self._frames:
+            if calls.frame.is_lead:
+                yield calls.whole(self._least, self._most)
+            elif calls.frame.is_block:
+                before = around.before(calls.frame.opener)
+                yield chain(before, calls.after_opener(self._least, self._most), around.after)
+        if singles := [calls for calls in self._frames if _is_single(calls)]:
+            call = alternatives(self._single(calls, around) for calls in singles)
+            yield chain(repeated(call, self._least, self._most), around.after)
+        elif not self._least:
+            yield around.alone
+
+    def _surroundings(self) -> Surroundings:
+        openers = self._format.openers
+        match self._around:
+            case Messages():
+                return AroundMessages(self._around, self._writer)
+            case Section():
+                return AfterSection(self._around, self._writer, openers)
+        return FreeText(self._writer, openers, never_first=_lead(self._format))
+
+    def _single(self, calls: FramedCalls, around: Surroundings) -> str:
+        """Return the expression of text and one call after it."""
+        return chain(around.before(calls.frame.opener), calls.after_opener(1, 1))
+
+
+def _is_single(calls: FramedCalls) -> bool:
+    return not (calls.frame.is_block or calls.frame.is_lead)
+
+
+def _lead(tool_format: ToolFormat) -> str:
+    """Return a regular expression of text that readers take for the beginning of a call."""
+    leads = []
+    for lead in tool_format.leads:
+        if lead not in _BRACKETS:
+            leads.append(escaped(lead))
+        elif any(isinstance(reading.dialect, Literals) for reading in tool_format.readings):
+            leads.append(_PYTHON_LEAD)
+        else:
+            leads.append(_OBJECT_LEAD)
+    return "|".join(dict.fromkeys(leads))

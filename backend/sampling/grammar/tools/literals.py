@@ -1,0 +1,168 @@
+"""Arguments as literals with names, `a="x", n=2` or `a:<|"|>x<|"|>,n:2`."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from backend.formats.dialects import Literals
+from backend.formats.template import text_of
+from backend.sampling.grammar.schema.patterns import PatternError, string_terminals
+from backend.sampling.grammar.schema.tight import AnySchema
+from backend.sampling.grammar.tools.json_values import json_part, json_text, json_value
+from backend.sampling.grammar.tools.kinds import Kind, arguments, kinds, properties
+from backend.sampling.grammar.tools.literal_strings import strings_of
+from backend.sampling.grammar.tools.parameters import Parameters
+from backend.sampling.grammar.writer import (
+    GrammarWriter,
+    alternatives,
+    chain,
+    quoted,
+    repeated,
+)
+
+_OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
+_OF_ARRAYS = ("items", "minItems", "maxItems")
+
+
+def literal_arguments(dialect: Literals, parameters: Parameters, writer: GrammarWriter) -> str:
+    """Return the expression of the arguments of a tool as literals with names.
+
+    Raises:
+        GrammarError: They cannot be enforced; the message says which.
+    """
+    return _Literals(dialect, parameters, writer).arguments()
+
+
+class _Literals:
+    """Writes the expressions of the values of one tool."""
+
+    def __init__(self, dialect: Literals, parameters: Parameters, writer: GrammarWriter) -> None:
+        self._dialect = dialect
+        self._strings = strings_of(dialect)
+        self._assign = text_of(dialect.argument)
+        self._parameters = parameters
+        self._writer = writer
+
+    def arguments(self) -> str:
+        kind = arguments(self._parameters)
+        return self._members(kind, lambda name: quoted(name + self._assign))
+
+    def _members(self, kind: Kind, begin: Callable[[str], str]) -> str:
+        """Return the expression of the properties of an object, with commas between them."""
+        found = properties(kind, self._parameters)
+        if self._dialect.sorts_names:
+            found.sort(key=lambda item: item.name.lower())
+        first, after = "", ""
+        for item in reversed(found):
+            value = self._value(item.pointer, item.schema)
+            written = self._writer.rule(chain(begin(item.name), value))
+            alone = chain(written, after)
+            first = self._writer.rule(alternatives([alone] if item.is_required else [alone, first]))
+            behind = chain(quoted(self._dialect.comma), written)
+            after = self._writer.rule(chain(repeated(behind, int(item.is_required), 1), after))
+        return first
+
+    def _value(self, pointer: str, schema: AnySchema) -> str:
+        found = kinds(pointer, schema, self._parameters)
+        return alternatives(expression for kind in found for expression in self._ways(kind))
+
+    def _ways(self, kind: Kind) -> Iterator[str]:
+        """Yield the expressions of a kind of values."""
+        if "const" in kind.schema:
+            yield self._constant(kind.schema["const"])
+            return
+        match sorted(kind.types):
+            case ["string"]:
+                yield self._string(kind)
+            case ["integer" | "number"]:
+                self._require_only(kind, _OF_NUMBERS)
+                yield self._writer.rule(json_part(kind.schema, self._parameters))
+            case ["boolean"]:
+                yield self._spelled("true", "false")
+            case ["null"]:
+                yield self._spelled("null")
+            case ["array"]:
+                self._require_only(kind, _OF_ARRAYS)
+                yield self._recursive(kind, self._array)
+            case ["object"]:
+                yield self._recursive(kind, self._object)
+            case _:
+                self._require_only(kind, ())
+                yield self._any_value()
+
+    def _recursive(self, kind: Kind, body: Callable[[Kind], str]) -> str:
+        key = f"{self._parameters.tool} {kind.pointer} {min(kind.types)}"
+        return self._writer.recursive_rule(key, lambda: body(kind))
+
+    def _string(self, kind: Kind) -> str:
+        self._require_only(kind, _OF_STRINGS)
+        try:
+            conditions = list(string_terminals(kind.schema))
+        except PatternError as error:
+            raise self._parameters.error(f"{kind.pointer}/pattern", str(error)) from error
+        return self._strings.string(kind.schema, conditions, self._writer)
+
+    def _array(self, kind: Kind) -> str:
+        item = self._value(f"{kind.pointer}/items", kind.schema.get("items", True))
+        return self._list(item, kind.schema.get("minItems", 0), kind.schema.get("maxItems"))
+
+    def _list(self, item: str, least: int = 0, most: int | None = None) -> str:
+        if most == 0:
+            return quoted("[]")
+        behind = chain(quoted(self._dialect.comma), item)
+        items = chain(item, repeated(behind, max(least - 1, 0), None if most is None else most - 1))
+        return chain(quoted("["), repeated(items, min(least, 1), 1), quoted("]"))
+
+    def _object(self, kind: Kind) -> str:
+        others = kind.schema.get("additionalProperties", True)
+        if not kind.schema.get("properties") and others is not False:
+            self._require_only(kind, ("properties", "additionalProperties"))
+            return self._any_object(self._value(f"{kind.pointer}/additionalProperties", others))
+        members = self._members(kind, self._key)
+        return chain(quoted("{"), members, quoted("}"))
+
+    def _key(self, name: str) -> str:
+        return chain(self._strings.key(name, self._writer), quoted(self._dialect.colon))
+
+    def _any_object(self, value: str) -> str:
+        """Return the expression of an object with any keys."""
+        member = chain(self._strings.any_key(self._writer), quoted(self._dialect.colon), value)
+        members = chain(member, repeated(chain(quoted(self._dialect.comma), member), 0, None))
+        return chain(quoted("{"), repeated(members, 0, 1), quoted("}"))
+
+    def _any_value(self) -> str:
+        return self._writer.recursive_rule("any value", lambda: alternatives(self._any_ways()))
+
+    def _any_ways(self) -> Iterator[str]:
+        yield self._strings.string({"type": "string"}, (), self._writer)
+        yield self._writer.rule(json_value({"type": "number"}))
+        yield self._spelled("true", "false", "null")
+        yield self._list(self._any_value())
+        yield self._any_object(self._any_value())
+
+    def _spelled(self, *constants: str) -> str:
+        ways = [quoted(way) for constant in constants for way in self._dialect.constants[constant]]
+        return alternatives(ways)
+
+    def _constant(self, value: object) -> str:
+        """Return the expression of one value."""
+        comma = quoted(self._dialect.comma)
+        match value:
+            case str():
+                return self._strings.constant(value, self._writer)
+            case list():
+                return chain(quoted("["), _joined(comma, map(self._constant, value)), quoted("]"))
+            case dict():
+                members = (chain(self._key(key), self._constant(v)) for key, v in value.items())
+                return chain(quoted("{"), _joined(comma, members), quoted("}"))
+        text = json_text(value)
+        return self._spelled(text) if text in self._dialect.constants else quoted(text)
+
+    def _require_only(self, kind: Kind, keywords: Sequence[str]) -> None:
+        for keyword in sorted(kind.constraints(*keywords)):
+            raise self._parameters.error(
+                f"{kind.pointer}/{keyword}", "cannot be enforced in this format"
+            )
+
+
+def _joined(separator: str, expressions: Iterator[str]) -> str:
+    return f" {separator} ".join(expressions)

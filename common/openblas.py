@@ -1,0 +1,47 @@
+"""The system's OpenBLAS, in the place of the reference BLAS that MLX's Linux wheel brings."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+SONAME = "libopenblas.so.0"
+INSTALL_HINT = "sudo apt-get install libopenblas0-pthread (Debian, Ubuntu)"
+# "0" leaves MLX with its own.
+SWITCH = "MLX_BACKEND_PRELOAD_BLAS"
+
+_NVIDIA = Path("/dev/nvidiactl")
+_SYSTEM_PATHS = "/sbin:/usr/sbin:/bin:/usr/bin"
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    """Tell whether MLX computes on a CPU of Linux, and nobody switched this off."""
+    return sys.platform == "linux" and not _NVIDIA.exists() and environment.get(SWITCH, "1") != "0"
+
+
+def find_openblas() -> Path | None:
+    """Return the library that the dynamic linker knows, or `None`."""
+    try:
+        table = subprocess.run(
+            ["ldconfig", "-p"],  # noqa: S607 - its place differs
+            env={"PATH": _SYSTEM_PATHS},
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    except OSError:
+        return None
+    found = re.search(rf"{re.escape(SONAME)} .*=> (.+)", table)
+    return Path(found[1]) if found else None
+
+
+def preloading(environment: Mapping[str, str], library: Path) -> dict[str, str]:
+    """Return the environment in which a process takes its BLAS from a library."""
+    before = environment.get("LD_PRELOAD")
+    return {
+        # Measured best for decoding; threads of its own would fight MLX's.
+        "OPENBLAS_NUM_THREADS": "1",
+        **environment,
+        "LD_PRELOAD": f"{library}:{before}" if before else str(library),
+    }

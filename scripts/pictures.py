@@ -1,0 +1,99 @@
+"""Draw the pictures of the documentation from the real program: `make pictures`."""
+
+import asyncio
+import re
+import shutil
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from backend.cli.client import BackendClient
+from backend.cli.conversation import model_options, user_message
+from backend.cli.dashboard import dashboard
+from backend.cli.demo import run_demo
+from backend.cli.inspection import inspect
+from backend.cli.server_process import ServerProcess
+from backend.demo import MODEL_DIR
+from backend.pb import backend_pb2 as pb
+
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+WIDTH = 96
+STREAMS = 5
+LONGEST = 3000
+# Rich's own pictures fetch a font from elsewhere.
+_FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+_POLL_S = 0.02
+
+
+def main() -> None:
+    """Draw them all."""
+    asyncio.run(draw())
+
+
+async def draw() -> None:
+    """Run the demo, then a server with a few streams, and draw what a user sees."""
+    console = recorder()
+    await run_demo(console)
+    save(console, "demo", "mlx-grpc-backend demo")
+    console = recorder()
+    with (
+        # A picture shows no path of the machine that drew it.
+        TemporaryDirectory(prefix="models-") as directory,
+        ServerProcess.start(Path(directory, "log")) as server,
+    ):
+        model = Path(shutil.copytree(MODEL_DIR, Path(directory, "demo")))
+        await server.wait_until_ready()
+        async with BackendClient(server.address) as client:
+            await client.load_model(model_options(str(model)))
+            await watch(console, client)
+    save(console, "status", "mlx-grpc-backend status")
+
+
+async def watch(console: Console, client: BackendClient) -> None:
+    """Print one look at a backend whose streams all decode."""
+    streams = [asyncio.create_task(consume(client, number)) for number in range(STREAMS)]
+    try:
+        while True:
+            inspection = await inspect(client)
+            begun = [each for each in inspection.report.requests if each.generated_tokens]
+            if len(begun) == STREAMS:
+                break
+            await asyncio.sleep(_POLL_S)
+        console.print(dashboard(inspection))
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def consume(client: BackendClient, number: int) -> None:
+    """Take one long reply."""
+    request = pb.PredictOptions(
+        UseTokenizerTemplate=True,
+        Messages=[user_message(f"Say hello to number {number}.")],
+        Tokens=LONGEST,
+        IgnoreEOS=True,
+        CorrelationId=f"chat-{number}",
+    )
+    async for _ in client.stream(request):
+        pass
+
+
+def recorder() -> Console:
+    """Return a console that keeps what is printed, in colours."""
+    return Console(
+        file=StringIO(), record=True, width=WIDTH, color_system="truecolor", force_terminal=False
+    )
+
+
+def save(console: Console, name: str, title: str) -> None:
+    """Write what a console has kept as an SVG."""
+    PICTURES.mkdir(exist_ok=True)
+    svg = _FONT_FACE.sub("", console.export_svg(title=title, unique_id=name))
+    (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

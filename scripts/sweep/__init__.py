@@ -1,0 +1,1 @@
+"""Every family of models that the libraries know, tiny, through the server."""

@@ -1,0 +1,191 @@
+"""Try every family, or some, through a server, and print what was found."""
+
+import asyncio
+import json
+import os
+import pkgutil
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+import click
+import grpc.aio
+
+from backend.cli.server_process import ServerProcess
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+from scripts.sweep.families import Family, all_families
+from scripts.sweep.references import References
+from scripts.sweep.table import Row, page
+from scripts.sweep.text_check import check_text
+from scripts.sweep.verdict import Expected, Outcome, Verdict
+from scripts.sweep.vision_check import check_vision
+
+ROOT = Path(__file__).parents[2]
+WORK = ROOT / "build" / "sweep"
+PAGE = ROOT / "docs" / "reference" / "families.md"
+
+# Another one rounds otherwise, and tiny experts of equal chances change places.
+_SAME_BLAS = {"MLX_BACKEND_PRELOAD_BLAS": "0"}
+_UNSERVED = ("refused", "wrong")
+_TIMEOUT_S = 600.0
+_MAX_CHARS = 200
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+]
+_ONE_BY_ONE = re.compile(r"this model runs one request at a time: (.*)")
+_NO_CACHE = re.compile(r"no prompt cache for this model: (.*)")
+_MEDIA = re.compile(r"media that can be read: (.*)")
+
+
+class Trials:
+    """Families tried one after another on one server, which is started anew when it has died."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._references = References()
+        self._server: ServerProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._references.close()
+        self._stop()
+
+    async def row(self, family: Family) -> Row:
+        """Ask a family's library and the server, and compare."""
+        directory = WORK / "models" / f"{family.library}-{family.name}"
+        expected = await asyncio.to_thread(self._references.of, family, directory)
+        row = Row(family.name, family.library, "")
+        if isinstance(expected, Verdict):
+            return replace(row, text=str(expected))
+        server = self._server = self._server or ServerProcess.start(
+            self._log, environment={**os.environ, **_SAME_BLAS}
+        )
+        await server.wait_until_ready()
+        start = self._log.stat().st_size
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                row = await _served(row, family, directory, server.address, expected)
+        except (TimeoutError, grpc.aio.AioRpcError) as error:
+            self._stop()
+            return replace(row, text=str(Verdict(Outcome.WRONG, repr(error)[:_MAX_CHARS])))
+        if row.text.startswith(_UNSERVED):
+            return row
+        said = self._log.read_bytes()[start:].decode(errors="replace")
+        return _with_facts(row, family, said)
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        self._server = None
+
+
+async def _served(
+    row: Row, family: Family, directory: Path, address: str, expected: dict[str, Expected]
+) -> Row:
+    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+        stub = backend_pb2_grpc.BackendStub(channel)
+        try:
+            await stub.LoadModel(pb.ModelOptions(Model=str(directory)))
+        except grpc.aio.AioRpcError as error:
+            told = (error.details() or "").replace(str(directory), "it")
+            is_refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            outcome = Outcome.REFUSED if is_refused else Outcome.WRONG
+            return replace(row, text=str(Verdict(outcome, told)))
+        return await _judged(row, family, stub, expected)
+
+
+async def _judged(
+    row: Row,
+    family: Family,
+    stub: backend_pb2_grpc.BackendStub,
+    expected: dict[str, Expected],
+) -> Row:
+    if not family.sees:
+        return replace(row, text=str(await check_text(stub, expected)))
+    text, pictures = await check_vision(stub, expected)
+    return replace(row, text=str(text), pictures=str(pictures))
+
+
+def _with_facts(row: Row, family: Family, log: str) -> Row:
+    alone, uncached, media = (found.search(log) for found in (_ONE_BY_ONE, _NO_CACHE, _MEDIA))
+    kinds = media[1].split(", ") if media else []
+    row = replace(
+        row,
+        batched=f"no: {alone[1]}" if alone else "yes",
+        prompt_cache=f"no: {uncached[1]}" if uncached else "yes",
+    )
+    if not family.sees:
+        return row
+    return replace(
+        row,
+        sounds="yes" if "audio" in kinds else "no",
+        videos="yes" if "video" in kinds else "no",
+    )
+
+
+def untried(rows: Sequence[Row]) -> list[str]:
+    """Return the model types of both libraries that have no row."""
+    tried = {row.family for row in rows}
+    known: set[str] = set()
+    for package in ("mlx_lm.models", "mlx_vlm.models"):
+        spec = find_spec(package)
+        if spec is not None and spec.submodule_search_locations is not None:
+            (folder,) = spec.submodule_search_locations
+            modules = pkgutil.iter_modules([folder])
+            known.update(m.name for m in modules if m.ispkg or _is_model(folder, m.name))
+    return sorted(known - tried)
+
+
+def _is_model(folder: str, module: str) -> bool:
+    """Tell whether a module holds a model, and not parts that models share."""
+    return "class Model(" in Path(folder, f"{module}.py").read_text(encoding="utf-8")
+
+
+async def sweep(families: Sequence[Family]) -> list[Row]:
+    """Try families one after another, and print each as it is done."""
+    rows = []
+    with Trials(WORK / "server.log") as trials:
+        for family in families:
+            rows.append(await trials.row(family))
+            click.echo(" | ".join(asdict(rows[-1]).values()))
+            _remember(rows[-1:])
+    return rows
+
+
+def _remember(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    """Keep rows for the page, together with those of earlier runs, and return all."""
+    memory = WORK / "rows.json"
+    known = json.loads(memory.read_text(encoding="utf-8")) if memory.is_file() else []
+    found = {(row.family, row.library): row for row in (*(Row(**row) for row in known), *rows)}
+    text = json.dumps([asdict(row) for row in found.values()], indent=1)
+    memory.write_text(text, encoding="utf-8")
+    return found
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--write", is_flag=True, help="Write docs/reference/families.md.")
+def main(names: tuple[str, ...], *, write: bool) -> None:
+    """Try the families NAMES, or all."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    everything = all_families()
+    families = [family for family in everything if not names or family.name in names]
+    rows = asyncio.run(sweep(families))
+    if write:
+        known = _remember(rows)
+        keys = ((family.name, family.library) for family in everything)
+        ordered = [known[key] for key in keys if key in known]
+        PAGE.write_text(page(ordered, untried(ordered)), encoding="utf-8")
+    if any(cell.startswith("wrong") for row in rows for cell in (row.text, row.pictures)):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""All families of the sweep, and those of them that are due on a day."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.sweep.text_check import text_reference
+from scripts.sweep.text_models import TEXT_FAMILIES, build_text_model, text_library
+from scripts.sweep.verdict import Expected
+from scripts.sweep.vision_check import vision_reference
+from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_model
+
+# A month of days covers all.
+PARTS = 20
+
+_SLOW = frozenset({"fastvlm", "gemma3n", "phi3_v"})
+_CRASHING = frozenset({"phi3small"})
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family, and the library that its checkpoints are loaded by."""
+
+    name: str
+    sees: bool
+
+    @property
+    def library(self) -> str:
+        """The library that knows what it replies."""
+        return "mlx-vlm" if self.sees else text_library(self.name)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether trying it takes minutes: upstream's own shape of it cannot be made small."""
+        return self.sees and self.name in _SLOW
+
+    @property
+    def crashes(self) -> bool:
+        """Whether the library itself ends the process."""
+        return not self.sees and self.name in _CRASHING
+
+    def build(self, directory: Path) -> Path:
+        """Write a tiny checkpoint."""
+        build = build_vision_model if self.sees else build_text_model
+        return build(self.name, directory)
+
+    def reference(self, directory: Path) -> dict[str, Expected]:
+        """Return what the library by itself replies with a checkpoint."""
+        if self.sees:
+            return vision_reference(directory)
+        return text_reference(directory, self.library)
+
+
+def all_families() -> Sequence[Family]:
+    """Return all, in the order of their names."""
+    text = (Family(name, sees=False) for name in TEXT_FAMILIES)
+    vision = (Family(name, sees=True) for name in SWEPT_VISION_FAMILIES)
+    return sorted([*text, *vision], key=lambda family: (family.sees, family.name))
+
+
+def due(day: datetime.date) -> Sequence[Family]:
+    """Return those to be tried on a day: a twentieth, another one every day."""
+    quick = [family for family in all_families() if not family.is_slow and not family.crashes]
+    return quick[day.toordinal() % PARTS :: PARTS]
+
+
+def to_json(replies: dict[str, Expected]) -> str:
+    """Return replies as text."""
+    return json.dumps({name: [*map(list, (r.tokens, r.gaps))] for name, r in replies.items()})
+
+
+def from_json(text: str) -> dict[str, Expected]:
+    """Return replies from text."""
+    return {name: Expected(tokens, gaps) for name, (tokens, gaps) in json.loads(text).items()}

@@ -1,0 +1,61 @@
+"""What the sweep found, as the page docs/reference/families.md."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+
+HEADER = """# Families
+
+Written by `make sweep`: edits are lost. Every family is tried as a tiny model with random weights,
+on a CPU, over the socket, and compared token by token with its library by itself: alone, from the
+prompt cache, on a second turn, after a cancelled request, and in a batch. *Equal* is the same
+tokens. A *tie* is a first difference at two tokens that the library itself rates alike, with the
+gap between their log-probabilities, or any difference in a family whose library replies otherwise
+when it cuts a prompt. Sounds and videos are compared at load: a yes there means that the trial of
+[vision](../guides/vision.md) has passed. The format of tool calls follows from a checkpoint's chat
+template, and not from its family: see [output formats](output-formats.md).
+
+"""
+_FURTHER = (
+    "Model types that a library knows and the sweep has not tried; among them are other names of "
+    "the above, parts of other models, and models that generate no text, which are refused at load."
+)
+_COLUMNS = ("family", "library", "text", "pictures", "sounds", "videos", "batched", "prompt cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A family's line; the fields have the names of the columns."""
+
+    family: str
+    library: str
+    text: str
+    pictures: str = ""
+    sounds: str = ""
+    videos: str = ""
+    batched: str = ""
+    prompt_cache: str = ""
+
+
+def page(rows: Sequence[Row], further: Sequence[str]) -> str:
+    """Return the page.
+
+    Args:
+        rows: Of the families that were tried.
+        further: Names of model types that the libraries know besides, and that were not tried.
+    """
+    counts = Counter(row.text.partition(":")[0] for row in rows)
+    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    libraries = f"mlx-lm {version('mlx-lm')} and mlx-vlm {version('mlx-vlm')}"
+    table = [_line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
+    table += [_line(list(asdict(row).values())) for row in rows]
+    lines = [f"{len(rows)} families with {libraries}; text: {told}.", "", *table]
+    if further:
+        lines += ["", _FURTHER, "", ", ".join(f"`{name}`" for name in further) + "."]
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"

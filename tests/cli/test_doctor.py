@@ -1,0 +1,113 @@
+import json
+import os
+import socket
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from backend.cli.app import main
+from backend.cli.doctor import installation, machine, place
+from backend.cli.doctor.finding import Verdict
+from common.versions import version_of
+
+
+def run_doctor(*arguments):
+    return CliRunner(env={"COLUMNS": "120"}).invoke(main, ["doctor", *arguments])
+
+
+def only(findings):
+    (finding,) = findings
+    return finding
+
+
+@pytest.mark.mlx
+def test_a_machine_on_which_everything_works_is_told_so():
+    result = run_doctor("--addr", "127.0.0.1:0", "--json")
+    findings = {each["subject"]: each for each in map(json.loads, result.output.splitlines())}
+    assert result.exit_code == 0, result.output
+    assert findings["python"]["text"] == ".".join(map(str, sys.version_info[:3]))
+    assert f"mlx {version_of('mlx')}" in findings["packages"]["text"]
+    assert "GFLOP/s" in findings["mlx"]["text"]
+    assert {each["verdict"] for each in findings.values()} <= {"good", "warning"}
+
+
+@pytest.mark.mlx
+def test_every_warning_and_fault_has_a_remedy():
+    result = run_doctor("--addr", "8080", "--cache-dir", "/proc/none", "--json")
+    assert result.exit_code == 1
+    for finding in map(json.loads, result.output.splitlines()):
+        assert (
+            bool(finding["remedy"]) == (finding["verdict"] != "good")
+            or finding["subject"] == "wired limit"
+        )
+
+
+@pytest.mark.mlx
+def test_the_table_names_what_is_wrong_and_what_mends_it():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run_doctor("--addr", address)
+    assert result.exit_code == 1
+    assert f"cannot listen on {address}: Address already in use" in result.output
+    assert "→ serve --addr 127.0.0.1:" in result.output
+
+
+def test_an_mlx_that_does_not_start_is_told_in_its_own_words(tmp_path):
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "core.py").write_text("raise ImportError('libmlx.so: cannot open')")
+    (tmp_path / "mlx" / "__init__.py").write_text("")
+    # A package that stands before the real one on the path, as a broken installation would.
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    finding = only(machine.check_device(environment))
+    assert finding.verdict is Verdict.BAD
+    assert finding.text == "ImportError: libmlx.so: cannot open"
+
+
+def test_a_blas_that_is_switched_off_is_a_warning():
+    finding = only(machine.check_blas({"MLX_BACKEND_PRELOAD_BLAS": "0"}))
+    assert finding.verdict is Verdict.WARNING
+    assert finding.remedy == "unset MLX_BACKEND_PRELOAD_BLAS"
+
+
+def test_a_package_of_another_version_is_named_with_the_command_that_mends_it():
+    requirement = installation.Requirement(f"numpy<{version_of('numpy')}")
+    finding = installation.compared(requirement)
+    assert finding.verdict is Verdict.WARNING
+    assert finding.remedy == f"pip install 'numpy<{version_of('numpy')}'"
+
+
+def test_a_package_that_is_missing_is_a_fault():
+    finding = installation.compared(installation.Requirement("no-such-package>=1"))
+    assert finding.verdict is Verdict.BAD
+
+
+def test_a_missing_extra_says_what_does_not_work_without_it():
+    for finding in installation.check_extras():
+        assert finding.verdict is Verdict.GOOD or "pip install" in finding.remedy
+
+
+def test_a_free_address_is_good():
+    assert only(place.check_address("127.0.0.1:0")).verdict is Verdict.GOOD
+
+
+def test_a_socket_in_a_folder_that_is_not_there_is_a_fault(tmp_path):
+    finding = only(place.check_address(f"unix:{tmp_path}/none/mlx.sock"))
+    assert finding.verdict is Verdict.BAD
+
+
+def test_the_folder_of_models_follows_the_environment(tmp_path):
+    finding = only(place.check_models({"HF_HOME": str(tmp_path / "models")}))
+    assert str(tmp_path / "models") in finding.text
+
+
+def test_a_folder_that_cannot_be_written_is_a_fault():
+    finding = only(place.check_models({"HF_HOME": "/proc/none"}))
+    assert finding.verdict is Verdict.BAD
+    assert "HF_HOME" in finding.remedy
+
+
+def test_without_a_cache_folder_there_is_nothing_to_look_at():
+    assert not list(place.check_cache(None))

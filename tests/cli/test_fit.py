@@ -1,0 +1,85 @@
+import json
+import os
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from backend.cli.app import main
+from backend.demo import MODEL_DIR
+
+pytestmark = pytest.mark.mlx
+
+
+def fit(*arguments, **environment):
+    return CliRunner(env={"COLUMNS": "100", **environment}).invoke(main, ["fit", *arguments])
+
+
+def printed(foretold):
+    from backend.cli.fit.report import table
+
+    console = Console(file=StringIO(), width=100)
+    console.print(table(foretold))
+    return console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def foretold():
+    from backend.config import ModelOptions
+    from backend.engine.forecast import forecast
+
+    return forecast(ModelOptions(model="demo"), MODEL_DIR)
+
+
+def test_the_embedded_model_fits_and_the_table_says_how_often():
+    result = fit(str(MODEL_DIR))
+    assert result.exit_code == 0, result.output
+    assert "(qwen3), context 4,096" in result.output
+    assert "× 2,048" in result.output
+    assert "No option needs to be set." in result.output
+
+
+def test_json_has_the_sizes_in_bytes():
+    told = json.loads(fit(str(MODEL_DIR), "--json").output)
+    weights = sum(file.stat().st_size for file in MODEL_DIR.glob("*.safetensors"))
+    assert told["weights_bytes"] == pytest.approx(weights, rel=0.01)
+    assert told["fits"]
+    assert [cache["kv_bits"] for cache in told["caches"]] == [None, 8, 4]
+    assert set(told["caches"][0]["requests"]) == {"2048", "4096"}
+
+
+def test_a_relative_path_is_found_below_the_models_path():
+    assert fit(MODEL_DIR.name, "--models-path", str(MODEL_DIR.parent)).exit_code == 0
+
+
+def test_a_model_that_is_nowhere_is_named():
+    result = fit("nonsense")
+    assert result.exit_code == 1
+    assert "there is no model 'nonsense'" in result.stderr
+
+
+def test_a_model_of_the_hub_is_not_fetched_unasked(tmp_path):
+    result = fit("org/none", HF_HOME=os.fspath(tmp_path))
+    assert result.exit_code == 1
+    assert "org/none is not on this machine; --download fetches it" in result.stderr
+
+
+def test_weights_beyond_the_memory_are_told_with_what_to_do(foretold):
+    text = printed(replace(foretold, memory_bytes=10**6))
+    assert "It does not fit: the weights take 1.7 MB of 1.0 MB." in text
+    assert "quantised to fewer bits" in text
+
+
+def test_where_few_requests_fit_a_narrower_cache_is_advised(foretold):
+    wide, middle, _ = foretold.caches
+    budget = 4 * middle.profile.row_bytes(4096)
+    assert budget < 4 * wide.profile.row_bytes(4096)
+    assert "- kv_bits:8" in printed(replace(foretold, budget_bytes=budget))
+
+
+def test_where_not_one_fits_the_longest_request_is_told(foretold):
+    narrow = foretold.caches[-1]
+    text = printed(replace(foretold, budget_bytes=narrow.profile.row_bytes(1000)))
+    assert "A request may hold 1,000 tokens at most." in text

@@ -1,0 +1,85 @@
+"""TokenClassify on a tiny BERT with random weights, against the network itself."""
+
+import asyncio
+
+import grpc
+import pytest
+from serving import code_of, served
+
+from backend.pb import backend_pb2 as pb
+from scripts.tiny_encoders import build_token_classifier
+
+pytestmark = pytest.mark.mlx
+CODE = grpc.StatusCode
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+TEXT = "bo ba 3 ki ne, me! " * 4
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    return build_token_classifier(tmp_path_factory.mktemp("tagger"), LABELS)
+
+
+def expected(directory, text):
+    """Label the tokens of a text with the network alone, as pairs of place and group."""
+    from mlx_vlm.token_classification import load_token_classifier
+
+    spans = load_token_classifier(str(directory))(text).spans
+    return [(span.start, span.end, span.label) for span in spans]
+
+
+async def test_entities_are_those_of_the_network_alone_and_in_company(classifier):
+    async with served(classifier) as backend:
+        texts = [TEXT, "ba bo", "ki 3 ne, " * 9]
+        answers = await asyncio.gather(
+            *(backend.stub.TokenClassify(pb.TokenClassifyRequest(text=text)) for text in texts)
+        )
+    for text, answer in zip(texts, answers, strict=True):
+        covered = set()
+        for entity in answer.entities:
+            assert text.encode()[entity.start : entity.end].decode() == entity.text
+            assert 0.0 < entity.score <= 1.0
+            covered |= {(at, entity.entity_group) for at in range(entity.start, entity.end)}
+        wanted = {
+            (at, label)
+            for start, end, label in expected(classifier, text)
+            for at in range(start, end)
+        }
+        # Upstream joins words that touch, here only words of one entity are joined.
+        assert {pair for pair in covered if not text[pair[0]].isspace()} == {
+            pair for pair in wanted if not text[pair[0]].isspace()
+        }
+    assert any(answer.entities for answer in answers)
+
+
+async def test_a_text_beyond_the_context_is_read_in_parts(classifier):
+    async with served(classifier) as backend:
+        answer = await backend.stub.TokenClassify(pb.TokenClassifyRequest(text="bo ba ki " * 200))
+    assert max(entity.end for entity in answer.entities) > 1000
+
+
+async def test_entities_below_the_threshold_are_left_out(classifier):
+    async with served(classifier) as backend:
+        every = await backend.stub.TokenClassify(pb.TokenClassifyRequest(text=TEXT))
+        median = sorted(entity.score for entity in every.entities)[len(every.entities) // 2]
+        some = await backend.stub.TokenClassify(
+            pb.TokenClassifyRequest(text=TEXT, threshold=median)
+        )
+    assert list(some.entities) == [entity for entity in every.entities if entity.score >= median]
+
+
+async def test_what_cannot_be_classified_is_refused(classifier, tiny_models):
+    async with served(classifier) as backend:
+        wrong = pb.TokenClassifyRequest(text="a", threshold=2.0)
+        code, details = await code_of(backend.stub.TokenClassify(wrong))
+        assert (code, details) == (
+            CODE.INVALID_ARGUMENT,
+            "threshold: must be between 0 and 1, not 2",
+        )
+        code, details = await code_of(backend.stub.Embedding(pb.PredictOptions(Embeddings="a")))
+        assert (code, "finds entities" in details) == (CODE.UNIMPLEMENTED, True)
+        assert not (await backend.stub.TokenClassify(pb.TokenClassifyRequest(text=""))).entities
+        await backend.load(tiny_models("llama"))
+        code, details = await code_of(backend.stub.TokenClassify(pb.TokenClassifyRequest(text="a")))
+        assert code is CODE.UNIMPLEMENTED
+        assert "labels no tokens" in details

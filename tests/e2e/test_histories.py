@@ -1,0 +1,58 @@
+"""Histories with calls through the socket, on templates that do not take them as they are."""
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from serving import chat, code_of, served
+from tool_conversations import ANSWERED, TWO_CALLS, WEATHER
+
+pytestmark = pytest.mark.mlx
+
+TEMPLATES = Path(__file__).parent.parent / "model" / "templates"
+
+
+def as_sent(message):
+    calls = [
+        {
+            "id": call.call_id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in message.tool_calls
+    ]
+    return {
+        "role": message.role,
+        "content": message.content,
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": json.dumps(calls) if calls else "",
+    }
+
+
+@pytest.mark.parametrize("name", ["one_call", "mistral", "hermes_tool_use"])
+@pytest.mark.parametrize("messages", [TWO_CALLS, ANSWERED], ids=["pending", "answered"])
+async def test_a_history_with_two_calls_is_answered(tiny_models, name, messages):
+    options = [f"chat_template:{TEMPLATES / f'{name}.jinja'}"]
+    request = chat([as_sent(message) for message in messages], tools=[WEATHER.schema], Tokens=2)
+    async with served(tiny_models("llama"), Options=options) as backend:
+        assert (await backend.stub.Predict(request)).tokens <= 2
+        assert (await backend.stub.TokenizeString(request)).length > 50
+
+
+async def test_the_log_says_how_the_format_of_calls_was_found(tiny_models, caplog):
+    caplog.set_level("INFO")
+    options = [f"chat_template:{TEMPLATES / 'one_call.jinja'}"]
+    async with served(tiny_models("llama"), Options=options) as backend:
+        assert backend.engine.model.format.tools.name == "llama3_json"
+    assert "the format of tool calls is llama3_json, by the call in its template" in caplog.text
+
+
+async def test_what_no_form_helps_is_refused_with_the_templates_words(tiny_models):
+    options = [f"chat_template:{TEMPLATES / 'gemma.jinja'}"]
+    messages = [{"role": "system", "content": "s"}, *map(as_sent, TWO_CALLS)]
+    async with served(tiny_models("llama"), Options=options) as backend:
+        code, details = await code_of(backend.stub.Predict(chat(messages)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details == "Messages: System role not supported"

@@ -1,0 +1,122 @@
+"""The requests of the host that its users would suffer from, over the socket."""
+
+import json
+
+import pytest
+from serving import chat, served, stream, user
+
+from backend.demo import MODEL_DIR, WEATHER_TOOL
+
+pytestmark = pytest.mark.mlx
+
+
+def strict(tool):
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+# The host writes it for a tool with `strict: true`, and sends it along with the tools.
+FUNCTION_GRAMMAR = r"""
+string ::= "\"" [^"\\]* "\""
+root-0-arguments ::= "{" "\"city\"" ":" string "}"
+root-0-name ::= "\"get_weather\""
+root-0 ::= "{" "\"arguments\"" ":" root-0-arguments "," "\"name\"" ":" root-0-name "}"
+root ::= root-0
+"""
+
+
+@pytest.mark.parametrize("rpc", ["Predict", "PredictStream"])
+async def test_a_strict_tool_leaves_the_model_free_to_chat(rpc):
+    request = chat(
+        [user("Say hello to Ada.")], tools=[strict(WEATHER_TOOL)], Grammar=FUNCTION_GRAMMAR
+    )
+    async with served(MODEL_DIR) as backend:
+        if rpc == "Predict":
+            content = (await backend.stub.Predict(request)).message.decode()
+        else:
+            content = (await stream(backend.stub, request)).content
+    assert "Ada" in content
+    assert not content.startswith("{")
+
+
+async def test_a_strict_tool_is_called_in_the_models_own_format():
+    request = chat(
+        [user("What is the weather in Hanoi?")],
+        tools=[strict(WEATHER_TOOL)],
+        Grammar=FUNCTION_GRAMMAR,
+    )
+    async with served(MODEL_DIR) as backend:
+        reply = await stream(backend.stub, request)
+    (call,) = reply.calls.values()
+    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Hanoi"})
+    assert reply.content.strip() == ""
+
+
+async def test_a_thought_that_fills_the_context_does_not_make_the_host_try_again():
+    request = chat([user("What is the weather in Hanoi?")], tools=[WEATHER_TOOL])
+    async with served(MODEL_DIR) as backend:
+        tokens = len((await backend.stub.TokenizeString(request)).tokens)
+        assert (await backend.load(MODEL_DIR, MaxModelLen=tokens + 4)).success
+        streamed = await stream(backend.stub, request)
+        whole = await backend.stub.Predict(request)
+    assert streamed.reasoning
+    assert streamed.content == "\n"
+    assert streamed.last.message == b"\n"
+    assert "".join(delta.content for delta in whole.chat_deltas) == "\n"
+
+
+async def test_tool_results_of_the_hosts_anthropic_endpoint_reach_the_template_as_tool_messages():
+    call = {"id": "toolu_1", "type": "function"}
+    call["function"] = {"name": "get_weather", "arguments": json.dumps({"city": "Hanoi"})}
+    turn = [
+        user("What is the weather in Hanoi?"),
+        {"role": "assistant", "tool_calls": json.dumps([call])},
+    ]
+    text = json.dumps({"temperature": 31})
+    as_tool = {"role": "tool", "name": "get_weather", "tool_call_id": "toolu_1", "content": text}
+    as_text = user(f"[Tool Result for toolu_1]: {text}")
+    async with served(MODEL_DIR) as backend:
+        prompts = [
+            (await backend.stub.TokenizeString(chat([*turn, last], tools=[WEATHER_TOOL]))).tokens
+            for last in (as_tool, as_text)
+        ]
+    assert prompts[0] == prompts[1]
+
+
+GREETING = {
+    "type": "object",
+    "properties": {"greeting": {"type": "string", "maxLength": 20}},
+    "required": ["greeting"],
+    "additionalProperties": False,
+}
+
+
+async def test_with_tools_and_a_response_format_the_reply_is_a_call_or_the_constrained_answer():
+    async with served(MODEL_DIR) as backend:
+        fields = {"tools": [WEATHER_TOOL], "Grammar": json.dumps(GREETING), "Tokens": 120}
+        asked = await stream(backend.stub, chat([user("What is the weather in Hanoi?")], **fields))
+        greeted = await stream(backend.stub, chat([user("Say hello to Paris.")], **fields))
+        forced = await stream(
+            backend.stub, chat([user("Say hello to Paris.")], **fields, ToolChoice="required")
+        )
+    assert json.loads(asked.calls[0]["arguments"]) == {"city": "Hanoi"}
+    assert not asked.content.strip()
+    assert not greeted.calls
+    assert set(json.loads(greeted.content)) == {"greeting"}
+    assert forced.calls[0]["name"] == "get_weather"
+
+
+@pytest.mark.parametrize("constrains", ["true", "false"])
+async def test_without_parallel_calls_the_reply_ends_after_one(constrains):
+    choice = json.dumps({"type": "auto", "disable_parallel_tool_use": True})
+    question = chat(
+        [user("What is the weather in Hanoi?")],
+        tools=[WEATHER_TOOL],
+        ToolChoice=choice,
+        IgnoreEOS=True,
+        Tokens=200,
+    )
+    async with served(MODEL_DIR, Options=[f"constrain_calls:{constrains}"]) as backend:
+        reply = await stream(backend.stub, question)
+    assert list(reply.calls) == [0]
+    assert not reply.content.strip()
+    assert reply.last.tokens < 200

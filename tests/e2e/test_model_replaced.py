@@ -1,0 +1,86 @@
+"""A model is replaced while a request for it is prepared: its tokens never reach the next one."""
+
+import asyncio
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from serving import code_of, served
+
+from backend.config import INLINE_REQUEST_BYTES
+from backend.pb import backend_pb2 as pb
+from backend.pipeline import worker_pool
+from scripts.tiny_encoders import build_cross_encoder
+from scripts.tiny_retrieval import build_reranker
+
+pytestmark = pytest.mark.mlx
+
+PROMPT = pb.PredictOptions(Prompt="be bi", Tokens=2)
+LARGE = pb.PredictOptions(Prompt="be bi", Tokens=2, NegativePrompt="a" * INLINE_REQUEST_BYTES)
+RERANK = pb.RerankRequest(query="be", documents=["bi", "bo"])
+CALLS = {
+    "Predict": lambda stub: stub.Predict(PROMPT),
+    "a large Predict": lambda stub: stub.Predict(LARGE),
+    "PredictStream": lambda stub: stub.PredictStream(PROMPT).read(),
+    "Embedding": lambda stub: stub.Embedding(pb.PredictOptions(Embeddings="be bi")),
+    "Score": lambda stub: stub.Score(pb.ScoreRequest(prompt="be", candidates=[" bi", " bo"])),
+    "Rerank": lambda stub: stub.Rerank(RERANK),
+}
+
+
+class HoldingExecutor(ThreadPoolExecutor):
+    """Holds its first work back until it is told to go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.holds, self.goes_on = asyncio.Event(), threading.Event()
+
+    def submit(self, work, *arguments):
+        if self.holds.is_set():
+            return super().submit(work, *arguments)
+        self.holds.set()
+        return super().submit(lambda: self.goes_on.wait() and work(*arguments))
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("decoders")
+    first = build_reranker(root / "tiny-qwen3-Reranker")
+    return first, shutil.copytree(first, root / "other-qwen3-Reranker")
+
+
+@pytest.fixture(scope="module")
+def cross_encoders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cross-encoders")
+    first = build_cross_encoder("bert", root / "tiny")
+    return first, shutil.copytree(first, root / "other")
+
+
+async def answer_of_a_call_during_a_load(call, first, second, monkeypatch):
+    executor = HoldingExecutor()
+    for threads in ("_light_threads", "_heavy_threads"):
+        monkeypatch.setattr(worker_pool, threads, executor)
+    async with served(first) as backend:
+        preparing = asyncio.create_task(code_of(call(backend.stub)))
+        await executor.holds.wait()
+        assert (await backend.load(second)).success
+        executor.goes_on.set()
+        answer = await preparing
+        await call(backend.stub)
+        return answer
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_what_was_prepared_for_another_model_is_refused(decoders, call, monkeypatch):
+    code, details = await answer_of_a_call_during_a_load(call, *decoders, monkeypatch)
+    assert code is grpc.StatusCode.ABORTED
+    assert details == "another model was loaded while the request was prepared"
+
+
+async def test_pairs_for_another_cross_encoder_are_refused(cross_encoders, monkeypatch):
+    rerank = CALLS["Rerank"]
+    code, details = await answer_of_a_call_during_a_load(rerank, *cross_encoders, monkeypatch)
+    assert code is grpc.StatusCode.ABORTED
+    assert details == "another model was loaded while the request was prepared"

@@ -1,0 +1,103 @@
+"""Families whose pictures reach the text in a way of their own: equal to mlx-vlm, or refused."""
+
+import grpc
+import pytest
+from serving import chat, code_of, served, stream, user
+from vision import Reference, parts, picture, shown, token_ids
+
+from scripts.sweep.vision_models import build_vision_model
+
+pytestmark = pytest.mark.mlx
+
+COUNT = 8
+SYSTEM = {"role": "system", "content": "You see. " + "be bi ba bo du " * 4}
+QUESTIONS = {"What is it?": [picture(1)], "ba bi": [picture(2, (96, 48))], "Text, be bi bo.": []}
+
+
+def ask(text, images):
+    settings = {"Tokens": COUNT, "Logprobs": 1, "IgnoreEOS": True}
+    return chat([SYSTEM, user(text)], **shown(*images), **settings)
+
+
+async def replies(backend):
+    return [
+        token_ids(*(await stream(backend.stub, ask(text, images))).replies)
+        for text, images in QUESTIONS.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("glm4v", "glm_ocr", "paddleocr_vl"),  # positions that stay inside the model
+        *("gemma4_bidirectional", "gemma4_unified"),  # pictures that attend in both directions
+        "minicpmv4_6",  # pixels in nested lists
+        "qwen3_omni_moe",  # features of deeper layers for every token, in a part of the model
+    ],
+)
+# As an error it would be swallowed, and the processor of gemma4 not be found.
+@pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values:UserWarning")
+async def test_tokens_are_those_of_mlx_vlm(tmp_path, family):
+    directory = build_vision_model(family, tmp_path)
+    reference = Reference(directory)
+    async with served(directory) as backend:
+        ours = await replies(backend)
+    for tokens, (text, images) in zip(ours, QUESTIONS.items(), strict=True):
+        theirs = reference.tokens(
+            [SYSTEM, {"role": "user", "content": parts(text, *images)}], COUNT
+        )
+        assert len(theirs) > 1
+        assert tokens[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("idefics2", "in a prompt it writes other tokens for it than by itself"),
+        ("llava_next", "embeddings"),
+        ("granite_vision", "embeddings"),
+    ],
+)
+async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
+    tmp_path, family, reason
+):
+    directory = build_vision_model(family, tmp_path)
+    reference = Reference(directory)
+    async with served(directory) as backend:
+        code, details = await code_of(stream(backend.stub, ask("What is it?", [picture(1)])))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "Images[0]: image input of this model is not served" in details
+        assert reason in details
+        reply = await stream(backend.stub, ask("Text, be bi bo.", []))
+    theirs = reference.tokens([SYSTEM, user("Text, be bi bo.")], COUNT)
+    assert len(theirs) > 1
+    assert token_ids(*reply.replies)[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("paligemma", "would not be those of mlx-vlm"),
+        ("florence2", "an encoder beside the decoder"),
+    ],
+)
+async def test_a_model_whose_text_would_be_misread_is_refused_by_name(tmp_path, family, reason):
+    directory = build_vision_model(family, tmp_path)
+    async with served() as backend:
+        code, details = await code_of(backend.load(directory))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert family in details
+    assert reason in details
+    assert "vision:false" not in details
+
+
+@pytest.mark.parametrize("family", ["llama4", "minicpmv4_6"])
+async def test_a_second_picture_that_mlx_vlm_reads_in_another_way_is_refused(tmp_path, family):
+    """Upstream contract: minicpmv4_6 numbers the pictures of a prompt."""
+    directory = build_vision_model(family, tmp_path)
+    two = [picture(1), picture(2)]
+    async with served(directory) as backend:
+        assert (await stream(backend.stub, ask("What is it?", two[:1]))).message
+        code, details = await code_of(stream(backend.stub, ask("What is it?", two)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Images[1]: this model is served one image in a prompt" in details

@@ -1,0 +1,136 @@
+"""The engine process takes nothing along that it should not have, and outlives nobody."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from groups import is_alive, workers_of
+from serving import Stub, until
+
+from backend.engine.processes import engine_environment
+from backend.pb import backend_pb2 as pb
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+class Server:
+    """`python -m backend`, with secrets in its environment and a file open for its children."""
+
+    def __init__(self, directory):
+        secrets = {"LOCALAI_GRPC_AUTH_TOKEN": "", "HF_TOKEN": "hf", "AWS_SECRET_ACCESS_KEY": "aws"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "backend", "--addr", "127.0.0.1:0"],
+            stderr=subprocess.PIPE,
+            env={**os.environ, **secrets, "PYTHONPATH": str(Path(__file__).parents[2])},
+            cwd=directory,
+            text=True,
+        )
+        line = ""
+        while "listening on" not in line:
+            line = self.process.stderr.readline()
+        self.address = line.split()[-1]
+
+    async def engine(self):
+        """Return the number of the engine process, once there is one."""
+        await until(lambda: len(workers_of(self.process.pid)) == 1)
+        return workers_of(self.process.pid)[0]
+
+    def end(self):
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+def open_files(process_id):
+    return {str(each.readlink()) for each in Path(f"/proc/{process_id}/fd").iterdir()}
+
+
+def has_mlx(process_id):
+    return "libmlx" in Path(f"/proc/{process_id}/maps").read_text()
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    yield server
+    server.end()
+
+
+@linux_only
+@pytest.mark.mlx
+async def test_it_is_started_before_a_load_and_inherits_neither_files_nor_secrets_nor_place(
+    server, tmp_path
+):
+    place = Path(f"/proc/{await server.engine()}")
+    await until(lambda: place.joinpath("cwd").readlink() == Path("/"))
+    environment = place.joinpath("environ").read_bytes().split(b"\0")
+    names = {entry.partition(b"=")[0].decode() for entry in environment}
+    assert "PATH" in names
+    assert not names & {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "LOCALAI_GRPC_AUTH_TOKEN"}
+    targets = open_files(await server.engine())
+    sockets = {target for target in targets if target.startswith("socket:")}
+    assert not sockets & open_files(server.process.pid)
+    assert not [target for target in targets if str(tmp_path) in target]
+
+
+@linux_only
+@pytest.mark.mlx
+async def test_it_is_the_first_to_go_when_memory_runs_out(server):
+    engine = await server.engine()
+
+    def score(process_id):
+        return int(Path(f"/proc/{process_id}/oom_score_adj").read_text())
+
+    await until(lambda: score(engine) > score(server.process.pid))
+
+
+@linux_only
+@pytest.mark.mlx
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_server_that_ends_takes_it_along(server, tiny_models, kind):
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        await Stub(channel).LoadModel(pb.ModelOptions(Model=str(tiny_models("llama"))))
+    engine = await server.engine()
+    server.process.send_signal(kind)
+    server.process.wait()
+    await until(lambda: not is_alive(engine))
+
+
+@linux_only
+@pytest.mark.mlx
+async def test_a_server_whose_engine_cannot_be_replaced_exits_with_a_code_of_its_own(
+    server, tiny_models, tmp_path
+):
+    model = tmp_path / "model"
+    model.symlink_to(tiny_models("llama"))
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        await Stub(channel).LoadModel(pb.ModelOptions(Model=str(model)))
+    model.unlink()
+    os.kill(await server.engine(), signal.SIGKILL)
+    _, log = server.process.communicate()
+    assert server.process.returncode == 3
+    assert "3 in a row could not be started" in log
+
+
+@linux_only
+@pytest.mark.mlx
+async def test_the_server_never_imports_mlx(server, tiny_models):
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = Stub(channel)
+        await stub.LoadModel(pb.ModelOptions(Model=str(tiny_models("llama"))))
+        await stub.Predict(pb.PredictOptions(Prompt="ba", Tokens=3, Grammar='root ::= "ba"'))
+    assert not has_mlx(server.process.pid)
+    assert has_mlx(await server.engine())
+
+
+def test_its_environment_has_what_it_needs_and_no_secret():
+    given = {
+        **dict.fromkeys(("PATH", "HOME", "LC_ALL", "MLX_METAL_JIT", "CUDA_VISIBLE_DEVICES"), "x"),
+        **dict.fromkeys(("HF_HOME", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTHONPATH"), "x"),
+    }
+    secrets = ("HF_TOKEN", "API_KEY", "LOCALAI_GRPC_AUTH_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS")
+    assert engine_environment({**given, **dict.fromkeys(secrets, "x")}) == given

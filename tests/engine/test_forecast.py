@@ -1,0 +1,75 @@
+"""What is foretold of a model is what a load finds."""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from backend.config import MemoryOptions, ModelOptions, TuningOptions
+from backend.engine.forecast import forecast
+from backend.engine.passes.caches import make_cache_factory
+from backend.engine.passes.kv_profile import measure
+from backend.errors import UnsupportedModelError
+from backend.model.loader import load
+from scripts.tiny_encoders import build_encoder
+
+pytestmark = pytest.mark.mlx
+
+FAMILIES = [
+    *("llama", "llama_sliding", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2"),
+    *("granitemoehybrid", "kimi_linear", "llama4", "llama_wide"),
+]
+
+
+def options(directory):
+    return ModelOptions(model=str(directory))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_foretold_is_what_a_load_measures(tiny_models, family):
+    directory = tiny_models(family)
+    foretold = forecast(options(directory), directory)
+    model = load(options(directory), directory, cancelled=lambda: False)
+    assert foretold.card == model.card
+    for cache in foretold.caches:
+        tuning = TuningOptions(memory=MemoryOptions(kv_bits=cache.bits))
+        factory = make_cache_factory(model.network, tuning)
+        assert cache.profile == measure(model.network, factory)
+
+
+def test_heads_wide_enough_for_it_can_be_quantised(tiny_models):
+    directory = tiny_models("llama_wide")
+    caches = forecast(options(directory), directory).caches
+    assert [cache.bits for cache in caches] == [None, 8, 4]
+    sizes = [cache.profile.bytes_per_token for cache in caches]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_forecast_reads_no_weights(tiny_models):
+    directory = tiny_models("llama")
+    before = mx.get_active_memory()
+    foretold = forecast(options(directory), directory)
+    assert mx.get_active_memory() - before < foretold.card.weights_bytes / 10
+
+
+def test_requests_fill_the_budget_and_go_no_further(tiny_models):
+    directory = tiny_models("llama")
+    foretold = replace(forecast(options(directory), directory), budget_bytes=10**7)
+    (cache, *_) = foretold.caches
+    rows = foretold.rows(cache, 1000)
+    assert (
+        rows * cache.profile.row_bytes(1000) <= 10**7 < (rows + 1) * cache.profile.row_bytes(1000)
+    )
+
+
+def test_where_the_weights_do_not_fit_nothing_runs(tiny_models):
+    directory = tiny_models("llama")
+    foretold = replace(forecast(options(directory), directory), memory_bytes=1000)
+    assert not foretold.has_room
+    assert foretold.rows(foretold.caches[0], 1) == 0
+
+
+def test_an_encoder_has_no_kv_cache_to_foretell(tmp_path):
+    directory = build_encoder("bert", tmp_path / "bert")
+    with pytest.raises(UnsupportedModelError, match="is an encoder: it has no KV cache"):
+        forecast(options(directory), directory)

@@ -1,0 +1,75 @@
+"""Every marker of a format stands in one place: its file in backend/formats."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import golden
+import pytest
+from tool_replies import FORMATS
+
+from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "backend" / "formats"
+TOLD_ELSEWHERE = {
+    # Texts of other meanings that happen to be the same.
+    "[",
+    "{",
+}
+
+
+def sources(*packages):
+    for package in packages:
+        for path in sorted((ROOT / "backend" / package).rglob("*.py")):
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def literals(tree):
+    """Yield the texts in a module, docstrings aside."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in docstrings:
+            yield node.value
+
+
+def markers():
+    for tools in TOOL_FORMATS:
+        yield from (*tools.openers, *tools.closers, *tools.tokens)
+    for thoughts in REASONING_FORMATS:
+        yield from (*thoughts.starts, *thoughts.ends, *thoughts.frames, *thoughts.tokens)
+
+
+MARKERS = {marker.strip() for marker in markers()} - TOLD_ELSEWHERE
+
+
+def test_no_marker_is_spelled_outside_of_the_formats():
+    spelled = defaultdict(set)
+    for path, tree in sources("output", "sampling", "pipeline", "engine", "rpc"):
+        for text in literals(tree):
+            if text.strip() in MARKERS:
+                spelled[text.strip()].add(path.name)
+    assert not spelled
+
+
+def test_a_format_spells_each_of_its_markers_once():
+    for path, tree in sources("formats"):
+        found = [text.strip() for text in literals(tree) if text.strip() in MARKERS]
+        assert len(found) == len(set(found)), path.name
+
+
+@pytest.mark.parametrize("tools", TOOL_FORMATS[:-1], ids=lambda tools: tools.name)
+def test_a_format_is_one_source_file_and_one_golden_file(tools):
+    assert [path.stem for path in SOURCES.rglob(f"{tools.name}.py")] == [tools.name]
+    assert (golden.GOLDEN / f"{tools.name}.jsonl").is_file()
+    assert any(tools.is_called(reply.parser or name) for name, reply in FORMATS.items())
+    page = (ROOT / "docs" / "reference" / "output-formats.md").read_text(encoding="utf-8")
+    assert re.search(rf"`{tools.name}`", page)

@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from backend.errors import InvalidRequestError
+from backend.jobs.datasets import read_dataset
+
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+def written(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "row"),
+    [
+        ("a.jsonl", json.dumps(CHAT), CHAT),
+        ("a.json", json.dumps([{"text": "one"}]), {"text": "one"}),
+        ("a.csv", "prompt,completion\na,b\n", {"prompt": "a", "completion": "b"}),
+        ("a.txt", "one\n\n\n", {"text": "one"}),
+        (
+            "a.jsonl",
+            json.dumps({"instruction": "add", "input": "1 2", "output": "3"}),
+            {"prompt": "add\n\n1 2", "completion": "3"},
+        ),
+        (
+            "a.jsonl",
+            json.dumps({"conversations": [{"from": "human", "value": "a"}]}),
+            {"messages": [{"role": "user", "content": "a"}]},
+        ),
+    ],
+)
+def test_every_form_is_read(tmp_path, name, text, row):
+    assert read_dataset(written(tmp_path, name, text)).train == [row]
+
+
+def test_every_tenth_row_is_held_out_unless_the_dataset_brings_its_own(tmp_path):
+    rows = [json.dumps({"text": str(number)}) for number in range(20)]
+    whole = read_dataset(written(tmp_path, "train.jsonl", "\n".join(rows)))
+    assert [row["text"] for row in whole.validation] == ["9", "19"]
+    assert len(whole.train) == 18
+    written(tmp_path, "valid.jsonl", rows[0])
+    parts = read_dataset(str(tmp_path))
+    assert (len(parts.train), len(parts.validation)) == (20, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("a.jsonl", "", "a.jsonl holds no rows"),
+        ("a.jsonl", "{", "line 1 is not valid JSON"),
+        ("a.jsonl", '{"text": "a"}\n{"x": 1}', "a.jsonl, row 2 has neither messages"),
+        ("a.jsonl", '{"messages": ["a"]}', "a.jsonl, row 1 has neither messages"),
+        ("a.jsonl", f'{{"text": "a"}}\n{json.dumps(CHAT)}', "a.jsonl holds rows of several forms"),
+        ("a.json", "{}", "the file is no JSON array"),
+        ("a.xml", "", "a.xml is of no kind that can be read"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_the_place(tmp_path, name, text, problem):
+    with pytest.raises(InvalidRequestError, match="dataset_source: ") as caught:
+        read_dataset(written(tmp_path, name, text))
+    assert problem in str(caught.value)
+
+
+def test_a_missing_dataset_is_refused(tmp_path):
+    with pytest.raises(InvalidRequestError, match="there is no file or directory"):
+        read_dataset(str(tmp_path / "none"))
+    with pytest.raises(InvalidRequestError, match=r"holds no train\.jsonl"):
+        read_dataset(str(tmp_path))

@@ -1,0 +1,217 @@
+"""Long jobs as the host runs them: a load of the backend's own name, a start, progress, an end."""
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import mlx.core as mx
+import pytest
+from serving import Served, code_of, served
+
+from backend.demo import MODEL_DIR
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+CODE = grpc.StatusCode
+
+
+async def quantise(backend: Served, **fields):
+    started = await backend.stub.StartQuantization(pb.QuantizationRequest(**fields))
+    assert started.success
+    request = pb.QuantizationProgressRequest(job_id=started.job_id)
+    return [update async for update in backend.stub.QuantizationProgress(request)]
+
+
+async def train(backend: Served, **fields):
+    started = await backend.stub.StartFineTune(pb.FineTuneRequest(**fields))
+    assert started.success
+    request = pb.FineTuneProgressRequest(job_id=started.job_id)
+    return [update async for update in backend.stub.FineTuneProgress(request)]
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Twenty conversations about one thing, as a JSONL file."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Say hello to Ada {number}."},
+                {"role": "assistant", "content": "Hello, Ada!"},
+            ]
+        }
+        for number in range(20)
+    ]
+    path = tmp_path / "hello.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+async def last_of(updates):
+    """Read the rest of a stream and return its last message."""
+    last = None
+    while (update := await updates.read()) is not grpc.aio.EOF:
+        last = update
+    return last
+
+
+def lora(dataset, output_dir, **fields):
+    return {
+        "model": str(MODEL_DIR),
+        "dataset_source": str(dataset),
+        "output_dir": str(output_dir),
+        "adapter_rank": 4,
+        "max_steps": 4,
+        "gradient_accumulation_steps": 1,
+        **fields,
+    }
+
+
+async def test_a_load_of_the_backends_own_name_loads_nothing(tmp_path):
+    async with served() as backend:
+        result = await backend.load("mlx", ModelPath=str(tmp_path), ModelFile=str(tmp_path / "mlx"))
+        assert result.success
+        assert backend.engine.model is None
+
+
+async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path):
+    async with served() as backend:
+        await backend.load("mlx", ModelPath=str(MODEL_DIR.parent))
+        updates = await quantise(
+            backend, model=MODEL_DIR.name, quantization_type="q8", output_dir=str(tmp_path)
+        )
+        last = updates[-1]
+        assert last.status == "completed", last.message
+        assert [update.status for update in updates][:2] == ["queued", "downloading"]
+        metrics = last.extra_metrics
+        assert metrics["bytes_result"] < metrics["bytes_source"]
+        assert metrics["perplexity_result"] == pytest.approx(metrics["perplexity_source"], rel=0.2)
+        assert (await backend.load(last.output_file)).success
+    assert [path.name for path in tmp_path.iterdir()] == [f"{MODEL_DIR.name}-q8"]
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+async def test_a_trained_checkpoint_loads_as_an_adapter(tmp_path, dataset, kind):
+    async with served() as backend:
+        fields = lora(dataset, tmp_path / "out", training_type=kind, save_steps=2)
+        updates = await train(backend, **fields)
+        last = updates[-1]
+        assert last.status == "completed", last.message
+        assert (last.current_step, last.total_steps) == (4, 4)
+        assert math.isfinite(last.loss)
+        request = pb.ListCheckpointsRequest(output_dir=str(tmp_path / "out"))
+        checkpoints = (await backend.stub.ListCheckpoints(request)).checkpoints
+        assert [checkpoint.step for checkpoint in checkpoints] == [2, 4]
+        assert last.checkpoint_path == checkpoints[-1].path
+        assert (await backend.load(MODEL_DIR, LoraAdapters=[last.checkpoint_path])).success
+
+
+async def test_training_lowers_the_loss_on_what_it_is_shown(tmp_path, dataset):
+    async with served() as backend:
+        fields = lora(dataset, tmp_path / "out", max_steps=30, learning_rate=0.01)
+        updates = await train(backend, **fields)
+    losses = [update.loss for update in updates if update.status == "training"]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+async def test_a_training_goes_on_from_a_checkpoint(tmp_path, dataset):
+    async with served() as backend:
+        first = await train(backend, **lora(dataset, tmp_path / "out", max_steps=2))
+        fields = lora(dataset, tmp_path / "out", max_steps=5)
+        checkpoint = first[-1].checkpoint_path
+        resumed = await train(backend, **fields, resume_from_checkpoint=checkpoint)
+        assert next(update.current_step for update in resumed if update.current_step) == 3
+        assert resumed[-1].current_step == 5
+        again = await train(backend, **fields, resume_from_checkpoint=resumed[-1].checkpoint_path)
+        assert again[-1].status == "failed"
+        assert "step 5 of 5 is its end already" in again[-1].message
+
+
+@pytest.mark.parametrize("form", ["lora", "merged_16bit"])
+async def test_a_checkpoint_is_exported_and_can_be_loaded(tmp_path, dataset, form):
+    async with served() as backend:
+        trained = await train(backend, **lora(dataset, tmp_path / "out"))
+        target = tmp_path / "exported"
+        request = pb.ExportModelRequest(
+            checkpoint_path=trained[-1].checkpoint_path, output_path=str(target), export_format=form
+        )
+        result = await backend.stub.ExportModel(request)
+        assert result.success, result.message
+        if form == "lora":
+            assert (await backend.load(MODEL_DIR, LoraAdapters=[str(target)])).success
+        else:
+            assert (await backend.load(target)).success
+
+
+async def test_stopping_a_training_keeps_its_weights_if_asked_to(tmp_path, dataset):
+    async with served() as backend:
+        fields = lora(dataset, tmp_path / "out", max_steps=100_000)
+        started = await backend.stub.StartFineTune(pb.FineTuneRequest(**fields, job_id="long"))
+        assert started.job_id == "long"
+        updates = backend.stub.FineTuneProgress(pb.FineTuneProgressRequest(job_id="long"))
+        while (await updates.read()).current_step < 2:
+            pass
+        code, details = await code_of(
+            backend.stub.StartFineTune(pb.FineTuneRequest(**fields, job_id="long"))
+        )
+        assert (code, details) == (CODE.INVALID_ARGUMENT, "job_id: job 'long' is running")
+        stop = pb.FineTuneStopRequest(job_id="long", save_checkpoint=True)
+        assert (await backend.stub.StopFineTune(stop)).success
+        last = await last_of(updates)
+        assert last.status == "stopped"
+        assert mx.load(f"{last.checkpoint_path}/adapters.safetensors")
+
+
+async def test_a_job_that_is_killed_fails_with_its_signal_and_keeps_its_checkpoints(
+    tmp_path, dataset
+):
+    async with served() as backend:
+        fields = lora(dataset, tmp_path / "out", max_steps=100_000, save_steps=2)
+        started = await backend.stub.StartFineTune(pb.FineTuneRequest(**fields))
+        updates = backend.stub.FineTuneProgress(pb.FineTuneProgressRequest(job_id=started.job_id))
+        while not (update := await updates.read()).checkpoint_path:
+            pass
+        (process,) = children()
+        os.kill(process, signal.SIGKILL)
+        last = await last_of(updates)
+        assert last.status == "failed"
+        assert "was ended by signal 9" in last.message
+        assert mx.load(str(Path(update.checkpoint_path) / "adapters.safetensors"))
+
+
+def children() -> list[int]:
+    """Return the processes that this one has started as jobs."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        if b"backend.jobs" in words and parent == os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+async def test_a_job_ends_with_the_server(tmp_path, dataset):
+    async with served() as backend:
+        fields = lora(dataset, tmp_path / "out", max_steps=100_000)
+        started = await backend.stub.StartFineTune(pb.FineTuneRequest(**fields))
+        updates = backend.stub.FineTuneProgress(pb.FineTuneProgressRequest(job_id=started.job_id))
+        while (await updates.read()).status != "training":
+            pass
+    assert children() == []
+
+
+async def test_what_cannot_be_quantised_or_trained_fails_in_plain_words(tmp_path, dataset):
+    async with served() as backend:
+        missing = await quantise(backend, model="nothing-here", output_dir=str(tmp_path))
+        assert missing[-1].status == "failed"
+        assert "nothing-here" in missing[-1].message
+        fields = lora(dataset, tmp_path / "out", target_modules=["x_proj"])
+        unknown = await train(backend, **fields)
+        assert unknown[-1].status == "failed"
+        assert "the model's layers have no 'x_proj'; they have" in unknown[-1].message

@@ -1,0 +1,55 @@
+"""The server reads mlx-lm's tokenizer and templates without MLX, and they say the same."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backend.model.checkpoint.upstream import mlx_lm_part
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "And 3 + 3?"},
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "description": "d", "parameters": {"type": "object"}},
+    }
+]
+CODE = """
+import json, sys
+from backend.model.checkpoint.upstream import mlx_lm_part
+turns, tools = json.loads(sys.argv[1])
+write = mlx_lm_part("chat_templates.deepseek_v32").apply_chat_template
+newline = mlx_lm_part("tokenizer_utils").NewlineTokenizer
+texts = [write(turns, tools=each, add_generation_prompt=True) for each in (None, tools)]
+known = [name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm")]
+print(json.dumps([texts, newline.__name__, known]))
+"""
+
+
+def test_parts_of_mlx_lm_are_the_same_without_mlx():
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps([TURNS, TOOLS])],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    texts, newline, known = json.loads(done.stdout.splitlines()[-1])
+    write = importlib.import_module("mlx_lm.chat_templates.deepseek_v32").apply_chat_template
+    upstream = [write(TURNS, tools=each, add_generation_prompt=True) for each in (None, TOOLS)]
+    assert (texts, newline, known) == (upstream, "NewlineTokenizer", [])
+
+
+@pytest.mark.parametrize("name", ["chat_templates.none", "../os", "chat_templates/muse_spark", ""])
+def test_what_mlx_lm_does_not_have_is_a_missing_module(name):
+    with pytest.raises(ModuleNotFoundError):
+        mlx_lm_part(name)

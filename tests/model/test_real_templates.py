@@ -1,0 +1,160 @@
+"""Chat templates of real models: their formats are found, and conversations keep all their parts.
+
+They are there after `python -m scripts.real_templates`; without them these tests are skipped. What
+is expected of each was read in the template itself.
+"""
+
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models
+from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
+from transformers import PreTrainedTokenizerFast
+
+from backend.formats.evidence import FormatEvidence
+from backend.model.text.hf_renderer import make_jinja_renderer
+from backend.model.text.template import ChatTemplate
+from backend.output.detection import detect
+from scripts.real_templates import TARGET
+
+NAMES = sorted(path.stem for path in TARGET.glob("*.jinja"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not NAMES, reason="python -m scripts.real_templates has not run"),
+]
+
+FORMATS = {
+    "apertus": ("Apertus-8B-Instruct",),
+    "cohere": (
+        "Cohere2MoE",
+        "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+    ),
+    "deepseek_dsml": (
+        "deepseek-ai-DeepSeek-V3.2",
+        "deepseek-ai-DeepSeek-V4-Flash-0731",
+        "deepseek-ai-DeepSeek-V4",
+    ),
+    "deepseek_v3": (
+        "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+        "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+        "llama-cpp-deepseek-r1",
+    ),
+    "deepseek_v31": ("deepseek-ai-DeepSeek-V3.1",),
+    "functionary": ("meetkai-functionary-medium-v3.2",),
+    "command_r_plus": ("CohereForAI-c4ai-command-r-plus-tool_use",),
+    "gigachat3": (
+        "GigaChat3-10B-A1.8B",
+        "GigaChat3.1-10B-A1.8B",
+    ),
+    "solar_open": ("upstage-Solar-Open-100B",),
+    "gemma4": (
+        "google-gemma-4-31B-it-interleaved",
+        "google-gemma-4-31B-it",
+    ),
+    "glm4": (
+        "GLM-4.6",
+        "GLM-4.7-Flash",
+        "Spark2.5",
+        "inclusionai-ling-3.0-flash",
+        "poolside-Laguna-S-2.1",
+        "poolside-Laguna-XS-2.1",
+        "poolside-Laguna-XS.2",
+    ),
+    "granite": ("ibm-granite-granite-3.3-2B-Instruct",),
+    "harmony": ("openai-gpt-oss-120b",),
+    "hermes_json": (
+        "Bielik-11B-v3.0-Instruct",
+        "MiMo-VL",
+        "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+        "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+        "Qwen-QwQ-32B",
+        "Qwen-Qwen2.5-7B-Instruct",
+        "Qwen-Qwen3-0.6B",
+        "Reka-Edge",
+        "ibm-granite-granite-4.0",
+        "ibm-granite-granite-4.1",
+    ),
+    "hunyuan_v3_opensource": ("tencent-Hy3",),
+    "json_list": (
+        "Apriel-1.6-15b-Thinker-fixed",
+        "MiniMax-M1",
+        "unsloth-Apriel-1.5",
+    ),
+    "kimi_k2": (
+        "Kimi-K2-Instruct",
+        "Kimi-K2-Thinking",
+        "moonshotai-Kimi-K2",
+    ),
+    "kimi_k3": ("Kimi-K3",),
+    "llama3_json": (
+        "meetkai-functionary-medium-v3.1",
+        "meta-llama-Llama-3.1-8B-Instruct",
+        "meta-llama-Llama-3.2-3B-Instruct",
+        "meta-llama-Llama-3.3-70B-Instruct",
+    ),
+    "minicpm5": ("openbmb-MiniCPM5-1B",),
+    "minimax_m2": ("MiniMax-M2",),
+    "minimax_m3": ("MiniMax-M3",),
+    "mistral": (
+        "Mistral-Small-3.2-24B-Instruct-2506",
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+        "mistralai-Mistral-Nemo-Instruct-2407",
+        "unsloth-mistral-Devstral-Small-2507",
+    ),
+    "muse_spark": ("muse-glimmer",),
+    "nemotron": ("NVIDIA-Nemotron-Nano-v2",),
+    "phi4": ("fireworks-ai-llama-3-firefunction-v2",),
+    "pythonic": (
+        "LFM2-8B-A1B",
+        "LFM2.5-8B-A1B",
+    ),
+    "qwen3_coder_xml": (
+        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        "Qwen3-Coder",
+        "Qwen3.5-4B",
+        "StepFun3.5-Flash",
+    ),
+    "seed_oss": ("ByteDance-Seed-OSS",),
+}
+FOUND = {name: found for found, names in FORMATS.items() for name in names}
+# It demands a variable `functions`.
+DEMANDING = "fireworks-ai-llama-3-firefunction-v2"
+# The second loses calls, the third drops text next to calls once they are answered.
+LOSING = {
+    DEMANDING,
+    "llama-cpp-deepseek-r1",
+    "openai-gpt-oss-120b",
+}
+
+
+def template(name):
+    text = (TARGET / f"{name}.jinja").read_text(encoding="utf-8")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=FastTokenizer(models.BPE()),
+        bos_token="<s>",  # noqa: S106 (no password)
+        eos_token="</s>",  # noqa: S106 (no password)
+        chat_template=text,
+    )
+    return ChatTemplate(make_jinja_renderer(tokenizer), text)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_format_is_found_without_a_vocabulary(name):
+    found = template(name)
+    evidence = FormatEvidence((), found.text, written_call=found.written_call)
+    assert detect(evidence).tools.name == FOUND[name]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LOSING])
+@pytest.mark.parametrize("messages", [TWO_CALLS, ANSWERED], ids=["pending", "answered"])
+def test_a_conversation_with_calls_keeps_all_its_parts(name, messages):
+    found = template(name)
+    text = found.render(messages, [WEATHER] if found.supports_tools else [], {})
+    said = [message.content for message in messages if message.content]
+    assert [part for part in said if text.count(part) != 1] == []
+    # Each city is in a call and in a result.
+    assert min(text.count("Oslo"), text.count("Rome")) >= 2
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != DEMANDING])
+def test_a_question_is_rendered(name):
+    assert QUESTION.content in template(name).render([QUESTION], [], {})

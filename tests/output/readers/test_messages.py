@@ -1,0 +1,101 @@
+import json
+
+from golden import named_calls, named_format, play
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.core.delta import FinishReason
+from backend.formats.messages.harmony import MESSAGES
+from backend.output.readers.messages.frames import MessageFrames
+from backend.output.readers.messages.reader import MessageReader
+from backend.output.reply import ReplySpec
+from backend.output.routing.router import Router
+from backend.output.warn import warn_once
+
+HARMONY = named_format("harmony", "harmony")
+MUSE = named_format("muse_spark", "muse")
+TAIL = "<|start|>assistant"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+BODY = st.text(st.characters(exclude_characters="<`~", exclude_categories=["Cs"]))
+
+
+def outcome(text, output_format=HARMONY, tools=None, stop=FinishReason.STOP):
+    spec = ReplySpec(format=output_format, tools=tools, prompt_tail=TAIL)
+    completion = play(spec, text, stop)
+    return completion.reasoning, completion.content, named_calls(completion)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["analysis", "commentary", "final"]), BODY), max_size=5))
+def test_every_message_comes_out_as_it_was_written(messages):
+    text = "<|start|>assistant".join(
+        f"<|channel|>{channel}<|message|>{body}<|end|>" for channel, body in messages
+    )
+    thought = "".join(body for channel, body in messages if channel == "analysis")
+    content = "".join(body for channel, body in messages if channel != "analysis")
+    assert outcome(text) == (thought, content, ())
+
+
+def test_without_tools_a_message_to_one_is_content():
+    assert outcome(f"{CALL}{{}}<|call|>", tools={}) == ("", "{}", ())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["self", "user", "commentary"]), BODY), max_size=5))
+def test_every_recipient_gets_what_was_written_to_it(messages):
+    text = "<|start|>assistant".join(
+        f" to={recipient}<|message|>{body}<|eom|>" for recipient, body in messages
+    )
+    thought = "".join(body for recipient, body in messages if recipient == "self")
+    content = "".join(body for recipient, body in messages if recipient != "self")
+    assert outcome(text, MUSE) == (thought, content, ())
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers() | st.booleans() | st.none()))
+def test_arguments_come_out_as_they_were_written(arguments):
+    text = json.dumps(arguments)
+    assert outcome(f"{CALL}{text}<|call|>") == ("", "", (("f", text),))
+
+
+def test_arguments_leave_while_they_are_written():  # lesson 71
+    router = Router(HARMONY, tools=None, prompt_tail=TAIL)
+    assert router.feed(CALL) == []
+    pieces = ['{"a', '": "x', "y", '"}', " ", "<|call|>"]
+    sent = ["".join(delta.arguments for delta in router.feed(piece)) for piece in pieces]
+    assert sent == ["", '{"a": "x', "y", '"', "", "}"]
+
+
+def test_plain_text_without_a_header_is_not_held_up():  # lesson 77
+    router = Router(HARMONY, tools=None, prompt_tail=TAIL)
+    assert [delta.text for delta in router.feed("H")] == ["H"]
+
+
+def test_an_unknown_channel_is_content_and_warned_of_once(caplog):  # lesson 86
+    warn_once.cache_clear()
+    for _ in range(3):
+        assert outcome("<|channel|>summary<|message|>So.") == ("", "So.", ())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "summary" in caplog.text
+
+
+def test_a_channel_without_a_name_counts_as_one():  # lesson 87
+    assert outcome("<|channel|><|message|>So.<|end|>") == ("", "So.", ())
+    assert outcome("<|channel|>analysis<|message|><|end|>") == ("", "", ())
+
+
+def test_an_unfinished_message_is_not_lost():  # lesson 84
+    assert outcome("<|channel|>final<|message|>So", stop=FinishReason.LENGTH) == ("", "So", ())
+    assert outcome("<|channel|>analysis<|message|>Hm", stop=FinishReason.LENGTH) == ("Hm", "", ())
+
+
+def test_a_failing_wire_gives_all_its_text_as_content(caplog):  # lesson 81
+    class FailingFrames(MessageFrames):
+        def read(self, header):
+            raise ZeroDivisionError(header)
+
+    def make_reader(_, context):
+        return MessageReader(context, frames=FailingFrames(MESSAGES, None, warn_once))
+
+    router = Router(HARMONY, tools=None, prompt_tail=TAIL, make_reader=make_reader)
+    sent = [delta.text for delta in router.feed("So.<|channel|>") + router.feed("final<|mess")]
+    sent += [delta.text for delta in router.feed("age|>Do") + router.feed("ne.")]
+    assert sent == ["So.", "<|channel|>final<|message|>Do", "ne."]
+    assert "routing failed" in caplog.text

@@ -1,0 +1,50 @@
+import pytest
+
+from backend.core.classification import PlacedToken, TokenLabel
+from backend.pipeline.classify import entities_of
+
+NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MAIL")
+TEXT = "Ada Lovelace left Ölbach, ada@b.c"
+
+
+def found(*labelled):
+    """Give each word of the text a label: its place and the label of each of its tokens."""
+    tokens, labels, at = [], [], 0
+    for word, (piece, names) in enumerate(labelled):
+        start = TEXT.index(piece, at)
+        at = start + len(piece)
+        for number, name in enumerate(names):
+            stop = at if number == len(names) - 1 else start + 1
+            tokens.append(PlacedToken(0, start, stop, word))
+            labels.append(TokenLabel(NAMES.index(name), 0.5 + 0.1 * number))
+            start = stop
+    return [
+        (entity.group, entity.text, entity.start, entity.end, round(entity.probability, 2))
+        for entity in entities_of(TEXT, tokens, labels, NAMES)
+    ]
+
+
+def test_words_of_one_group_are_one_entity():
+    assert found(("Ada", ["B-PER"]), ("Lovelace", ["I-PER", "I-PER"]), ("left", ["O"])) == [
+        ("PER", "Ada Lovelace", 0, 12, 0.53)
+    ]
+
+
+def test_an_entity_begins_anew_where_its_label_says_so():
+    entities = found(("Ada", ["B-PER"]), ("Lovelace", ["B-PER"]))
+    assert [entity[1] for entity in entities] == ["Ada", "Lovelace"]
+
+
+def test_a_word_has_the_label_of_its_first_labelled_token_and_places_are_bytes():
+    assert found(("left", ["O"]), ("Ölbach", ["O", "B-LOC", "O"])) == [
+        ("LOC", "Ölbach", 18, 25, 0.6)
+    ]
+
+
+def test_labels_may_be_groups_alone():
+    assert [entity[:2] for entity in found(("ada@b.c", ["MAIL"]))] == [("MAIL", "ada@b.c")]
+
+
+@pytest.mark.parametrize("labelled", [[], [("left", ["O"])]])
+def test_a_text_may_have_no_entities(labelled):
+    assert found(*labelled) == []

@@ -1,0 +1,71 @@
+import pytest
+
+from backend.core.media import MediaKind
+from backend.core.prompt import Message
+from backend.pipeline.media_placement import MAX_QUESTIONS, PlacementMemory
+
+IMAGE, AUDIO = MediaKind.IMAGE, MediaKind.AUDIO
+A, B, C = b"a", b"b", b"c"
+
+
+def talk(*said):
+    roles = ("user", "assistant")
+    return [Message(role=roles[n % 2], content=text) for n, text in enumerate(said)]
+
+
+def placed(memory, messages, *images, audios=()):
+    counts = memory.place(messages, {IMAGE: list(images), AUDIO: list(audios)})
+    return [count.get(IMAGE, 0) for count in counts]
+
+
+@pytest.fixture
+def memory():
+    return PlacementMemory()
+
+
+def test_what_is_new_belongs_to_the_last_question(memory):
+    assert placed(memory, talk("what?", "a dog", "and?"), A, B) == [0, 0, 2]
+
+
+def test_what_an_earlier_question_brought_stays_there(memory):
+    placed(memory, talk("what?"), A)
+    assert placed(memory, talk("what?", "a dog", "and?"), A, B) == [1, 0, 1]
+    assert placed(memory, talk("what?", "a dog", "and?", "a cat", "no"), A, B) == [1, 0, 1, 0, 0]
+
+
+def test_another_picture_at_the_same_question_is_not_the_one_that_was_seen(memory):
+    placed(memory, talk("what?"), A)
+    assert placed(memory, talk("what?", "a dog", "and?"), B) == [0, 0, 1]
+
+
+def test_two_conversations_with_the_same_words_are_kept_apart(memory):
+    placed(memory, talk("what?"), A)
+    placed(memory, talk("what?"), B)
+    placed(memory, talk("what?"), A, B)
+    for images, expected in (((A,), [1, 0, 0]), ((B,), [1, 0, 0]), ((A, B), [2, 0, 0])):
+        assert placed(memory, talk("what?", "a dog", "and?"), *images) == expected
+
+
+def test_an_answer_that_was_changed_makes_another_conversation(memory):
+    placed(memory, talk("what?"), A)
+    placed(memory, talk("what?", "a dog", "and?"), A, B)
+    assert placed(memory, talk("what?", "a cow", "and?", "x", "no"), A, B) == [1, 0, 0, 0, 1]
+
+
+def test_kinds_are_placed_side_by_side(memory):
+    media = {IMAGE: [A], AUDIO: [B]}
+    memory.place(talk("what?"), media)
+    counts = memory.place(talk("what?", "a dog", "and?"), media | {AUDIO: [B, C]})
+    assert counts == [{IMAGE: 1, AUDIO: 1}, {}, {IMAGE: 0, AUDIO: 1}]
+
+
+def test_a_conversation_without_a_question_gives_all_to_its_last_message(memory):
+    messages = [Message(role="system", content="x"), Message(role="tool", content="y")]
+    assert placed(memory, messages, A) == [0, 1]
+
+
+def test_the_oldest_questions_are_forgotten(memory):
+    placed(memory, talk("what?"), A)
+    for number in range(MAX_QUESTIONS):
+        placed(memory, talk(f"{number}"), B)
+    assert placed(memory, talk("what?", "a dog", "and?"), A) == [0, 0, 1]

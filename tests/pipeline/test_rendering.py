@@ -1,0 +1,28 @@
+from dataclasses import replace
+
+import pytest
+from scripted_engine import make_model
+
+from backend.config import ModelOptions
+from backend.core.request import GenerationCall
+from backend.errors import ContextLengthError
+from backend.pipeline.prompt.rendering import render
+
+WIDE = make_model(ModelOptions(model="org/tiny"))
+NARROW = replace(WIDE, card=replace(WIDE.card, context_length=4))
+
+
+def test_a_prompt_that_fits_leaves_room_for_a_token_of_the_reply():
+    assert render(GenerationCall(request_id="r", prompt="abc"), NARROW).token_ids == tuple(b"abc")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        ("abcd", "Prompt: 4 tokens leave no room for a reply in the context of 4 tokens"),
+        ("abcde", "Prompt: at least 5 tokens do not fit the context of 4 tokens"),
+    ],
+)
+def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(prompt, problem):
+    with pytest.raises(ContextLengthError, match=problem):
+        render(GenerationCall(request_id="r", prompt=prompt), NARROW)

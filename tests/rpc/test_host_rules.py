@@ -1,0 +1,148 @@
+"""The rules for the host's habits, each with the request or reply that the host sends or gets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from backend.config import ModelOptions
+from backend.core.prompt import Message, ToolCall
+from backend.pb import backend_pb2 as pb
+from backend.rpc.host_rules import AnswerlessReply, restore_tool_results
+from backend.rpc.parsing.requests import generation_call
+
+CALLS = tuple(
+    ToolCall(call_id=call_id, name=name, arguments="{}")
+    for call_id, name in [("toolu_1", "get_weather"), ("toolu_2", "clock")]
+)
+QUESTION = Message(role="user", content="How is Oslo?")
+TURN = Message(role="assistant", tool_calls=CALLS)
+
+
+def user(text):
+    return Message(role="user", content=text)
+
+
+def result(call_id, name, text):
+    return Message(role="tool", tool_call_id=call_id, name=name, content=text)
+
+
+def restored(*messages):
+    return restore_tool_results((QUESTION, TURN, *messages))[2:]
+
+
+def test_a_tool_result_in_user_text_is_a_tool_message_again():
+    assert restored(user("[Tool Result for toolu_1]: 3 C\nand rain")) == (
+        result("toolu_1", "get_weather", "3 C\nand rain"),
+    )
+
+
+def test_results_of_one_turn_are_restored_from_one_message_or_from_several():
+    expected = result("toolu_1", "get_weather", "3 C"), result("toolu_2", "clock", "noon")
+    texts = "[Tool Result for toolu_1]: 3 C", "[Tool Result for toolu_2]: noon"
+    assert restored(user("\n".join(texts))) == expected
+    assert restored(*map(user, texts)) == expected
+
+
+def test_text_of_the_user_before_a_result_stays_the_users():
+    assert restored(user("Look:\n[Tool Result for toolu_2]: noon")) == (
+        user("Look:"),
+        result("toolu_2", "clock", "noon"),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[Tool Result for toolu_9]: an id that was not called",
+        "see [Tool Result for toolu_1]: inside of a line",
+        "[Tool Result for toolu_1] without a colon",
+    ],
+)
+def test_other_text_stays_the_users(text):
+    assert restored(user(text)) == (user(text),)
+
+
+def test_an_id_counts_for_the_turn_after_its_call_only():
+    later = user("[Tool Result for toolu_1]: 3 C")
+    answer = Message(role="assistant", content="3 C")
+    assert restored(answer, later) == (answer, later)
+
+
+def function_grammar(name):
+    """The grammar that the host writes for one function without parameters."""
+    return (
+        f'root-0-name ::= "\\"{name}\\""\n'
+        'root-0 ::= "{" "\\"arguments\\"" ":" "{}" "," "\\"name\\"" ":" root-0-name "}"\n'
+        "root ::= root-0"
+    )
+
+
+def strict_call(grammar, *, strict=True, name="clock"):
+    tool = {"type": "function", "function": {"name": name, "strict": strict, "parameters": {}}}
+    return generation_call(
+        pb.PredictOptions(
+            UseTokenizerTemplate=True,
+            Messages=[pb.Message(role="user", content="hi")],
+            Tools=json.dumps([tool]),
+            Grammar=grammar,
+        ),
+        ModelOptions(model="m"),
+    )
+
+
+def test_the_hosts_grammar_for_a_strict_tool_gives_way_to_the_models_own_format():
+    call = strict_call(function_grammar("clock"))
+    assert call.grammar == ""
+    assert call.constrains_calls
+
+
+@pytest.mark.parametrize("recorded", ["tools_default", "tools_noaction", "tools_llama31"])
+def test_every_form_of_the_hosts_function_grammars_is_known(recorded):
+    grammar = Path(__file__).parent.parent / "golden" / "gbnf" / f"{recorded}.gbnf"
+    assert strict_call(grammar.read_text(encoding="utf-8"), name="search").grammar == ""
+
+
+def test_a_grammar_beside_tools_is_obeyed_when_no_tool_is_strict():
+    grammar = function_grammar("clock")
+    assert strict_call(grammar, strict=False).grammar == grammar
+
+
+def test_a_grammar_that_is_not_about_the_tools_is_obeyed():
+    grammar = 'root ::= "{" "\\"clock\\"" ":" ["0-9]+ "}"'
+    assert strict_call(grammar).grammar == grammar
+
+
+def reply(*deltas, tokens=5):
+    return pb.Reply(chat_deltas=deltas, tokens=tokens)
+
+
+THOUGHT = pb.ChatDelta(reasoning_content="hm")
+
+
+def settled(*replies, max_tokens=0):
+    rule = AnswerlessReply(max_tokens)
+    return [rule.settle(each, is_last=each is replies[-1]) for each in replies][-1]
+
+
+def test_a_thought_without_an_answer_ends_with_a_newline_that_stops_the_hosts_retries():
+    last = settled(reply(THOUGHT), reply())
+    assert last.message == b"\n"
+    assert [delta.content for delta in last.chat_deltas] == ["\n"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [pb.ChatDelta(content="Hi"), pb.ChatDelta(tool_calls=[pb.ToolCallDelta(name="clock")])],
+)
+def test_a_reply_with_an_answer_is_left_as_it_is(answer):
+    assert not settled(reply(THOUGHT), reply(answer), reply()).message
+
+
+def test_a_reply_that_used_up_its_limit_is_left_as_it_is_since_the_host_takes_it():
+    assert not settled(reply(THOUGHT), reply(tokens=8), max_tokens=8).message
+    assert settled(reply(THOUGHT), reply(tokens=7), max_tokens=8).message
+
+
+def test_an_empty_reply_is_left_empty():
+    assert not settled(reply()).message

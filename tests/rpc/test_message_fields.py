@@ -1,0 +1,111 @@
+import json
+
+import pytest
+
+from backend.config import RequestDefaults
+from backend.core.prompt import Message, ToolCall
+from backend.errors import InvalidRequestError
+from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.message_fields import messages, template_options
+
+
+def read(*conversation):
+    return messages(pb.PredictOptions(Messages=conversation))
+
+
+def test_every_part_of_a_message_is_taken_over():
+    call = {"index": 0, "id": "c1", "type": "function"}
+    call["function"] = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    assert read(
+        pb.Message(role="assistant", reasoning_content="hm", tool_calls=json.dumps([call])),
+        pb.Message(role="tool", content="3 C", name="get_weather", tool_call_id="c1"),
+    ) == (
+        Message(
+            role="assistant",
+            reasoning_content="hm",
+            tool_calls=(ToolCall(call_id="c1", name="get_weather", arguments='{"city": "Oslo"}'),),
+        ),
+        Message(role="tool", content="3 C", name="get_weather", tool_call_id="c1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ({"ö": 1}, '{"ö": 1}'),
+        ("", "{}"),
+        (None, "{}"),
+        ({}, "{}"),
+        ("not json", "not json"),
+    ],
+)
+def test_arguments_arrive_as_text_or_as_an_object(arguments, text):
+    calls = json.dumps([{"function": {"name": "f", "arguments": arguments}}])
+    (message,) = read(pb.Message(role="assistant", tool_calls=calls))
+    assert message.tool_calls == (ToolCall(call_id="", name="f", arguments=text),)
+
+
+@pytest.mark.parametrize("calls", ["", "null", "[]"])
+def test_no_tool_calls_are_no_tool_calls(calls):
+    (message,) = read(pb.Message(role="assistant", tool_calls=calls))
+    assert message.tool_calls == ()
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ("{", "Messages[0].tool_calls: is not valid JSON"),
+        ("{}", "Messages[0].tool_calls: must be a JSON array, not an object"),
+        ("[null]", "Messages[0].tool_calls[0]: must be a JSON object, not null"),
+        ('[{"function": {}}]', "Messages[0].tool_calls[0].function.name: must be text, not null"),
+    ],
+)
+def test_malformed_tool_calls_are_refused_by_the_place(calls, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        read(pb.Message(role="assistant", tool_calls=calls))
+    assert str(caught.value).startswith(message)
+
+
+THINKING, QUIET = RequestDefaults(enable_thinking=True), RequestDefaults()
+
+
+@pytest.mark.parametrize(
+    ("tuning", "metadata", "options"),
+    [
+        (QUIET, {}, {}),
+        (QUIET, {"enable_thinking": "true"}, {"enable_thinking": True}),
+        (QUIET, {"enable_thinking": "false"}, {"enable_thinking": False}),
+        (THINKING, {}, {"enable_thinking": True}),
+        (THINKING, {"enable_thinking": "false"}, {"enable_thinking": False}),
+        (
+            THINKING,
+            {"chat_template_kwargs": '{"enable_thinking": false}'},
+            {"enable_thinking": False},
+        ),
+        (QUIET, {"reasoning_effort": "none"}, {"reasoning_effort": "none"}),
+        (QUIET, {"chat_template_kwargs": '{"x": [1, null]}'}, {"x": [1, None]}),
+        (
+            QUIET,
+            {"chat_template_kwargs": '{"enable_thinking": true}', "enable_thinking": "false"},
+            {"enable_thinking": False},
+        ),
+        (QUIET, {"chat_template_kwargs": "", "enable_thinking": "", "mcp": "x"}, {}),
+    ],
+)
+def test_template_options_are_layered(tuning, metadata, options):
+    assert template_options(metadata, tuning) == options
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"enable_thinking": "maybe"}, 'Metadata["enable_thinking"]: must be true or false'),
+        ({"chat_template_kwargs": "{"}, 'Metadata["chat_template_kwargs"]: is not valid JSON'),
+        ({"chat_template_kwargs": "[]"}, 'Metadata["chat_template_kwargs"]: must be a JSON object'),
+    ],
+)
+def test_malformed_metadata_is_refused_by_its_key(metadata, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        template_options(metadata, QUIET)
+    assert str(caught.value).startswith(message)
