@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from engine_driver import VOCAB, Driver, make_request, prompt_of
+from wrapped_network import WrappedNetwork
 
 from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
@@ -104,9 +105,9 @@ def test_a_grammar_at_a_dead_end_fails_its_request_alone(networks):
 def test_a_guided_row_that_is_prefilled_again_goes_on_in_its_grammar(networks):
     network = networks("llama")
 
-    class FailsOnce:
+    class FailsOnce(WrappedNetwork):
         def __init__(self):
-            self.layers = network.layers
+            super().__init__(network)
             self.calls = 0
 
         def __call__(self, inputs, cache):
