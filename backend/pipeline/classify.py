@@ -1,11 +1,12 @@
 """Entities in a text: tokens are labelled by the model, words and neighbours joined here."""
 
-import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
+from backend.config import MAX_TOKEN_IDS
 from backend.core.classification import (
     ClassifyCall,
     ClassifyRequest,
@@ -14,8 +15,9 @@ from backend.core.classification import (
     TokenLabel,
 )
 from backend.core.model import ModelKind
-from backend.errors import UnsupportedError
+from backend.errors import ContextLengthError, UnsupportedError
 from backend.pipeline import worker_pool
+from backend.pipeline.context_limit import require_bounded
 from backend.pipeline.engines import ComputeEngine
 from backend.pipeline.served_model import ServedModel
 
@@ -30,9 +32,11 @@ async def classify(
 ) -> tuple[Entity, ...]:
     """Return the entities of a text in their order; cancel to leave.
 
-    A text beyond the model's context is read in parts.
+    A text beyond the model's context is read in parts, one after another.
 
     Raises:
+        InvalidRequestError: The text is too long, or the context leaves no room for any.
+        RequestCancelledError: Another model has been loaded in place of this one.
         UnsupportedError: The loaded model labels no tokens.
     """
     started = time.monotonic()
@@ -41,30 +45,11 @@ async def classify(
             f"TokenClassify: {model.card.name} is a {model.card.kind.value}: it labels no tokens"
         )
         raise UnsupportedError(problem)
-    tokens = await worker_pool.run(
-        lambda: model.tokenizer.placed(call.text), size_bytes=len(call.text)
-    )
-    before, after = model.tokenizer.added_ids
-    room = (model.card.context_length or len(tokens) or 1) - len(before) - len(after)
-    parts = [tokens[start : start + room] for start in range(0, len(tokens), room)]
-    labelled = await asyncio.gather(
-        *(
-            engine.compute(
-                model,
-                ClassifyRequest((*before, *(token.token_id for token in part), *after)),
-            )
-            for part in parts
-        )
-    )
-    labels = [
-        label
-        for part, found in zip(parts, labelled, strict=True)
-        for label in found[len(before) : len(before) + len(part)]
-    ]
-    entities = tuple(
-        entity
-        for entity in entities_of(call.text, tokens, labels, model.card.labels)
-        if entity.probability >= call.threshold
+    size_bytes = len(call.text)
+    tokens = await worker_pool.run(partial(_tokens, call.text, model), size_bytes=size_bytes)
+    labels = [label async for label in _labels(tokens, model, engine)]
+    entities = await worker_pool.run(
+        partial(_likely, call, tokens, labels, model.card.labels), size_bytes=size_bytes
     )
     seconds = time.monotonic() - started
     log.info(
@@ -72,6 +57,38 @@ async def classify(
         *(len(tokens), len(entities), seconds * 1000.0),
     )
     return entities
+
+
+def _tokens(text: str, model: ServedModel) -> list[PlacedToken]:
+    require_bounded("text", text, model)
+    return model.tokenizer.placed(text)
+
+
+async def _labels(
+    tokens: Sequence[PlacedToken], model: ServedModel, engine: ComputeEngine
+) -> AsyncGenerator[TokenLabel, None]:
+    """Yield the label of each token; one part at a time takes a place in the engine's queue."""
+    before, after = model.tokenizer.added_ids
+    limit = model.card.context_length or MAX_TOKEN_IDS
+    room = limit - len(before) - len(after)
+    if room < 1:
+        problem = f"the context of {limit} tokens leaves no room between those that the model adds"
+        raise ContextLengthError("text", problem)
+    for start in range(0, len(tokens), room):
+        part = [token.token_id for token in tokens[start : start + room]]
+        labels = await engine.compute(model, ClassifyRequest((*before, *part, *after)))
+        for label in labels[len(before) : len(before) + len(part)]:
+            yield label
+
+
+def _likely(
+    call: ClassifyCall,
+    tokens: Sequence[PlacedToken],
+    labels: Sequence[TokenLabel],
+    names: Sequence[str],
+) -> tuple[Entity, ...]:
+    found = entities_of(call.text, tokens, labels, names)
+    return tuple(entity for entity in found if entity.probability >= call.threshold)
 
 
 def entities_of(
@@ -88,16 +105,17 @@ def entities_of(
         labels: One for each.
         names: Of the labels, by their numbers.
     """
+    places = _BytePlaces(text)
     open_entity: list[_Word] = []
     for _, pieces in groupby(zip(tokens, labels, strict=True), key=lambda pair: pair[0].word):
         word = _Word.of(list(pieces), names)
         if open_entity and (word.begins or word.group != open_entity[-1].group):
-            yield _entity(text, open_entity)
+            yield _entity(text, open_entity, places)
             open_entity = []
         if word.group:
             open_entity.append(word)
     if open_entity:
-        yield _entity(text, open_entity)
+        yield _entity(text, open_entity, places)
 
 
 class _Word:
@@ -119,15 +137,31 @@ class _Word:
         return cls(pieces[0][0].start, pieces[-1][0].stop, label, probabilities)
 
 
-def _entity(text: str, words: Sequence[_Word]) -> Entity:
+class _BytePlaces:
+    """Places of characters in UTF-8, counted on from the last one that was asked for."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._chars = self._bytes = 0
+
+    def of(self, chars: int) -> int:
+        """Return the number of bytes before a character."""
+        first, last = sorted((self._chars, chars))
+        step = len(self._text[first:last].encode())
+        self._bytes += step if chars == last else -step
+        self._chars = chars
+        return self._bytes
+
+
+def _entity(text: str, words: Sequence[_Word], places: _BytePlaces) -> Entity:
     start, stop = words[0].start, words[-1].stop
     while start < stop and text[start].isspace():
         start += 1
     probabilities = [each for word in words for each in word.probabilities]
     return Entity(
         group=words[0].group,
-        start=len(text[:start].encode()),
-        end=len(text[:stop].encode()),
+        start=places.of(start),
+        end=places.of(stop),
         probability=sum(probabilities) / len(probabilities),
         text=text[start:stop],
     )

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from serving import code_of, served
 
+from backend.config import MAX_CHARS_PER_TOKEN, MAX_TOKEN_IDS
 from backend.pb import backend_pb2 as pb
 from scripts.tiny_encoders import build_token_classifier
 
@@ -56,6 +57,32 @@ async def test_a_text_beyond_the_context_is_read_in_parts(classifier):
     async with served(classifier) as backend:
         answer = await backend.stub.TokenClassify(pb.TokenClassifyRequest(text="bo ba ki " * 200))
     assert max(entity.end for entity in answer.entities) > 1000
+
+
+async def test_parts_of_a_long_text_wait_for_each_other_not_in_the_queue(classifier):
+    async with served(classifier, Options=["max_waiting:2"]) as backend:
+        request = pb.TokenClassifyRequest(text="bo ba ki " * 600)
+        answer = await backend.stub.TokenClassify(request)
+    assert max(entity.end for entity in answer.entities) > 4000
+
+
+async def test_a_context_without_room_for_a_token_is_refused(classifier):
+    async with served(classifier, MaxModelLen=2) as backend:
+        code, details = await code_of(backend.stub.TokenClassify(pb.TokenClassifyRequest(text="a")))
+    assert (code, details) == (
+        CODE.INVALID_ARGUMENT,
+        "text: the context of 2 tokens leaves no room between those that the model adds",
+    )
+
+
+async def test_a_text_that_would_take_minutes_to_tokenise_is_refused(classifier):
+    text = "a" * (MAX_CHARS_PER_TOKEN * MAX_TOKEN_IDS + 1)
+    async with served(classifier) as backend:
+        code, details = await code_of(
+            backend.stub.TokenClassify(pb.TokenClassifyRequest(text=text))
+        )
+    assert code is CODE.INVALID_ARGUMENT
+    assert details.startswith(f"text: holds {len(text)} characters")
 
 
 async def test_entities_below_the_threshold_are_left_out(classifier):

@@ -48,3 +48,30 @@ def test_labels_may_be_groups_alone():
 @pytest.mark.parametrize("labelled", [[], [("left", ["O"])]])
 def test_a_text_may_have_no_entities(labelled):
     assert found(*labelled) == []
+
+
+class ReadText(str):
+    """A text that counts the characters taken from it."""
+
+    taken = 0
+
+    def __getitem__(self, place):
+        part = super().__getitem__(place)
+        self.taken += len(part)
+        return part
+
+
+def test_a_text_is_read_a_few_times_however_many_entities_it_has():
+    text = ReadText("Ölbach " * 500)
+    tokens = [PlacedToken(0, 7 * word, 7 * word + 6, word) for word in range(500)]
+    entities = list(entities_of(text, tokens, [TokenLabel(3, 0.5)] * 500, NAMES))
+    assert [entity.start for entity in entities] == [8 * word for word in range(500)]
+    assert [entity.end for entity in entities] == [8 * word + 7 for word in range(500)]
+    assert text.taken < 4 * len(text)
+
+
+def test_places_are_right_where_words_share_a_character():
+    tokens = [PlacedToken(0, 18, 22, 0), PlacedToken(0, 20, 24, 1)]
+    entities = entities_of(TEXT, tokens, [TokenLabel(3, 0.5)] * 2, NAMES)
+    for entity in entities:
+        assert TEXT.encode()[entity.start : entity.end].decode() == entity.text
