@@ -89,17 +89,21 @@ def probe_socket(address: str, path: Path) -> None:
         AddressError: Another process listens there, something else is there, or the directory
             does not take it.
     """
-    if path.exists():
-        if not path.is_socket():
-            raise AddressError(address, "there is a file in its place that is no socket")
-        if _listens(path):
-            raise AddressError(address, "another process listens there; take another path")
-        path.unlink()
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
+    try:
+        if path.exists():
+            _remove_left_behind(address, path)
+        with socket.socket(socket.AF_UNIX) as probe:
             probe.bind(str(path))
-        except OSError as error:
-            raise AddressError(address, error.strerror or str(error)) from None
+        path.unlink()
+    except OSError as error:
+        raise AddressError(address, error.strerror or str(error)) from None
+
+
+def _remove_left_behind(address: str, path: Path) -> None:
+    if not path.is_socket():
+        raise AddressError(address, "there is a file in its place that is no socket")
+    if _listens(path):
+        raise AddressError(address, "another process listens there; take another path")
     path.unlink()
 
 

@@ -90,3 +90,12 @@ def test_a_file_in_the_place_of_a_socket_stays(tmp_path):
 def test_a_directory_that_is_not_there_is_told_in_the_systems_words(tmp_path):
     with pytest.raises(AddressError, match="No such file or directory"):
         probe_socket(f"unix:{tmp_path}/none/mlx.sock", tmp_path / "none" / "mlx.sock")
+
+
+def test_a_socket_that_takes_no_streams_is_told_in_the_systems_words(tmp_path):
+    path = tmp_path / "log.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        with pytest.raises(AddressError, match="Protocol wrong type for socket"):
+            probe_socket(f"unix:{path}", path)
+    assert path.is_socket()
