@@ -2,6 +2,8 @@
 
 import base64
 import io
+import os
+import stat
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,21 +67,42 @@ def read_speech(field_name: str, path: Path) -> "Samples":
     Slow: runs on a worker thread.
 
     Raises:
-        InvalidRequestError: There is no such file, it is no sound, damaged, or too long.
+        InvalidRequestError: There is no such file, it is no regular one, no sound, damaged, or too
+            long.
         UnsupportedError: It takes a library that is not installed.
     """
     with needed("miniaudio", "media"):
         from backend.media.audio import Bounds, decode_audio
+    data = _bytes(field_name, path)
+    bounds = Bounds(seconds=MAX_SPEECH_S, samples=MAX_SPEECH_SAMPLES)
+    return decode_audio(field_name, data, SPEECH_RATE_HZ, bounds)
+
+
+def _bytes(field_name: str, path: Path) -> bytes:
+    """Return what is in a regular file: a pipe might never begin, a device never end."""
     try:
-        if (size := path.stat().st_size) > MAX_SPEECH_BYTES:
-            problem = f"has {size:,} bytes, at most {MAX_SPEECH_BYTES:,} are read"
-            raise InvalidRequestError(field_name, problem)
-        data = path.read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise InvalidRequestError(field_name, f"{path} is no regular file")
+            _require_bounded(field_name, about.st_size)
+            # It may have grown, or not have told its size.
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(MAX_SPEECH_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror}"
         raise InvalidRequestError(field_name, problem) from None
-    bounds = Bounds(seconds=MAX_SPEECH_S, samples=MAX_SPEECH_SAMPLES)
-    return decode_audio(field_name, data, SPEECH_RATE_HZ, bounds)
+    _require_bounded(field_name, len(data))
+    return data
+
+
+def _require_bounded(field_name: str, size: int) -> None:
+    if size > MAX_SPEECH_BYTES:
+        problem = f"has {size:,} bytes, at most {MAX_SPEECH_BYTES:,} are read"
+        raise InvalidRequestError(field_name, problem)
 
 
 def passages(samples: "Samples") -> Iterator[Passage]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from backend.config import MAX_TRANSCRIPTIONS
 from backend.core.prompt import new_scope
 from backend.formats.evidence import FormatEvidence
 from backend.output.detection import detect
 from backend.pipeline.constraints import Constraints
 from backend.pipeline.media_placement import PlacementMemory
+from backend.pipeline.quota import Quota
 
 if TYPE_CHECKING:
     from backend.config import ModelOptions, TuningOptions
@@ -34,6 +36,7 @@ class ServedModel:
         format: How the model writes thoughts and tool calls.
         constraints: Makes the grammars of replies.
         placements: Remembers which message brought which media.
+        transcriptions: Bounds the recordings that are heard at once, which are large.
     """
 
     options: ModelOptions
@@ -44,6 +47,9 @@ class ServedModel:
     format: OutputFormat
     constraints: Constraints
     placements: PlacementMemory = field(default_factory=PlacementMemory)
+    transcriptions: Quota = field(
+        default_factory=lambda: Quota(MAX_TRANSCRIPTIONS, "transcriptions")
+    )
 
     @classmethod
     def of(cls, loaded: LoadedModel, options: ModelOptions) -> ServedModel:

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from backend.config import MAX_PASSAGE_TOKENS
 from backend.core.delta import ContentDelta
@@ -36,30 +37,27 @@ async def transcribe(
 
     Raises:
         InvalidRequestError: The file is no sound, or too long.
+        OverloadedError: Too many recordings are heard already.
         UnsupportedError: The model does not hear.
         BackendError: No room, or the engine failed on a passage.
     """
     started = time.monotonic()
-    require_decoder("AudioTranscription", model)
-    if model.media is None or MediaKind.AUDIO not in model.media.snippets:
-        name = model.card.name
-        raise UnsupportedError(f"AudioTranscription: {name} takes no audio; load a model that does")
-    samples = await worker_pool.run(
-        lambda: read_speech(FIELD, call.path), size_bytes=0, reads_media=True
-    )
-    segments: list[TranscriptSegment] = []
-    for passage in passages(samples):
-        text = ""
-        async with aclosing(_texts(call, passage, model, engine)) as texts:
-            async for piece in texts:
-                # What stands between two passages is one space.
-                piece = piece if text.strip() else piece.lstrip()
-                if piece and not text and any(segment.text for segment in segments):
-                    yield " "
-                text += piece
-                if piece:
+    _require_hearing(model)
+    with model.transcriptions.taken():
+        segments: list[TranscriptSegment] = []
+        samples = await worker_pool.run(
+            partial(read_speech, FIELD, call.path), size_bytes=0, reads_media=True
+        )
+        for passage in passages(samples):
+            text = ""
+            async with aclosing(_words(call, passage, model, engine)) as words:
+                async for piece in words:
+                    # What stands between two passages is one space.
+                    if not text and any(segment.text for segment in segments):
+                        yield " "
+                    text += piece
                     yield piece
-        segments.append(TranscriptSegment(passage.start_s, passage.end_s, text.strip()))
+            segments.append(TranscriptSegment(passage.start_s, passage.end_s, text.strip()))
     transcript = Transcript(tuple(segments), call.language, _duration_s(segments))
     log.info(
         "transcription seconds=%.1f passages=%d ms=%.0f",
@@ -68,12 +66,31 @@ async def transcribe(
     yield transcript
 
 
-async def _texts(
+def _require_hearing(model: ServedModel) -> None:
+    require_decoder("AudioTranscription", model)
+    if model.media is None or MediaKind.AUDIO not in model.media.snippets:
+        name = model.card.name
+        raise UnsupportedError(f"AudioTranscription: {name} takes no audio; load a model that does")
+
+
+async def _words(
     call: TranscriptionCall, passage: Passage, model: ServedModel, engine: GenerationEngine
 ) -> AsyncGenerator[str, None]:
-    size_bytes = passage.samples.nbytes
-    payload = await worker_pool.run(passage.payload, size_bytes=size_bytes, reads_media=True)
-    request = GenerationCall(
+    """Yield what is said in a passage, piece by piece; the first begins with no space."""
+    payload = await worker_pool.run(
+        passage.payload, size_bytes=passage.samples.nbytes, reads_media=True
+    )
+    has_begun = False
+    async with aclosing(generate(_request(call, payload), model, engine)) as increments:
+        async for increment in increments:
+            piece = "".join(d.text for d in increment.deltas if isinstance(d, ContentDelta))
+            if piece := piece if has_begun else piece.lstrip():
+                has_begun = True
+                yield piece
+
+
+def _request(call: TranscriptionCall, payload: str) -> GenerationCall:
+    return GenerationCall(
         request_id=uuid.uuid4().hex[:12],
         messages=(Message(role="user", content=_instruction(call)),),
         media=(Medium(MediaKind.AUDIO, FIELD, payload),),
@@ -82,9 +99,6 @@ async def _texts(
         max_tokens=MAX_PASSAGE_TOKENS,
         remembered=Remembered.NOTHING,
     )
-    async with aclosing(generate(request, model, engine)) as increments:
-        async for increment in increments:
-            yield "".join(d.text for d in increment.deltas if isinstance(d, ContentDelta))
 
 
 def _instruction(call: TranscriptionCall) -> str:

@@ -7,9 +7,9 @@ import wave
 import grpc
 import numpy as np
 import pytest
-from serving import code_of, served
+from serving import code_of, served, until
 
-from backend.config import SPEECH_PASSAGE_S, SPEECH_RATE_HZ
+from backend.config import MAX_TRANSCRIPTIONS, SPEECH_PASSAGE_S, SPEECH_RATE_HZ
 from backend.media.speech import passages
 from backend.pb import backend_pb2 as pb
 
@@ -69,6 +69,26 @@ async def test_what_cannot_be_heard_is_refused_by_its_field(tiny_vision_models, 
         )
     assert code is CODE.INVALID_ARGUMENT
     assert details.startswith(problem)
+
+
+async def test_recordings_beyond_those_that_are_heard_at_once_are_refused(
+    tiny_vision_models, tmp_path
+):
+    request = pb.TranscriptRequest(dst=recording(tmp_path / "long.wav", 90))
+    async with served(tiny_vision_models("gemma4"), MaxModelLen=4096) as backend:
+        heard = [backend.stub.AudioTranscriptionStream(request) for _ in range(MAX_TRANSCRIPTIONS)]
+        for call in heard:
+            await call.read()
+        code, details = await code_of(backend.stub.AudioTranscription(request))
+        assert (code, details) == (
+            CODE.RESOURCE_EXHAUSTED,
+            "4 transcriptions are running, at most 4 may: try later",
+        )
+        for call in heard:
+            call.cancel()
+        await until(lambda: backend.is_idle)
+        short = pb.TranscriptRequest(dst=recording(tmp_path / "short.wav", 1))
+        assert (await backend.stub.AudioTranscription(short)).duration == pytest.approx(1, abs=0.1)
 
 
 async def test_a_model_that_does_not_hear_says_so(tiny_models, tmp_path):
