@@ -61,7 +61,7 @@ class FineTuning(_Job, frozen=True, tag=True, kw_only=True):
         rank: Of an adapter.
         alpha: An adapter's output is scaled by alpha over rank.
         targets: Names of the layers to adapt; empty for all linear ones.
-        dataset: A file or a directory of JSONL, JSON, CSV or text, or a hub id.
+        dataset: A file or a directory of JSONL, JSON, CSV or text.
         max_steps: Optimiser steps; 0 for what the epochs come to.
         save_steps: Between checkpoints; 0 for none but the last.
         resume_from: A checkpoint whose weights to begin with; empty for none.
