@@ -41,3 +41,16 @@ async def test_a_group_gives_the_tokens_of_one_process(
     assert together.embedding == pytest.approx(alone.embedding, abs=1e-4)
     memory = engine.status().memory_bytes
     assert all(memory[f"rank_{rank}"] > 0 for rank in range(size))
+
+
+@pytest.mark.parametrize(
+    ("family", "tuning"), [("qwen3_next", {}), ("qwen3_next_wide", {"kv_bits": 8})]
+)
+async def test_ranks_of_which_one_alone_has_keys_agree_on_what_they_try(
+    engine, tmp_path, family, tuning
+):
+    directory = build_divisible(family, tmp_path, 4)
+    alone = await find_out(engine, grouped(directory, 1, **tuning))
+    together = await find_out(engine, grouped(directory, 2, distributed="pipeline", **tuning))
+    assert [o.tokens for o in together.first] == [o.tokens for o in alone.first]
+    assert [o.tokens for o in together.again] == [o.tokens for o in alone.first]

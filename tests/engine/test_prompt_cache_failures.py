@@ -81,6 +81,28 @@ def test_what_cannot_be_stored_fails_no_request(part, error):
     assert not driver.session._parts.prefixes._store._nodes.held
 
 
+def run_dry(session):
+    while not session.is_idle:
+        session.turn()
+
+
+@pytest.mark.parametrize("part", ["_store.insert", "_layout.capture", "_layout.restore"])
+def test_a_store_that_other_ranks_keep_too_does_not_go_on_without_them(part):
+    driver = Driver(ExactNetwork("kv"), is_replicated=True)
+    owner, name = part.split(".")
+    prompt = prompt_of(100)
+    if name == "restore":
+        driver.run(make_request("first", prompt))
+
+    def fail(*_, **__):
+        raise RuntimeError("out of memory")
+
+    setattr(getattr(driver.session._parts.prefixes, owner), name, fail)
+    driver.session.submit(make_request("second", prompt))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_dry(driver.session)
+
+
 def test_a_request_is_counted_once_however_often_it_begins_again():
     network = FailsWhenArmed(ExactNetwork("kv"))
     driver = Driver(network)

@@ -8,10 +8,12 @@ from engine_driver import VOCAB
 from backend.engine.kv.batch_caches import Batching, BatchPlan
 from backend.engine.passes.batch_check import BatchTrial, batch_plan
 from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.ranks import OtherRankError, Ranks
 from backend.engine.passes.self_check import (
     require_sense,
     trial_lengths,
 )
+from backend.engine.passes.trial_steps import difference
 from backend.errors import LoadError
 from backend.model.checkpoint.config import attention_spans
 from backend.model.checkpoint.mends import mend
@@ -123,6 +125,42 @@ class RaisingNetwork(SwappingNetwork):
 
 def test_a_model_that_raises_in_a_batch_is_told(networks):
     assert "no batches, please" in fault(RaisingNetwork(networks("llama")))
+
+
+def test_what_is_no_number_is_not_what_should_have_been_computed():
+    numbers = mx.array([[1.0, 2.0, -mx.inf]])
+    for wrong in ([[1.0, mx.nan, -mx.inf]], [[1.0, -mx.inf, 2.0]], [[1.0, 2.0, 0.0]]):
+        assert "differ by inf" in difference([numbers, numbers], [numbers, mx.array(wrong)])
+        assert "differ by inf" in difference([numbers, numbers], [mx.array(wrong), numbers])
+    assert difference([numbers], [numbers]) is None
+
+
+def test_a_pass_that_another_rank_cannot_build_is_not_computed():
+    others = Ranks(lambda value: (value, 1.0))
+    with pytest.raises(OtherRankError):
+        others.attempt(lambda: mx.zeros(1))
+
+
+class WithAnother:
+    """Shares its passes with a rank that cannot compute batches."""
+
+    def __init__(self, network):
+        self._network = network
+        self.layers = network.layers
+        self.other_fails = False
+
+    def __call__(self, inputs, cache):
+        self.other_fails = inputs.shape[0] > 1
+        return self._network(inputs, cache=cache)
+
+    def exchange(self, value):
+        return value, float(self.other_fails)
+
+
+def test_what_one_rank_cannot_batch_none_does(networks):
+    network = WithAnother(networks("llama"))
+    caches, ranks = CacheFactory(network), Ranks(network.exchange)
+    assert batch_plan(network, caches, TOKENS, ranks=ranks).batching is Batching.NONE
 
 
 def test_gemma2_breaks_in_a_batch_until_its_masks_are_mended():

@@ -49,7 +49,9 @@ def _plan_of(network: Any, fresh_caches: Any) -> Any:
 class Driver:
     """A session and what it has published so far."""
 
-    def __init__(self, network: Any, *, batches: bool = True, **tuning: Any) -> None:
+    def __init__(
+        self, network: Any, *, batches: bool = True, is_replicated: bool = False, **tuning: Any
+    ) -> None:
         from backend.cache.packing import Packing
         from backend.engine.kv.batch_caches import Batching, BatchPlan
         from backend.engine.passes.caches import make_cache_factory
@@ -89,7 +91,13 @@ class Driver:
             post=self.fetched.put,
         )
         budget_bytes = 2**30 if cache.max_cache_bytes is None else cache.max_cache_bytes
-        keeper = make_prefix_store(fresh_caches, budget_bytes, Packing(cache.cache_bits), disk)
+        keeper = make_prefix_store(
+            fresh_caches,
+            budget_bytes,
+            Packing(cache.cache_bits),
+            disk,
+            is_replicated=is_replicated,
+        )
         is_free = options.memory.max_kv_bytes is None
         profile = KvProfile() if is_free else measure(network, fresh_caches)
         profile = replace(profile, has_own_lengths=plan.has_own_lengths)

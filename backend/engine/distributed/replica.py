@@ -19,9 +19,11 @@ from backend.engine.distributed.messages import (
     Start,
     Turn,
 )
+from backend.engine.distributed.shard import exchange
 from backend.engine.messages.commands import Cancel, Compute, Expect, Fetched, SideRequest, Submit
 from backend.engine.messages.protocol import Job, Leave, PrepareMedium
 from backend.engine.passes.caches import make_cache_factory
+from backend.engine.passes.ranks import Ranks
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
 from backend.engine.session.assembly import (
     assemble_decoder_session,
@@ -82,7 +84,7 @@ class Replica:
             outlets: Where the session puts what it has for others.
             answer_job: Takes the results of jobs.
         """
-        layers = len(make_cache_factory(model.network, options.tuning)())
+        layers = len(make_cache_factory(model.network, DEFAULT_TUNING)())
         tuning = options.tuning.updated(
             max_kv_bytes=start.kv_bytes_per_layer * layers,
             max_cache_bytes=start.cache_bytes_per_layer * layers,
@@ -90,7 +92,8 @@ class Replica:
             cache_dir=None,
         )
         agreed = replace(options, tuning=tuning, models_dir=None)
-        return cls(model, assemble_decoder_session(model, agreed, outlets), answer_job)
+        session = assemble_decoder_session(model, agreed, outlets, Ranks(exchange))
+        return cls(model, session, answer_job)
 
     @property
     def is_idle(self) -> bool:
@@ -190,7 +193,7 @@ class Replica:
 def readiness(model: RunnableModel, form: Form, rank: int) -> Ready:
     """Return what a rank has to agree on with the others before they begin."""
     tuning = form.options.tuning
-    caches = make_cache_factory(model.network, tuning)()
+    caches = make_cache_factory(model.network, tuning, Ranks(exchange))()
     # Ranks of one machine share its memory, unless each has a GPU.
     sharing = 1 if mx.cuda.is_available() else form.topology.neighbours(rank)
     weights_bytes = model.card.weights_bytes * sharing

@@ -1,6 +1,7 @@
 """One rank's shard of a model, loaded and ready for what the ranks agree on."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def load_whole(options: ModelOptions, directory: Path) -> RunnableModel:
 def synchronise() -> None:
     """Wait until every rank has come here."""
     mx.eval(mx.distributed.all_sum(mx.array(1.0), stream=mx.cpu))
+
+
+def exchange(value: float) -> Sequence[float]:
+    """Return the numbers of all ranks, once each has come here with its own."""
+    numbers: list[float] = mx.distributed.all_gather(mx.array([value]), stream=mx.cpu).tolist()
+    return numbers
 
 
 def _directory(options: ModelOptions, directory: Path) -> Path:

@@ -8,7 +8,7 @@ have rows of unlike length.
 import logging
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 
 import mlx.core as mx
 
@@ -16,8 +16,9 @@ from backend.cache.layers import keys_and_values
 from backend.cache.layout import cache_leaves
 from backend.engine.kv.batch_caches import BatchCaches, Batching, BatchPlan
 from backend.engine.kv.calibration import measured_overhead
-from backend.engine.network import MODEL_ERRORS, FreshCaches, Network
+from backend.engine.network import MODEL_ERRORS, Caches, FreshCaches, Network
 from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.ranks import ALONE, Ranks
 from backend.engine.passes.self_check import SHORT_PROMPTS
 from backend.engine.passes.sharing_check import is_shareable
 from backend.engine.passes.trial_steps import computed, cut, difference, prefilled
@@ -35,6 +36,8 @@ def batch_plan(
     fresh_caches: CacheFactory,
     token_ids: Sequence[int],
     lengths: Sequence[int] = SHORT_PROMPTS,
+    *,
+    ranks: Ranks = ALONE,
 ) -> BatchPlan:
     """Return how rows of this model may be batched; the log says what it cannot do, and why.
 
@@ -43,11 +46,12 @@ def batch_plan(
         fresh_caches: Makes the caches of one sequence.
         token_ids: Of a text: prompts are cut from it, and from its repetitions.
         lengths: Of the prompts, in tokens.
+        ranks: Who shares the model: all of them get the same plan.
     """
-    trial = BatchTrial(network, fresh_caches, token_ids, lengths)
+    trial = BatchTrial(network, fresh_caches, token_ids, lengths, ranks=ranks)
     fault = trial.ragged_fault(Batching.RAGGED)
     if fault is None:
-        shares = is_shareable(network, fresh_caches, token_ids)
+        shares = is_shareable(network, fresh_caches, token_ids, ranks)
         several = trial.fault(BatchPlan(Batching.RAGGED), width=_MAX_WIDTH) is None
         return BatchPlan(Batching.RAGGED, trial.overhead(), shares, several)
     if trial.ragged_fault(Batching.LATENT) is None:
@@ -69,15 +73,18 @@ class BatchTrial:
         fresh_caches: FreshCaches,
         token_ids: Sequence[int],
         lengths: Sequence[int] = SHORT_PROMPTS,
+        *,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Prefill the prompts; the arguments are those of `batch_plan`."""
         self._network = network
+        self._ranks = ranks
         self._lengths = tuple(lengths)
         self._tokens = [
             cut(token_ids, start, n + _MAX_WIDTH * _STEPS) for start, n in enumerate(lengths)
         ]
         self._prefilled = [
-            prefilled(network, fresh_caches(), tokens[:n])
+            prefilled(ranks, network, fresh_caches(), tokens[:n])
             for tokens, n in zip(self._tokens, lengths, strict=True)
         ]
 
@@ -93,15 +100,14 @@ class BatchTrial:
             plan: How they are batched.
             width: Tokens to a pass; of several, every other row gives the last one back.
         """
-        for leaf in self._prefilled[0]:
-            if not hasattr(leaf, "merge") and plan.batching is Batching.PADDED:
-                return f"{type(leaf).__name__} cannot be merged"
+        if plan.batching is Batching.PADDED and (fault := self._ranks.fault(self._merge_fault())):
+            return fault
         try:
             together = self._together(plan, width)
         except MODEL_ERRORS as error:
             first_line = str(error).partition("\n")[0]
             return f"a batch raises {type(error).__name__}: {first_line}"
-        gap = difference(self._alone, together)
+        gap = self._ranks.fault(difference(self._alone, together))
         return gap and f"{gap} in a batch"
 
     def overhead(self) -> float:
@@ -109,32 +115,41 @@ class BatchTrial:
         leaves = cache_leaves(self._prefilled[0])
         pairs = (keys_and_values(leaf) for leaf in leaves if not leaf.empty())
         like = next(filter(None, pairs), None)
-        return 0.0 if like is None else measured_overhead(*like)
+        return self._ranks.largest(0.0 if like is None else measured_overhead(*like))
+
+    def _merge_fault(self) -> str | None:
+        missing = (leaf for leaf in self._prefilled[0] if not hasattr(leaf, "merge"))
+        return next((f"{type(leaf).__name__} cannot be merged" for leaf in missing), None)
 
     @cached_property
     def _alone(self) -> list[mx.array]:
         """The logits [S, V] of each row by itself."""
         rows = zip(deepcopy(self._prefilled), self._tokens, self._lengths, strict=True)
         return [
-            mx.concatenate(
-                [computed(self._network(mx.array([[t]]), cache=c)[0]) for t in tokens[n:][:_STEPS]]
-            )
-            for c, tokens, n in rows
+            mx.concatenate([self._stepped(caches, t) for t in tokens[n:][:_STEPS]])
+            for caches, tokens, n in rows
         ]
+
+    def _stepped(self, caches: Caches, token_id: int) -> mx.array:
+        return computed(self._ranks, lambda: self._network(mx.array([[token_id]]), cache=caches)[0])
 
     def _together(self, plan: BatchPlan, width: int) -> list[mx.array]:
         """Return the logits [S, V] of each row in one batch."""
         caches = BatchCaches(plan)
-        caches.regroup([], deepcopy(self._prefilled))
+        self._ranks.attempt(lambda: caches.regroup([], deepcopy(self._prefilled)))
         taken = [width - i % 2 if width > 1 else 1 for i in range(len(self._lengths))]
         fed = list(self._lengths)
         logits: list[list[mx.array]] = [[] for _ in fed]
         for _ in range(_STEPS):
             inputs = [tokens[n:][:width] for tokens, n in zip(self._tokens, fed, strict=True)]
-            made = computed(caches.forward(self._network, mx.array(inputs)))
+            made = self._forwarded(caches, inputs)
             if width > 1:
-                caches.give_back([width - count for count in taken])
+                spare = [width - count for count in taken]
+                self._ranks.attempt(partial(caches.give_back, spare))
             for row, count in enumerate(taken):
                 logits[row].append(made[row, :count])
             fed = [n + count for n, count in zip(fed, taken, strict=True)]
         return [mx.concatenate(row)[:_STEPS] for row in logits]
+
+    def _forwarded(self, caches: BatchCaches, inputs: Sequence[Sequence[int]]) -> mx.array:
+        return computed(self._ranks, lambda: caches.forward(self._network, mx.array(inputs)))

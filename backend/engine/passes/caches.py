@@ -15,6 +15,7 @@ from backend.config import TuningOptions
 from backend.engine.kv.attention import install
 from backend.engine.kv.batch_caches import BatchPlan
 from backend.engine.network import MODEL_ERRORS, Caches, Network
+from backend.engine.passes.ranks import ALONE, Ranks
 
 _TRIAL_PROMPT = tuple(range(8))
 
@@ -67,19 +68,26 @@ def _referring(cache: UpstreamCache) -> UpstreamCache:
             return cache
 
 
-def make_cache_factory(network: Network, tuning: TuningOptions) -> CacheFactory:
+def make_cache_factory(
+    network: Network, tuning: TuningOptions, ranks: Ranks = ALONE
+) -> CacheFactory:
     """Return the factory that the options ask for; computes a few tokens to see that it works.
 
     A network that cannot do with quantised caches keeps its own, with a warning.
+
+    Args:
+        network: Whose caches these are.
+        tuning: Its options.
+        ranks: Who shares the model: either all of them quantise or none.
     """
     own = CacheFactory(network)
     if tuning.memory.kv_bits is None:
         return own
     used = own()
-    _computed(network, _TRIAL_PROMPT, used)
+    _computed(ranks, network, _TRIAL_PROMPT, used)
     sizes = _group_sizes(used, tuning.memory.kv_group_size)
     quantised = CacheFactory(network, tuning.memory.kv_bits, sizes)
-    if fault := _fault(quantised):
+    if fault := _fault(quantised, ranks):
         log.warning("the KV cache of this model is not quantised: %s", fault)
         return own
     count = len(sizes) - sizes.count(None)
@@ -111,21 +119,22 @@ def _group_sizes(used: Caches, largest: int) -> tuple[int | None, ...]:
     )
 
 
-def _fault(fresh_caches: CacheFactory) -> str | None:
+def _fault(fresh_caches: CacheFactory, ranks: Ranks) -> str | None:
     """Return why these caches cannot be used, or `None` when they can."""
-    if not any(fresh_caches.group_sizes):
+    if not ranks.any(any(fresh_caches.group_sizes)):
         return "no layer has keys and values whose heads are a multiple of 32 wide"
     caches = fresh_caches()
     try:
-        _computed(fresh_caches.network, _TRIAL_PROMPT, caches)
-        logits = _computed(fresh_caches.network, _TRIAL_PROMPT[:1], caches)
+        _computed(ranks, fresh_caches.network, _TRIAL_PROMPT, caches)
+        logits = _computed(ranks, fresh_caches.network, _TRIAL_PROMPT[:1], caches)
     except MODEL_ERRORS as error:
         first_line = str(error).partition("\n")[0]
         return f"its attention raises {type(error).__name__}: {first_line}"
-    return None if mx.isfinite(logits).all().item() else "its logits are not finite"
+    is_finite = mx.isfinite(logits).all().item()
+    return ranks.fault(None if is_finite else "its logits are not finite")
 
 
-def _computed(network: Network, tokens: tuple[int, ...], caches: Caches) -> mx.array:
-    logits = network(mx.array([tokens]), cache=caches)
+def _computed(ranks: Ranks, network: Network, tokens: tuple[int, ...], caches: Caches) -> mx.array:
+    logits = ranks.attempt(lambda: network(mx.array([tokens]), cache=caches))
     mx.eval(logits, [cache.state for cache in caches])
     return logits

@@ -12,6 +12,7 @@ from backend.cache.row_kv import MIN_JOINED_TOKENS, Part, RowKV
 from backend.engine.kv.batch_caches import BatchCaches, BatchPlan
 from backend.engine.network import MODEL_ERRORS, Caches, Network
 from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.ranks import ALONE, Ranks
 from backend.engine.passes.trial_steps import computed, cut, difference, prefilled
 
 # Two parts that two rows share, and what each row has of its own.
@@ -22,32 +23,68 @@ _STEPS = 2
 log = logging.getLogger(__name__)
 
 
-def is_shareable(network: Network, fresh_caches: CacheFactory, token_ids: Sequence[int]) -> bool:
+def is_shareable(
+    network: Network,
+    fresh_caches: CacheFactory,
+    token_ids: Sequence[int],
+    ranks: Ranks = ALONE,
+) -> bool:
     """Tell whether rows on one prefix compute what each computes by itself.
 
     Args:
         network: The model.
         fresh_caches: Makes the caches of one sequence.
         token_ids: Of a text: prompts are cut from it, and from its repetitions.
+        ranks: Who shares the model: all of them get the same answer.
     """
     if fresh_caches.group_sizes:
         return False
+    trial = _SharingTrial(network, ranks)
     prefix = cut(token_ids, 0, sum(_PARTS))
     rows = [cut(token_ids, 5 * n, n + _STEPS) for n in _TAILS]
     try:
-        expected = [_alone(network, fresh_caches(), prefix, row) for row in rows]
-        base = prefilled(network, _referring(fresh_caches)(), prefix)
-        if not any(isinstance(leaf, RowKV) for leaf in cache_leaves(base)):
+        expected = [trial.alone(fresh_caches(), prefix, row) for row in rows]
+        base = prefilled(ranks, network, _referring(fresh_caches)(), prefix)
+        # A rank of a pipeline may have none, and others some.
+        if not ranks.any(any(isinstance(leaf, RowKV) for leaf in cache_leaves(base))):
             return False
-        alone = [_alone(network, caches, [], row) for caches, row in _on_parts(base, rows)]
-        together = _together(network, _on_parts(base, rows))
+        alone = [trial.alone(caches, [], row) for caches, row in _on_parts(base, rows)]
+        together = trial.together(_on_parts(base, rows))
     except MODEL_ERRORS as error:
         log.info("stored prefixes are copied for each request: %s", error)
         return False
-    gap = difference(expected, alone) or difference(expected, together)
+    gap = ranks.fault(difference(expected, alone) or difference(expected, together))
     if gap:
         log.info("stored prefixes are copied for each request: %s", gap)
     return gap is None
+
+
+class _SharingTrial:
+    def __init__(self, network: Network, ranks: Ranks) -> None:
+        self._network = network
+        self._ranks = ranks
+
+    def alone(self, caches: Caches, prefix: Sequence[int], row: Sequence[int]) -> mx.array:
+        """Return the logits [S, V] of the last tokens of a row, each in a pass of its own."""
+        prefilled(self._ranks, self._network, caches, [*prefix, *row[:-_STEPS]])
+        steps = [self._stepped(caches, token_id) for token_id in row[-_STEPS:]]
+        return mx.concatenate(steps)
+
+    def together(self, rows: Sequence[tuple[Caches, Sequence[int]]]) -> list[mx.array]:
+        """Return the same of rows in one batch."""
+        batch = BatchCaches(BatchPlan())
+        ready = [
+            prefilled(self._ranks, self._network, caches, row[:-_STEPS]) for caches, row in rows
+        ]
+        self._ranks.attempt(lambda: batch.regroup([], ready))
+        steps = [self._forwarded(batch, [[row[i]] for _, row in rows]) for i in range(-_STEPS, 0)]
+        return list(mx.concatenate(steps, axis=1))
+
+    def _stepped(self, caches: Caches, token_id: int) -> mx.array:
+        return computed(self._ranks, lambda: self._network(mx.array([[token_id]]), cache=caches)[0])
+
+    def _forwarded(self, batch: BatchCaches, inputs: Sequence[Sequence[int]]) -> mx.array:
+        return computed(self._ranks, lambda: batch.forward(self._network, mx.array(inputs)))
 
 
 def _referring(fresh_caches: CacheFactory) -> CacheFactory:
@@ -73,21 +110,3 @@ def _split(leaf: RowKV) -> tuple[Part, ...]:
     first, second = _PARTS
     slices = leaf.slices(0, first), leaf.slices(first, first + second)
     return tuple(Part(arrays, tokens) for arrays, tokens in zip(slices, _PARTS, strict=True))
-
-
-def _alone(network: Network, caches: Caches, prefix: Sequence[int], row: Sequence[int]) -> mx.array:
-    """Return the logits [S, V] of the last tokens of a row, each in a pass of its own."""
-    prefilled(network, caches, [*prefix, *row[:-_STEPS]])
-    steps = [computed(network(mx.array([[t]]), cache=caches)[0]) for t in row[-_STEPS:]]
-    return mx.concatenate(steps)
-
-
-def _together(network: Network, rows: Sequence[tuple[Caches, Sequence[int]]]) -> list[mx.array]:
-    """Return the same of rows in one batch."""
-    batch = BatchCaches(BatchPlan())
-    batch.regroup([], [prefilled(network, caches, row[:-_STEPS]) for caches, row in rows])
-    steps = [
-        computed(batch.forward(network, mx.array([[row[i]] for _, row in rows])))
-        for i in range(-_STEPS, 0)
-    ]
-    return list(mx.concatenate(steps, axis=1))

@@ -1,11 +1,14 @@
 """Computing a few tokens for a trial at load, and comparing what came of it."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle, islice
 
 import mlx.core as mx
 
 from backend.engine.network import Caches, Network
+from backend.engine.passes.ranks import Ranks
 
 _CHUNK_TOKENS = 512
 _TOLERANCE = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.3}
@@ -16,22 +19,31 @@ def cut(token_ids: Sequence[int], start: int, count: int) -> list[int]:
     return list(islice(cycle(token_ids), start, start + count))
 
 
-def computed(logits: mx.array) -> mx.array:
-    """Compute a step at once: ranks of a pipeline mistake each other's lazy steps."""
+def computed(ranks: Ranks, build: Callable[[], mx.array]) -> mx.array:
+    """Compute a step at once: ranks of a pipeline mistake each other's lazy steps.
+
+    Args:
+        ranks: None of them computes what one of them cannot build.
+        build: Makes the graph of the logits; raises one of `MODEL_ERRORS`.
+    """
+    logits = ranks.attempt(build)
     mx.eval(logits)
     return logits
 
 
-def prefilled(network: Network, caches: Caches, tokens: Sequence[int]) -> Caches:
+def prefilled(ranks: Ranks, network: Network, caches: Caches, tokens: Sequence[int]) -> Caches:
     """Append tokens to caches, and return these."""
     for start in range(0, len(tokens), _CHUNK_TOKENS):
-        network(mx.array([tokens[start : start + _CHUNK_TOKENS]]), cache=caches)
+        inputs = mx.array([tokens[start : start + _CHUNK_TOKENS]])
+        ranks.attempt(partial(network, inputs, cache=caches))
         mx.eval([cache.state for cache in caches])
     return caches
 
 
 def difference(expected: Sequence[mx.array], found: Sequence[mx.array]) -> str | None:
     """Return by how much log-probabilities differ, or `None` when it is no more than rounding.
+
+    What is no number differs from everything; a token that both rule out is the same in both.
 
     Args:
         expected: Logits [..., V] of each row.
@@ -43,7 +55,9 @@ def difference(expected: Sequence[mx.array], found: Sequence[mx.array]) -> str |
 
 
 def _gap(one: mx.array, other: mx.array) -> float:
-    gap: float = mx.max(mx.abs(_logprobs(one) - _logprobs(other))).item()
+    ours, theirs = _logprobs(one), _logprobs(other)
+    gaps = mx.where(ours == theirs, 0.0, mx.abs(ours - theirs))
+    gap: float = mx.max(mx.where(mx.isnan(gaps), math.inf, gaps)).item()
     return gap
 
 

@@ -1,6 +1,7 @@
 """Between the rows and the prompt cache: prefixes are restored, and computed ones are stored.
 
-Saving never fails a request, and a prefix that cannot be restored is computed.
+Saving never fails a request, and a prefix that cannot be restored is computed. A store that is kept
+by several ranks raises what goes wrong: one rank that went on without would part them.
 """
 
 import logging
@@ -43,6 +44,7 @@ def make_prefix_store(
     disk: DiskSettings,
     *,
     forecast: Forecast | None = None,
+    is_replicated: bool = False,
 ) -> PrefixStore:
     """Return the prefix store of a model, one that stores nothing if it has no room or no way.
 
@@ -52,11 +54,14 @@ def make_prefix_store(
         packing: How keys and values are stored.
         disk: Where nodes that are evicted or idle go, if anywhere.
         forecast: How likely requests are to come; `None` learns it from those that came.
+        is_replicated: Whether other ranks keep the same store.
     """
     layout = CacheLayout.of(fresh_caches(), packing) if budget_bytes else None
     if layout is None:
         return NoPrefixStore()
-    return CachingPrefixStore(fresh_caches, layout, budget_bytes, disk, forecast)
+    return CachingPrefixStore(
+        fresh_caches, layout, budget_bytes, disk, forecast, is_replicated=is_replicated
+    )
 
 
 class CachingPrefixStore:
@@ -69,6 +74,8 @@ class CachingPrefixStore:
         budget_bytes: int,
         disk: DiskSettings,
         forecast: Forecast | None = None,
+        *,
+        is_replicated: bool = False,
     ) -> None:
         """Start with an empty store.
 
@@ -78,8 +85,10 @@ class CachingPrefixStore:
             budget_bytes: What the store may hold.
             disk: Where nodes that are evicted or idle go, if anywhere.
             forecast: How likely requests are to come; `None` learns it from those that came.
+            is_replicated: Whether other ranks keep the same store.
         """
         self._fresh_caches = fresh_caches
+        self._overlooked = () if is_replicated else _FAILURES
         self._layout = layout
         self._budget_bytes = budget_bytes
         self._disk = DiskLink(disk, ends_at_snapshots=layout.has_state)
@@ -208,7 +217,7 @@ class CachingPrefixStore:
         try:
             self._layout.restore(caches, hit.path, hit.length, len(row.token_ids))
             mx.eval([cache.state for cache in caches])
-        except _FAILURES as error:
+        except self._overlooked as error:
             problem = "request id=%s: its prefix cannot be restored and is computed"
             log.warning(problem, row.request_id, exc_info=error)
             row.may_reuse = False
@@ -220,7 +229,7 @@ class CachingPrefixStore:
             self._store_missing(row, row.cache or [])
             self._pin_system_prompt(row)
             self._share(row)
-        except _FAILURES as error:
+        except self._overlooked as error:
             log.warning("request id=%s cannot be stored", row.request_id, exc_info=error)
         row.saved = row.fed
 

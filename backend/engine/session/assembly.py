@@ -22,6 +22,7 @@ from backend.engine.passes.batch_check import batch_plan
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
 from backend.engine.passes.kv_profile import measure
 from backend.engine.passes.media_check import media_faults, text_fault
+from backend.engine.passes.ranks import ALONE, Ranks
 from backend.engine.passes.self_check import (
     require_numbers,
     require_sense,
@@ -29,7 +30,6 @@ from backend.engine.passes.self_check import (
 )
 from backend.engine.prefixes.caching_store import make_prefix_store
 from backend.engine.prefixes.disk_link import DiskSettings
-from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.admission import KvProfile, Reservations
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
 from backend.engine.session.decoder_parts import make_parts
@@ -65,17 +65,26 @@ def assemble_session(model: RunnableModel, options: ModelOptions, outlets: Outle
 
 
 def assemble_decoder_session(
-    model: RunnableModel, options: ModelOptions, outlets: Outlets
+    model: RunnableModel, options: ModelOptions, outlets: Outlets, ranks: Ranks = ALONE
 ) -> DecoderSession:
-    """Return an idle session of a model that generates."""
+    """Return an idle session of a model that generates.
+
+    Args:
+        model: What this process has of it.
+        options: Of its LoadModel.
+        outlets: Where results go.
+        ranks: Who shares the model: their sessions come out alike.
+    """
     tuning = options.tuning
-    fresh_caches = make_cache_factory(model.network, tuning)
+    fresh_caches = make_cache_factory(model.network, tuning, ranks)
     sample = _sample(model)
     require_sense(model.network, fresh_caches, sample[:_PROBE_TOKENS])
     if isinstance(model.network, VisionNetwork):
         model = _with_checked_media(model, model.network, fresh_caches, sample)
     can_batch = tuning.scheduling.batching
-    plan = _batch_plan(model, fresh_caches, sample) if can_batch else BatchPlan(Batching.NONE)
+    plan = BatchPlan(Batching.NONE)
+    if can_batch:
+        plan = _batch_plan(model, fresh_caches, sample, ranks)
     fresh_caches = replace(fresh_caches, plan=plan)
     batches = plan.batching is not Batching.NONE
     model = replace(model, card=replace(model.card, batches=batches))
@@ -85,8 +94,11 @@ def assemble_decoder_session(
         working_set_bytes(),
         media_bytes=MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0,
     )
-    prefixes = _prefix_store(
-        Path(model.card.path), fresh_caches, options, budget_bytes, outlets.post
+    cache_bytes = prompt_cache_bytes(tuning, budget_bytes)
+    disk = _disk_settings(Path(model.card.path), options, outlets.post)
+    packing = Packing(tuning.prompt_cache.cache_bits)
+    prefixes = make_prefix_store(
+        fresh_caches, cache_bytes, packing, disk, is_replicated=ranks.are_several
     )
     profile = measure(model.network, fresh_caches)
     profile = replace(profile, has_own_lengths=plan.has_own_lengths)
@@ -149,31 +161,25 @@ def _sample(model: RunnableModel) -> Sequence[int]:
 
 
 def _batch_plan(
-    model: RunnableModel, fresh_caches: CacheFactory, sample: Sequence[int]
+    model: RunnableModel, fresh_caches: CacheFactory, sample: Sequence[int], ranks: Ranks
 ) -> BatchPlan:
     spans = [span for span in model.card.attention_spans if span <= _LONGEST_TRIED_SPAN]
     if len(spans) < len(model.card.attention_spans):
         log.info("windows of more than %d tokens are not tried at load", _LONGEST_TRIED_SPAN)
-    return batch_plan(model.network, fresh_caches, sample, trial_lengths(spans))
+    return batch_plan(model.network, fresh_caches, sample, trial_lengths(spans), ranks=ranks)
 
 
-def _prefix_store(
-    directory: Path,
-    fresh_caches: FreshCaches,
-    options: ModelOptions,
-    kv_budget_bytes: int,
-    post: Callable[[Fetched], None],
-) -> PrefixStore:
+def _disk_settings(
+    directory: Path, options: ModelOptions, post: Callable[[Fetched], None]
+) -> DiskSettings:
     cache = options.tuning.prompt_cache
-    disk = DiskSettings(
+    return DiskSettings(
         root=Path(cache.cache_dir).expanduser() if cache.cache_dir else None,
         models_dir=options.models_dir,
         fingerprint=fingerprint(options, directory),
         budget_bytes=cache.max_cache_disk_bytes,
         post=post,
     )
-    cache_bytes = prompt_cache_bytes(options.tuning, kv_budget_bytes)
-    return make_prefix_store(fresh_caches, cache_bytes, Packing(cache.cache_bits), disk)
 
 
 def prompt_cache_bytes(tuning: TuningOptions, kv_budget_bytes: int) -> int:
