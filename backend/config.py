@@ -222,6 +222,7 @@ class ProcessOptions:
     """When the engine process is given up, and what follows."""
 
     engine_timeout_s: int = 300
+    reload_timeout_s: int = 1800
     exit_when_broken: bool = True
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +30,6 @@ from backend.errors import (
 from backend.model.checkpoint.hub import locate
 from backend.model.checkpoint.paths import rooted
 from backend.model.loaded import LoadedModel
-
-log = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
@@ -135,6 +132,9 @@ class Engine(Generic[HandleT]):
                 if _is_being_cancelled():
                     self._load_task.cancel()
                     await asyncio.wait([self._load_task])
+                    if self._model is None:
+                        # It may have been loaded in this very moment.
+                        await self._supervisor.end(RequestCancelledError("the load was cancelled"))
                     raise
                 raise LoadCancelledError("the load was ended by Free or by shutdown") from None
             finally:
@@ -242,7 +242,7 @@ class Engine(Generic[HandleT]):
 
     async def _prepared(self, request: PrepareMedium) -> PreparedInputs:
         """Have a medium prepared by the process that has the model."""
-        if self._model is None:
+        if self._model is None or not self._supervisor.is_serving:
             raise ModelNotLoadedError
         prepared: PreparedInputs = await self._computed(request)
         return prepared

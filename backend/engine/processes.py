@@ -96,10 +96,11 @@ def die_with_parent(parent: int) -> None:
 
 
 def kill_tree(leader: Process) -> None:
-    """Have the kernel end a process and all that it started."""
+    """Have the kernel end a process and all that it started; one that has ended is left alone."""
     # Not reaped yet, so the number still is the leader's.
     if leader.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
+        # macOS refuses a group of which only ended processes are left.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader.pid, signal.SIGKILL)
 
 

@@ -42,7 +42,8 @@ class Server:
     def end(self):
         if self.process.returncode is None:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
+        self.process.stderr.close()
 
 
 def open_files(process_id):

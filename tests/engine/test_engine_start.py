@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from backend.config import ModelOptions
 from backend.engine.engine import Engine
-from backend.errors import EngineFailedError
+from backend.engine.supervision.supervisor import Supervisor
+from backend.errors import LoadFailedError
 
 
 @pytest.fixture
@@ -22,8 +24,20 @@ def no_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_a_process_that_cannot_be_started_is_told_in_plain_words(no_descriptors):
+@pytest.mark.parametrize("has_spare", [False, True])
+async def test_a_load_says_in_plain_words_that_no_process_can_be_started(
+    no_descriptors, tmp_path, has_spare
+):
+    supervisor = Supervisor(lambda _: None, 1.0, None)
+    no_descriptors()
+    if has_spare:
+        supervisor.prepare()
+    with pytest.raises(LoadFailedError, match=r"cannot be started: .*Too many open files"):
+        await supervisor.load(ModelOptions(model="any"), tmp_path)
+
+
+async def test_closing_is_not_disturbed_by_a_process_that_never_started(no_descriptors):
     engine = Engine(serve=lambda loaded, _: loaded)
     no_descriptors()
-    with pytest.raises(EngineFailedError, match="Too many open files"):
-        await engine._supervisor._started()
+    engine.prepare()
+    await engine.close(drain_timeout_s=0.0)

@@ -119,9 +119,10 @@ class Ledger:
 
     @property
     def awaits_turn(self) -> bool:
-        """Whether the engine process has work for its turns."""
-        return any(each.is_sent and each.is_open for each in self.requests.values()) or any(
-            job.is_sent and not isinstance(job.request, PrepareMedium) for job in self.jobs.values()
+        """Whether the engine process has work for its turns; from any thread."""
+        requests, jobs = list(self.requests.values()), list(self.jobs.values())
+        return any(each.is_sent and each.is_open for each in requests) or any(
+            job.is_sent and not isinstance(job.request, PrepareMedium) for job in jobs
         )
 
     def calls(self) -> Iterator[OpenCall]:

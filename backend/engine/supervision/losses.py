@@ -1,6 +1,6 @@
 """The lost processes of a model: their counts, and the restarts that made up for them."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
 from backend.core.status import EngineStatus, Restart
@@ -12,18 +12,14 @@ class Losses:
     """Counts from the load of a model on."""
 
     def __init__(self) -> None:
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
-        self._media_encoded = 0
+        self._lost = EngineStatus()
         self._restarts: deque[Restart] = deque(maxlen=_KEPT_RESTARTS)
         self._restart_count = 0
         self._lost_s = 0.0
 
     def count(self, lost: EngineStatus) -> None:
         """Keep the counts of a process that has gone."""
-        self._prompt_tokens += lost.prompt_tokens
-        self._generated_tokens += lost.generated_tokens
-        self._media_encoded += lost.media_encoded
+        self._lost = _counted_on(self._lost, lost)
 
     def note_restart(self, reason: BaseException, lost_s: float) -> None:
         """Note that another process has the model, and how long that took."""
@@ -34,11 +30,33 @@ class Losses:
     def added_to(self, status: EngineStatus) -> EngineStatus:
         """Return the status of the present process as that of all of them."""
         return replace(
-            status,
-            prompt_tokens=status.prompt_tokens + self._prompt_tokens,
-            generated_tokens=status.generated_tokens + self._generated_tokens,
-            media_encoded=status.media_encoded + self._media_encoded,
+            _counted_on(status, self._lost),
             restarts=self._restart_count,
             latest_restarts=tuple(self._restarts),
             lost_s=self._lost_s,
         )
+
+
+def _counted_on(status: EngineStatus, earlier: EngineStatus) -> EngineStatus:
+    """Return a status whose counts go on where those of another end."""
+    cache, stored = status.prompt_cache, earlier.prompt_cache
+    disk = replace(
+        cache.disk,
+        read_tokens=cache.disk.read_tokens + stored.disk.read_tokens,
+        damaged=cache.disk.damaged + stored.disk.damaged,
+        dropped=cache.disk.dropped + stored.disk.dropped,
+    )
+    return replace(
+        status,
+        prompt_tokens=status.prompt_tokens + earlier.prompt_tokens,
+        generated_tokens=status.generated_tokens + earlier.generated_tokens,
+        media_encoded=status.media_encoded + earlier.media_encoded,
+        prompt_cache=replace(
+            cache,
+            looked_up_tokens=cache.looked_up_tokens + stored.looked_up_tokens,
+            hit_tokens=cache.hit_tokens + stored.hit_tokens,
+            hits=dict(Counter(cache.hits) + Counter(stored.hits)),
+            evictions=cache.evictions + stored.evictions,
+            disk=disk,
+        ),
+    )

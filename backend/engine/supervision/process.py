@@ -1,9 +1,11 @@
 """One engine process and the connection to it."""
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
 
@@ -30,10 +32,19 @@ _REAP_TIMEOUT_S = 5.0
 _REFUSALS = (LoadError, InvalidRequestError, UnsupportedError)
 
 
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a process is to compute."""
+
+    options: ModelOptions
+    directory: Path
+
+
 class EngineProcess(asyncio.Protocol):
     """Lives on one event loop; loads one model and ends with it.
 
     Attributes:
+        charge: What it was told to load.
         silent_since: When something was last heard of it, by the monotonic clock.
         is_mute: Whether nothing was ever heard of it.
     """
@@ -60,12 +71,15 @@ class EngineProcess(asyncio.Protocol):
         self._reason: BackendError | None = None
         self._is_ending = False
         self._farewell: asyncio.Task[None] | None = None
+        self.charge: Charge
         self.silent_since = time.monotonic()
         self.is_mute = True
         # The kernel ends it with the thread that starts it: the one of the event loop.
         self._socket, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(self._socket.close)
             self._child = start_engine(theirs.fileno(), environment)
+            unless_started.pop_all()
 
     @classmethod
     async def started(
@@ -77,7 +91,12 @@ class EngineProcess(asyncio.Protocol):
         """Return a new process that waits for a model."""
         process = cls(hear, note_end, environment)
         loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: process, sock=process._socket)
+        try:
+            await loop.create_unix_connection(lambda: process, sock=process._socket)
+        except BaseException:
+            process._socket.close()
+            await process.end()
+            raise
         return process
 
     @property
@@ -90,7 +109,7 @@ class EngineProcess(asyncio.Protocol):
         """Whether it has yet to end."""
         return self._child.poll() is None
 
-    async def load(self, options: ModelOptions, directory: Path) -> Loaded:
+    async def load(self, charge: Charge) -> Loaded:
         """Have it load a model.
 
         Raises:
@@ -98,10 +117,11 @@ class EngineProcess(asyncio.Protocol):
             InvalidRequestError: An option cannot be met.
             UnsupportedError: The model cannot be loaded as asked.
         """
+        self.charge = charge
         self._loading = asyncio.get_running_loop().create_future()
         if self._farewell is not None:
             self._loading.set_exception(self._load_failure())
-        self.send(Load(options, directory))
+        self.send(Load(charge.options, charge.directory))
         return await self._loading
 
     def send(self, order: Order) -> None:
@@ -121,15 +141,17 @@ class EngineProcess(asyncio.Protocol):
             grace_s: How long it may take to write to disk what belongs there.
         """
         self._is_ending = True
-        if grace_s and self._reason is None:
-            self.send(Stop())
-            await self._exited(grace_s)
-        kill_tree(self._child)
+        try:
+            if grace_s and self._reason is None:
+                self.send(Stop())
+                await self._exited(grace_s)
+        finally:
+            kill_tree(self._child)
+            if self._transport is not None:
+                self._transport.close()
+            if self._loading is not None and not self._loading.done():
+                self._loading.cancel()
         await self._exited(_REAP_TIMEOUT_S)
-        if self._transport is not None:
-            self._transport.close()
-        if self._loading is not None and not self._loading.done():
-            self._loading.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to send."""

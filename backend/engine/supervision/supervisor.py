@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from backend.config import ModelOptions
@@ -30,7 +30,8 @@ from backend.engine.messages.results import Packed, unpacked
 from backend.engine.supervision.handover import Handover
 from backend.engine.supervision.ledger import Ledger, OpenCall, OpenJob, OpenRequest
 from backend.engine.supervision.losses import Losses
-from backend.engine.supervision.process import EngineProcess
+from backend.engine.supervision.process import Charge, EngineProcess
+from backend.engine.supervision.starting import Starter
 from backend.engine.turn_watch import TurnWatch
 from backend.errors import (
     BackendError,
@@ -47,14 +48,6 @@ _EARLY_S = 2.0
 _STOP_TIMEOUT_S = 3.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Charge:
-    """What the process is to compute."""
-
-    options: ModelOptions
-    directory: Path
 
 
 class Supervisor:
@@ -77,14 +70,12 @@ class Supervisor:
             long_turn_s: A turn that takes longer is reported.
             environment: Of the processes; `None` is that of this one.
         """
-        self._environment = environment
         self.ledger = Ledger()
+        self._starter = Starter(self._hear, self._note_end, environment)
         self._handover = Handover(self.ledger, self._give)
         self._note_fault = note_fault
         self._long_turn_s = long_turn_s
-        self._spare: asyncio.Task[EngineProcess] | None = None
         self._process: EngineProcess | None = None
-        self._charge: _Charge | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._status = EngineStatus()
         self._passing: Passing | None = None
@@ -99,29 +90,25 @@ class Supervisor:
         return self._process is not None or self._recovery is not None
 
     @property
-    def is_recovering(self) -> bool:
-        """Whether a lost process is being replaced."""
-        return self._recovery is not None
-
-    @property
     def process_id(self) -> int | None:
         """The number of the process that has the model."""
-        return self._process.process_id if self._process else None
+        process = self._process
+        return process.process_id if process else None
 
     def prepare(self) -> None:
         """Start a process that waits for a model, unless one does: a load need not wait then."""
-        if self._spare is None:
-            self._spare = asyncio.create_task(self._started())
+        self._starter.prepare()
 
     async def load(self, options: ModelOptions, directory: Path) -> Loaded:
         """Load a model into a process that has none.
 
         Raises:
             LoadError: It could not be loaded, and why.
+            InvalidRequestError: An option cannot be met.
+            UnsupportedError: The model cannot be loaded as asked.
         """
-        self._charge = _Charge(options, directory)
         self._losses, self._failed_starts = Losses(), 0
-        process, loaded = await self._loaded_process(self._charge)
+        process, loaded = await self._starter.loaded(Charge(options, directory))
         self._install(process, loaded)
         return loaded
 
@@ -134,17 +121,16 @@ class Supervisor:
         """
         self._handover.pause()
         process, self._process = self._process, None
-        if self._recovery is not None:
-            recovery, self._recovery = self._recovery, None
+        recovery, self._recovery = self._recovery, None
+        self._status = EngineStatus()
+        self.ledger.fail_all(reason)
+        if recovery is not None:
             recovery.cancel()
             await asyncio.wait([recovery])
-        self.ledger.fail_all(reason)
-        self._status = EngineStatus()
         if process is not None:
             await process.end(_STOP_TIMEOUT_S)
-        if drops_spare and self._spare is not None:
-            spare, self._spare = self._spare, None
-            await (await spare).end()
+        if drops_spare:
+            await self._starter.drop_spare()
 
     def submit(self, entry: OpenRequest) -> None:
         """Give a request to the process, or let it wait for the next one."""
@@ -174,12 +160,13 @@ class Supervisor:
             self._process.send(news)
 
     def status(self) -> EngineStatus:
-        """Return the latest snapshot, and the turn that it is waiting for."""
-        if self._process is None:
+        """Return the latest snapshot, and the turn that it is waiting for; from any thread."""
+        process, status = self._process, self._status
+        if process is None:
             return self._losses.added_to(EngineStatus(state=EngineState.BUSY))
-        turn_s = self._turn_s()
-        state = EngineState.ERROR if turn_s >= self._long_turn_s else self._status.state
-        return self._losses.added_to(replace(self._status, state=state, turn_s=turn_s))
+        turn_s = self._turn_s(process)
+        state = EngineState.ERROR if turn_s >= self._long_turn_s else status.state
+        return self._losses.added_to(replace(status, state=state, turn_s=turn_s))
 
     def processes(self) -> tuple[ProcessStatus, ...]:
         """Return the processes of the backend."""
@@ -190,31 +177,9 @@ class Supervisor:
             if number is not None
         )
 
-    def _turn_s(self) -> float:
+    def _turn_s(self, process: EngineProcess) -> float:
         """Return how long a process with something to do has told nothing."""
-        if self._process is None or not self.ledger.awaits_turn:
-            return 0.0
-        return time.monotonic() - self._process.silent_since
-
-    async def _started(self) -> EngineProcess:
-        try:
-            return await EngineProcess.started(self._hear, self._note_end, self._environment)
-        except OSError as error:
-            raise EngineFailedError(f"its process cannot be started: {error}") from error
-
-    async def _loaded_process(self, charge: _Charge) -> tuple[EngineProcess, Loaded]:
-        spare, self._spare = self._spare, None
-        process = await spare if spare is not None else None
-        if process is not None and process.is_alive:
-            try:
-                return process, await _loaded(process, charge)
-            except LoadFailedError as error:
-                # One that says nothing may have ended while it waited: that is no load's fault.
-                if not process.is_mute:
-                    raise
-                log.warning("%s; another process tries it", error)
-        process = await self._started()
-        return process, await _loaded(process, charge)
+        return time.monotonic() - process.silent_since if self.ledger.awaits_turn else 0.0
 
     def _install(self, process: EngineProcess, loaded: Loaded) -> None:
         self._process = process
@@ -223,13 +188,13 @@ class Supervisor:
         self._loaded_at = time.monotonic()
         self._has_told = False
         TurnWatch(
-            self._turn_s,
+            lambda: self._turn_s(process),
             lambda: self._process is process,
             self._long_turn_s,
-            lost_after_s=self._charge.options.tuning.process.engine_timeout_s
-            if self._charge
-            else 0,
-            give_up=self._give_up_on_turn,
+            lost_after_s=process.charge.options.tuning.process.engine_timeout_s,
+            give_up=lambda turn_s: self._lose(
+                process, EngineStuckError(f"no turn has ended for {turn_s:.0f} s")
+            ),
         ).look()
         self._handover.begin()
 
@@ -272,10 +237,6 @@ class Supervisor:
         else:
             job.reply.set_result(value)
 
-    def _give_up_on_turn(self, turn_s: float) -> None:
-        if self._process is not None:
-            self._lose(self._process, EngineStuckError(f"no turn has ended for {turn_s:.0f} s"))
-
     def _note_end(self, process: EngineProcess, reason: BackendError) -> None:
         if process is self._process:
             self._lose(process, reason)
@@ -296,15 +257,16 @@ class Supervisor:
             f", {len(culprits)} failed because it was lost over them twice" if culprits else "",
         )
         self._recovery = asyncio.create_task(self._recover(process, reason))
+        self._recovery.add_done_callback(self._note_recovery)
 
     async def _recover(self, lost: EngineProcess, reason: BackendError) -> None:
+        """Have another process load the model; after three that cannot, give up."""
         began_at = time.monotonic()
         # Its memory is needed.
         await lost.end()
-        charge = self._charge
-        while charge is not None and self._failed_starts < MAX_FAILED_STARTS:
+        while self._failed_starts < MAX_FAILED_STARTS:
             try:
-                process, loaded = await self._loaded_process(charge)
+                process, loaded = await self._reloaded(lost.charge)
             except BackendError as error:
                 self._failed_starts += 1
                 reason = error
@@ -313,20 +275,29 @@ class Supervisor:
             took_s = time.monotonic() - began_at
             self._losses.note_restart(reason, took_s)
             log.warning("another engine has loaded the model after %.1f s", took_s)
-            self._recovery = None
             self._install(process, loaded)
             return
+        raise EngineFailedError(f"{MAX_FAILED_STARTS} in a row could not be started: {reason}")
+
+    async def _reloaded(self, charge: Charge) -> tuple[EngineProcess, Loaded]:
+        limit_s = charge.options.tuning.process.reload_timeout_s
+        try:
+            async with asyncio.timeout(limit_s or None):
+                return await self._starter.loaded(charge)
+        except TimeoutError:
+            raise LoadFailedError(f"it was not loaded within {limit_s} s") from None
+
+    def _note_recovery(self, recovery: "asyncio.Task[None]") -> None:
+        """End all open calls when a recovery has failed, whatever it failed of."""
+        if recovery is not self._recovery:
+            return
         self._recovery = None
-        end = EngineFailedError(f"{MAX_FAILED_STARTS} in a row could not be started: {reason}")
-        log.critical("%s", end)
-        self.ledger.fail_all(end)
-        self._note_fault(end)
-
-
-async def _loaded(process: EngineProcess, charge: _Charge) -> Loaded:
-    """Have a process load a model; if it cannot, the process ends."""
-    try:
-        return await process.load(charge.options, charge.directory)
-    except BaseException:
-        await process.end()
-        raise
+        error = None if recovery.cancelled() else recovery.exception()
+        if error is None:
+            return
+        if not isinstance(error, EngineFailedError):
+            log.error("replacing the engine has failed", exc_info=error)
+            error = EngineFailedError(f"it could not be replaced: {error}")
+        log.critical("%s", error)
+        self.ledger.fail_all(error)
+        self._note_fault(error)

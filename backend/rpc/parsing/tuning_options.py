@@ -45,6 +45,8 @@ RANGES = {
     "wired_limit_mb": Range(0),
     "tensor_parallel_size": Range(1, 1024),
     "worker_timeout_s": Range(1),
+    "engine_timeout_s": Range(0),
+    "reload_timeout_s": Range(0),
 }
 
 # Widths and group sizes that MLX has, and names.

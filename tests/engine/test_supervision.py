@@ -1,0 +1,219 @@
+"""Engine processes come and go, and nothing of them is left behind or waited for in vain."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+from engine_driver import make_request, prompt_of
+from groups import is_alive, workers
+from serving import until
+
+from backend.config import ModelOptions, TuningOptions
+from backend.core.status import (
+    DiskCacheStatus,
+    EngineState,
+    EngineStatus,
+    HitKind,
+    PromptCacheStatus,
+)
+from backend.core.step import TokenStep
+from backend.engine.engine import Engine
+from backend.engine.supervision.ledger import Ledger
+from backend.engine.supervision.losses import Losses
+from backend.engine.supervision.process import EngineProcess
+from backend.errors import EngineFailedError, ModelNotLoadedError, RequestCancelledError
+from backend.pipeline.served_model import ServedModel
+
+ENDLESS = 3000
+RELOAD_TIMEOUT_S = 10
+
+
+def options(directory, **tuning):
+    return ModelOptions(model=str(directory), tuning=TuningOptions.of(**tuning))
+
+
+async def take(engine, request, tokens):
+    try:
+        async for events in engine.submit(engine.model, request):
+            tokens += [event.token_id for event in events if isinstance(event, TokenStep)]
+    finally:
+        engine.cancel(request.request_id)
+
+
+async def streaming(engine, name="a", max_tokens=ENDLESS):
+    """Return a stream that has begun, and the tokens that it gets."""
+    tokens = []
+    request = make_request(name, prompt_of(9), max_tokens=max_tokens)
+    stream = asyncio.ensure_future(take(engine, request, tokens))
+    await until(lambda: tokens or stream.done())
+    return stream, tokens
+
+
+async def stopped_spare(engine):
+    """Have a process wait for a model, and stop it."""
+    known = set(workers())
+    engine.prepare()
+    await until(lambda: set(workers()) - known)
+    (spare,) = set(workers()) - known
+    os.kill(spare, signal.SIGSTOP)
+    return spare
+
+
+@pytest.fixture
+async def engine():
+    engine = Engine(serve=ServedModel.of)
+    try:
+        yield engine
+    finally:
+        await engine.close(drain_timeout_s=0.0)
+    assert not workers()
+
+
+@pytest.mark.mlx
+async def test_a_process_ends_even_if_who_waits_for_its_end_leaves():
+    process = await EngineProcess.started(lambda *_: None, lambda *_: None, None)
+    os.kill(process.process_id, signal.SIGSTOP)
+    end = asyncio.ensure_future(process.end(ENDLESS))
+    await asyncio.sleep(0)
+    end.cancel()
+    await asyncio.wait([end])
+    await until(lambda: not process.is_alive)
+
+
+@pytest.mark.mlx
+async def test_a_process_ends_with_the_start_that_is_cancelled():
+    known = set(workers())
+    start = asyncio.ensure_future(EngineProcess.started(lambda *_: None, lambda *_: None, None))
+    await asyncio.sleep(0)
+    started = set(workers()) - known
+    assert started
+    start.cancel()
+    await asyncio.wait([start])
+    await until(lambda: not any(map(is_alive, started)))
+
+
+@pytest.mark.mlx
+async def test_free_tells_callers_before_a_recovery_has_ended(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    stream, _ = await streaming(engine)
+    await stopped_spare(engine)
+    os.kill(engine.process_id, signal.SIGKILL)
+    await until(lambda: engine.process_id is None)
+    freeing = asyncio.ensure_future(engine.free())
+    with pytest.raises(RequestCancelledError):
+        await stream
+    assert not freeing.done()
+    await freeing
+
+
+@pytest.mark.mlx
+async def test_a_process_that_hangs_while_it_loads_again_counts_as_one_that_could_not(
+    engine, tiny_models, caplog
+):
+    await engine.load(options(tiny_models("llama"), reload_timeout_s=RELOAD_TIMEOUT_S))
+    stream, tokens = await streaming(engine, max_tokens=300)
+    spare = await stopped_spare(engine)
+    os.kill(engine.process_id, signal.SIGKILL)
+    await stream
+    assert len(tokens) == 300
+    assert not is_alive(spare)
+    assert f"was not loaded within {RELOAD_TIMEOUT_S} s" in caplog.text
+
+
+@pytest.mark.mlx
+async def test_a_recovery_that_fails_in_an_unforeseen_way_ends_all_that_is_open(tiny_models):
+    environment = dict(os.environ)
+    engine = Engine(serve=ServedModel.of, environment=environment)
+    await engine.load(options(tiny_models("llama")))
+    stream, _ = await streaming(engine)
+    environment["BROKEN"] = "no value has a \0 in it"
+    os.kill(engine.process_id, signal.SIGKILL)
+    with pytest.raises(EngineFailedError, match="could not be replaced: embedded null byte"):
+        await stream
+    assert engine.status().state is EngineState.ERROR
+    assert "embedded null byte" in engine.fault
+    with pytest.raises(ModelNotLoadedError):
+        engine.submit(engine.model, make_request("b", [1]))
+    del environment["BROKEN"]
+    await engine.load(options(tiny_models("llama")))
+    await engine.close(drain_timeout_s=0.0)
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_a_load_that_ends_in_the_moment_of_its_cancellation_leaves_no_process(
+    tiny_models, is_at_once
+):
+    def cancel_load(loaded, given):
+        if is_at_once:
+            load.cancel()
+        else:
+            asyncio.get_running_loop().call_soon(load.cancel)
+        return ServedModel.of(loaded, given)
+
+    engine = Engine(serve=cancel_load)
+    load = asyncio.ensure_future(engine.load(options(tiny_models("llama"))))
+    await asyncio.wait([load])
+    assert load.cancelled()
+    assert not workers()
+    await engine.close(drain_timeout_s=0.0)
+
+
+def test_another_thread_may_ask_for_work_that_comes_and_goes():
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    ledger = Ledger()
+    failures, has_ended = [], threading.Event()
+
+    def ask():
+        try:
+            while not has_ended.is_set():
+                assert not ledger.awaits_turn
+        except RuntimeError as error:
+            failures.append(error)
+
+    for number in range(200):
+        ledger.enter(make_request(f"kept {number}", [1]))
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for number in range(20_000):
+        ledger.enter(make_request(f"passing {number}", [1]))
+        ledger.leave(f"passing {number}")
+    has_ended.set()
+    thread.join()
+    sys.setswitchinterval(interval_s)
+    assert not failures
+
+
+def test_no_count_falls_when_a_process_is_lost():
+    books = PromptCacheStatus(
+        bytes=5,
+        looked_up_tokens=100,
+        hit_tokens=40,
+        hits={HitKind.MISS: 2, HitKind.EXACT: 1},
+        evictions=3,
+        disk=DiskCacheStatus(files=2, read_tokens=7, damaged=1, dropped=4),
+    )
+    status = EngineStatus(
+        prompt_tokens=10, generated_tokens=20, media_encoded=3, prompt_cache=books
+    )
+    losses = Losses()
+    losses.count(status)
+    assert losses.added_to(EngineStatus()).prompt_cache == replace(
+        books, bytes=0, disk=replace(books.disk, files=0)
+    )
+    losses.count(status)
+    total = losses.added_to(status)
+    assert (total.prompt_tokens, total.generated_tokens, total.media_encoded) == (30, 60, 9)
+    assert total.prompt_cache == PromptCacheStatus(
+        bytes=5,
+        looked_up_tokens=300,
+        hit_tokens=120,
+        hits={HitKind.MISS: 6, HitKind.EXACT: 3},
+        evictions=9,
+        disk=DiskCacheStatus(files=2, read_tokens=21, damaged=3, dropped=12),
+    )
