@@ -9,8 +9,9 @@ from backend.output.readers.markup import REFUTED, UNDECIDED
 MAX_TAG_CHARS = 400
 
 _ATTRIBUTE_NAME = r"[\w:.-]+"
-# Models forget one quote of two.
-_VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|["']?[^\s"'<>/|=]+["']?)"""
+# Models forget one quote of two. No value is read in two ways: such tags take exponential time.
+_VALUE_END = r"(?=[\s<>/|]|\Z)"
+_VALUE = rf"""(?>"[^"\n]*"{_VALUE_END}|'[^'\n]*'{_VALUE_END}|["']?[^\s"'<>/|=]+["']?)"""
 _BEGUN_VALUE = r"""(?:"[^"\n]*|'[^'\n]*|["']?[^\s"'<>/|=]*["']?)"""
 _ATTRIBUTE = re.compile(rf"\s({_ATTRIBUTE_NAME})\s*=\s*({_VALUE})")
 
@@ -33,8 +34,8 @@ class Piece:
         return re.sub(r"\(\?P<\w+>", "(?:", self.whole)
 
 
-SPACE = Piece(r"\s*", r"\s*")
-SPACE_IN_LINE = Piece(r"[^\S\n]*", r"[^\S\n]*")
+SPACE = Piece(r"\s*+", r"\s*+")
+SPACE_IN_LINE = Piece(r"[^\S\n]*+", r"[^\S\n]*+")
 ATTRIBUTES = Piece(
     rf"(?P<attributes>(?:\s+{_ATTRIBUTE_NAME}\s*=\s*{_VALUE})*\s*)",
     rf"(?:\s+{_ATTRIBUTE_NAME}\s*=\s*{_VALUE})*"

@@ -3,7 +3,9 @@
 Only types are read: whether a value is allowed is for the tool to say.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TypeAlias, cast
 
 from backend.core.prompt import JsonValue
@@ -15,7 +17,7 @@ UNKNOWN: JsonTypes = frozenset()
 STRING: JsonTypes = frozenset({"string"})
 NOT_A_STRING: JsonTypes = frozenset({"object", "array", "number", "integer", "boolean", "null"})
 
-_MAX_DEPTH = 8
+_MAX_SCHEMAS = 256
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 # A bool is an int to Python: the order matters.
 _TYPE_NAMES: tuple[tuple[type, str], ...] = (
@@ -50,38 +52,37 @@ class ParameterTypes:
 
     def of(self, name: str) -> JsonTypes:
         """Return the JSON types that an argument may have."""
-        return self._types(_mapping(self._properties.get(name)), _MAX_DEPTH)
+        found = UNKNOWN
+        is_nullable = False
+        for schema in self._alternatives(name):
+            found |= _named_types(schema)
+            is_nullable |= schema.get("nullable") is True
+        return found | {"null"} if found and is_nullable else found
 
     def inside(self, name: str) -> "ParameterTypes":
         """Return the types of the values in an argument: its properties, or each `item`."""
         properties: dict[str, JsonValue] = {}
-        for schema in self._alternatives(_mapping(self._properties.get(name)), _MAX_DEPTH):
+        for schema in self._alternatives(name):
             if "items" in schema:
                 properties.setdefault("item", schema["items"])
             for key, value in _mapping(schema.get("properties")).items():
                 properties.setdefault(key, value)
         return ParameterTypes({"properties": properties}, self._root)
 
-    def _alternatives(self, schema: JsonSchema, depth: int) -> Iterator[JsonSchema]:
-        """Yield a schema and all that it combines."""
-        if not depth:
-            return
-        schema = self._resolved(schema)
-        yield schema
-        for key in _ALTERNATIVES:
-            for alternative in _sequence(schema.get(key)):
-                yield from self._alternatives(_mapping(alternative), depth - 1)
-
-    def _types(self, schema: JsonSchema, depth: int) -> JsonTypes:
-        """Return the types of a part of the schema; where it does not end, none is known."""
-        if not depth:
-            return UNKNOWN
-        schema = self._resolved(schema)
-        found = _named_types(schema)
-        for key in _ALTERNATIVES:
-            for alternative in _sequence(schema.get(key)):
-                found |= self._types(_mapping(alternative), depth - 1)
-        return found | {"null"} if found and schema.get("nullable") is True else found
+    def _alternatives(self, name: str) -> Iterator[JsonSchema]:
+        """Yield the schema of an argument and all that it combines: each once, and not too many."""
+        waiting = deque([_mapping(self._properties.get(name))])
+        known: set[int] = set()
+        while waiting and len(known) < _MAX_SCHEMAS:
+            schema = self._resolved(waiting.popleft())
+            if id(schema) in known:
+                continue
+            known.add(id(schema))
+            yield schema
+            others = chain.from_iterable(_sequence(schema.get(key)) for key in _ALTERNATIVES)
+            waiting.extend(map(_mapping, islice(others, _MAX_SCHEMAS)))
+            if "$ref" in schema:
+                waiting.append(schema)
 
     def _resolved(self, schema: JsonSchema) -> JsonSchema:
         reference = schema.get("$ref")

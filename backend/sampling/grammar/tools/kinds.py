@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from backend.sampling.grammar.schema.tight import AnySchema, Schema, type_names
 from backend.sampling.grammar.tools.parameters import Parameters
 
+_MAX_SCHEMAS = 1024
 _COMBINATIONS = ("$ref", "allOf", "anyOf", "oneOf")
 _OF_NUMBERS = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
@@ -83,7 +84,7 @@ def kinds(pointer: str, schema: AnySchema, parameters: Parameters) -> list[Kind]
     Raises:
         GrammarError: It combines schemas in a way that cannot be taken apart.
     """
-    found = list(_kinds(pointer, schema, parameters, frozenset()))
+    found = list(_kinds(pointer, schema, parameters, frozenset(), set()))
     if not found:
         raise parameters.error(pointer, "no value is allowed")
     return found
@@ -126,10 +127,28 @@ def properties(kind: Kind, parameters: Parameters) -> list[Property]:
 
 
 def _kinds(
-    pointer: str, schema: AnySchema, parameters: Parameters, seen: frozenset[str]
+    pointer: str,
+    schema: AnySchema,
+    parameters: Parameters,
+    around: frozenset[str],
+    known: set[str],
 ) -> Iterator[Kind]:
-    if schema is False or pointer in seen:
+    """Yield the kinds of values of a schema, but for those of schemas that are known already.
+
+    Args:
+        pointer: Where the schema stands.
+        schema: The schema.
+        parameters: Of the tool.
+        around: Where the schemas stand that this one is a part of.
+        known: Where all schemas stand that were looked at.
+    """
+    if schema is False or pointer in around:
         raise parameters.error(pointer, "no value is allowed")
+    if pointer in known:
+        return
+    known.add(pointer)
+    if len(known) > _MAX_SCHEMAS:
+        raise parameters.error(pointer, f"more than {_MAX_SCHEMAS} schemas are combined")
     fields: Schema = schema if isinstance(schema, Mapping) else {}
     combination = next((keyword for keyword in _COMBINATIONS if keyword in fields), None)
     if combination is None or "type" in fields:
@@ -140,7 +159,7 @@ def _kinds(
     if combination == "allOf" and len(fields["allOf"]) > 1:
         raise parameters.error(f"{pointer}/allOf", "cannot be enforced in this format")
     for place, part in _parts(combination, pointer, fields, parameters):
-        yield from _kinds(place, part, parameters, seen | {pointer})
+        yield from _kinds(place, part, parameters, around | {pointer}, known)
 
 
 def _parts(

@@ -1,0 +1,80 @@
+"""Inputs that once took exponential or quadratic time: each test ends at once, or never."""
+
+import golden
+import pytest
+from tool_replies import tool
+
+from backend.core.delta import FinishReason
+from backend.errors import GrammarError
+from backend.output.readers.patterns import ATTRIBUTES, Pattern, fixed
+from backend.output.readers.values.schema import ParameterTypes
+from backend.output.reply import ReplySpec
+from backend.sampling.grammar.tools.kinds import kinds
+from backend.sampling.grammar.tools.parameters import Parameters
+
+TOOLS = {"note_add": {"type": "object", "properties": {"text": {"type": "string"}}}}
+
+# A bomb takes hours; everything else takes a second or less.
+pytestmark = pytest.mark.timeout(60)
+
+
+def played(name, text):
+    spec = ReplySpec(format=golden.named_format(name, "none"), tools=TOOLS)
+    return golden.play(spec, text, FinishReason.STOP)
+
+
+def layered(layers, parts=2):
+    """Return definitions of which each combines the next one with itself."""
+    definitions = {
+        f"d{layer}": {"anyOf": [{"$ref": f"#/$defs/d{layer + 1}"}] * parts}
+        for layer in range(layers)
+    }
+    return definitions | {f"d{layers}": {"type": "string"}}
+
+
+@pytest.mark.parametrize("attribute", [' a="b"', " a='b'", ' a="b c=d"', " a = 'b"])
+def test_no_attribute_is_read_in_two_ways(attribute):
+    tag = Pattern((fixed("<invoke"), ATTRIBUTES, fixed(">")), name_key="a")
+    many = attribute * (360 // len(attribute))
+    assert tag.match(f"<invoke{many}").end < 0
+    assert tag.match(f"<invoke{many}<").end < 0
+    assert tag.match(f"<invoke{many[:100]}!").end < 0
+
+
+def test_an_attribute_may_lack_either_quote():
+    tag = Pattern((fixed("<invoke"), ATTRIBUTES, fixed(">")), name_key="name")
+    for text in ('"f"', "'f'", "f", '"f', "f'"):
+        assert tag.match(f'<invoke name={text} kind="a b">').name == "f"
+
+
+def test_white_space_in_the_head_of_a_call_is_passed_once():
+    for name in ("solar_open", "mistral", "kimi_k2", "deepseek_v3"):
+        opener = golden.tool_format(name).openers[-1]
+        text = f"{opener}{' ' * 390}note_add{' ' * 390}!" * 4
+        assert played(name, text).tool_calls == ()
+
+
+def test_schemas_that_combine_each_other_have_their_kinds_once():
+    schema = {"$defs": layered(30), "properties": {"x": {"$ref": "#/$defs/d0"}}}
+    parameters = Parameters.of(tool("f", schema))
+    found = kinds("#/properties/x", {"$ref": "#/$defs/d0"}, parameters)
+    assert [kind.pointer for kind in found] == ["#/$defs/d30"]
+
+
+def test_too_many_schemas_are_refused():
+    schema = {"properties": {"x": {"anyOf": [{"type": "null"}] * 2000}}}
+    with pytest.raises(GrammarError, match="schemas are combined"):
+        kinds("#/properties/x", schema["properties"]["x"], Parameters("f", schema))
+
+
+def test_types_of_schemas_that_combine_each_other_are_found_once():
+    schema = {"$defs": layered(30, 10), "properties": {"x": {"$ref": "#/$defs/d0"}}}
+    types = ParameterTypes(schema)
+    assert types.of("x") == {"string"}
+    assert list(types.inside("x").names) == []
+
+
+def test_the_types_of_a_wide_schema_are_a_sample():
+    parts = [{"type": "array", "anyOf": [{"type": "null"}] * 1000} for _ in range(1000)]
+    wide = {"anyOf": parts}
+    assert ParameterTypes({"properties": {"x": wide}}).of("x") == {"array"}
