@@ -63,7 +63,7 @@ def _part(path: Path, stems: Sequence[str], source: str) -> Path:
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted(file for file in path.iterdir() if file.suffix in _READERS)
+    return sorted(file for file in path.iterdir() if file.suffix in _READERS and file.is_file())
 
 
 def _rows(path: Path) -> list[Row]:

@@ -66,6 +66,137 @@ BAD_REQUESTS = {
 }
 
 
+def classify(**fields):
+    return "TokenClassify", pb.TokenClassifyRequest(**{"text": "ba be bi", **fields})
+
+
+def transcribe(**fields):
+    return "AudioTranscription", pb.TranscriptRequest(**{"dst": "/nowhere/a.wav", **fields})
+
+
+def quantise(**fields):
+    paths = {"model": "tiny", "output_dir": "/nowhere"}
+    return "StartQuantization", pb.QuantizationRequest(**{**paths, **fields})
+
+
+def train(**fields):
+    paths = {"model": "tiny", "output_dir": "/nowhere", "dataset_source": "/nowhere/a.jsonl"}
+    return "StartFineTune", pb.FineTuneRequest(**{**paths, **fields})
+
+
+def export(**fields):
+    paths = {"checkpoint_path": "/nowhere/checkpoint-1", "output_path": "/nowhere/out"}
+    return "ExportModel", pb.ExportModelRequest(**{**paths, **fields})
+
+
+def unknown(name, message):
+    return name, message(job_id="nobody's")
+
+
+NULL, LONG = "a\0b", "a/" * 600
+KNOWN_BITS = "q2, q3, q4, q5, q6, q8, mxfp4, mxfp8, nvfp4, mixed_2_6"
+NO_JOB = 'job_id: this process has no job "nobody\'s"; jobs end with the process that runs them'
+BAD_SIDE_CALLS = [
+    (classify(threshold=-0.1), "threshold: must be between 0 and 1, not -0.1"),
+    (classify(threshold=NAN), "threshold: must be between 0 and 1, not nan"),
+    (transcribe(dst=" "), "dst: is empty"),
+    (transcribe(dst=NULL), "dst: is no path: it holds a null character"),
+    (transcribe(dst=LONG), "dst: is a path of more than 1024 bytes"),
+    (transcribe(temperature=NAN), "temperature: must be at least 0, not nan"),
+    (transcribe(temperature=INFINITY), "temperature: must be at least 0, not inf"),
+    (transcribe(language="en\n"), "language: must be at most 64 printable characters"),
+    (transcribe(prompt="a" * 4097), "prompt: has 4097 characters, at most 4096 are allowed"),
+    (quantise(model=""), "model: is empty"),
+    (quantise(model=NULL), "model: is no path: it holds a null character"),
+    (quantise(output_dir=" "), "output_dir: is empty"),
+    (quantise(output_dir=LONG), "output_dir: is a path of more than 1024 bytes"),
+    (quantise(quantization_type="q7"), f"quantization_type: 'q7' is not one of {KNOWN_BITS}"),
+    (quantise(quantization_type="../q4"), "quantization_type: '../q4' is not one of q2"),
+    (
+        quantise(extra_options={"group_size": "-1"}),
+        "extra_options[\"group_size\"]: must be a number, not '-1'",
+    ),
+    (quantise(extra_options={"check": "perhaps"}), 'extra_options["check"]: '),
+    (quantise(job_id="a\n"), "job_id: must be at most 128 printable characters"),
+    (train(model=""), "model: is empty"),
+    (train(output_dir=""), "output_dir: is empty"),
+    (train(dataset_source=""), "dataset_source: is empty"),
+    (train(dataset_source=NULL), "dataset_source: is no path: it holds a null character"),
+    (train(dataset_split="test"), "dataset_split: 'test': only the split 'train'"),
+    (train(training_method="dpo"), "training_method: 'dpo' is not offered"),
+    (train(training_type="qlora"), "training_type: 'qlora' is not one of lora, dora, full"),
+    (train(adapter_rank=-1), "adapter_rank: must not be negative, and is -1"),
+    (train(adapter_alpha=-1), "adapter_alpha: must not be negative, and is -1"),
+    (train(adapter_dropout=1.0), "adapter_dropout: must be at least 0 and below 1, and is 1"),
+    (train(learning_rate=NAN), "learning_rate: must be between 0 and 1, and is nan"),
+    (train(learning_rate=2.0), "learning_rate: must be between 0 and 1, and is 2"),
+    (train(num_epochs=-1), "num_epochs: must not be negative, and is -1"),
+    (train(batch_size=-1), "batch_size: must not be negative, and is -1"),
+    (train(gradient_accumulation_steps=-1), "gradient_accumulation_steps: must not be negative"),
+    (train(warmup_steps=-1), "warmup_steps: must not be negative, and is -1"),
+    (train(max_steps=-1), "max_steps: must not be negative, and is -1"),
+    (train(save_steps=-1), "save_steps: must not be negative, and is -1"),
+    (train(weight_decay=-0.5), "weight_decay: must be at least 0 and below 1, and is -0.5"),
+    (train(optimizer="lion"), "optimizer: 'lion' is not one of adamw, adam, sgd"),
+    (train(target_modules=["a"] * 257), "target_modules: holds 257 values, at most 256"),
+    (train(target_modules=["a", "b\n"]), "target_modules[1]: must be at most 128 printable"),
+    (train(resume_from_checkpoint=NULL), "resume_from_checkpoint: is no path"),
+    (
+        train(extra_options={"max_seq_length": "many"}),
+        "extra_options[\"max_seq_length\"]: must be a number, not 'many'",
+    ),
+    (train(extra_options={"mask_prompt": "x"}), 'extra_options["mask_prompt"]: '),
+    (train(job_id="a" * 129), "job_id: must be at most 128 printable characters"),
+    (export(checkpoint_path=""), "checkpoint_path: is empty"),
+    (export(output_path=""), "output_path: is empty"),
+    (export(output_path=NULL), "output_path: is no path: it holds a null character"),
+    (export(export_format="gguf"), "export_format: 'gguf' is not one of lora, merged_16bit"),
+    (export(model=NULL), "model: is no path: it holds a null character"),
+    (("ListCheckpoints", pb.ListCheckpointsRequest(output_dir=NULL)), "output_dir: is no path"),
+    (("ListCheckpoints", pb.ListCheckpointsRequest(output_dir=__file__)), "output_dir: "),
+    (unknown("FineTuneProgress", pb.FineTuneProgressRequest), NO_JOB),
+    (unknown("StopFineTune", pb.FineTuneStopRequest), NO_JOB),
+    (unknown("QuantizationProgress", pb.QuantizationProgressRequest), NO_JOB),
+    (unknown("StopQuantization", pb.QuantizationStopRequest), NO_JOB),
+]
+
+
+def answer(backend, name, request):
+    """Make a call; of one that streams, take the first reply."""
+    call = getattr(backend.stub, name)(request)
+    return call.read() if hasattr(call, "read") else call
+
+
+async def test_a_bad_field_of_a_side_call_is_named_whatever_is_loaded():
+    async with served() as backend:
+        for (name, request), problem in BAD_SIDE_CALLS:
+            code, details = await code_of(answer(backend, name, request))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT, (name, details)
+            assert details.startswith(problem), details
+            if name == "AudioTranscription":
+                streamed = answer(backend, "AudioTranscriptionStream", request)
+                assert await code_of(streamed) == (code, details)
+
+
+async def test_paths_where_nothing_is_are_refused_by_their_field(tmp_path):
+    nothing = str(tmp_path / "none")
+    async with served() as backend:
+        found = await backend.stub.ListCheckpoints(pb.ListCheckpointsRequest(output_dir=nothing))
+        assert not found.checkpoints
+        exported = await backend.stub.ExportModel(
+            pb.ExportModelRequest(checkpoint_path=nothing, output_path=nothing)
+        )
+        assert not exported.success
+        assert exported.message.startswith(f"checkpoint_path: '{nothing}' is no checkpoint: ")
+        _, request = train(model=nothing, dataset_source=nothing, output_dir=nothing)
+        started = await backend.stub.StartFineTune(request)
+        progress = pb.FineTuneProgressRequest(job_id=started.job_id)
+        *_, last = [update async for update in backend.stub.FineTuneProgress(progress)]
+        problem = f"dataset_source: there is no file or directory '{nothing}'"
+        assert (last.status, last.message) == ("failed", problem)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("field", BAD_REQUESTS)
 async def test_a_bad_field_is_named_and_disturbs_nobody(tiny_models, field):
     async with served(tiny_models("llama")) as backend:
@@ -123,6 +254,9 @@ async def test_the_wrong_identity_is_refused_on_every_call_that_carries_one(tiny
             backend.stub.Embedding(raw(**other)),
             backend.stub.Rerank(pb.RerankRequest(query="q", **other)),
             backend.stub.Score(pb.ScoreRequest(prompt="p", **other)),
+            backend.stub.TokenClassify(pb.TokenClassifyRequest(text="t", **other)),
+            backend.stub.AudioTranscription(pb.TranscriptRequest(dst="a.wav", **other)),
+            backend.stub.AudioTranscriptionStream(pb.TranscriptRequest(dst="a", **other)).read(),
         ]
         for call in calls:
             code, details = await code_of(call)
@@ -139,6 +273,9 @@ async def test_without_a_model_calls_fail_with_the_hosts_words():
             stream(backend.stub, raw()),
             backend.stub.TokenizeString(raw()),
             backend.stub.Detokenize(pb.DetokenizeRequest(tokens=[1])),
+            backend.stub.TokenClassify(pb.TokenClassifyRequest(text="t")),
+            backend.stub.AudioTranscription(pb.TranscriptRequest(dst="a.wav")),
+            backend.stub.AudioTranscriptionStream(pb.TranscriptRequest(dst="a.wav")).read(),
         ]
         for call in calls:
             code, details = await code_of(call)
@@ -150,6 +287,9 @@ async def test_what_a_model_cannot_do_is_unimplemented(tiny_models):
     async with served(tiny_models("llama")) as backend:
         calls = [
             backend.stub.Rerank(pb.RerankRequest(query="q", documents=["d"])),
+            backend.stub.TokenClassify(pb.TokenClassifyRequest(text="t")),
+            backend.stub.AudioTranscription(pb.TranscriptRequest(dst="a.wav")),
+            backend.stub.AudioTranscriptionStream(pb.TranscriptRequest(dst="a.wav")).read(),
             backend.channel.unary_unary("/backend.Backend/Sing")(b""),
         ]
         for call in calls:

@@ -77,6 +77,55 @@ async def test_a_load_of_the_backends_own_name_loads_nothing(tmp_path):
         assert backend.engine.model is None
 
 
+async def test_a_load_for_jobs_frees_the_model(tmp_path):
+    async with served(MODEL_DIR) as backend:
+        assert (await backend.load("mlx", ModelPath=str(tmp_path))).success
+        assert backend.engine.model is None
+        code, details = await code_of(backend.stub.Predict(pb.PredictOptions(Prompt="a")))
+    assert (code, details) == (CODE.FAILED_PRECONDITION, "model not loaded")
+
+
+async def test_a_stopped_quantisation_leaves_nothing(tmp_path):
+    async with served() as backend:
+        request = pb.QuantizationRequest(model=str(MODEL_DIR), output_dir=str(tmp_path), job_id="a")
+        await backend.stub.StartQuantization(request)
+        updates = backend.stub.QuantizationProgress(pb.QuantizationProgressRequest(job_id="a"))
+        while (await updates.read()).message != "comparing perplexities":
+            pass
+        stopped = await backend.stub.StopQuantization(pb.QuantizationStopRequest(job_id="a"))
+        assert (stopped.success, stopped.message) == (True, "stopped")
+        last = await last_of(updates)
+    assert (last.status, last.output_file) == ("stopped", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_result_that_is_there_already_is_not_written_over(tmp_path):
+    target = tmp_path / f"{MODEL_DIR.name}-q8"
+    target.mkdir()
+    fields = {"model": str(MODEL_DIR), "quantization_type": "q8", "output_dir": str(tmp_path)}
+    async with served() as backend:
+        last = (await quantise(backend, **fields))[-1]
+    assert (last.status, last.message) == ("failed", f"output_dir: {target} exists already")
+    assert list(target.iterdir()) == []
+
+
+async def test_jobs_are_two_at_once_and_one_for_each_place(tmp_path, dataset):
+    async with served() as backend:
+        fields = [lora(dataset, tmp_path / name, max_steps=100_000) for name in "abc"]
+        start = backend.stub.StartFineTune
+        await start(pb.FineTuneRequest(**fields[0], job_id="first"))
+        code, details = await code_of(start(pb.FineTuneRequest(**fields[0])))
+        assert (code, details) == (
+            CODE.INVALID_ARGUMENT,
+            f"output_dir: job 'first' is writing to {tmp_path / 'a'}",
+        )
+        await start(pb.FineTuneRequest(**fields[1]))
+        code, details = await code_of(start(pb.FineTuneRequest(**fields[2])))
+        assert (code, details) == (CODE.RESOURCE_EXHAUSTED, "2 jobs are running, at most 2 may")
+        assert (await backend.stub.StopFineTune(pb.FineTuneStopRequest(job_id="first"))).success
+        assert (await start(pb.FineTuneRequest(**fields[2]))).success
+
+
 async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path):
     async with served() as backend:
         await backend.load("mlx", ModelPath=str(MODEL_DIR.parent))
@@ -130,7 +179,7 @@ async def test_a_training_goes_on_from_a_checkpoint(tmp_path, dataset):
         assert "step 5 of 5 is its end already" in again[-1].message
 
 
-@pytest.mark.parametrize("form", ["lora", "merged_16bit"])
+@pytest.mark.parametrize("form", ["lora", "merged_16bit", "merged_4bit"])
 async def test_a_checkpoint_is_exported_and_can_be_loaded(tmp_path, dataset, form):
     async with served() as backend:
         trained = await train(backend, **lora(dataset, tmp_path / "out"))
@@ -144,6 +193,11 @@ async def test_a_checkpoint_is_exported_and_can_be_loaded(tmp_path, dataset, for
             assert (await backend.load(MODEL_DIR, LoraAdapters=[str(target)])).success
         else:
             assert (await backend.load(target)).success
+            config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+            bits = config.get("quantization", {}).get("bits")
+            assert bits == (4 if form == "merged_4bit" else None)
+        again = await backend.stub.ExportModel(request)
+        assert (again.success, again.message) == (False, f"output_path: {target} exists already")
 
 
 async def test_stopping_a_training_keeps_its_weights_if_asked_to(tmp_path, dataset):

@@ -1,0 +1,142 @@
+"""The process of a job by itself: its pipe, its priority, its end."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backend.demo import MODEL_DIR
+from backend.jobs.job import FAILED, STOPPED, Progress, Quantization
+from backend.jobs.process import JobProcess
+
+pytestmark = pytest.mark.mlx
+
+
+def quantization(tmp_path, **fields):
+    return Quantization(
+        **{
+            "model": str(MODEL_DIR),
+            "models_dir": "",
+            "output_dir": str(tmp_path),
+            "name": "small",
+            "bits": 4,
+            **fields,
+        }
+    )
+
+
+def names(directory) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+def command_of(process: str) -> bytes:
+    try:
+        return Path("/proc", process, "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def only_child() -> int:
+    """Return the one process that this one has started as a job."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    (child,) = (child for child in children if b"backend.jobs" in command_of(child))
+    return int(child)
+
+
+async def told(process, is_awaited):
+    """Follow a job until its progress is the awaited one, and return that."""
+    async for progress in process.updates():
+        if is_awaited(progress):
+            return progress
+    raise AssertionError(process.progress)
+
+
+async def test_everybody_who_follows_a_job_sees_its_end(tmp_path):
+    process = JobProcess(quantization(tmp_path, is_checked=False))
+
+    async def seen():
+        return [progress async for progress in process.updates()]
+
+    first, second = await asyncio.gather(seen(), seen())
+    late = await seen()
+    assert first[0].status == "queued"
+    assert first[-1] == second[-1] == await process.result()
+    assert late == first[-1:]
+    assert first[-1].status == "completed", first[-1].message
+    assert names(tmp_path) == ["small"]
+
+
+async def test_a_job_has_the_lowest_priority(tmp_path):
+    process = JobProcess(quantization(tmp_path))
+    await told(process, lambda progress: progress.status == "quantizing")
+    assert os.getpriority(os.PRIO_PROCESS, only_child()) == 19
+    await process.stop()
+
+
+async def test_a_job_that_is_stopped_while_it_writes_leaves_nothing(tmp_path):
+    process = JobProcess(quantization(tmp_path))
+    await told(process, lambda progress: progress.message == "comparing perplexities")
+    assert names(tmp_path) == [".small.partial"]
+    last = await process.stop()
+    assert (last.status, last.message, last.path) == (STOPPED, "stopped", "")
+    assert names(tmp_path) == []
+
+
+async def test_a_job_that_is_stopped_before_it_begins_leaves_nothing(tmp_path):
+    last = await JobProcess(quantization(tmp_path)).stop()
+    assert last.status == STOPPED
+    assert names(tmp_path) == []
+
+
+async def test_what_is_left_of_a_job_that_was_killed_is_in_nobodys_way(tmp_path):
+    killed = JobProcess(quantization(tmp_path))
+    await told(killed, lambda progress: progress.message == "comparing perplexities")
+    os.kill(only_child(), 9)
+    last = await killed.result()
+    assert (last.status, "was ended by signal 9" in last.message) == (FAILED, True)
+    assert names(tmp_path) == [".small.partial"]
+    again = await JobProcess(quantization(tmp_path, is_checked=False)).result()
+    assert again.status == "completed", again.message
+    assert names(tmp_path) == ["small"]
+
+
+def start() -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "backend.jobs"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_nothing_but_progress_goes_into_the_pipe_whatever_libraries_print(tmp_path):
+    with start() as job:
+        job.stdin.write(msgspec.json.encode(quantization(tmp_path, is_checked=False)) + b"\n")
+        job.stdin.flush()
+        told = [msgspec.json.decode(line, type=Progress) for line in job.stdout]
+        printed = job.stderr.read().decode()
+        assert job.wait() == 0
+    assert [progress.status for progress in told] == ["downloading", "quantizing", "completed"]
+    assert "[INFO] Loading" in printed
+
+
+def test_a_job_ends_with_the_process_that_started_it(tmp_path):
+    with start() as job:
+        job.stdin.write(msgspec.json.encode(quantization(tmp_path)) + b"\n")
+        job.stdin.flush()
+        while b"comparing" not in job.stdout.readline():
+            pass
+        job.stdin.close()
+        assert job.wait() == 1
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("line", [b"", b"{}\n", b"nonsense\n", b'{"type": "Mining"}\n'])
+def test_a_process_without_a_job_ends_without_a_word_of_progress(line):
+    with start() as job:
+        told, _ = job.communicate(line)
+    assert (job.returncode, told) == (1, b"")
