@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
-OptionValue: TypeAlias = bool | int | float | str | None
+from common.options import OptionValue
 
 DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024

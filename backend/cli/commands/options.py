@@ -2,7 +2,9 @@
 
 import click
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
+from backend.config import ServerConfig
+
+DEFAULT_ADDRESS = ServerConfig().address
 
 address_option = click.option(
     "--addr",
