@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
+from backend.cache.token_key import TokenKey
+
 Arrays: TypeAlias = tuple[mx.array, ...]
 
 MAX_NODE_TOKENS = 2048
@@ -110,11 +112,29 @@ class Segment:
             at -= block.tokens
         return Segment(tuple(left)), Segment(tuple(right), self.snapshot)
 
+    def behind(self, known: int) -> "Segment":
+        """Return what follows the first tokens; of all of them the snapshot is left."""
+        return Segment((), self.snapshot) if known >= self.tokens else self.split(known)[1]
+
     def joined(self, other: "Segment") -> "Segment | None":
         """Return both as one; `None` for what is evicted apart, or has a snapshot between."""
         if self.snapshot is not None or self.tokens + other.tokens > MAX_NODE_TOKENS:
             return None
         return Segment(self.blocks + other.blocks, other.snapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class LooseNode:
+    """A node by itself.
+
+    Attributes:
+        key: The tokens from the root to the node's end.
+        start: Where the node begins.
+    """
+
+    key: TokenKey
+    start: int
+    segment: Segment
 
 
 @dataclass(frozen=True, slots=True)

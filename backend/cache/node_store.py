@@ -5,32 +5,35 @@ Requests are known only by their names, as holders of paths.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from backend.cache.kv import Segment, Snapshot
+from backend.cache.kv import LooseNode, Segment, Snapshot
 from backend.cache.radix import Match, RadixTree
 from backend.cache.token_key import TokenKey
-from backend.cache.worth import Forecast, SegmentNode, Thinning, Worth
+from backend.cache.worth import Forecast, SegmentNode, Thinning, Worth, path_bytes
 from backend.core.prompt import Place
 
 MAX_PINNED_SHARE = 0.5
+# A node that loses one of so many children is joined with the other one.
+_JOINED_AT = 2
 
 
-@dataclass(frozen=True, slots=True)
-class LooseNode:
-    """A node by itself.
+@dataclass(slots=True)
+class _Taken:
+    """What has been taken to make room, and can be put back.
 
     Attributes:
-        key: The tokens from the root to the node's end.
-        start: Where the node begins.
+        leaves: Set aside, in order.
+        values: What nodes held that have given up a part of it.
+        expected: Which nodes were sure to be gone on from, before they became leaves.
     """
 
-    key: TokenKey
-    start: int
-    segment: Segment
+    leaves: dict[SegmentNode, None] = field(default_factory=dict)
+    values: list[tuple[SegmentNode, Segment]] = field(default_factory=list)
+    expected: list[tuple[SegmentNode, bool]] = field(default_factory=list)
 
 
 class NodeStore:
@@ -88,7 +91,7 @@ class NodeStore:
         if found.length < start:
             return None
         if found.length > start:
-            segment = _rest(segment, found.length - start)
+            segment = segment.behind(found.length - start)
         worth = self.worth.of_newcomer(key, found.last, segment.nbytes)
         if not self._make_room(segment.nbytes, found.last, worth):
             return None
@@ -118,7 +121,7 @@ class NodeStore:
         self._pinned.move_to_end(node)
         while (
             len(self._pinned) > 1
-            and _path_bytes(self._pinned) > MAX_PINNED_SHARE * self.budget_bytes
+            and path_bytes(self._pinned) > MAX_PINNED_SHARE * self.budget_bytes
         ):
             oldest, _ = self._pinned.popitem(last=False)
             self.tree.unpin(oldest)
@@ -173,7 +176,7 @@ class NodeStore:
         """Put a snapshot where a match ends, unless one is there."""
         node = self._ending_at(found)
         if snapshot is not None and node.value.snapshot is None:
-            self.tree.replace(node, Segment(node.value.blocks, snapshot))
+            self._replace(node, Segment(node.value.blocks, snapshot))
             self.bytes += snapshot.nbytes
             self.version += 1
         self.touch(node)
@@ -187,10 +190,7 @@ class NodeStore:
         return self._split(node, found.length - node.start)
 
     def _make_room(self, needed: int, path_end: SegmentNode | None, worth: float) -> bool:
-        """Give up what is worth less until so many bytes fit with the others.
-
-        What cannot fit with the paths that are held evicts nothing.
-        """
+        """Give up what is worth less until so many bytes fit with the others, or nothing at all."""
         if self.bytes + needed <= self.budget_bytes:
             return True
         held = {*self.held.values(), *filter(None, (path_end,))}
@@ -205,36 +205,58 @@ class NodeStore:
         spare = sum(self.worth.spare_bytes(node) for node in inner)
         return sum(node.value.nbytes for node in nodes) - spare
 
-    def _evict_down_to(self, nbytes: int, held: set[SegmentNode], worth: float = math.inf) -> bool:
+    def _evict_down_to(
+        self, nbytes: int, held: set[SegmentNode], worth: float | None = None
+    ) -> bool:
         """Give up leaves, snapshots and windows until no more than so much is left, if that can be.
 
-        Those of least worth go first, of equal worth the least recently used. A worth that was
-        looked up before others went may be too low: it is looked up again when its turn comes.
+        Args:
+            nbytes: That may be left.
+            held: Ends of paths that stay.
+            worth: What is worth more stays too, and if that is too much everything does; `None`
+                gives up all that can be.
         """
-        order = count()
+        taken = _Taken()
+        is_enough = False
+        try:
+            self._take(taken, nbytes, held, math.inf if worth is None else worth)
+            is_enough = self.bytes <= nbytes
+        finally:
+            self._put_back(taken, undone=worth is not None and not is_enough)
+        for leaf in list(taken.leaves) if is_enough or worth is None else ():
+            del taken.leaves[leaf]
+            self._evict(leaf, held, taken.leaves)
+        return is_enough
+
+    def _take(self, taken: _Taken, nbytes: int, held: set[SegmentNode], worth: float) -> None:
+        """Set leaves aside and thin nodes, those of least worth first.
+
+        Of equal worth, the least recently used goes first. A worth that was looked up before others
+        went may be too low: it is looked up again when its turn comes.
+        """
+        places, numbers = count(), count()
         queue = [
-            (node.is_pinned and not node.children, value, next(order), node)
+            (node.is_pinned and not node.children, value, next(places), next(numbers), node)
             for node in self.tree.by_recency()
             if (value := self._worth(node, held)) is not None
         ]
         heapify(queue)
         while self.bytes > nbytes and queue:
-            is_last, value, place, node = heappop(queue)
-            now = self._worth(node, held) if node.is_linked else None
+            is_last, value, place, _, node = heappop(queue)
+            now = None if node in taken.leaves else self._worth(node, held)
             if now is None:
                 continue
             if now > value:
-                heappush(queue, (is_last, now, place, node))
+                heappush(queue, (is_last, now, place, next(numbers), node))
             elif value > worth:
-                return False
+                return
             elif node.children:
-                self._thin(node)
+                self._thin(node, taken)
                 if (left := self._worth(node, held)) is not None:
-                    heappush(queue, (is_last, left, place, node))
-            elif (parent := self._evict(node, held)) is not None:
+                    heappush(queue, (is_last, left, place, next(numbers), node))
+            elif (parent := self._set_aside(node, taken)) is not None:
                 value = self._worth(parent, held) or 0.0
-                heappush(queue, (parent.is_pinned, value, place, parent))
-        return self.bytes <= nbytes
+                heappush(queue, (parent.is_pinned, value, place, next(numbers), parent))
 
     def _worth(self, node: SegmentNode, held: set[SegmentNode]) -> float | None:
         """Return the worth of a leaf or of an inner node's spare parts; `None` for what stays."""
@@ -242,64 +264,79 @@ class NodeStore:
             return None
         return self.worth.of_spare(node) if node.children else self.worth.of_leaf(node)
 
-    def _thin(self, node: SegmentNode) -> None:
+    def _thin(self, node: SegmentNode, taken: _Taken) -> None:
         """Give up a node's windows but the last one, or if there is no more its spare parts."""
         if self._thinning is None:
             return
         if inside := self.worth.tokens_inside(node):
             node = self._split(node, inside)
         thinned = self._thinning.thin(node.value)
+        taken.values.append((node, node.value))
         self.bytes -= node.value.nbytes - thinned.nbytes
-        self.tree.replace(node, thinned)
+        self._replace(node, thinned)
+
+    def _set_aside(self, leaf: SegmentNode, taken: _Taken) -> SegmentNode | None:
+        """Take a leaf, and return its parent if that has become one."""
+        self.tree.set_aside(leaf)
+        taken.leaves[leaf] = None
+        self.bytes -= leaf.value.nbytes
+        parent = leaf.parent
+        if parent is None or parent.children:
+            return None
+        if parent.used_at == leaf.used_at:
+            taken.expected.append((parent, parent.is_expected))
+            parent.is_expected = leaf.is_expected
+        return parent
+
+    def _put_back(self, taken: _Taken, *, undone: bool) -> None:
+        """Put leaves back, to be evicted in order; or `undone`, with all that was given up."""
+        for leaf in taken.leaves:
+            self.tree.put_back(leaf)
+            self.bytes += leaf.value.nbytes
+        if not undone:
+            return
+        for node, value in reversed(taken.values):
+            self.bytes += value.nbytes - node.value.nbytes
+            self._replace(node, value)
+        for node, is_expected in reversed(taken.expected):
+            node.is_expected = is_expected
+
+    def _replace(self, node: SegmentNode, value: Segment) -> None:
+        self.tree.replace(node, value)
+        self.worth.forget(node)
 
     def _split(self, node: SegmentNode, at: int) -> SegmentNode:
         """Give the first tokens of a node a node of their own, and return that."""
         upper = self.tree.split_at(node, at)
+        self.worth.forget(node)
         self._divided += [upper.value, node.value]
         if node in self.unsaved:
             self.unsaved[upper] = None
         return upper
 
-    def _evict(self, leaf: SegmentNode, held: set[SegmentNode]) -> SegmentNode | None:
-        """Remove a leaf, and return its parent if that has become one."""
+    def _evict(
+        self, leaf: SegmentNode, held: set[SegmentNode], others: Container[SegmentNode]
+    ) -> None:
+        """Remove a leaf; its parent is not joined with one of the others that go too."""
         if leaf in self.unsaved:
             self._evicted.append(LooseNode(leaf.key, leaf.start, leaf.value))
         parent = leaf.parent
+        if parent is not None and len(parent.children) == _JOINED_AT:
+            held = held.union(
+                {parent} if any(n in others for n in parent.children.values()) else ()
+            )
         self.bytes -= self.tree.remove(leaf, skip=held).nbytes
         # Whoever still holds the node must not hold its arrays.
-        self.tree.replace(leaf, Segment(()))
+        self._replace(leaf, Segment(()))
         self._pinned.pop(leaf, None)
         self.unsaved.pop(leaf, None)
-        self.worth.forget(leaf)
         self.evictions += 1
-        if parent is None:
-            return None
-        if not parent.is_linked:
+        if parent is not None and not parent.is_linked:
             self._note_join(parent)
-            return None
-        if parent.children:
-            return None
-        if parent.used_at == leaf.used_at:
-            parent.is_expected = leaf.is_expected
-        return parent
 
     def _note_join(self, upper: SegmentNode) -> None:
         """Note that a node has become a part of its only child."""
-        self.tree.replace(upper, Segment(()))
-        self.worth.forget(upper)
+        self._replace(upper, Segment(()))
         if upper in self.unsaved:
             del self.unsaved[upper]
             self.unsaved[self.tree.match(upper.key).nodes[-1]] = None
-
-
-def _path_bytes(ends: Iterable[SegmentNode]) -> int:
-    """Return what is held by nodes and all that is above them, what they share once."""
-    nodes = {node for end in ends for node in end.lineage()}
-    return sum(node.value.nbytes for node in nodes)
-
-
-def _rest(segment: Segment, known: int) -> Segment:
-    """Return a segment without its first tokens."""
-    if known >= segment.tokens:
-        return Segment((), segment.snapshot)
-    return segment.split(known)[1]

@@ -1,4 +1,4 @@
-"""The prompt cache: KV by token prefix, least recently used prefixes evicted first.
+"""The prompt cache: KV by token prefix; what saves the fewest expected tokens per byte goes first.
 
 It belongs to the thread that made it, and has no lock: other threads reach it through the engine's
 queue of commands. A call from another thread raises.
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from backend.cache.kv import Piece, Segment, evaluate
-from backend.cache.node_store import LooseNode, NodeStore
+from backend.cache.kv import LooseNode, Piece, Segment, evaluate
+from backend.cache.node_store import NodeStore
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
 from backend.cache.worth import Forecast, LearnedForecast, SegmentNode, Thinning
@@ -166,10 +166,7 @@ class PromptCache:
             self._nodes.held[owner] = node
         if node is not None and self._on_evict is not None and not is_saved:
             self._nodes.unsaved[node] = None
-        divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
-        evaluate(divided)
-        if self._on_evict is not None and evicted:
-            self._on_evict(evicted)
+        self._settle()
         return node is not None
 
     def resize(self, budget_bytes: int) -> None:
@@ -178,16 +175,13 @@ class PromptCache:
             return
         self._require_owner()
         self._nodes.resize(budget_bytes)
-        evicted = self._nodes.take_evicted()
-        if self._on_evict is not None and evicted:
-            self._on_evict(evicted)
+        self._settle()
 
     def pin(self, key: TokenKey) -> None:
         """Evict this prefix, a system prompt, after everything else; no effect unless stored."""
         self._require_owner()
         self._nodes.pin(key)
-        divided = self._nodes.take_divided()
-        evaluate(divided)
+        self._settle()
 
     def take_unsaved(self) -> list[LooseNode]:
         """Return the nodes that only this cache holds, and count them as saved from now on."""
@@ -229,6 +223,13 @@ class PromptCache:
         """Raise AssertionError unless the counts are right."""
         self._require_owner()
         self._nodes.check()
+
+    def _settle(self) -> None:
+        """Compute what was cut, so that it keeps nothing else alive, and pass on what has gone."""
+        divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
+        evaluate(divided)
+        if self._on_evict is not None and evicted:
+            self._on_evict(evicted)
 
     def _learn(self, found: Match[Segment]) -> None:
         """Learn from where a new prompt leaves what is stored."""

@@ -225,13 +225,13 @@ class RadixTree(Generic[V]):
         """Yield all nodes in eviction order; the tree must not change meanwhile."""
         return chain(self._ordinary, self._pinned)
 
-    def leaves(self) -> Iterator[Node[V]]:
-        """Yield the leaves in eviction order; the tree must not change meanwhile."""
-        return (node for node in chain(self._ordinary, self._pinned) if not node.children)
+    def set_aside(self, leaf: Node[V]) -> None:
+        """Take a leaf out of its parent's children only, until `put_back`; no lookup meanwhile."""
+        del self._siblings(leaf)[leaf.label[0]]
 
-    def least_recent(self, skip: Container[Node[V]] = ()) -> Node[V] | None:
-        """Return the leaf to evict first, those in `skip` left out; None: there is no other."""
-        return next((leaf for leaf in self.leaves() if leaf not in skip), None)
+    def put_back(self, leaf: Node[V]) -> None:
+        """Undo `set_aside`."""
+        self._siblings(leaf)[leaf.label[0]] = leaf
 
     def remove(self, leaf: Node[V], skip: Container[Node[V]] = ()) -> V:
         """Remove a leaf and return its value.

@@ -1,7 +1,7 @@
 """The worth of stored prefixes: the tokens that they save, how likely, and for how many bytes."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -110,7 +110,7 @@ class Worth:
     def of_leaf(self, leaf: SegmentNode) -> float:
         """Return the worth of a leaf as a whole."""
         gain = self.restorable(leaf) - self.restorable(leaf.parent)
-        return self.forecast.resumption(leaf) * gain / max(leaf.value.nbytes, 1)
+        return self.forecast.resumption(leaf) * _per_byte(gain, leaf.value.nbytes)
 
     def of_newcomer(self, key: TokenKey, last: SegmentNode | None, nbytes: int) -> float:
         """Return the worth of a segment that is to be stored.
@@ -121,20 +121,20 @@ class Worth:
             nbytes: That it takes.
         """
         gain = len(key) - self.restorable(last)
-        return self.forecast.newcomer(key) * gain / max(nbytes, 1)
+        return self.forecast.newcomer(key) * _per_byte(gain, nbytes)
 
     def of_spare(self, node: SegmentNode) -> float | None:
         """Return the worth of what an inner node gives up next; `None` if there is nothing."""
         spare = self.spare_bytes(node)
         if not spare:
             return None
-        if inside := self.tokens_inside(node):
-            # A request that parts there goes back half of them on average.
-            share = inside / len(node.label)
-            return self._demand(node) * inside / 2 / (spare * share)
+        if self.tokens_inside(node):
+            # A request that parts there goes back half of them on average, which take their share
+            # of the bytes.
+            return self._demand(node) * _per_byte(len(node.label), 2 * spare)
         base = self.restorable(node.parent)
-        losses = (self._demand(each) * (each.end - base) for each in self._dependents(node))
-        return sum(losses) / spare
+        dependents = self._dependents(node)
+        return sum(self._demand(each) * _per_byte(each.end - base, spare) for each in dependents)
 
     def tokens_inside(self, node: SegmentNode) -> int:
         """Return how many tokens of a node have windows that only a cut inside it needs."""
@@ -154,7 +154,7 @@ class Worth:
         return known[1]
 
     def forget(self, node: SegmentNode) -> None:
-        """Forget a node that has left the tree."""
+        """Forget a node that has left the tree or gives up what it held, and with it the arrays."""
         self._spare.pop(node, None)
 
     def restorable(self, node: SegmentNode | None) -> int:
@@ -189,6 +189,17 @@ class Worth:
         if self._thinning.has_snapshots and node.value.snapshot is None:
             return False
         return _windows_reach(node, min(self._thinning.reach_tokens, node.end))
+
+
+def path_bytes(ends: Iterable[SegmentNode]) -> int:
+    """Return what is held by nodes and all that is above them, what they share once."""
+    nodes = {node for end in ends for node in end.lineage()}
+    return sum(node.value.nbytes for node in nodes)
+
+
+def _per_byte(tokens: int, nbytes: int) -> float:
+    """Return tokens per byte: divided first, the same for all nodes of one kind, however long."""
+    return tokens / max(nbytes, 1)
 
 
 def _windows_reach(node: SegmentNode, tokens: int) -> bool:

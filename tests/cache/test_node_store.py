@@ -1,5 +1,8 @@
 """What goes first when there is no room, and what stays."""
 
+import gc
+import weakref
+
 import pytest
 from token_blocks import anywhere, at_snapshots, is_stored, key, look, put, room_for
 
@@ -228,6 +231,51 @@ def test_a_conversation_whose_tool_never_answers_is_given_up_in_the_end():
         put(store, range(n, n + 6))
         store.record(6, 0, HitKind.MISS)
     assert not is_stored(store, waiting)
+
+
+def test_a_newcomer_that_is_refused_in_the_end_costs_nobody_anything():
+    store = PromptCache(room_for(116, snapshots=4), at_snapshots, thinning=THINNING)
+    before, dear, idle = tuple(range(900, 904)), tuple(range(100, 200)), (80, 81, 82, 83)
+    for ids in (before[:2], before, dear):
+        put(store, ids, has_snapshot=True, owner="waiting")
+    store.release("waiting")
+    store.expect("waiting")
+    put(store, idle)
+    put(store, range(1, 9), has_snapshot=True, owner="row")
+    status = store.status()
+    known = [snapshots(store, ids) for ids in (before, dear)]
+    assert not put(store, range(1, 23), has_snapshot=True, owner="row")
+    assert store.status() == status
+    assert [snapshots(store, ids) for ids in (before, dear)] == known
+    assert is_stored(store, idle)
+
+
+def test_of_conversations_that_saved_as_much_per_byte_the_least_recent_goes_however_long():
+    for length in range(2, 60):
+        store = PromptCache(room_for(length + 20), anywhere)
+        old, young = tuple(range(100, 100 + length)), tuple(range(300, 320))
+        put(store, old)
+        put(store, young)
+        for _ in range(4):
+            store.record(1, 0, HitKind.MISS)
+        put(store, (9,))
+        assert [is_stored(store, ids) for ids in (old, young)] == [False, True]
+
+
+def test_a_node_that_is_divided_is_not_kept_whole_for_the_books():
+    store = PromptCache(room_for(40, snapshots=3), at_snapshots, thinning=THINNING)
+    ids = tuple(range(1, 11))
+    put(store, ids, has_snapshot=True)
+    for end in (12, 14, 16):
+        put(store, tuple(range(1, end + 1)), has_snapshot=True)
+    store.resize(room_for(16, snapshots=3))
+    store.resize(room_for(40, snapshots=3))
+    found = store._nodes.tree.match(key(*ids)).last.value.blocks[0]
+    whole = weakref.ref(found)
+    del found
+    put(store, (*ids[:5], 70))
+    gc.collect()
+    assert whole() is None
 
 
 def test_the_snapshot_that_saves_fewest_tokens_goes_first():

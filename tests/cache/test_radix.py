@@ -3,6 +3,7 @@ import weakref
 from typing import ClassVar
 
 import pytest
+from eviction_order import least_recent, leaves
 from pieces import Piece
 
 from backend.cache.radix import RadixTree
@@ -47,7 +48,7 @@ def tree():
 def test_an_empty_tree_matches_nothing_and_has_nothing_to_evict(tree):
     match = tree.match(TokenKey.from_ids([1, 2]))
     assert (match.length, match.nodes, match.last) == (0, (), None)
-    assert (len(tree), tree.tokens, tree.least_recent()) == (0, 0, None)
+    assert (len(tree), tree.tokens, least_recent(tree)) == (0, 0, None)
     tree.check()
 
 
@@ -127,9 +128,9 @@ def test_a_split_that_leaves_a_part_empty_is_refused(tree, at):
 def test_a_split_does_not_change_who_is_evicted_first(tree):
     older, newer = store(tree, 1, 1), store(tree, 2, 2)
     upper = tree.split_at(older, 1)
-    assert list(tree.leaves()) == [older, newer]
+    assert list(leaves(tree)) == [older, newer]
     tree.remove(older)
-    assert list(tree.leaves()) == [upper, newer]
+    assert list(leaves(tree)) == [upper, newer]
 
 
 def test_a_replaced_value_is_the_one_that_is_found(tree):
@@ -152,7 +153,7 @@ def test_a_join_is_as_recent_as_the_parent_was(tree):
     other = store(tree, 4)
     tree.touch(leaf)
     tree.remove(leaf)
-    assert list(tree.leaves()) == [other, survivor]
+    assert list(leaves(tree)) == [other, survivor]
 
 
 def test_values_that_must_stay_two_are_not_joined(tree):
@@ -221,17 +222,17 @@ def test_a_removed_value_is_freed_at_once(tree):
 def test_the_least_recent_leaf_is_evicted_first(tree):
     first, second, third = store(tree, 1), store(tree, 2), store(tree, 3)
     tree.touch(first)
-    assert list(tree.leaves()) == [second, third, first]
-    assert tree.least_recent() is second
-    assert tree.least_recent(skip={second}) is third
-    assert tree.least_recent(skip={first, second, third}) is None
+    assert list(leaves(tree)) == [second, third, first]
+    assert least_recent(tree) is second
+    assert least_recent(tree, skip={second}) is third
+    assert least_recent(tree, skip={first, second, third}) is None
 
 
 def test_a_parent_is_evicted_after_its_children(tree):
     upper = store(tree, 1)
     lower, other = store(tree, 1, 2), store(tree, 3)
     evicted = []
-    while (leaf := tree.least_recent()) is not None:
+    while (leaf := least_recent(tree)) is not None:
         evicted.append(leaf)
         tree.remove(leaf)
         tree.check()
@@ -241,16 +242,16 @@ def test_a_parent_is_evicted_after_its_children(tree):
 def test_a_match_does_not_make_anything_more_recent(tree):
     first, second = store(tree, 1, 2), store(tree, 3)
     tree.match(first.key)
-    assert list(tree.leaves()) == [first, second]
+    assert list(leaves(tree)) == [first, second]
 
 
 def test_pinned_nodes_are_evicted_after_all_others(tree):
     kept = store(tree, 1)
     tree.pin(kept)
     below, other = store(tree, 1, 2), store(tree, 3)
-    assert list(tree.leaves()) == [below, other]
+    assert list(leaves(tree)) == [below, other]
     tree.remove(below)
-    assert list(tree.leaves()) == [other, kept]
+    assert list(leaves(tree)) == [other, kept]
     tree.unpin(kept)
     tree.check()
     assert not kept.is_pinned
@@ -289,7 +290,7 @@ def test_a_chain_of_ten_thousand_nodes_needs_no_recursion(tree):
     tree.check()
     assert leaf.key == TokenKey.from_ids(ids)
     assert len(tree.match(leaf.key).nodes) == len(tree) == len(list(tree.walk())) == len(ids)
-    while (leaf := tree.least_recent()) is not None:
+    while (leaf := least_recent(tree)) is not None:
         tree.remove(leaf)
     tree.check()
     assert len(tree) == 0
@@ -310,41 +311,41 @@ def test_ten_thousand_entries_with_one_prefix_are_not_scanned(tree):
 
 
 def lose_a_token(tree):
-    tree.least_recent().end -= 1
+    least_recent(tree).end -= 1
 
 
 def hang_a_node_elsewhere(tree):
-    leaf = tree.least_recent()
+    leaf = least_recent(tree)
     leaf.parent.children[99] = leaf.parent.children.pop(leaf.label[0])
 
 
 def empty_a_label(tree):
-    tree.least_recent().label = TokenKey.from_ids([])
+    least_recent(tree).label = TokenKey.from_ids([])
 
 
 def count_a_pin_twice(tree):
-    tree.least_recent().pins += 1
+    least_recent(tree).pins += 1
 
 
 def forget_an_order(tree):
-    tree.least_recent().unlink()
+    least_recent(tree).unlink()
 
 
 def mark_without_moving(tree):
-    leaf = tree.least_recent()
+    leaf = least_recent(tree)
     leaf.is_pin = True
     for node in leaf.lineage():
         node.pins += 1
 
 
 def make_a_child_newer_than_its_parent(tree):
-    leaf = tree.least_recent()
+    leaf = least_recent(tree)
     leaf.unlink()
     leaf.place_after(leaf.parent)
 
 
 def lengthen_a_label(tree):
-    leaf = tree.least_recent()
+    leaf = least_recent(tree)
     leaf.label = TokenKey.concat([leaf.label, leaf.label])
     leaf.end += len(leaf.label) // 2
 

@@ -1,6 +1,7 @@
 """The radix tree against a model that stores every prefix as a tuple and scans lists."""
 
 import pytest
+from eviction_order import least_recent, leaves
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -160,7 +161,7 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(skipped=st.sets(PICKS, max_size=2))
     def evict(self, skipped):
         skip = {self.pick(number)[0] for number in skipped}
-        leaf = self.tree.least_recent({self.nodes[end] for end in skip})
+        leaf = least_recent(self.tree, {self.nodes[end] for end in skip})
         order = [end for end in self.naive.eviction_order() if not self.naive.children(end)]
         expected = next((end for end in order if end not in skip), None)
         assert leaf is (None if expected is None else self.nodes[expected])
@@ -203,7 +204,7 @@ class RadixMachine(RuleBasedStateMachine):
     @invariant()
     def leaves_come_in_eviction_order(self):
         expected = [end for end in self.naive.eviction_order() if not self.naive.children(end)]
-        assert [tuple(leaf.key) for leaf in self.tree.leaves()] == expected
+        assert [tuple(leaf.key) for leaf in leaves(self.tree)] == expected
 
 
 RadixMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

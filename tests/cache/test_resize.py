@@ -1,9 +1,13 @@
 """A store whose budget changes while it is used."""
 
+import mlx.core as mx
 import pytest
 from token_blocks import anywhere, is_stored, key, put, room_for
 
+from backend.cache.kv import Block, Segment, evaluate
 from backend.cache.prompt_cache import PromptCache
+from backend.cache.token_key import TokenKey
+from backend.cache.worth import Thinning
 
 pytestmark = pytest.mark.mlx
 
@@ -62,3 +66,26 @@ def test_what_goes_is_handed_to_the_disk():
     store = store_of_two(on_evict=rescued.extend)
     store.resize(room_for(4))
     assert [node.key for node in rescued] == [key(*OLD)]
+
+
+def without_windows(segment):
+    return Segment(
+        tuple(Block(b.tokens, (b.layers[0], ()), has_windows=False) for b in segment.blocks)
+    )
+
+
+def test_windows_that_are_given_up_free_their_memory_at_once():
+    thinning = Thinning(without_windows, reach_tokens=16, has_snapshots=False)
+    store = PromptCache(2**30, anywhere, thinning=thinning)
+    ids = tuple(range(512))
+    for start, stop in ((0, 256), (256, 512)):
+        arrays = tuple((mx.ones((1, 1, stop - start, width)),) for width in (1, 4096))
+        segment = Segment((Block(stop - start, arrays),))
+        evaluate([segment])
+        store.insert(TokenKey.from_ids(ids[:stop]), start, segment)
+    del arrays, segment
+    before = mx.get_active_memory()
+    stored = store.status().bytes
+    store.resize(stored - 3 * 2**20)
+    assert stored - store.status().bytes >= 3 * 2**20
+    assert before - mx.get_active_memory() >= 3 * 2**20

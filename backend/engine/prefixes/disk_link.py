@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backend.cache.disk.node_directory import NodeDirectory, StoredNode
 from backend.cache.disk.tier import DiskTier
-from backend.cache.node_store import LooseNode
+from backend.cache.kv import LooseNode
 from backend.cache.plain import to_plain
 from backend.core.status import DiskCacheStatus
 from backend.engine.messages.commands import Fetched
@@ -59,7 +59,7 @@ class DiskLink:
     @property
     def is_open(self) -> bool:
         """Whether something can be written."""
-        return self._tier is not None
+        return self._tier is not None and self._tier.is_open
 
     @property
     def status(self) -> DiskCacheStatus:
@@ -74,12 +74,11 @@ class DiskLink:
         self._open_for(row.request.cache_path)
         if self._tier is None:
             return False
-        self._tier.read(row.prompt_key, known, partial(self._post, row.request_id))
-        return True
+        return self._tier.read(row.prompt_key, known, partial(self._post, row.request_id))
 
     def write(self, nodes: Sequence[LooseNode]) -> None:
         """Have nodes written, as many as may wait."""
-        if self._tier is None:
+        if self._tier is None or not self._tier.is_open:
             return
         for node in nodes:
             self._tier.write(StoredNode(node.key, node.start, to_plain(node.segment)))
