@@ -1,5 +1,6 @@
 """Nodes on disk: what is written comes back, and nothing else ever does."""
 
+import queue
 import random
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from backend.cache.disk.node_file import (
     read_node,
     write_node,
 )
+from backend.cache.disk.tier import DiskTier
 from backend.cache.kv import Block, Segment, Snapshot, State, evaluate
 from backend.cache.plain import from_plain, to_plain
 from backend.cache.token_key import TokenKey
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.mlx
 MODEL = "0123456789abcdef01234567"
 OTHER = "fedcba987654321001234567"
 DIGEST = "0" * 32
+ANYWHERE = {"ends_at_snapshot": False}
 
 
 def segment(tokens, *, has_snapshot=False):
@@ -171,3 +174,32 @@ def test_what_a_killed_writer_leaves_makes_room_like_any_other_file(tmp_path):
     directory.write(stored(0, 5))
     assert not left.exists()
     assert directory.bytes < 10_000
+
+
+def test_a_node_that_is_larger_than_all_files_may_be_costs_no_other_its_place(tmp_path):
+    directory = NodeDirectory(tmp_path, MODEL, 20_000)
+    directory.write(stored(0, 50))
+    directory.write(stored(0, 2000))
+    assert [node.start for node in directory.read(TokenKey.from_ids(range(60)), 0, **ANYWHERE)]
+    assert directory.bytes < 20_000
+
+
+class Failing(NodeDirectory):
+    """Has a mistake in it."""
+
+    def write(self, node):
+        raise KeyError(node.start)
+
+
+def test_a_tier_whose_thread_fails_says_so_once_and_keeps_nobody_waiting(tmp_path, caplog):
+    tier = DiskTier(Failing(tmp_path, MODEL, 10**9), ends_at_snapshots=False)
+    found = queue.SimpleQueue()
+    tier.write(stored(0, 5))
+    key = TokenKey.from_ids(range(5))
+    # The one that waits is told, and all later ones at once.
+    while tier.read(key, 0, found.put):
+        assert found.get(timeout=10) in ([], ())
+    assert not tier.write(stored(0, 5))
+    tier.close(timeout_s=10)
+    told = [record for record in caplog.records if "nothing is kept on disk" in record.message]
+    assert len(told) == 1

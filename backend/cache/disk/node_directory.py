@@ -100,7 +100,7 @@ class NodeDirectory:
             self._index_files(new)
 
     def write(self, node: StoredNode) -> None:
-        """Write a node, unless it is there; the oldest files make room.
+        """Write a node, unless it is there or larger than all may be; the oldest files make room.
 
         Raises:
             OSError: The disk refuses.
@@ -108,6 +108,8 @@ class NodeDirectory:
         name = _name(node)
         known = self._headers.get(name)
         if known is not None and known.has_snapshot >= node.segment.has_snapshot:
+            return
+        if node.segment.nbytes > self._budget_bytes:
             return
         self._make_room(node.segment.nbytes)
         self._folder.write(

@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -53,6 +54,10 @@ class DiskTier:
     """Writes nodes behind, and reads them ahead of a prompt; any thread may ask.
 
     Only plain buffers pass: no array is made, read or freed on the tier's thread by MLX.
+
+    Attributes:
+        status: A snapshot of the files.
+        is_open: Whether it still reads and writes: not once its thread has failed.
     """
 
     def __init__(self, directory: NodeDirectory, *, ends_at_snapshots: bool) -> None:
@@ -71,12 +76,15 @@ class DiskTier:
         self._dropped = 0
         self._read_tokens = 0
         self.status = DiskCacheStatus()
+        self.is_open = True
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
         self._thread.start()
 
     def write(self, node: StoredNode) -> bool:
-        """Write a node some time; false when too much is waiting already."""
+        """Write a node some time; false when too much is waiting already, or it is closed."""
         with self._lock:
+            if not self.is_open:
+                return False
             if self._pending_bytes + node.segment.nbytes > MAX_PENDING_BYTES:
                 self._dropped += 1
                 return False
@@ -84,15 +92,18 @@ class DiskTier:
         self._put(1, _Write(node))
         return True
 
-    def read(self, key: TokenKey, known: int, deliver: Deliver) -> None:
-        """Look for the path of a prompt.
+    def read(self, key: TokenKey, known: int, deliver: Deliver) -> bool:
+        """Look for the path of a prompt; false when it is closed.
 
         Args:
             key: The prompt.
             known: How many of its tokens are in memory.
             deliver: Called once, on the tier's thread, with what was found, perhaps nothing.
         """
-        self._put(0, _Read(key, known, deliver))
+        with self._lock:
+            if self.is_open:
+                self._put(0, _Read(key, known, deliver))
+            return self.is_open
 
     def close(self, timeout_s: float) -> None:
         """Write what is waiting and end the thread, or leave it behind after the timeout."""
@@ -105,10 +116,27 @@ class DiskTier:
         self._jobs.put(_Queued(rank, next(self._numbers), job))
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except Exception:  # whatever it is, nobody may wait for this thread any more
+            log.exception("prompt cache: nothing is kept on disk any more")
+        self._close()
+
+    def _work(self) -> None:
         self._guarded(self._directory.look_again)
         self._refresh_status()
         while self._turn(self._jobs.get().job):
             self._refresh_status()
+
+    def _close(self) -> None:
+        """Take no more jobs, and tell those who wait for one that nothing was found."""
+        with self._lock:
+            self.is_open = False
+        with suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait().job
+                if isinstance(job, _Read):
+                    job.deliver(())
 
     def _turn(self, job: _Job) -> bool:
         """Do one job; false ends the thread."""
