@@ -64,3 +64,22 @@ def test_rows_on_one_prefix_hold_it_once_and_draw_the_tokens_of_cold_ones(networ
     assert max(shared) > 0
     cold = Driver(networks(family), batches=False, max_cache_bytes=0).run(*requests)
     assert [driver.outcome(each).token_ids for each in requests] == [o.token_ids for o in cold]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_row_that_leaves_copies_nothing_for_itself(networks, family):
+    driver = Driver(networks(family))
+    parts = driver.session._parts
+    row = Row(request("leaves", 1, 2))
+    while row.prefill_left:
+        parts.prefilling._feeder.feed(row, row.prefill_left)
+    parts.prefixes.save(row)
+    row.token_ids += prompt_of(40, salt=5)
+    parts.prefilling._feeder.feed(row, row.prefill_left)
+    leaves = referring(row.cache)
+    before = [(leaf.shared, leaf.keys) for leaf in leaves]
+    parts.prefixes.leave(row)
+    assert row.saved == row.fed
+    for leaf, (shared, keys) in zip(leaves, before, strict=True):
+        assert leaf.shared == shared > 0
+        assert leaf.keys is keys

@@ -22,6 +22,7 @@ from backend.engine.passes.ranks import ALONE, Ranks
 from backend.engine.passes.self_check import SHORT_PROMPTS
 from backend.engine.passes.sharing_check import is_shareable
 from backend.engine.passes.trial_steps import computed, cut, difference, prefilled
+from backend.model.checkpoint.failures import one_line
 
 _STEPS = 3
 _MAX_WIDTH = 4
@@ -105,8 +106,7 @@ class BatchTrial:
         try:
             together = self._together(plan, width)
         except MODEL_ERRORS as error:
-            first_line = str(error).partition("\n")[0]
-            return f"a batch raises {type(error).__name__}: {first_line}"
+            return f"a batch raises {type(error).__name__}: {one_line(error)}"
         gap = self._ranks.fault(difference(self._alone, together))
         return gap and f"{gap} in a batch"
 

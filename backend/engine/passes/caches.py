@@ -16,6 +16,7 @@ from backend.engine.kv.attention import install
 from backend.engine.kv.batch_caches import BatchPlan
 from backend.engine.network import MODEL_ERRORS, Caches, Network
 from backend.engine.passes.ranks import ALONE, Ranks
+from backend.model.checkpoint.failures import one_line
 
 _TRIAL_PROMPT = tuple(range(8))
 
@@ -128,8 +129,7 @@ def _fault(fresh_caches: CacheFactory, ranks: Ranks) -> str | None:
         _computed(ranks, fresh_caches.network, _TRIAL_PROMPT, caches)
         logits = _computed(ranks, fresh_caches.network, _TRIAL_PROMPT[:1], caches)
     except MODEL_ERRORS as error:
-        first_line = str(error).partition("\n")[0]
-        return f"its attention raises {type(error).__name__}: {first_line}"
+        return f"its attention raises {type(error).__name__}: {one_line(error)}"
     is_finite = mx.isfinite(logits).all().item()
     return ranks.fault(None if is_finite else "its logits are not finite")
 

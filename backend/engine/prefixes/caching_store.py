@@ -164,6 +164,7 @@ class CachingPrefixStore:
             return
         if self._layout.has_windows or self._is_due(row):
             self._save(row)
+            self._share(row)
 
     def leave(self, row: Row) -> None:
         """Store also what is not at a boundary: the next prompt may begin with the reply."""
@@ -228,7 +229,6 @@ class CachingPrefixStore:
         try:
             self._store_missing(row, row.cache or [])
             self._pin_system_prompt(row)
-            self._share(row)
         except self._overlooked as error:
             log.warning("request id=%s cannot be stored", row.request_id, exc_info=error)
         row.saved = row.fed
@@ -236,8 +236,11 @@ class CachingPrefixStore:
     def _share(self, row: Row) -> None:
         """Let the row go on with the store's copy of what it has computed, as others do."""
         caches = row.cache or []
-        self._layout.refer(caches, self._store.path(row.key()))
-        mx.eval([cache.state for cache in caches])
+        try:
+            self._layout.refer(caches, self._store.path(row.key()))
+            mx.eval([cache.state for cache in caches])
+        except self._overlooked as error:
+            log.warning("request id=%s keeps a copy of its own", row.request_id, exc_info=error)
 
     def _pin_system_prompt(self, row: Row) -> None:
         system_tokens = row.request.prompt.system_tokens
