@@ -3,6 +3,9 @@
 from collections.abc import Container
 from dataclasses import dataclass
 
+# After the name of a format that counts whatever the evidence is.
+FORCED = "!"
+
 
 @dataclass(frozen=True, slots=True)
 class FormatEvidence:
@@ -11,7 +14,8 @@ class FormatEvidence:
     Attributes:
         vocabulary: All tokens, added ones included.
         written_call: The reply that the template writes for `EXAMPLE_CALL`; empty if unknown.
-        tool_parser: A name that overrides the evidence.
+        tool_parser: A name that counts where the rest tells nothing; with `FORCED` after it,
+            whatever the rest tells.
         reasoning_parser: A name that overrides the evidence.
     """
 

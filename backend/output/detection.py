@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
-from backend.formats.evidence import FormatEvidence
+from backend.formats.evidence import FORCED, FormatEvidence
 from backend.formats.format import NO_REASONING, NO_TOOLS, ReasoningFormat, ToolFormat
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.format import OutputFormat
@@ -19,19 +19,37 @@ FormatT = TypeVar("FormatT", ReasoningFormat, ToolFormat)
 def detect(evidence: FormatEvidence) -> OutputFormat:
     """Find the formats of thoughts and of calls; without evidence a reply is plain content.
 
-    An option that names a format wins. Then the call that the template writes tells the format of
-    calls, then clues in the template and the vocabulary.
+    An option that names a format of thoughts wins, and one that forces a format of calls. Then the
+    call that the template writes tells the format of calls, then clues in the template and the
+    vocabulary, then an option that gives a hint.
     """
     reasoning = find(REASONING_FORMATS, evidence.reasoning_parser, evidence) or NO_REASONING
-    named = _named(TOOL_FORMATS, evidence.tool_parser)
-    written = find_by_call(TOOL_FORMATS, evidence.written_call) if evidence.written_call else None
-    tools = named or written or _fitting(TOOL_FORMATS, evidence)
+    tools, source = _tools(evidence)
     if tools is None and "tool_calls" in evidence.chat_template:
         warn_once("tool calls of an unknown format cannot be read: they pass as content")
-    source = "an option" if named else "the call in its template" if written else "clues"
     if tools is not None:
         log.info("the format of tool calls is %s, by %s", tools.name, source)
     return OutputFormat(reasoning, tools or NO_TOOLS)
+
+
+def _tools(evidence: FormatEvidence) -> tuple[ToolFormat | None, str]:
+    """Return the format of calls, if one is known, and whence."""
+    hint = evidence.tool_parser and evidence.tool_parser.removesuffix(FORCED)
+    named = _named(TOOL_FORMATS, hint)
+    if named is NO_TOOLS or (named and hint != evidence.tool_parser):
+        return named, "an option"
+    written = find_by_call(TOOL_FORMATS, evidence.written_call) if evidence.written_call else None
+    told = written or _fitting(TOOL_FORMATS, evidence)
+    if told is None or told is named:
+        return named, "an option"
+    if named is not None:
+        # The host's importer guesses a parser from the name of a model, and is wrong where a
+        # family has changed its format: deepseek_v3 for DSML, minimax_m2 for MiniMax M3.
+        warn_once(
+            f"tool_parser {hint!r} contradicts the model's own evidence of {told.name}, which "
+            f"counts; tool_parser!:{hint} forces it"
+        )
+    return told, "the call in its template" if written else "clues"
 
 
 def find(

@@ -120,3 +120,13 @@ async def test_without_parallel_calls_the_reply_ends_after_one(constrains):
     assert list(reply.calls) == [0]
     assert not reply.content.strip()
     assert reply.last.tokens < 200
+
+
+@pytest.mark.parametrize(
+    ("option", "is_called"), [("tool_parser:minimax_m2", True), ("tool_parser!:minimax_m2", False)]
+)
+async def test_a_tool_parser_that_the_importer_guessed_does_not_cost_the_calls(option, is_called):
+    request = chat([user("What is the weather in Hanoi?")], tools=[WEATHER_TOOL])
+    async with served(MODEL_DIR, Options=[option, "constrain_calls:false"]) as backend:
+        reply = await stream(backend.stub, request)
+    assert bool(reply.calls) == is_called

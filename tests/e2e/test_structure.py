@@ -225,7 +225,7 @@ async def test_required_calls_are_valid_in_every_format(tiny_models, name):
     """Eight at once; the markers of most formats are spelled out, for no tiny model has them."""
     # The frames of these belong to their thoughts.
     reasoning = name if name in {"kimi_k3", "inkling"} else "none"
-    options = [f"tool_parser:{name}", f"reasoning_parser:{reasoning}"]
+    options = [f"tool_parser!:{name}", f"reasoning_parser:{reasoning}"]
     async with served(tiny_models("qwen3"), Options=options) as backend:
         requests = [
             chat(

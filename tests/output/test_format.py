@@ -126,6 +126,34 @@ def test_a_reasoning_parser_is_named_as_hosts_name_it(name):
 
 def test_a_name_wins_over_the_evidence():
     assert found(THINK_TOKENS, QWEN_TEMPLATE, "none", "none") == ("none", "none")
+    assert found(THINK_TOKENS, QWEN_TEMPLATE, "mistral!") == ("mistral", "think")
+
+
+@pytest.mark.parametrize(
+    ("hint", "vocabulary", "template", "name"),
+    [
+        ("deepseek_v3", ("｜DSML｜",), "<｜DSML｜function_calls>", "deepseek_dsml"),
+        ("minimax_m2", (), "]<]minimax[>[", "minimax_m3"),
+        ("mistral", (), QWEN_TEMPLATE, "hermes_json"),
+    ],
+)
+def test_a_hint_that_contradicts_the_evidence_loses_with_one_warning(
+    caplog, hint, vocabulary, template, name
+):
+    warn_once.cache_clear()
+    for _ in range(3):
+        assert found(vocabulary, template, hint)[0] == name
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        f"tool_parser {hint!r} contradicts the model's own evidence of {name}, which counts; "
+        f"tool_parser!:{hint} forces it"
+    )
+
+
+def test_a_hint_that_the_evidence_bears_out_is_no_news(caplog):
+    assert found(THINK_TOKENS, QWEN_TEMPLATE, "hermes") == ("hermes_json", "think")
+    assert not caplog.records
 
 
 def test_an_unknown_name_is_warned_of_once_and_the_evidence_counts(caplog):  # lessons 79, 90

@@ -45,13 +45,13 @@ def test_a_text_that_no_format_writes_tells_none(text):
     assert find_by_call(TOOL_FORMATS, text) is None
 
 
-def test_the_call_counts_more_than_clues_and_less_than_an_option(caplog):
+def test_the_call_counts_more_than_clues_and_less_than_an_option_that_forces(caplog):
     caplog.set_level(logging.INFO)
     template = "<tool_call> tool_call.name"
     assert detect(FormatEvidence((), template)).tools.name == "hermes_json"
     written = {"written_call": WRITTEN["llama3_json"]}
     assert detect(FormatEvidence((), template, **written)).tools.name == "llama3_json"
-    by_option = FormatEvidence((), template, tool_parser="mistral", **written)
+    by_option = FormatEvidence((), template, tool_parser="mistral!", **written)
     assert detect(by_option).tools.name == "mistral"
     assert [record.getMessage() for record in caplog.records] == [
         "the format of tool calls is hermes_json, by clues",

@@ -114,6 +114,25 @@ def test_engine_args_win_over_options():
     assert read_options == TuningOptions.of(max_slots=3, top_p=0.5)
 
 
+@pytest.mark.parametrize(
+    ("options", "engine_args", "parser"),
+    [
+        (["tool_parser:hermes"], "", "hermes"),
+        (["tool_parser!:hermes"], "", "hermes!"),
+        (["tool_parser!:hermes", "tool_parser:mistral"], "", "hermes!"),
+        (["tool_parser!"], "", None),
+        ([], '{"tool_parser!": "hermes"}', "hermes!"),
+    ],
+)
+def test_a_parser_can_be_forced(options, engine_args, parser):
+    assert tuning_options(options, engine_args).text.tool_parser == parser
+
+
+def test_a_forced_parser_that_is_no_name_is_refused():
+    with pytest.raises(InvalidRequestError, match="tool_parser!"):
+        tuning_options([], '{"tool_parser!": 3}')
+
+
 def test_options_win_over_the_defaults_of_the_process():
     defaults = TuningOptions.of(max_slots=3)
     request = pb.ModelOptions(Model="m")

@@ -9,10 +9,13 @@ from backend.config import DEFAULT_TUNING, MAX_SLOTS, TuningOptions
 from backend.core.embedding import Pooling
 from backend.core.scoring import RerankerKind
 from backend.errors import InvalidRequestError
+from backend.formats.evidence import FORCED
 from backend.rpc.parsing.json_fields import JsonObject, parse_json, require_object
 from common.options import OptionField, OptionValue, option_fields, split_entry
 
 OPTION_FIELDS = option_fields(TuningOptions)
+_PARSER = "tool_parser"
+_FORCED_PARSER = f"{_PARSER}{FORCED}"
 
 
 class Range(NamedTuple):
@@ -85,13 +88,24 @@ def tuning_options(
 
 
 def _known_options(options: Iterable[str]) -> dict[str, str]:
-    entries = [split_entry(entry) for entry in options]
+    entries = _with_forced(split_entry(entry) for entry in options)
     unknown = dict.fromkeys(name for name, _ in entries if name not in OPTION_FIELDS)
     if unknown:
         # Hosts and importers add options for other backends to every model.
         log.info("Options: ignoring unknown options: %s", ", ".join(unknown))
     known = [(name, _text(name, text)) for name, text in entries if name in OPTION_FIELDS]
     return {name: text for name, text in known if text is not None}
+
+
+def _with_forced(entries: Iterable[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
+    """Return entries with `tool_parser!:NAME` as `tool_parser:NAME!`, after all that it beats."""
+    hints, forced = [], []
+    for name, text in entries:
+        if name == _FORCED_PARSER:
+            forced.append((_PARSER, text and f"{text}{FORCED}"))
+        else:
+            hints.append((name, text))
+    return hints + forced
 
 
 def _text(name: str, text: str | None) -> str | None:
@@ -106,7 +120,10 @@ def _text(name: str, text: str | None) -> str | None:
 def _engine_args(text: str) -> JsonObject:
     if not text.strip():
         return {}
-    given = require_object("EngineArgs", parse_json("EngineArgs", text))
+    given = dict(require_object("EngineArgs", parse_json("EngineArgs", text)))
+    if isinstance(forced := given.get(_FORCED_PARSER), str):
+        del given[_FORCED_PARSER]
+        given[_PARSER] = f"{forced}{FORCED}"
     unknown = [name for name in given if name not in OPTION_FIELDS]
     if unknown:
         problem = f"unknown: {', '.join(unknown)}; valid names are {', '.join(OPTION_FIELDS)}"
