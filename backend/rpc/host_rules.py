@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backend.config import ModelOptions
+from backend.core.model import ModelCard
 from backend.core.prompt import Message, Tool
 from backend.pb import backend_pb2 as pb
 
@@ -27,6 +28,23 @@ def is_load_for_jobs(options: ModelOptions) -> bool:
     if options.models_dir is not None:
         places.append(options.models_dir / options.model)
     return options.model in _OWN_NAMES and not any(place.exists() for place in places)
+
+
+def unmet_wishes(request: pb.ModelOptions, card: ModelCard) -> Iterator[str]:
+    """Yield, for the log, what holds instead of fields of a LoadModel that nothing comes of.
+
+    The host always sends a `ContextSize`, its default where its user set none. It puts the path of
+    the models before any `DraftModel`, whether that is there or not.
+    """
+    limit = card.context_length
+    if request.ContextSize > 0 and (limit is None or request.ContextSize < limit):
+        held = "the model has none" if limit is None else f"that is {limit} tokens"
+        yield (
+            f"ContextSize {request.ContextSize} does not limit the context: {held}; "
+            "MaxModelLen (max_model_len) limits it"
+        )
+    if request.DraftModel:
+        yield f"DraftModel {request.DraftModel!r} is ignored: no model drafts for another here"
 
 
 def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:

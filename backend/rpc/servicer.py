@@ -25,7 +25,7 @@ from backend.pipeline.rerank import rerank
 from backend.pipeline.score import score
 from backend.pipeline.served_model import ServedModel
 from backend.pipeline.transcribe import transcribe
-from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs
+from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs, unmet_wishes
 from backend.rpc.job_servicer import JobServicer
 from backend.rpc.parsing.classify_fields import classify_call, classify_response
 from backend.rpc.parsing.embedding_fields import embedding_call, embedding_result
@@ -103,6 +103,8 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
             await self._engine.free()
             return pb.Result(success=True, message="no model is loaded: ready for jobs")
         card = await self._engine.load(options)
+        for wish in unmet_wishes(request, card):
+            log.warning("%s", wish)
         # Reading a vocabulary for grammars holds the GIL: better now than during a stream.
         if (model := self._engine.model) is not None:
             await warm_up(model)

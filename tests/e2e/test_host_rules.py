@@ -6,6 +6,7 @@ import pytest
 from serving import chat, served, stream, user
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
+from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
 
@@ -130,3 +131,12 @@ async def test_a_tool_parser_that_the_importer_guessed_does_not_cost_the_calls(o
     async with served(MODEL_DIR, Options=[option, "constrain_calls:false"]) as backend:
         reply = await stream(backend.stub, request)
     assert bool(reply.calls) == is_called
+
+
+async def test_fields_that_nothing_comes_of_are_told_once_at_load(caplog):
+    fields = {"ContextSize": 64, "DraftModel": "/models/org/none"}
+    async with served(MODEL_DIR, **fields) as backend:
+        request = pb.PredictOptions(Prompt="Hello " * 100, Tokens=1)
+        assert (await backend.stub.Predict(request)).prompt_tokens > 64
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.split()[0] for text in told] == ["ContextSize", "DraftModel"]

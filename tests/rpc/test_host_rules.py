@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from backend.config import ModelOptions
+from backend.core.model import ModelCard
 from backend.core.prompt import Message, ToolCall
 from backend.pb import backend_pb2 as pb
-from backend.rpc.host_rules import AnswerlessReply, restore_tool_results
+from backend.rpc.host_rules import AnswerlessReply, restore_tool_results, unmet_wishes
 from backend.rpc.parsing.requests import generation_call
 
 CALLS = tuple(
@@ -146,3 +147,40 @@ def test_a_reply_that_used_up_its_limit_is_left_as_it_is_since_the_host_takes_it
 
 def test_an_empty_reply_is_left_empty():
     assert not settled(reply()).message
+
+
+def card(context_length):
+    return ModelCard(
+        name="tiny",
+        path="",
+        model_type="llama",
+        context_length=context_length,
+        vocab_size=256,
+        eos_token_ids=frozenset({0}),
+        weights_bytes=5,
+        supports_tools=True,
+        supports_thinking=False,
+    )
+
+
+UNCAPPED = "does not limit the context: {}; MaxModelLen (max_model_len) limits it"
+
+
+@pytest.mark.parametrize(
+    ("size", "context_length", "held"),
+    [
+        (0, 40960, None),
+        (4096, 4096, None),
+        (4096, 2048, None),
+        (4096, 40960, "that is 40960 tokens"),
+        (4096, None, "the model has none"),
+    ],
+)
+def test_a_context_size_below_the_models_own_is_told_not_to_count(size, context_length, held):
+    wishes = list(unmet_wishes(pb.ModelOptions(ContextSize=size), card(context_length)))
+    assert wishes == ([f"ContextSize {size} {UNCAPPED.format(held)}"] if held else [])
+
+
+def test_a_draft_model_is_told_to_be_ignored():
+    (wish,) = unmet_wishes(pb.ModelOptions(DraftModel="/models/org/tiny"), card(4096))
+    assert wish == "DraftModel '/models/org/tiny' is ignored: no model drafts for another here"
