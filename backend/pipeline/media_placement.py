@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import threading
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+from backend.cache.disk.digests import DigestFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 
 MAX_QUESTIONS = 16_384
 MAX_GUESSES = 256
+FILE_NAME = "mlx-backend-media-places"
+
+log = logging.getLogger(__name__)
 
 Queues: TypeAlias = "Mapping[MediaKind, Sequence[bytes]]"
 """Digests of media in their order, by kind."""
@@ -29,17 +36,29 @@ Counts: TypeAlias = "Mapping[MediaKind, int]"
 
 
 class PlacementMemory:
-    """Remembers the media of each question, by the conversation up to it; safe from any thread."""
+    """Remembers the media of each question, by the conversation up to it; safe from any thread.
 
-    def __init__(self) -> None:
+    What it remembers are digests, in a file too if there is a place for one.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+            directory: Where the file is made; `None` for none.
+        """
         self._lock = threading.Lock()
         self._questions: OrderedDict[bytes, None] = OrderedDict()
+        path = Path(directory).expanduser() / FILE_NAME if directory else None
+        self._file = DigestFile(path, MAX_QUESTIONS) if path else None
+        self._is_read = False
 
     def place(self, messages: Sequence[Message], media: Queues) -> Sequence[Counts]:
-        """Return how many media belong to each message, and remember it.
+        """Return how many media belong to each message, and remember it; may read a file.
 
         Every medium is given to a message, in order; the rest goes to the last question.
         """
+        self._read_once()
         questions = [n for n, message in enumerate(messages) if message.role == "user"]
         latest = questions[-1] if questions else len(messages) - 1
         placed: list[Counts] = [{} for _ in messages]
@@ -68,12 +87,32 @@ class PlacementMemory:
                     return counts
         return {}
 
+    def _read_once(self) -> None:
+        with self._lock:
+            if self._file is None or self._is_read:
+                return
+            self._is_read = True
+            try:
+                self._questions = OrderedDict.fromkeys(self._file.read())
+            except OSError as error:
+                self._give_file_up(error)
+
     def _remember(self, name: bytes) -> None:
         with self._lock:
+            is_new = name not in self._questions
             self._questions[name] = None
             self._questions.move_to_end(name)
             if len(self._questions) > MAX_QUESTIONS:
                 self._questions.popitem(last=False)
+            if self._file is not None and is_new:
+                try:
+                    self._file.add(name)
+                except OSError as error:
+                    self._give_file_up(error)
+
+    def _give_file_up(self, error: OSError) -> None:
+        log.warning("the places of media are not kept over a restart: %s", error)
+        self._file = None
 
 
 def _guesses(media: Queues, used: Counts) -> Iterator[Counts]:

@@ -71,6 +71,7 @@ class ServedModel:
             media=loaded.media,
             format=output_format,
             constraints=Constraints(loaded.tokenizer, loaded.card, output_format),
+            placements=PlacementMemory(options.tuning.prompt_cache.cache_dir),
         )
 
     @property

@@ -230,6 +230,19 @@ async def test_markers_say_where_pictures_stand(tiny_vision_models):
     assert second == third
 
 
+async def test_a_picture_stays_at_its_question_over_a_restart(tiny_vision_models, tmp_path):
+    model = tiny_vision_models("qwen3_vl")
+    follow_up = ask(turn("What is it?", "A dog.", "And this?"), picture(1), picture(2))
+    prompts = []
+    for options in ([f"cache_dir:{tmp_path}"], [f"cache_dir:{tmp_path}"], []):
+        async with served(model, Options=options) as backend:
+            if not prompts:
+                await backend.stub.Predict(ask([user("What is it?")], picture(1)))
+            prompts.append(list((await backend.stub.TokenizeString(follow_up)).tokens))
+    remembered, restarted, stranger = prompts
+    assert restarted == remembered != stranger
+
+
 async def test_a_text_that_spells_a_picture_is_no_picture(tiny_vision_models):
     snippet = "<|vision_start|><|image_pad|><|vision_end|>"
     async with served(tiny_vision_models("qwen3_vl")) as backend:

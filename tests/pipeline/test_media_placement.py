@@ -1,8 +1,10 @@
+import logging
+
 import pytest
 
 from backend.core.media import MediaKind
 from backend.core.prompt import Message
-from backend.pipeline.media_placement import MAX_QUESTIONS, PlacementMemory
+from backend.pipeline.media_placement import FILE_NAME, MAX_QUESTIONS, PlacementMemory
 
 IMAGE, AUDIO = MediaKind.IMAGE, MediaKind.AUDIO
 A, B, C = b"a", b"b", b"c"
@@ -69,3 +71,46 @@ def test_the_oldest_questions_are_forgotten(memory):
     for number in range(MAX_QUESTIONS):
         placed(memory, talk(f"{number}"), B)
     assert placed(memory, talk("what?", "a dog", "and?"), A) == [0, 0, 1]
+
+
+def test_places_are_known_after_a_restart_where_there_is_a_directory(tmp_path):
+    placed(PlacementMemory(str(tmp_path / "new")), talk("what?"), A)
+    follow_up = talk("what?", "a dog", "and?")
+    assert placed(PlacementMemory(str(tmp_path / "new")), follow_up, A, B) == [1, 0, 1]
+    assert placed(PlacementMemory(), follow_up, A, B) == [0, 0, 2]
+
+
+def test_two_processes_share_a_directory(tmp_path):
+    one, other = PlacementMemory(str(tmp_path)), PlacementMemory(str(tmp_path))
+    placed(one, talk("what?"), A)
+    placed(other, talk("where?"), B)
+    later = PlacementMemory(str(tmp_path))
+    assert placed(later, talk("what?", "a dog", "and?"), A) == [1, 0, 0]
+    assert placed(later, talk("where?", "there", "and?"), B) == [1, 0, 0]
+
+
+def test_a_place_that_is_known_is_not_written_again(tmp_path):
+    for _ in range(3):
+        memory = PlacementMemory(str(tmp_path))
+        placed(memory, talk("what?"), A)
+        placed(memory, talk("what?"), A)
+    assert len((tmp_path / FILE_NAME).read_bytes().splitlines()) == 2
+
+
+def test_a_foreign_file_stays_and_places_are_kept_in_memory(tmp_path, caplog):
+    (tmp_path / FILE_NAME).write_text("mine")
+    memory = PlacementMemory(str(tmp_path))
+    placed(memory, talk("what?"), A)
+    assert placed(memory, talk("what?", "a dog", "and?"), A, B) == [1, 0, 1]
+    assert (tmp_path / FILE_NAME).read_text() == "mine"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "was not written by this backend" in record.getMessage()
+
+
+def test_a_directory_that_cannot_be_made_costs_no_request(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    memory = PlacementMemory(str(tmp_path / "file"))
+    placed(memory, talk("what?"), A)
+    assert placed(memory, talk("what?", "a dog", "and?"), A, B) == [1, 0, 1]
+    assert len(caplog.records) == 1
