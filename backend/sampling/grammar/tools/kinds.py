@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from backend.sampling.grammar.schema.tight import AnySchema, Schema, type_names
 from backend.sampling.grammar.tools.parameters import Parameters
 
-_MAX_SCHEMAS = 1024
+_MAX_SCHEMAS = 512
 _COMBINATIONS = ("$ref", "allOf", "anyOf", "oneOf")
 _OF_NUMBERS = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
