@@ -145,10 +145,15 @@ class ReplyCursor:
     def _finish(self, reason: FinishReason) -> Finish:
         self._is_finished = True
         is_cut_off = reason is FinishReason.LENGTH and self._router.ended_mid_call
-        has_called = any(index <= self._last_call for index in self._router.completed_calls)
-        if has_called and not is_cut_off and reason is not FinishReason.CANCELLED:
+        if self._has_called and not is_cut_off and reason is not FinishReason.CANCELLED:
             reason = FinishReason.TOOL_CALLS
         return Finish(reason, tuple(self._logprobs))
+
+    @property
+    def _has_called(self) -> bool:
+        """Whether there are calls, all of them whole: none is to run without the others."""
+        sent = set(range(self._last_call + 1))
+        return bool(sent) and sent <= self._router.completed_calls
 
     def _count(self, step: TokenStep) -> None:
         self.completion_tokens += 1

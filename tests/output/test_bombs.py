@@ -2,12 +2,13 @@
 
 import golden
 import pytest
-from tool_replies import tool
+from tool_replies import FORMATS, tool
 
 from backend.core.delta import FinishReason
 from backend.errors import GrammarError
 from backend.output.readers.patterns import ATTRIBUTES, Pattern, fixed
 from backend.output.readers.values.schema import ParameterTypes
+from backend.output.replay import cut_evenly
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.tools.kinds import kinds
 from backend.sampling.grammar.tools.parameters import Parameters
@@ -18,9 +19,9 @@ TOOLS = {"note_add": {"type": "object", "properties": {"text": {"type": "string"
 pytestmark = pytest.mark.timeout(60)
 
 
-def played(name, text):
+def played(name, text, chunks=1):
     spec = ReplySpec(format=golden.named_format(name, "none"), tools=TOOLS)
-    return golden.play(spec, text, FinishReason.STOP)
+    return golden.play(spec, cut_evenly(text, chunks), FinishReason.STOP)
 
 
 def layered(layers, parts=2):
@@ -78,3 +79,49 @@ def test_the_types_of_a_wide_schema_are_a_sample():
     parts = [{"type": "array", "anyOf": [{"type": "null"}] * 1000} for _ in range(1000)]
     wide = {"anyOf": parts}
     assert ParameterTypes({"properties": {"x": wide}}).of("x") == {"array"}
+
+
+BLOCK_CHARS = 1 << 16
+DAMAGED = '<tool_call>{"name": note_add, '
+BOMBS = {
+    "quotes that end no string": DAMAGED + '"a": "' + '" a' * (BLOCK_CHARS // 4),
+    "objects that never end": DAMAGED + '{"a ' * (BLOCK_CHARS // 5),
+    "braces": DAMAGED + "{" * (BLOCK_CHARS - 100),
+    "backslashes": DAMAGED + '"a": "' + "\\" * (BLOCK_CHARS // 2) + '"' * 1000,
+    "a word": DAMAGED + "a" * (BLOCK_CHARS - 100),
+    "words before brackets": DAMAGED + "note_add  ( " * (BLOCK_CHARS // 13),
+    "white space": DAMAGED + " " * (BLOCK_CHARS - 100) + "a",
+    "names": DAMAGED + "note_add {" * (BLOCK_CHARS // 11),
+    "dots": DAMAGED + "a." * (BLOCK_CHARS // 3),
+}
+TAGGED_BOMBS = {
+    "ends": "</parameter>" * (BLOCK_CHARS // 13),
+    "white space in a value": " " * (BLOCK_CHARS // 2) + "a",
+    "begun tags": "<parameter" * (BLOCK_CHARS // 11),
+    "begun ends": "</" * (BLOCK_CHARS // 3),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+@pytest.mark.parametrize("name", ["hermes_json", "apertus", "pythonic"])
+def test_a_damaged_block_is_read_in_bounded_time(name, bomb):
+    opener, closer = golden.tool_format(name).openers[0], golden.tool_format(name).closers[0]
+    text = bomb.replace("<tool_call>", opener) + closer
+    assert played(name, text, chunks=1000).finish.reason in FinishReason
+
+
+@pytest.mark.parametrize("bomb", TAGGED_BOMBS.values(), ids=TAGGED_BOMBS)
+@pytest.mark.parametrize("name", ["qwen3_coder_xml", "minimax_m2", "minimax_m3", "glm4"])
+def test_damaged_tags_are_read_in_bounded_time(name, bomb):
+    reply = FORMATS[name]
+    begin = reply.one.partition("milk")[0]
+    text = f"{begin}{bomb}<oops{begin}{bomb}{golden.tool_format(name).closers[0]}"
+    assert played(name, text, chunks=1000).finish.reason in FinishReason
+
+
+def test_a_damaged_call_that_is_too_long_is_not_collected():
+    text = '<tool_call>{"name": "note_add", "arguments": {"text": "a"; ' + "b" * (BLOCK_CHARS * 2)
+    after = '</tool_call>\n<tool_call>{"name": "note_add", "arguments": {"text": "c"}}</tool_call>'
+    found = played("hermes_json", text + after, chunks=1000)
+    assert [call.arguments for call in found.tool_calls] == ['{"text": "a', '{"text": "c"}']
+    assert (found.content, found.finish.reason) == ("", FinishReason.STOP)

@@ -8,12 +8,15 @@ from itertools import product
 from backend.core.delta import Delta
 from backend.formats.format import ToolFormat
 from backend.output.readers.reader import ReaderContext, ReaderOutput
-from backend.output.readers.values.tolerant_json import closed_json
-from backend.output.repair.calls import RepairedCall, offered_name, repaired_calls
+from backend.output.readers.values.json_scanner import SURROGATE
+from backend.output.readers.values.typed_value import ESCAPED_REPLACEMENT
+from backend.output.repair.calls import RepairedCall, repaired_calls
 from backend.output.repair.markup import markup_of
+from backend.output.repair.names import offered_name
 
 _MAX_CHARS_TO_NAME = 200
-_MAX_BLOCK_CHARS = 1 << 20
+_MAX_BLOCK_CHARS = 1 << 16
+_MAX_MARKER_CHARS = 64
 _PUNCTUATION = " \n\t}])>,;`"
 
 
@@ -50,6 +53,7 @@ class RepairReader:
         self._unread = len(raw) - unread
         self._is_after_call = is_after_call
         self._is_call = context.calls.is_open
+        self._is_too_long = False
         self._searched = 0 if is_after_call else len(context.opener)
 
     @property
@@ -70,7 +74,9 @@ class RepairReader:
         if not self._is_call and not self._decide():
             return ReaderOutput() if self._is_undecided() else self._given_up()
         end = self._end()
-        return ReaderOutput() if end < 0 else self._repaired(end)
+        if end >= 0:
+            return self._repaired(end)
+        return self._shortened() if len(self._raw) > _MAX_BLOCK_CHARS else ReaderOutput()
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply: what is there is the block, unless it was cut off."""
@@ -100,8 +106,6 @@ class RepairReader:
 
     def _end(self) -> int:
         """Return where the block ends: after a closer, or before the next opener."""
-        if len(self._raw) > _MAX_BLOCK_CHARS:
-            return len(self._raw)
         closers = [
             place + len(closer)
             for closer in self._format.closers
@@ -110,14 +114,27 @@ class RepairReader:
         opener = self._context.opener.strip() or "\0"
         again = self._raw.find(opener, self._searched) if len(opener) > 1 else -1
         found = [place for place in (*closers, again) if place >= 0]
-        self._searched = max(self._searched, len(self._raw) - 64)
+        self._searched = max(self._searched, len(self._raw) - _MAX_MARKER_CHARS)
         return min(found, default=-1)
+
+    def _shortened(self) -> ReaderOutput:
+        """Read no more calls in a block that is too long; what was handed out stays unfinished."""
+        if not self._context.calls.is_open:
+            return self._given_up(len(self._raw))
+        self._is_too_long = True
+        self._raw = self._raw[-_MAX_MARKER_CHARS:]
+        self._searched = 0
+        return ReaderOutput()
 
     def _repaired(self, end: int, *, is_last: bool = False) -> ReaderOutput:
         """Hand out the calls of the block, and the text after the last of them."""
         raw, rest = self._raw[:end], self._raw[end:]
         ledger = self._context.calls
-        calls = repaired_calls(self._format, raw, ledger, is_cut=is_last)
+        if self._is_too_long:
+            ledger.abandon()
+            return ReaderOutput(rest=rest)
+        is_short = len(raw) <= _MAX_BLOCK_CHARS
+        calls = repaired_calls(self._format, raw, ledger, is_cut=is_last) if is_short else []
         if not calls and not ledger.is_open:
             return self._given_up(end)
         deltas: list[Delta] = []
@@ -142,8 +159,7 @@ class RepairReader:
         sent = ledger.open_arguments
         rest = _continued(sent, call.arguments) if call else None
         if call is None or rest is None:
-            # Valid arguments that are not what the model meant are no call.
-            yield ledger.extend(closed_json(sent)[len(sent) :])
+            # Nothing is invented: invalid arguments run no tool.
             ledger.abandon()
             return
         yield ledger.extend(rest)
@@ -169,5 +185,5 @@ def _continued(sent: str, arguments: str) -> str | None:
     value = json.loads(arguments)
     styles = product((False, True), ((", ", ": "), (",", ":"), (",", ": ")))
     written = (json.dumps(value, ensure_ascii=a, separators=s) for a, s in styles)
-    texts = (arguments, *written)
+    texts = (arguments, *(SURROGATE.sub(ESCAPED_REPLACEMENT, text) for text in written))
     return next((text[len(sent) :] for text in texts if text.startswith(sent)), None)

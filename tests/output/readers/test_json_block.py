@@ -125,11 +125,11 @@ def test_any_name_counts_when_the_names_are_unknown():
 @pytest.mark.parametrize(
     "value",
     [
-        *('"no object"', '"[1]"', '"{1}"', r'"{\"a\": \"\ud83d\"}"', "nul", "7", "[0]"),
+        *('"no object"', '"[1]"', '"{1}"', "nul", "7", "[0]"),
         # What Python's own reader of JSON gives up on.
         *(f"[{'1' * 5000}]", "[" * 5000 + "]" * 5000),
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_arguments_that_are_no_object_are_given_back(value):
     cursor = make_cursor()

@@ -118,6 +118,29 @@ def test_what_is_refuted_behind_a_comma_is_not_lost(text):
     assert (taken, scanner.state) == (text[: end - scanner.pending], JsonState.MALFORMED)
 
 
+@pytest.mark.parametrize(
+    ("written", "taken"),
+    [
+        (r'["\ud83d\ude00"]', r'["\ud83d\ude00"]'),
+        (r'["\ud83d"]', r'["\ufffd"]'),
+        (r'["\ude00 a"]', r'["\ufffd a"]'),
+        (r'["\ud83d\n\ud83dx"]', r'["\ufffd\n\ufffdx"]'),
+        (r'["\ud83d\ud83d\ude00"]', r'["\ufffd\ud83d\ude00"]'),
+        (r'["\ud83d\u0041\ude00\ude00"]', r'["\ufffd\u0041\ufffd\ufffd"]'),
+        (r'{"\ud83d": 1}', r'{"\ufffd": 1}'),
+        (r'["\ud83d\q"]', r'["\ufffd\\q"]'),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_replacement_character(written, taken):
+    assert take([written]) == take(written) == (taken, JsonState.COMPLETE)
+    json.dumps(json.loads(taken), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" * 400, "0.1e999"])
+def test_a_number_that_no_float_holds_is_malformed(number):
+    assert take([f"[{number}]"])[1] is take(f"[{number}]")[1] is JsonState.MALFORMED
+
+
 def test_depth_costs_no_stack():
     deep = "[" * 50_000 + "]" * 50_000
     assert take([deep]) == (deep, JsonState.COMPLETE)

@@ -31,6 +31,13 @@ def test_escapes_mean_what_they_mean_in_python(text):
     assert read(text + " ") == expected
 
 
+def test_a_surrogate_pair_is_one_character_as_in_json():
+    assert read(r"\ud83d\ude00!") == "\N{GRINNING FACE}!"
+    assert read(r"\ud83d\n!") == "\ud83d\n!"
+    for begun in ("", "\\", r"\u", r"\ude", r"\ude0"):
+        assert read_escape(r"\ud83d" + begun, 0) == ("", UNDECIDED)
+
+
 @pytest.mark.parametrize("text", ["\\", "\\x", "\\x4", "\\u00e", "\\U0001f95", "\\1", "\\12"])
 def test_half_an_escape_waits(text):
     assert read_escape(text, 0) == ("", UNDECIDED)

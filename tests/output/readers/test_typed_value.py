@@ -51,7 +51,13 @@ def write(chunks, types):
         ('"a"', "string null", '"\\"a\\""'),
         ("null", "string null", "null"),
         ("[" * 5000, "array", json.dumps("[" * 5000)),
-        ("\ud83d", "string", '"\\ud83d"'),
+        ("\ud83d", "string", '"\\ufffd"'),
+        ("\ufffd", "string", '"\\ufffd"'),
+        (r'["\ud83d"]', "array", r'["\ufffd"]'),
+        (r"['\ud83d']", "array", r'["\ufffd"]'),
+        ("1e400", "number", '"1e400"'),
+        ("[1e400]", "array", '"[1e400]"'),
+        ("1" * 400, "integer", f'"{"1" * 400}"'),
     ],
 )
 def test_the_schema_decides_what_a_text_is(raw, types, value):  # lesson 74

@@ -1,13 +1,16 @@
 """One tool call whose name stands before its arguments, `f[ARGS]{…}`, while it is written."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from backend.output.readers.markup import REFUTED, UNDECIDED, after, after_space
+from backend.output.readers.markup import REFUTED, UNDECIDED, after, span_end
 from backend.output.readers.patterns import Pattern
 from backend.output.readers.reader import CallLedger, NotACallError, Outbox
 from backend.output.readers.values.json_arguments import JsonArguments
+
+_SPACE = re.compile(r"\s*")
 
 _Step: TypeAlias = Callable[[str, int], int]
 
@@ -92,9 +95,11 @@ class NamedCall:
         raise NotACallError(position)
 
     def _before_arguments(self, text: str, position: int) -> int:
-        position = after_space(text, position)
-        if position < 0:
-            return position
+        start = span_end(_SPACE, text, position)
+        if start > position:
+            return start
+        if position == len(text):
+            return UNDECIDED
         if self._arguments.may_begin_with(text[position]):
             self._step = self._in_arguments
             return position

@@ -3,6 +3,7 @@
 import json
 
 from backend.output.readers.values.json_scanner import SURROGATE, JsonScanner, JsonState
+from backend.output.readers.values.typed_value import ESCAPED_REPLACEMENT
 
 
 class JsonArguments:
@@ -89,4 +90,4 @@ def _unwrapped(value: str) -> str:
     scanner = JsonScanner()
     taken, end = scanner.feed(text)
     is_object = taken.startswith("{") and scanner.state is JsonState.COMPLETE and end == len(text)
-    return taken if is_object and not SURROGATE.search(taken) else ""
+    return SURROGATE.sub(ESCAPED_REPLACEMENT, taken) if is_object else ""

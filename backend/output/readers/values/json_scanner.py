@@ -1,5 +1,6 @@
 """Follow one JSON value through a stream, at a constant cost per character."""
 
+import math
 import re
 from collections.abc import Callable
 from enum import Enum, auto
@@ -7,21 +8,32 @@ from typing import TypeAlias
 
 from backend.output.readers.markup import span_end
 
-SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half a code point: escapes in JSON may stand for one, and no text on the way may hold it."""
+SURROGATE = re.compile("[\ud800-\udfff\ufffd]")
+"""Half a code point, for which escapes may stand, or U+FFFD: no text on the way may hold either."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[\w+.-]*", re.ASCII)
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
-_SCALAR_START = frozenset("-0123456789tfn")
+_CONSTANT_START = frozenset("tfn")
+_SCALAR_START = frozenset("-0123456789") | _CONSTANT_START
 _PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _PYTHON_START = frozenset("TFN")
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
+_HEX_DIGITS = 4
+_HIGH = re.compile("[dD][89abAB]..")
+_LOW = re.compile("[dD][c-fC-F]..")
+_REPLACEMENT_DIGITS = "fffd"
 _HEX = frozenset("0123456789abcdefABCDEF")
 _CONTROL = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 _Step: TypeAlias = Callable[[str, int], tuple[str, int]]
+
+
+def is_number(text: str) -> bool:
+    """Tell whether a text is a number that fits a float."""
+    is_written = text[:1] not in _CONSTANT_START and _SCALAR.fullmatch(text)
+    return bool(is_written) and math.isfinite(float(text))
 
 
 class JsonState(Enum):
@@ -48,8 +60,8 @@ class JsonScanner:
 
     Its output is the beginning of valid JSON, character for character as it was written, except for
     slips that JSON forbids: control characters and lone backslashes in strings are escaped, a comma
-    after the last item is left out, and
-    Python's constants become those of JSON.
+    after the last item is left out, Python's constants become those of JSON, and half a surrogate
+    pair becomes U+FFFD, escaped.
 
     Attributes:
         state: How far it has come.
@@ -68,7 +80,9 @@ class JsonScanner:
         # A comma and the whitespace after it, until it is known not to be the last.
         self._comma: list[str] = []
         self._late = ""
-        self._hex_digits_left = 0
+        self._digits = ""
+        # The digits of the first half of a surrogate pair.
+        self._high = ""
         self.has_value = False
 
     def feed(self, text: str, position: int = 0) -> tuple[str, int]:
@@ -201,27 +215,64 @@ class JsonScanner:
     def _in_escape(self, text: str, position: int) -> tuple[str, int]:
         char = text[position]
         if char == "u":
-            self._hex_digits_left = 4
             self._step = self._in_code_point
             return char, position + 1
         self._step = self._in_string
         return (char, position + 1) if char in _SIMPLE_ESCAPES else ("\\", position)
 
     def _in_code_point(self, text: str, position: int) -> tuple[str, int]:
+        """Hold back the digits of a code point, up to the end of a surrogate pair."""
         char = text[position]
         if char not in _HEX:
             return self._fail(position)
-        self._hex_digits_left -= 1
-        if not self._hex_digits_left:
-            self._step = self._in_string
-        return char, position + 1
+        self._digits += char
+        self.pending += 1
+        if len(self._digits) < _HEX_DIGITS:
+            return "", position + 1
+        digits, self._digits = self._digits, ""
+        is_low = _LOW.fullmatch(digits) is not None
+        if self._high and is_low:
+            return self._end_code_point(f"{self._high}\\u{digits}"), position + 1
+        before = f"{_REPLACEMENT_DIGITS}\\u" if self._high else ""
+        if _HIGH.fullmatch(digits):
+            self._high = digits
+            self.pending = _HEX_DIGITS
+            self._step = self._after_high
+            return before, position + 1
+        digits = _REPLACEMENT_DIGITS if is_low else digits
+        return before + self._end_code_point(digits), position + 1
+
+    def _end_code_point(self, digits: str) -> str:
+        self._high = ""
+        self.pending = 0
+        self._step = self._in_string
+        return digits
+
+    def _after_high(self, text: str, position: int) -> tuple[str, int]:
+        """Look for a backslash after the first half of a surrogate pair."""
+        if text[position] != "\\":
+            return self._end_code_point(_REPLACEMENT_DIGITS), position
+        self.pending += 1
+        self._step = self._in_escape_after_high
+        return "", position + 1
+
+    def _in_escape_after_high(self, text: str, position: int) -> tuple[str, int]:
+        if text[position] == "u":
+            self.pending += 1
+            self._step = self._in_code_point
+            return "", position + 1
+        piece = self._end_code_point(_REPLACEMENT_DIGITS)
+        self._step = self._in_escape
+        return f"{piece}\\", position
 
     def _in_scalar(self, text: str, position: int) -> tuple[str, int]:
         end = span_end(_SCALAR_RUN, text, position)
         if end > position:
             self._scalar.append(text[position:end])
             return text[position:end], end
-        if not _SCALAR.fullmatch("".join(self._scalar)):
+        scalar = "".join(self._scalar)
+        is_constant = scalar[:1] in _CONSTANT_START and _SCALAR.fullmatch(scalar)
+        if not (is_constant or is_number(scalar)):
             return self._fail(position)
         self._end_value()
         return "", position

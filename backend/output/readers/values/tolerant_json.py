@@ -4,14 +4,16 @@ import json
 import re
 from dataclasses import dataclass
 
+from backend.output.readers.values.json_scanner import SURROGATE, is_number
+from backend.output.readers.values.typed_value import json_string
+
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^,{}\[\]()\n]+")
 _BARE_KEY = re.compile(r"[^\s:=,{}\[\]()\"']+")
 _ASSIGN = re.compile(r"\s*(?:=>|:|=)\s*")
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
-_ESCAPES = frozenset('"\\/bfnrtu')
+_ODD = re.compile(r"""\\["\\/bfnrtu']|["\\\x00-\x1f]""")
 _FOLLOWERS = frozenset(",:=}])")
 _MAX_DEPTH = 64
 
@@ -52,6 +54,17 @@ def read_json(text: str, position: int, quotes: tuple[str, ...] = ('"', "'")) ->
     """
     reader = _Reader(text, quotes)
     value = reader.value(_skip(text, position), 0)
+    return Repaired(value, reader.end, tuple(dict.fromkeys(reader.reasons)))
+
+
+def read_members(text: str, position: int, quotes: tuple[str, ...]) -> Repaired:
+    """Read an object from the position after its bracket, which may be of another kind.
+
+    Raises:
+        NotJsonError: There is none, or it ends inside of a string.
+    """
+    reader = _Reader(text, quotes)
+    value = reader.members(position, "}", 0)
     return Repaired(value, reader.end, tuple(dict.fromkeys(reader.reasons)))
 
 
@@ -147,34 +160,32 @@ class _Reader:
         return self._as_json(self._text[begin:end])
 
     def _may_end(self, begin: int, end: int, quote: str) -> bool:
-        inside = self._text[begin:end]
-        is_escaped = (len(inside) - len(inside.rstrip("\\"))) % 2 == 1
-        if is_escaped and len(quote) == 1:
+        slashes = end
+        while slashes > begin and self._text[slashes - 1] == "\\":
+            slashes -= 1
+        if (end - slashes) % 2 == 1 and len(quote) == 1:
             return False
         follows = _skip(self._text, end + len(quote))
         return follows >= len(self._text) or self._text[follows] in _FOLLOWERS
 
     def _as_json(self, raw: str) -> str:
         """Return the text of a string as JSON; escapes that JSON knows are kept."""
-        pieces: list[str] = []
-        chars = iter(range(len(raw)))
-        for place in chars:
-            char = raw[place]
-            if char == "\\" and raw[place + 1 : place + 2] in _ESCAPES and place + 1 < len(raw):
-                pieces.append(raw[place : place + 2])
-                next(chars, None)
-            elif char == "\\" and raw[place + 1 : place + 2] == "'":
-                continue
-            else:
-                if char == '"':
-                    self.reasons.append("a quote inside of a string")
-                pieces.append(json.dumps(char, ensure_ascii=False)[1:-1])
-        text = f'"{"".join(pieces)}"'
+        text = f'"{_ODD.sub(self._escaped, raw)}"'
         try:
-            json.loads(text)
+            value = json.loads(text)
         except ValueError:
-            return json.dumps(raw, ensure_ascii=False)
-        return text
+            return json_string(raw)
+        return json_string(value) if SURROGATE.search(value) else text
+
+    def _escaped(self, odd: re.Match[str]) -> str:
+        """Return the JSON of an escape, or of a character that needs one."""
+        found = odd[0]
+        if found == "\\'":
+            return "'"
+        if found == '"':
+            self.reasons.append("a quote inside of a string")
+        is_escape = len(found) > 1
+        return found if is_escape else json.dumps(found)[1:-1]
 
     def _bare(self, position: int) -> str:
         """Read a number, a constant, or a text without quotes."""
@@ -186,7 +197,7 @@ class _Reader:
         quote = next((quote for quote in self._quotes if raw.endswith(quote)), "")
         self.end = position + len(raw)
         raw = raw.removesuffix(quote)
-        if not quote and _NUMBER.fullmatch(raw):
+        if not quote and is_number(raw):
             return raw
         if not quote and raw.lower() in _CONSTANTS:
             if raw not in _CONSTANTS:
@@ -194,29 +205,3 @@ class _Reader:
             return _CONSTANTS[raw.lower()]
         self.reasons.append("a string without quotes")
         return json.dumps(raw, ensure_ascii=False)
-
-
-def closed_json(begun: str) -> str:
-    """Return the beginning of an object with its ends, so that it is valid JSON."""
-    closers: list[str] = []
-    is_string = is_escaped = False
-    for char in begun:
-        if is_string:
-            is_string = is_escaped or char != '"'
-            is_escaped = char == "\\" and not is_escaped
-        elif char == '"':
-            is_string = True
-        elif char in _CLOSERS:
-            closers.append(_CLOSERS[char])
-        elif char in "}]":
-            closers.pop()
-    end = "".join(reversed(closers))
-    quote = '"' if is_string else ""
-    for filler in ("", "null", ": null", '"": null', "0", "rue", "alse", "ull"):
-        text = f"{begun}{quote}{filler}{end}"
-        try:
-            json.loads(text)
-        except ValueError:
-            continue
-        return text
-    return f"{begun}{{}}" if not begun.strip() else begun

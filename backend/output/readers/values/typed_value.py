@@ -11,16 +11,28 @@ import re
 import warnings
 from collections.abc import Callable
 
-from backend.output.readers.values.json_scanner import SURROGATE
+from backend.output.readers.values.json_scanner import SURROGATE, is_number
 from backend.output.readers.values.schema import STRING, UNKNOWN, JsonTypes, json_type
 
 _EMPTY_VALUES = (("null", "null"), ("array", "[]"), ("object", "{}"))
+ESCAPED_REPLACEMENT = r"\\ufffd"
 _CONSTANT = re.compile(r"true|false|null", re.IGNORECASE)
 
 
 def json_string(text: str) -> str:
-    """Return a text as JSON, quotes included; a lone surrogate is escaped."""
+    """Return a text as JSON, quotes included; U+FFFD, escaped, stands for a lone surrogate."""
     return f'"{_escaped(text)}"'
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON that any parser takes.
+
+    Raises:
+        ValueError: A number in it is not finite.
+        TypeError: It is no JSON.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return SURROGATE.sub(ESCAPED_REPLACEMENT, text)
 
 
 def json_value(raw: str, types: JsonTypes) -> str:
@@ -87,10 +99,11 @@ def _as_json(raw: str) -> str | None:
     if _CONSTANT.fullmatch(text):
         return text.lower()
     try:
-        json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_finite)
     except (ValueError, RecursionError):
         return None
-    return SURROGATE.sub(_escape, text)
+    written = json.dumps(value, ensure_ascii=False)
+    return json_text(value) if SURROGATE.search(written) else text
 
 
 def _as_literal(raw: str) -> str | None:
@@ -100,18 +113,20 @@ def _as_literal(raw: str) -> str | None:
             # An unknown escape in a string is a matter of taste, and no reason to speak up.
             warnings.simplefilter("ignore")
             value = ast.literal_eval(raw.strip())
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return _as_json(json_text(value))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-    return SURROGATE.sub(_escape, text)
 
 
 def _escaped(text: str) -> str:
-    return SURROGATE.sub(_escape, json.dumps(text, ensure_ascii=False)[1:-1])
+    return json_text(text)[1:-1]
 
 
-def _escape(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"
+def _finite(number: str) -> float:
+    """Return a number; refuse one that no float holds: strict parsers do not take it."""
+    if not is_number(number):
+        raise ValueError(number)
+    return float(number) if not number.lstrip("-").isdecimal() else int(number)
 
 
 def _refuse(constant: str) -> None:

@@ -1,0 +1,119 @@
+"""The tags of a block by their words, so that damaged ones are found."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from backend.formats.dialects import Tags
+from backend.formats.template import ARGUMENTS, KEY, VALUE, Part, split_at, text_of
+from backend.output.repair.names import Names
+
+
+class TagWords:
+    """The tags of a dialect by their words."""
+
+    def __init__(self, dialect: Tags) -> None:
+        call, call_end = split_at(dialect.call, ARGUMENTS)
+        begin, end = split_at(dialect.parameter, VALUE)
+        self._is_paired = KEY in begin and any(
+            isinstance(part, str) and part.startswith("</") for part in begin
+        )
+        self._mark = re.escape(dialect.mark) or "(?!)"
+        self._call = re.compile(_opening(call[0]))
+        self._call_end = _closing(call_end)
+        self._begin = re.compile(_opening(begin[0]))
+        self._texts = [text_of((part,)).strip() for part in begin if isinstance(part, str)]
+        ends = (text_of(end).strip(), text_of(call_end).strip(), dialect.mark)
+        texts = "|".join(map(re.escape, filter(None, ends)))
+        self._end = re.compile(rf"(?:{texts}|</[^<>\n]*+>?)\s*+")
+        self._value_begin = self._texts[-1 if self._is_paired else 0]
+        self._value_end = text_of(end).strip()
+
+    def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int]]:
+        """Yield where calls begin and end."""
+        begins = [
+            found.end()
+            for found in self._call.finditer(raw)
+            if names.is_offered(_first_label(raw, found.end()))
+        ]
+        ends = [*begins[1:], len(raw)][: len(begins)]
+        for begin, limit in zip(begins, ends, strict=True):
+            found = self._call_end.search(raw, begin, limit)
+            yield begin, found.end() if found else limit
+
+    def has_other_text(self, body: str) -> bool:
+        """Tell whether a body without arguments holds text."""
+        return bool(re.sub(r"</?[^<>\n]*>|" + self._mark, "", body).strip())
+
+    def has_ended(self, body: str) -> bool:
+        """Tell whether the last value in a body has its end."""
+        last = body[max(body.rfind(self._value_begin), 0) :]
+        return self._value_end in last or "</" in last
+
+    def name_at(self, raw: str, begin: int) -> tuple[str, int]:
+        """Return the name of the call that begins at a position, and where its head ends."""
+        name = _first_label(raw, begin)
+        end = raw.index(name, begin) + len(name)
+        head = re.compile(r"""["']*(?:\s+\w+="\w*")*\s*(?:/?>|<\|sep\|>)?""").match(raw, end)
+        return name, head.end() if head else end
+
+    def arguments(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield keys, each with the raw value and with the type that its tag tells."""
+        yield from self._pairs(body) if self._is_paired else self._parameters(body)
+
+    def _parameters(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
+        tag = re.compile(
+            rf"""{self._begin.pattern}\s*["']?(?P<key>[^<>"'\n/]+)["']?"""
+            r"""(?:\s+\w+="(?P<kind>\w*)")?\s*(?:/?>|<\|sep\|>)?"""
+        )
+        found = list(tag.finditer(body))
+        limits = [*(match.start() for match in found[1:]), len(body)][: len(found)]
+        for match, limit in zip(found, limits, strict=True):
+            value = body[match.end() : limit]
+            yield match["key"].strip(), (self._cleaned(value), match["kind"] or "")
+
+    def _cleaned(self, value: str) -> str:
+        """Return a raw value without the closing tags after it and the newlines around it."""
+        begin = end = len(value)
+        for found in self._end.finditer(value):
+            begin = begin if found.start() == end else found.start()
+            end = found.end()
+        if begin < end == len(value):
+            value = value[:begin].rstrip()
+        return value.removeprefix("\n").removesuffix("\n")
+
+    def _pairs(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield pairs of which one tag in four may be missing."""
+        key, key_end, value = self._texts
+        tags = (key, key_end, value, self._value_end)
+        pieces = re.split(f"({'|'.join(map(re.escape, tags))})", body)
+        name = ""
+        before = ""
+        for piece in pieces:
+            text = piece.strip()
+            if piece in tags:
+                before = piece
+            elif not text:
+                continue
+            elif before in (key, "") or (before == self._value_end and not name):
+                name = text
+            elif name:
+                yield name, (self._cleaned(text), "")
+                name = ""
+
+
+def _opening(text: Part) -> str:
+    """Return a regular expression of an opening tag up to a name, damaged or not."""
+    words = str(text).strip()
+    pattern = re.escape(words)
+    # The sign before the word of a tag, its quotes and spaces may be missing.
+    pattern = pattern.replace(re.escape('="'), r"\s*=\s*[\"']?").replace(r"\ ", r"\s+")
+    return pattern.removesuffix("=") + (r"\s*=\s*" if words.endswith("=") else "")
+
+
+def _closing(end: Sequence[Part]) -> re.Pattern[str]:
+    return re.compile(re.escape(text_of(tuple(end)).strip()))
+
+
+def _first_label(raw: str, position: int) -> str:
+    found = re.compile(r"""[\s"']*([^\s<>"'/]+)""").match(raw, position)
+    return found[1] if found else ""
