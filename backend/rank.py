@@ -150,9 +150,11 @@ def look_after(topology: Topology, rank: int) -> int:
         log.info("rank 0 is started by the backend itself: there is nothing to do here")
         while True:
             _sleep()
-    log.info("rank %d of %d: waiting for rank 0 at %s", rank, topology.size, topology.control)
+    control, size, local = str(topology.control), topology.size, topology.local_ranks
+    log.info("rank %d of %d: waiting for rank 0 at %s", rank, size, control)
+    device = local.index(rank) if rank in local else 0
     while True:
-        process = start_follower(rank, str(topology.control), size=topology.size)
+        process = start_follower(rank, control, size=size, device=device)
         try:
             while process.poll() is None:
                 _sleep()

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from groups import build_divisible, is_alive
+from groups import build_divisible, is_alive, workers_of
 from one_group import tokens_of_one_group
+from serving import until
 from two_hosts import ADDRESSES, two_hosts
 
 from backend.errors import BackendError
@@ -96,3 +97,18 @@ def test_rank_0_that_an_operator_starts_says_that_it_is_not_needed_and_leaves_wh
     with operator(*command, stderr=subprocess.PIPE) as process:
         assert b"there is nothing to do here" in process.stderr.readline()
         process.stderr.close()
+
+
+def device_of(process_id):
+    given = Path(f"/proc/{process_id}/cmdline").read_bytes().decode().split("\0")
+    return given[given.index("--device") + 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_worker_takes_the_device_of_its_place_on_its_machine():
+    hosts = "127.0.0.1:32350,192.0.2.7,127.0.0.1:32360"
+    command = [sys.executable, "-m", "backend.rank", "--hosts", hosts, "--rank", "2"]
+    with operator(*command) as process:
+        await until(lambda: workers_of(process.pid))
+        (worker,) = workers_of(process.pid)
+        assert device_of(worker) == "1"

@@ -5,9 +5,14 @@ import random
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 
+from backend.core.media import MediaKind
+from backend.core.prompt import Prompt
 from backend.core.request import SamplingParams
+from backend.core.scoring import ScoreRequest
 from backend.engine.distributed.messages import Turn, make_codec
+from backend.engine.distributed.replica import Replica
 from backend.engine.messages.commands import Cancel, Submit
+from backend.engine.messages.protocol import Job, PrepareMedium
 from backend.engine.rows.pacing import ChunkLimit, PrefillPace
 from backend.engine.session.pace import Pace
 
@@ -51,6 +56,24 @@ class Ranks:
             (r.request_id, r.phase, r.prefilled_tokens, r.cached_tokens) for r in status.requests
         ]
         return driver.session.checksum, status.prompt_cache, rows
+
+
+def test_a_command_that_raises_costs_the_next_ones_nothing(networks):
+    driver = Driver(networks("llama"))
+    replica = Replica(driver.session.model, driver.session)
+    medium = PrepareMedium(kind=MediaKind.AUDIO, content=b"", fps=1.0, digest=b"")
+    score = ScoreRequest(request_id="b", prompt=Prompt((1, 2)), continuations=((3,), (4,)))
+    commands = (Job(1, medium), Submit(make_request("a", prompt_of(5))), Job(2, score))
+    with pytest.raises(AssertionError, match="media"):
+        replica.follow(Turn(1, commands, None))
+    results, number = [], 1
+    while not replica.is_idle:
+        number += 1
+        replica.follow(Turn(number, (), None))
+        results += replica.take_results()
+    driver.turn()
+    assert len(driver.outcomes["a"].token_ids) == 12
+    assert [name for name, _ in results] == [2]
 
 
 @pytest.mark.parametrize("seed", range(4))

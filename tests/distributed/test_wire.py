@@ -20,7 +20,14 @@ from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.distributed.messages import Turn, make_codec
 from backend.engine.messages.channel import Channel, ChannelClosedError
-from backend.engine.messages.codec import Codec, Frame, FrameReader, WireError
+from backend.engine.messages.codec import (
+    MAX_BUFFERS,
+    MAX_FRAME_BYTES,
+    Codec,
+    Frame,
+    FrameReader,
+    WireError,
+)
 from backend.engine.messages.commands import Cancel, Submit
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
@@ -32,12 +39,12 @@ from backend.engine.messages.protocol import (
     Order,
     Passing,
     PreparedInputs,
-    RowEvent,
     Snapshot,
     Stop,
     Told,
 )
 from backend.engine.messages.results import Scores
+from backend.engine.messages.stream import Publication
 from backend.engine.rows.pacing import PrefillPacer
 from backend.engine.session.pace import Pace
 from backend.errors import GrammarError, GroupLostError
@@ -78,7 +85,7 @@ def test_orders_come_out_as_they_went_in(message):
 @pytest.mark.parametrize(
     "message",
     [
-        Told([RowEvent("a", STEP), RowEvent("b", PrefillDone(3, 1.5, HitKind.LONGER))]),
+        Told([Publication("a", STEP), Publication("b", PrefillDone(3, 1.5, HitKind.LONGER))]),
         Snapshot(STATUS),
         Answered(4, Scores(((-0.5, -1.0), (float("-inf"),)))),
         Passing(["a", "b"], has_job=True),
@@ -146,6 +153,22 @@ def test_an_array_that_does_not_follow_is_none():
 def test_what_is_no_message_cannot_be_sent():
     with pytest.raises(WireError, match="object"):
         Codec(News).encode(Told((object(),)))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"large": np.zeros(MAX_FRAME_BYTES + 1, np.uint8)},
+        {f"{n}": np.zeros(1, np.uint8) for n in range(MAX_BUFFERS + 1)},
+    ],
+    ids=["bytes", "arrays"],
+)
+def test_what_no_reader_would_take_is_not_sent(inputs):
+    prepared = PreparedInputs(text="t", token_ids=(1,), inputs=inputs, marks=frozenset())
+    codec = Codec(News)
+    with pytest.raises(WireError, match="may be one"):
+        codec.encode(Answered(1, prepared))
+    assert not codec.encode(Snapshot(STATUS)).buffers
 
 
 @pytest.fixture

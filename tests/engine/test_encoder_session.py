@@ -145,7 +145,7 @@ def test_what_an_encoder_cannot_do_is_refused_here_too():
     driver = Driver()
     driver.session.obey(Submit(make_request("a", [1, 2])))
     (refusal,) = driver.published
-    assert isinstance(refusal.event, UnsupportedError)
+    assert isinstance(refusal.event.error(), UnsupportedError)
     score = Compute(ScoreRequest(request_id="s", prompt=Prompt((1,)), continuations=()), Future())
     driver.session.obey(score)
     judgement = driver.judge((1,))

@@ -67,4 +67,4 @@ def test_errors_travel_like_events():
     publisher = Publisher(handed.extend, 1)
     publisher.put("a", GenerationFailedError("broken"), is_urgent=True)
     publisher.hurry()
-    assert isinstance(handed[0].event, GenerationFailedError)
+    assert isinstance(handed[0].event.error(), GenerationFailedError)

@@ -12,8 +12,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
+from backend.core.status import RequestPhase
 from backend.core.step import PrefillDone
 from backend.engine.prefixes.caching_store import CachingPrefixStore
+from backend.engine.rows.row import Row
 from backend.engine.session.turns import TURNS_PER_CLEAR
 from backend.errors import GenerationFailedError
 from scripts.tiny_models import FAMILIES
@@ -361,3 +363,10 @@ def test_a_prompt_whose_path_cannot_be_held_tells_no_wrong_time(networks, monkey
         driver.session.turn()
     [done] = [p.event for p in driver.published if isinstance(p.event, PrefillDone)]
     assert done.prefill_ms < 1000.0 * (time.monotonic() - started)
+
+
+def test_the_rate_of_a_resumed_row_leaves_out_what_another_process_drew():
+    row = Row.resumed(make_request("a", prompt_of(5), max_tokens=200), range(100))
+    row.take(7)
+    assert row.status(RequestPhase.ACTIVE).generated_tokens == 101
+    assert row.status(RequestPhase.ACTIVE).tokens_per_s == 0.0

@@ -7,12 +7,14 @@ import sys
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from engine_driver import make_request, prompt_of
 from groups import is_alive, workers
 from serving import until
 
 from backend.config import ModelOptions, TuningOptions
+from backend.core.prompt import MediaSpan
 from backend.core.status import (
     DiskCacheStatus,
     EngineState,
@@ -22,11 +24,18 @@ from backend.core.status import (
 )
 from backend.core.step import TokenStep
 from backend.engine.engine import Engine
+from backend.engine.messages.codec import MAX_FRAME_BYTES
 from backend.engine.supervision.ledger import Ledger
 from backend.engine.supervision.losses import Losses
 from backend.engine.supervision.process import EngineProcess
-from backend.errors import EngineFailedError, ModelNotLoadedError, RequestCancelledError
+from backend.errors import (
+    EngineFailedError,
+    InvalidRequestError,
+    ModelNotLoadedError,
+    RequestCancelledError,
+)
 from backend.pipeline.served_model import ServedModel
+from backend.sampling.grammar.lark import LarkGrammar
 
 ENDLESS = 3000
 RELOAD_TIMEOUT_S = 10
@@ -89,8 +98,9 @@ async def test_a_process_ends_with_the_start_that_is_cancelled():
     known = set(workers())
     start = asyncio.ensure_future(EngineProcess.started(lambda *_: None, lambda *_: None, None))
     await asyncio.sleep(0)
-    started = set(workers()) - known
-    assert started
+    while not (started := set(workers()) - known):
+        # The event loop must not go on: the start would end.
+        pass
     start.cancel()
     await asyncio.wait([start])
     await until(lambda: not any(map(is_alive, started)))
@@ -108,6 +118,19 @@ async def test_free_tells_callers_before_a_recovery_has_ended(engine, tiny_model
         await stream
     assert not freeing.done()
     await freeing
+
+
+@pytest.mark.mlx
+async def test_a_request_too_large_for_the_wire_ends_alone(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    stream, tokens = await streaming(engine, max_tokens=200)
+    request = make_request("large", [1, 2, 3])
+    film = MediaSpan(0, 2, b"film", {"frames": np.zeros(MAX_FRAME_BYTES + 1, np.uint8)})
+    request = replace(request, prompt=replace(request.prompt, media=(film,)))
+    with pytest.raises(InvalidRequestError, match="may be one"):
+        await take(engine, request, [])
+    await stream
+    assert (len(tokens), engine.status().restarts) == (200, 0)
 
 
 @pytest.mark.mlx
@@ -187,6 +210,26 @@ def test_another_thread_may_ask_for_work_that_comes_and_goes():
     thread.join()
     sys.setswitchinterval(interval_s)
     assert not failures
+
+
+def test_a_request_whose_grammar_may_have_ended_the_process_is_a_suspect_until_its_first_token():
+    ledger = Ledger()
+    lark_grammar = LarkGrammar("start: /a/")
+    guided, free = make_request("guided", [1], grammar=lark_grammar), make_request("free", [1])
+    entry, _ = ledger.enter(guided), ledger.enter(free)
+    reason = EngineFailedError("it is gone")
+    for call in ledger.calls():
+        call.is_sent = True
+    assert ledger.note_loss(None, reason) == []
+    entry.note(TokenStep(3))
+    entry.is_sent = True
+    assert ledger.note_loss(None, reason) == []
+    assert entry.losses == 0
+    entry.generated.clear()
+    for _ in range(2):
+        entry.is_sent = True
+        culprits = ledger.note_loss(None, reason)
+    assert culprits == [entry]
 
 
 def test_no_count_falls_when_a_process_is_lost():

@@ -12,6 +12,7 @@ from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
+from backend.engine.messages.failure import Failure
 from backend.engine.messages.stream import Publication
 from backend.errors import BackendError
 from scripts.tiny_models import VOCAB_SIZE
@@ -125,8 +126,8 @@ class Driver:
                     outcome.finish = reason
                 case PrefillDone(cached_tokens):
                     outcome.cached_tokens = cached_tokens
-                case BackendError() as error:
-                    outcome.error = error
+                case Failure() as failure:
+                    outcome.error = failure.error()
 
     def outcome(self, request: GenerationRequest) -> Outcome:
         return self.outcomes.get(request.request_id, Outcome())

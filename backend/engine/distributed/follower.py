@@ -88,13 +88,15 @@ class Follower:
         synchronise()
         self._codec.read_grammar = GrammarWorkshop(model.tokenizer, model.card).read
         outlets = Outlets(_keep_quiet, _keep_quiet)
-        return Replica.shared(model, form.options, start, outlets, _keep_quiet)
+        return Replica.shared(model, form.options, start, outlets)
 
     def _follow(self, replica: Replica) -> NoReturn:
         self._leader.send(replica.report(0))
         while True:
             turn = self._leader.receive()
             replica.follow(turn)
+            # Rank 0 tells them.
+            replica.take_results()
             if replica.is_checked_after(turn):
                 self._leader.send(replica.report(turn.number))
 

@@ -148,10 +148,9 @@ def form_group(
 
 def _started(topology: Topology) -> Mapping[int, Process]:
     """Start the other ranks of this machine."""
-    local = [rank for rank, host in enumerate(topology.hosts) if host.is_local]
     return {
         rank: start_follower(rank, str(topology.control), device=device)
-        for device, rank in enumerate(local)
+        for device, rank in enumerate(topology.local_ranks)
         if rank > 0
     }
 

@@ -1,9 +1,10 @@
 """One rank's session: it does what a turn says, and nothing by itself."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeAlias, assert_never
+from typing import Any, assert_never
 
 import mlx.core as mx
 
@@ -39,41 +40,26 @@ CHECK_INTERVAL_TURNS = 32
 # More than there is, and a number that can still be multiplied.
 _PLENTY = 2**50
 
-AnswerJob: TypeAlias = Callable[[int, object], None]
-"""Takes the result of a job, or the error that ended it."""
-
 
 class Replica:
     """A session that every rank has; belongs to the main thread of its process."""
 
-    def __init__(self, model: RunnableModel, session: Session, answer_job: AnswerJob) -> None:
-        """Take over a session; see `alone` and `shared`.
-
-        Args:
-            model: Its model.
-            session: Idle.
-            answer_job: Takes the results of jobs.
-        """
+    def __init__(self, model: RunnableModel, session: Session) -> None:
+        """Take over an idle session of a model; see `alone` and `shared`."""
         self._model = model
         self._session = session
-        self._answer_job = answer_job
+        self._commands: deque[GroupCommand] = deque()
         self._jobs: dict[int, Future[Any]] = {}
+        self._ended: deque[int] = deque()
 
     @classmethod
-    def alone(
-        cls, model: RunnableModel, options: ModelOptions, outlets: Outlets, answer_job: AnswerJob
-    ) -> "Replica":
+    def alone(cls, model: RunnableModel, options: ModelOptions, outlets: Outlets) -> "Replica":
         """Return the only one of a model."""
-        return cls(model, assemble_session(model, options, outlets), answer_job)
+        return cls(model, assemble_session(model, options, outlets))
 
     @classmethod
     def shared(
-        cls,
-        model: RunnableModel,
-        options: ModelOptions,
-        start: Start,
-        outlets: Outlets,
-        answer_job: AnswerJob,
+        cls, model: RunnableModel, options: ModelOptions, start: Start, outlets: Outlets
     ) -> "Replica":
         """Return one of several, all of which admit and evict the same.
 
@@ -82,7 +68,6 @@ class Replica:
             options: The options of the LoadModel.
             start: The budgets that the ranks agreed on.
             outlets: Where the session puts what it has for others.
-            answer_job: Takes the results of jobs.
         """
         layers = len(make_cache_factory(model.network, DEFAULT_TUNING)())
         tuning = options.tuning.updated(
@@ -93,12 +78,12 @@ class Replica:
         )
         agreed = replace(options, tuning=tuning, models_dir=None)
         session = assemble_decoder_session(model, agreed, outlets, Ranks(exchange))
-        return cls(model, session, answer_job)
+        return cls(model, session)
 
     @property
     def is_idle(self) -> bool:
         """Whether a turn without commands would compute nothing."""
-        return self._session.is_idle
+        return not self._commands and self._session.is_idle
 
     @property
     def idle_timeout_s(self) -> float | None:
@@ -115,10 +100,24 @@ class Replica:
         return self._session.pace()
 
     def follow(self, turn: Turn) -> None:
-        """Obey the commands of a turn and compute it; raises what the model raises."""
-        for command in turn.commands:
-            self._obey(command)
+        """Obey the commands of a turn and compute it; raises what the model raises.
+
+        Commands that come after one that raises are obeyed in the next turn.
+        """
+        self._commands.extend(turn.commands)
+        while self._commands:
+            self._obey(self._commands.popleft())
         self._session.turn(turn.pace)
+
+    def take_results(self) -> Sequence[tuple[int, object]]:
+        """Return the results, or errors, of the jobs that have ended since the last call."""
+        results = []
+        while self._ended:
+            number = self._ended.popleft()
+            reply = self._jobs.pop(number)
+            if not reply.cancelled():
+                results.append((number, reply.exception() or reply.result()))
+        return results
 
     def recover(self, error: Exception) -> None:
         """Fail the request that the last turn failed on; of several, find out which one it was.
@@ -181,13 +180,8 @@ class Replica:
             raise AssertionError("media are prepared on a thread of their own")
         reply: Future[Any] = Future()
         self._jobs[number] = reply
-        reply.add_done_callback(lambda _: self._finish(number))
+        reply.add_done_callback(lambda _: self._ended.append(number))
         self._session.obey(Compute(request, reply))
-
-    def _finish(self, number: int) -> None:
-        reply = self._jobs.pop(number)
-        if not reply.cancelled():
-            self._answer_job(number, reply.exception() or reply.result())
 
 
 def readiness(model: RunnableModel, form: Form, rank: int) -> Ready:

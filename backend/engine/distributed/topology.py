@@ -95,6 +95,11 @@ class Topology:
         return places.count(places[rank])
 
     @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks of this machine; each takes the GPU of its place among them."""
+        return tuple(rank for rank, host in enumerate(self.hosts) if host.is_local)
+
+    @property
     def control(self) -> Endpoint:
         """Where rank 0 tells the others what to do."""
         first = self.hosts[0].endpoints[0]

@@ -1,5 +1,6 @@
-"""Orders of the server on their way to the turns: grammars compiled, media prepared beside them."""
+"""Orders of the server on their way to the turns; grammars are compiled, and media prepared."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -18,9 +19,16 @@ from backend.engine.messages.protocol import (
     Stop,
 )
 from backend.engine.messages.stream import Publication
-from backend.errors import GrammarError, InvalidRequestError, RefusedMediumError
+from backend.errors import (
+    BackendError,
+    GenerationFailedError,
+    InvalidRequestError,
+    RefusedMediumError,
+)
 from backend.model.vision.media_processor import MediaPreparer, ProcessorError, content_of
 from common.lifecycle import exit_at_once
+
+log = logging.getLogger(__name__)
 
 Command: TypeAlias = Submit | Cancel | Job | Leave | Stop | Fetched | Publication
 """Obeyed by the thread that computes, in the order of their arrival."""
@@ -100,8 +108,9 @@ class Intake:
             try:
                 if isinstance(order.request.grammar, SentGrammar):
                     order.request.grammar.compile()
-            except GrammarError as error:
-                command = Publication(order.request.request_id, error)
+            except Exception as error:  # noqa: BLE001 (one request's grammar, whatever it does)
+                failure = _failure("its grammar could not be compiled", error)
+                command = Publication(order.request.request_id, failure)
             with self._lock:
                 if order.request.request_id in self._waiting:
                     self._waiting.discard(order.request.request_id)
@@ -111,20 +120,36 @@ class Intake:
         while True:
             number, request = self._jobs.get()
             if number in self._wanted:
-                self._server.send(Answered(number, self._prepared(request)))
+                self._answer(number, request)
             self._wanted.discard(number)
 
-    def _prepared(self, request: PrepareMedium) -> PreparedInputs | Failure:
-        if self._media is None:
-            return Failure.of(InvalidRequestError("Images", "the loaded model reads text only"))
-        content = content_of(request.kind, request.content, request.fps)
+    def _answer(self, number: int, request: PrepareMedium) -> None:
         try:
-            medium = self._media.prepare(request.kind, content, request.digest)
+            self._server.send(Answered(number, self._prepared(request)))
+        except ChannelClosedError:
+            raise
         except ProcessorError as error:
-            return Failure.of(RefusedMediumError(str(error)))
+            self._server.send(Answered(number, Failure.of(RefusedMediumError(str(error)))))
+        except Exception as error:  # noqa: BLE001 (one medium, whatever a processor does with it)
+            failure = _failure("the medium could not be prepared", error)
+            self._server.send(Answered(number, failure))
+
+    def _prepared(self, request: PrepareMedium) -> PreparedInputs:
+        if self._media is None:
+            raise InvalidRequestError("Images", "the loaded model reads text only")
+        content = content_of(request.kind, request.content, request.fps)
+        medium = self._media.prepare(request.kind, content, request.digest)
         return PreparedInputs(
             text=medium.text,
             token_ids=medium.token_ids,
             inputs=medium.inputs,
             marks=medium.marks,
         )
+
+
+def _failure(what: str, error: Exception) -> Failure:
+    """Return an error of one request as it travels; one that nobody foresaw is logged."""
+    if isinstance(error, BackendError):
+        return Failure.of(error)
+    log.error("%s", what, exc_info=error)
+    return Failure.of(GenerationFailedError(f"{what}: {error}"))

@@ -34,13 +34,12 @@ from backend.engine.messages.protocol import (
     Loaded,
     MediaFacts,
     Passing,
-    RowEvent,
     Snapshot,
     Stop,
     Told,
 )
 from backend.engine.messages.results import packed
-from backend.engine.messages.stream import Publication, is_last
+from backend.engine.messages.stream import Publication
 from backend.engine.session.session import Outlets
 from backend.errors import BackendError, GrammarError, GroupLostError
 from backend.model.loaded import RunnableModel
@@ -110,13 +109,13 @@ class Leader:
         topology = topology_of(load.options.tuning)
         if topology is None:
             model = self._tampered(load_whole(load.options, load.directory))
-            self._replica = Replica.alone(model, load.options, outlets, self._answer_job)
+            self._replica = Replica.alone(model, load.options, outlets)
         else:
             form = _form(load, topology)
             self._members, model, start = form_group(form, self._fail)
             options = self._members.form.options
             model = self._tampered(model)
-            self._replica = Replica.shared(model, options, start, outlets, self._answer_job)
+            self._replica = Replica.shared(model, options, start, outlets)
             self._members.begin()
         self._serve(model)
 
@@ -156,8 +155,12 @@ class Leader:
             self._members.send(turn)
             self._replica.follow(turn)
             self._members.check(turn, self._replica)
-        if self._replica.is_idle or time.monotonic() >= self._status_due_at:
+        results = self._replica.take_results()
+        if results or self._replica.is_idle or time.monotonic() >= self._status_due_at:
+            # First of all: it knows which jobs have ended.
             self._send_status()
+        for number, result in results:
+            self._server.send(Answered(number, packed(result)))
 
     def _compute_alone(self, turn: Turn) -> None:
         try:
@@ -189,13 +192,9 @@ class Leader:
 
     def _hand_over(self, publications: Sequence[Publication]) -> None:
         """Send events to the server, after a status that knows which requests end."""
-        if any(is_last(publication.event) for publication in publications):
+        if any(publication.is_last for publication in publications):
             self._send_status()
-        self._server.send(Told([RowEvent.of(publication) for publication in publications]))
-
-    def _answer_job(self, job: int, result: object) -> None:
-        self._send_status()
-        self._server.send(Answered(job, packed(result)))
+        self._server.send(Told(publications))
 
     def _note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
         passing = Passing(request_ids, has_job)

@@ -72,16 +72,14 @@ class FrameReader:
             return None
         size, count = _HEAD.unpack_from(self._received)
         start = _HEAD.size + count * _LENGTH.size
-        if count > MAX_BUFFERS or size > MAX_FRAME_BYTES:
-            raise WireError(f"{size} bytes with {count} buffers are no message of ours")
+        _require_bounds(size, count)
         if len(self._received) < start:
             return None
         lengths = [size]
         for index in range(count):
             lengths += _LENGTH.unpack_from(self._received, _HEAD.size + index * _LENGTH.size)
         end = start + sum(lengths)
-        if end - start > MAX_FRAME_BYTES:
-            raise WireError(f"a message of {end - start} bytes is no message of ours")
+        _require_bounds(end - start, count)
         if len(self._received) < end:
             return None
         payload, *buffers = self._cut(start, lengths)
@@ -116,16 +114,18 @@ class Codec:
         """Return a message as it travels.
 
         Raises:
-            WireError: It holds a value that cannot be sent.
+            WireError: It holds a value that cannot be sent, or is too large.
         """
         with self._lock:
             try:
-                payload = self._encoder.encode(message)
-                return Frame(payload, self._buffers)
+                frame = Frame(self._encoder.encode(message), self._buffers)
             except (TypeError, ValueError, OverflowError) as error:
                 raise WireError(f"a message cannot be sent: {error}") from error
             finally:
                 self._buffers = []
+        sizes = [memoryview(part).nbytes for part in (frame.payload, *frame.buffers)]
+        _require_bounds(sum(sizes), len(frame.buffers))
+        return frame
 
     def decode(self, frame: Frame) -> Any:  # noqa: ANN401 (whatever was sent)
         """Return the message of a frame.
@@ -172,6 +172,14 @@ class Codec:
         if kind is ReplyGrammar and self.read_grammar is not None:
             return self.read_grammar(value)
         raise TypeError(f"a value of {kind.__name__} cannot be read here")
+
+
+def _require_bounds(size: int, buffers: int) -> None:
+    if size > MAX_FRAME_BYTES or buffers > MAX_BUFFERS:
+        raise WireError(
+            f"{size} bytes with {buffers} arrays are no message: {MAX_FRAME_BYTES} bytes with "
+            f"{MAX_BUFFERS} arrays may be one"
+        )
 
 
 _Place: TypeAlias = tuple[int, str, tuple[int, ...]]

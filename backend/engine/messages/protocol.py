@@ -14,12 +14,10 @@ from backend.config import ModelOptions
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
 from backend.core.status import EngineStatus
-from backend.core.step import PrefillDone, TokenStep
 from backend.engine.messages.commands import Cancel, Expect, SideRequest, Submit
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.results import Classification, Judgement, Scores, Vectors
 from backend.engine.messages.stream import Publication
-from backend.errors import BackendError
 
 
 class Load(Struct, frozen=True, tag=True, array_like=True):
@@ -95,29 +93,10 @@ class Loaded(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     media: MediaFacts | None
 
 
-class RowEvent(Struct, frozen=True, array_like=True):
-    """An event of one request."""
-
-    request_id: str
-    event: PrefillDone | TokenStep | Failure
-
-    @classmethod
-    def of(cls, publication: Publication) -> "RowEvent":
-        """Return an event as it travels."""
-        event = publication.event
-        known = Failure.of(event) if isinstance(event, BackendError) else event
-        return cls(publication.request_id, known)
-
-    def publication(self) -> Publication:
-        """Return the event as its stream takes it."""
-        event = self.event
-        return Publication(self.request_id, event.error() if isinstance(event, Failure) else event)
-
-
 class Told(Struct, frozen=True, tag=True, array_like=True):
     """Events of requests, in order: all rows of a step together."""
 
-    events: Sequence[RowEvent]
+    events: Sequence[Publication]
 
 
 class Answered(Struct, frozen=True, tag=True, array_like=True):

@@ -1,10 +1,11 @@
-"""From the engine thread to the event loop, many events with one wake-up."""
+"""From the engine to the event loop, many events with one wake-up."""
 
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from backend.core.step import EngineEvent
+from backend.engine.messages.failure import Failure
 from backend.engine.messages.stream import Publication
 from backend.errors import BackendError
 
@@ -12,7 +13,7 @@ HandOver: TypeAlias = Callable[[Sequence[Publication]], None]
 
 
 class Publisher:
-    """Gathers the events of all requests; belongs to the engine thread.
+    """Gathers the events of all requests; on one thread.
 
     A reply on the wire costs about as much as a token of a very small model. So the replies of
     all streams together are bounded, and tokens that come faster share one; what somebody waits
@@ -36,7 +37,8 @@ class Publisher:
         self, request_id: str, event: EngineEvent | BackendError, *, is_urgent: bool = False
     ) -> None:
         """Take an event."""
-        self._kept.append(Publication(request_id, event))
+        told = Failure.of(event) if isinstance(event, BackendError) else event
+        self._kept.append(Publication(request_id, told))
         self._is_urgent = self._is_urgent or is_urgent
 
     def settle(self, streams: int) -> None:

@@ -1,27 +1,26 @@
-"""One request's events on their way from the engine thread to its consumer on the event loop."""
+"""One request's events on their way from the engine to its consumer on the event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 
-from backend.core.step import EngineEvent, TokenStep
+from msgspec import Struct
+
+from backend.core.step import EngineEvent, PrefillDone, TokenStep
+from backend.engine.messages.failure import Failure
 from backend.errors import BackendError
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(Struct, frozen=True, array_like=True):
     """An event of one request, or the failure that ends it."""
 
     request_id: str
-    event: EngineEvent | BackendError
+    event: PrefillDone | TokenStep | Failure
 
-
-def is_last(event: EngineEvent | BackendError) -> bool:
-    """Tell whether an event ends its request."""
-    return isinstance(event, BackendError) or (
-        isinstance(event, TokenStep) and event.finish_reason is not None
-    )
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends its request."""
+        return isinstance(self.event, Failure) or _finishes(self.event)
 
 
 class TokenStream(AsyncIterator[Sequence[EngineEvent]]):
@@ -43,10 +42,10 @@ class TokenStream(AsyncIterator[Sequence[EngineEvent]]):
     def deliver(self, event: EngineEvent | BackendError) -> None:
         """Take over one event."""
         if isinstance(event, BackendError):
-            self._failure = event
+            self._failure, self.has_ended = event, True
         else:
             self._events.append(event)
-        self.has_ended = is_last(event)
+            self.has_ended = _finishes(event)
         self._arrival.set()
 
     async def __anext__(self) -> Sequence[EngineEvent]:
@@ -59,3 +58,7 @@ class TokenStream(AsyncIterator[Sequence[EngineEvent]]):
         if self._failure is not None:
             raise copy(self._failure)
         raise StopAsyncIteration
+
+
+def _finishes(event: EngineEvent) -> bool:
+    return isinstance(event, TokenStep) and event.finish_reason is not None

@@ -26,6 +26,7 @@ class Row:
             while the row is part of a batch.
         fed: How many of the tokens are in the KV cache.
         drawn: Generated tokens, the one in flight included.
+        inherited: Generated tokens that were drawn before, in another process.
         has_left: Finished or cancelled; what is still in flight for it is nobody's.
         is_paused: On its way out of the batch, to wait until there is memory for it again.
         may_share_passes: Whether its prompt may be fed in one pass with others.
@@ -45,6 +46,7 @@ class Row:
     cache: Caches | None = None
     fed: int = 0
     drawn: int = 0
+    inherited: int = 0
     has_left: bool = False
     is_paused: bool = False
     may_share_passes: bool = True
@@ -66,7 +68,7 @@ class Row:
     @classmethod
     def resumed(cls, request: GenerationRequest, generated: Sequence[int]) -> "Row":
         """Return a row that goes on after tokens of its reply that were drawn before."""
-        row = cls(request)
+        row = cls(request, inherited=len(generated))
         if generated:
             row.token_ids += generated
             row.suspend()
@@ -189,7 +191,7 @@ class Row:
             hit_kind=self.hit_kind,
             generated_tokens=self.generated,
             first_token_ms=max(self.first_token_at - self.submitted_at, 0.0) * 1000.0,
-            tokens_per_s=max(self.generated - 1, 0) / decoding_s,
+            tokens_per_s=max(self.generated - self.inherited - 1, 0) / decoding_s,
         )
 
     def twin(self) -> "Row":

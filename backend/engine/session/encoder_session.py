@@ -20,6 +20,7 @@ from backend.engine.messages.commands import (
     Compute,
     Submit,
 )
+from backend.engine.messages.failure import Failure
 from backend.engine.messages.stream import Publication
 from backend.engine.rows.pacing import ChunkSizer
 from backend.engine.session.pace import Pace
@@ -80,7 +81,9 @@ class EncoderSession:
         """Queue the texts of a command, and refuse to generate; nothing else concerns encoders."""
         match command:
             case Submit(request):
-                self._outlets.hand_over([Publication(request.request_id, self._refusal())])
+                self._outlets.hand_over(
+                    [Publication(request.request_id, Failure.of(self._refusal()))]
+                )
             case Compute():
                 self._compute(command)
 

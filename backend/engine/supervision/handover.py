@@ -24,30 +24,31 @@ class Handover:
         self._suspects: deque[OpenCall] = deque()
         self._tried: OpenCall | None = None
         self._is_open = False
+        self._is_done = False
 
     @property
     def is_done(self) -> bool:
-        """Whether a new call may be given at once."""
-        return self._is_open and not self._suspects and self._tried is None
+        """Whether the process has all that is open: a new call may be given at once."""
+        return self._is_done
 
     def pause(self) -> None:
         """Hold calls back: the process has gone."""
-        self._is_open = False
+        self._is_open = self._is_done = False
 
     def begin(self) -> None:
         """Give a new process what is open: first the suspects, then all others."""
-        self._is_open = True
+        self._is_open, self._is_done = True, False
         self._suspects = deque(call for call in self._ledger.calls() if call.losses)
         self._tried = None
         self.advance()
 
     def advance(self) -> None:
         """Go on when the last suspect has got further, or has left."""
-        if not self._is_open:
+        if not self._is_open or self._is_done:
             return
         while not self._is_waiting():
             if not self._suspects:
-                self._tried = None
+                self._tried, self._is_done = None, True
                 self._give_rest()
                 return
             self._tried = self._suspects.popleft()

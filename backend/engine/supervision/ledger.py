@@ -11,8 +11,9 @@ from typing import Any
 from backend.core.request import GenerationRequest
 from backend.core.step import PrefillDone, TokenStep
 from backend.engine.messages.commands import SideRequest, Submit
-from backend.engine.messages.protocol import Job, Passing, PrepareMedium, RowEvent
-from backend.engine.messages.stream import TokenStream
+from backend.engine.messages.failure import Failure
+from backend.engine.messages.protocol import Job, Passing, PrepareMedium
+from backend.engine.messages.stream import Publication, TokenStream
 from backend.errors import BackendError, GenerationFailedError
 
 MAX_LOSSES = 2
@@ -47,9 +48,9 @@ class OpenRequest:
         """Return the order that lets a process go on with it."""
         return Submit(self.request, tuple(self.generated))
 
-    def note(self, event: RowEvent) -> None:
+    def note(self, event: PrefillDone | TokenStep | Failure) -> None:
         """Hand an event to the stream."""
-        match event.event:
+        match event:
             case PrefillDone():
                 # A prefill of tokens that were there before is nobody's news.
                 if self.is_prefilled:
@@ -58,7 +59,7 @@ class OpenRequest:
             case TokenStep(token_id):
                 self.generated.append(token_id)
                 self.losses = 0
-        self.stream.deliver(event.publication().event)
+        self.stream.deliver(event.error() if isinstance(event, Failure) else event)
 
     def fail(self, error: BackendError) -> None:
         """End the stream with an error."""
@@ -169,11 +170,11 @@ class Ledger:
         job.has_left = True
         self._note_who_is_left()
 
-    def note(self, events: Sequence[RowEvent]) -> None:
+    def note(self, publications: Sequence[Publication]) -> None:
         """Hand events to those who are still there."""
-        for event in events:
-            if entry := self.requests.get(event.request_id):
-                entry.note(event)
+        for each in publications:
+            if entry := self.requests.get(each.request_id):
+                entry.note(each.event)
 
     def fail_all(self, reason: BackendError) -> None:
         """End everything that is open."""
@@ -207,8 +208,13 @@ class Ledger:
 
 
 def _was_in(call: OpenCall, passing: Passing | None) -> bool:
-    """Tell whether a call was in a pass; media are prepared beside the passes, and always count."""
+    """Tell whether a process may have been lost over a call: it was in the pass, or next to it.
+
+    Media are prepared, and the grammars of requests without a token compiled, on other threads.
+    """
     match call:
+        case OpenRequest(request) if request.grammar is not None and not call.generated:
+            return True
         case OpenRequest(request):
             return passing is not None and request.request_id in passing.requests
         case OpenJob(_, PrepareMedium()):
