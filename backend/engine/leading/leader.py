@@ -155,6 +155,9 @@ class Leader:
             self._members.send(turn)
             self._replica.follow(turn)
             self._members.check(turn, self._replica)
+        self._tell_results()
+
+    def _tell_results(self) -> None:
         results = self._replica.take_results()
         if results or self._replica.is_idle or time.monotonic() >= self._status_due_at:
             # First of all: it knows which jobs have ended.

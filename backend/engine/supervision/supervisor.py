@@ -256,6 +256,9 @@ class Supervisor:
             sum(1 for _ in self.ledger.calls()),
             f", {len(culprits)} failed because it was lost over them twice" if culprits else "",
         )
+        self._begin_recovery(process, reason)
+
+    def _begin_recovery(self, process: EngineProcess, reason: BackendError) -> None:
         self._recovery = asyncio.create_task(self._recover(process, reason))
         self._recovery.add_done_callback(self._note_recovery)
 
