@@ -1,6 +1,7 @@
 """Fine-tune a model with mlx-lm's trainer; every checkpoint is an adapter that LoadModel takes."""
 
 import json
+import logging
 import math
 import threading
 import time
@@ -25,6 +26,7 @@ from backend.jobs.checkpoints import (
     WEIGHTS,
     Checkpoint,
     checkpoint_path,
+    list_checkpoints,
     require_checkpoint,
     write_state,
 )
@@ -35,6 +37,8 @@ from backend.jobs.scratch import scratch
 
 _VALIDATION_BATCHES = 25
 _VALIDATIONS = 50
+
+log = logging.getLogger(__name__)
 
 
 class _StoppedError(Exception):
@@ -102,6 +106,10 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
         LoadError: The model cannot be found or read.
         InvalidRequestError: A file, a row or a name does not fit.
     """
+    work = job.target / ".training"
+    note = _cut_off(job.target) if work.exists() and not job.resume_from else ""
+    if note:
+        log.warning("%s", note)
     report(Progress(status="loading_dataset", message=job.dataset))
     dataset = read_dataset(job.dataset)
     resumed = (
@@ -111,9 +119,22 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
     report(Progress(status="loading_model", message=job.model))
     source = find_model(job.model, job.models_dir)
     model, tokenizer = load(str(source))
-    with scratch(job.target / ".training") as work:
-        training = _Training(job, schedule, model, source, report, stopping, work)
+    with scratch(work):
+        begun = Progress(status="training", message=note)
+        training = _Training(job, schedule, model, source, report, stopping, work, begun)
         return training.run(dataset, tokenizer, resumed)
+
+
+def _cut_off(output_dir: Path) -> str:
+    """Return the words for a training whose process died, and whence it could go on."""
+    checkpoints = list_checkpoints(output_dir)
+    if not checkpoints:
+        return f"an earlier training in {output_dir} was cut off before its first checkpoint"
+    last = checkpoints[-1]
+    return (
+        f"an earlier training in {output_dir} was cut off after step {last.step}; "
+        f"resume_from_checkpoint {last.path} goes on from there"
+    )
 
 
 @dataclass(eq=False)
@@ -127,7 +148,7 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
     report: Report
     stopping: threading.Event
     work: Path
-    progress: Progress = field(default_factory=lambda: Progress(status="training"))
+    progress: Progress
     _began_at: float = field(default_factory=time.monotonic)
     _told_at: float = 0.0
     _saved_step: int = 0

@@ -31,6 +31,11 @@ def require_new(field: str, target: Path) -> None:
         raise InvalidRequestError(field, f"{target} exists already")
 
 
+def was_cut_off(target: Path) -> bool:
+    """Tell whether a process died while it wrote a target."""
+    return _partial(target).exists()
+
+
 @contextmanager
 def written_whole(field: str, target: Path) -> Iterator[Path]:
     """Give a place to write to, which becomes the target when all is written.
@@ -44,7 +49,7 @@ def written_whole(field: str, target: Path) -> Iterator[Path]:
     Raises:
         InvalidRequestError: The target cannot be written.
     """
-    with scratch(target.with_name(f".{target.name}.partial")) as partial:
+    with scratch(_partial(target)) as partial:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -57,3 +62,7 @@ def written_whole(field: str, target: Path) -> Iterator[Path]:
                 partial.rename(target)
             except OSError as error:
                 raise InvalidRequestError(field, f"{target}: {error.strerror}") from error
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")

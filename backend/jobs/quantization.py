@@ -1,6 +1,7 @@
 """Quantise a model with mlx-lm, and compare the result's perplexity with that of the source."""
 
 import json
+import logging
 import math
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from mlx_lm.utils import load
 
 from backend.errors import UnsupportedError
 from backend.jobs.job import COMPLETED, Progress, Quantization, Report
-from backend.jobs.models import find_model, require_new, written_whole
+from backend.jobs.models import find_model, require_new, was_cut_off, written_whole
 
 _DEFAULT_GROUP_SIZE = 64
 _SAMPLE = Path(__file__).parent / "sample.txt"
+
+log = logging.getLogger(__name__)
 
 
 def quantize(job: Quantization, report: Report) -> Progress:
@@ -25,10 +28,13 @@ def quantize(job: Quantization, report: Report) -> Progress:
         InvalidRequestError: The result cannot be written.
         UnsupportedError: No layer of the model can be quantised so.
     """
-    report(Progress(status="downloading", message=job.model))
-    source = find_model(job.model, job.models_dir)
     target = job.target
     require_new(job.target_field, target)
+    begins_anew = was_cut_off(target)
+    if begins_anew:
+        log.warning("an earlier job that wrote to %s was cut off", target)
+    report(Progress(status="downloading", message=job.model))
+    source = find_model(job.model, job.models_dir)
     metrics: dict[str, float] = {}
     with written_whole(job.target_field, target) as partial:
         report(Progress(status="quantizing", message=_recipe(job), percent=10.0))
@@ -53,6 +59,8 @@ def quantize(job: Quantization, report: Report) -> Progress:
     if job.is_checked:
         before, after = metrics["perplexity_source"], metrics["perplexity_result"]
         message += f", perplexity {after:.4g} instead of {before:.4g}"
+    if begins_anew:
+        message += "; an earlier job for it was cut off, and this one began anew"
     return Progress(
         status=COMPLETED, message=message, percent=100.0, path=str(target), metrics=metrics
     )

@@ -92,15 +92,16 @@ async def test_a_job_that_is_stopped_before_it_begins_leaves_nothing(tmp_path):
     assert names(tmp_path) == []
 
 
-async def test_what_is_left_of_a_job_that_was_killed_is_in_nobodys_way(tmp_path):
+async def test_what_is_left_of_a_job_that_was_killed_is_told_and_in_nobodys_way(tmp_path):
     killed = JobProcess(quantization(tmp_path))
     await told(killed, lambda progress: progress.message == "comparing perplexities")
     os.kill(only_child(), 9)
     last = await killed.result()
     assert (last.status, "was ended by signal 9" in last.message) == (FAILED, True)
     assert names(tmp_path) == [".small.partial"]
-    again = await JobProcess(quantization(tmp_path, is_checked=False)).result()
-    assert again.status == "completed", again.message
+    last = await JobProcess(quantization(tmp_path, is_checked=False)).result()
+    assert last.status == "completed", last.message
+    assert last.message.endswith("; an earlier job for it was cut off, and this one began anew")
     assert names(tmp_path) == ["small"]
 
 

@@ -219,7 +219,7 @@ async def test_stopping_a_training_keeps_its_weights_if_asked_to(tmp_path, datas
         assert mx.load(f"{last.checkpoint_path}/adapters.safetensors")
 
 
-async def test_a_job_that_is_killed_fails_with_its_signal_and_keeps_its_checkpoints(
+async def test_a_job_that_is_killed_fails_with_its_signal_and_its_checkpoints_are_found_again(
     tmp_path, dataset
 ):
     async with served() as backend:
@@ -234,6 +234,13 @@ async def test_a_job_that_is_killed_fails_with_its_signal_and_keeps_its_checkpoi
         assert last.status == "failed"
         assert "was ended by signal 9" in last.message
         assert mx.load(str(Path(update.checkpoint_path) / "adapters.safetensors"))
+        found = pb.ListCheckpointsRequest(output_dir=str(tmp_path / "out"))
+        latest = (await backend.stub.ListCheckpoints(found)).checkpoints[-1]
+        again = await train(backend, **lora(dataset, tmp_path / "out"))
+        assert again[-1].message == (
+            f"an earlier training in {tmp_path / 'out'} was cut off after step {latest.step}; "
+            f"resume_from_checkpoint {latest.path} goes on from there"
+        )
 
 
 def children() -> list[int]:
