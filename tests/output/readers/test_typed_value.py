@@ -51,7 +51,7 @@ def write(chunks, types):
         ('"a"', "string null", '"\\"a\\""'),
         ("null", "string null", "null"),
         ("[" * 5000, "array", json.dumps("[" * 5000)),
-        ("\ud83d", "string", '"\\ufffd"'),
+        (chr(0xD83D), "string", '"\\ufffd"'),
         ("\ufffd", "string", '"\\ufffd"'),
         (r'["\ud83d"]', "array", r'["\ufffd"]'),
         (r"['\ud83d']", "array", r'["\ufffd"]'),
