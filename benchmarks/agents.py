@@ -160,7 +160,7 @@ def _bytes_of(network: FillingNetwork, budget: int) -> int:
 def _rendered(shape: TraceShape) -> list[list[Turn]]:
     directory = TINY["llama"].directory
     options = ModelOptions(model=str(directory))
-    plain = load(options, directory, cancelled=lambda: False).plain()
+    plain = load(options, directory).plain()
     card = replace(plain.card, context_length=None, reuses_at_boundaries_only=True)
     model = ServedModel.of(replace(plain, card=card), options)
     return [[_turn(request, model) for request in wave] for wave in make_trace(shape)]

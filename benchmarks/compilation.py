@@ -24,7 +24,7 @@ from benchmarks.demands import Demand, Reply, request
 def measure(directory: str, runs: int) -> dict[str, list[float]]:
     """Return how long the vocabulary took, and then a first grammar of each kind."""
     options = ModelOptions(model=directory)
-    model = ServedModel.of(load(options, Path(directory), cancelled=lambda: False), options)
+    model = ServedModel.of(load(options, Path(directory)), options)
     took: dict[str, list[float]] = defaultdict(list)
     for _ in range(runs):
         constraints = Constraints(model.tokenizer, model.card, model.format)

@@ -1,4 +1,4 @@
-"""Segments as plain buffers, the only form in which they leave the engine thread."""
+"""Segments as plain buffers, the only form in which they leave the main thread."""
 
 import json
 from collections.abc import Iterator

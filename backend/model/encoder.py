@@ -5,7 +5,7 @@ mlx-vlm is optional; without it such a checkpoint is refused with what to instal
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -80,7 +80,6 @@ def load_encoder(
     options: ModelOptions,
     directory: Path,
     config: Mapping[str, Any],
-    cancelled: Callable[[], bool],
     *,
     renders: bool = True,
 ) -> RunnableModel:
@@ -90,7 +89,6 @@ def load_encoder(
         options: What the LoadModel asked for.
         directory: The model's.
         config: Its config.json.
-        cancelled: Polled between pieces of work; true ends the load.
         renders: Whether this process needs the chat template.
 
     Raises:
@@ -120,7 +118,7 @@ def load_encoder(
         kind=kind,
         labels=labels,
     )
-    evaluate(network, cancelled)
+    evaluate(network)
     return RunnableModel(tokenizer, template, card, network)
 
 

@@ -27,7 +27,7 @@ class LoadedModel:
 class RunnableModel(LoadedModel):
     """A model, ready to run.
 
-    Never leaves the engine thread: holding it keeps the weights in memory.
+    Never leaves the engine process: holding it keeps the weights in memory.
 
     Attributes:
         network: The MLX module.
@@ -37,5 +37,5 @@ class RunnableModel(LoadedModel):
     network: Any
 
     def plain(self) -> LoadedModel:
-        """Return the part that may leave the engine thread."""
+        """Return the part that needs no MLX."""
         return LoadedModel(self.tokenizer, self.template, self.card, media=self.media)

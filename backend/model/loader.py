@@ -1,4 +1,4 @@
-"""Loads a `RunnableModel` from a directory, on the engine thread.
+"""Loads a `RunnableModel` from a directory, in the engine process.
 
 Quick checks come before the weights are read.
 """
@@ -68,7 +68,6 @@ def load(
     options: ModelOptions,
     directory: Path,
     *,
-    cancelled: Callable[[], bool],
     divide: Divide | None = None,
     renders: bool = True,
 ) -> RunnableModel:
@@ -77,7 +76,6 @@ def load(
     Args:
         options: Those of the LoadModel.
         directory: The model's.
-        cancelled: Polled between pieces of work; true ends the load.
         divide: Leaves of the network what this process computes; `None` leaves all.
         renders: Whether this process needs the chat template, and the card what it can do; a
             model that takes media has it in any case.
@@ -90,11 +88,11 @@ def load(
         config = read_config(directory)
         require_weights(directory)
         if is_encoder(config):
-            model = load_encoder(options, directory, config, cancelled, renders=renders)
+            model = load_encoder(options, directory, config, renders=renders)
         else:
             model = _lazy_model(options, directory, config, divide, renders=renders)
             require_memory(model.card.weights_bytes, memory_bytes())
-            evaluate(model.network, cancelled)
+            evaluate(model.network)
     log.info(
         "loaded %s: %s, %.2f GB in %.1f s",
         model.card.name,

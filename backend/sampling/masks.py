@@ -14,7 +14,7 @@ _ALL_BITS = -1
 
 
 class TokenMasks:
-    """The masks of a batch; made anew whenever the rows change. Belongs to the engine thread."""
+    """The masks of a batch; made anew whenever the rows change. Belongs to the main thread."""
 
     def __init__(self, matchers: Sequence[ReplyMatcher | None], vocab_size: int) -> None:
         """Take the matchers of the rows.

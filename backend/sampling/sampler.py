@@ -24,7 +24,7 @@ class _Cut:
 
 
 class Sampler:
-    """Draws one token per row; made anew whenever the rows change. Belongs to the engine thread.
+    """Draws one token per row; made anew whenever the rows change. Belongs to the main thread.
 
     No row's draw depends on which other rows there are.
     """

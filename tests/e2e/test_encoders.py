@@ -289,7 +289,7 @@ def test_without_mlx_vlm_an_encoder_says_what_to_install(encoders, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlx_vlm.encoder_loader", None)
     options = ModelOptions(model=str(encoders["bert"]))
     with pytest.raises(UnsupportedModelError) as caught:
-        load(options, encoders["bert"], cancelled=lambda: False)
+        load(options, encoders["bert"])
     assert "mlx-vlm" in str(caught.value)
     assert "pip install 'mlx-grpc-backend[vision]'" in str(caught.value)
 

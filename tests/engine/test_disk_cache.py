@@ -10,7 +10,6 @@ from backend.core.request import Remembered
 from backend.engine.prefixes.disk_link import DiskLink, DiskSettings
 from backend.engine.rows.row import Row
 from backend.engine.session import decoder_session
-from backend.errors import ShuttingDownError
 
 pytestmark = pytest.mark.mlx
 
@@ -30,8 +29,8 @@ def restarted(networks, family, directory, **tuning):
 
 
 def leave(driver):
-    """End a session as the worker does."""
-    driver.session.close(ShuttingDownError("restart"))
+    """End a session as a process does that is told to stop."""
+    driver.session.close()
 
 
 def cold(networks, family, request):

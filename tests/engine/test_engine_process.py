@@ -9,10 +9,14 @@ from pathlib import Path
 import grpc.aio
 import pytest
 from groups import is_alive, workers_of
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from serving import Stub, until
 
 from backend.engine.processes import engine_environment
 from backend.pb import backend_pb2 as pb
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -115,6 +119,32 @@ async def test_a_server_whose_engine_cannot_be_replaced_exits_with_a_code_of_its
     _, log = server.process.communicate()
     assert server.process.returncode == 3
     assert "3 in a row could not be started" in log
+
+
+@linux_only
+@pytest.mark.mlx
+async def test_a_server_that_is_to_stay_serves_nothing_until_a_load_works(
+    server, tiny_models, tmp_path
+):
+    model = tmp_path / "model"
+    model.symlink_to(tiny_models("llama"))
+    options = pb.ModelOptions(Model=str(model), Options=["exit_when_broken:false"])
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub, health = Stub(channel), health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        await stub.LoadModel(options)
+        model.unlink()
+        os.kill(await server.engine(), signal.SIGKILL)
+        assert (await watch.read()).status == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError, match="3 in a row could not be started"):
+            await stub.Health(pb.HealthMessage())
+        model.symlink_to(tiny_models("llama"))
+        await stub.LoadModel(options)
+        assert (await watch.read()).status == SERVING
+        assert (await stub.Health(pb.HealthMessage())).message == b"OK"
+        watch.cancel()
+    assert server.process.poll() is None
 
 
 @linux_only

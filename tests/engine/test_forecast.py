@@ -29,7 +29,7 @@ def options(directory):
 def test_what_is_foretold_is_what_a_load_measures(tiny_models, family):
     directory = tiny_models(family)
     foretold = forecast(options(directory), directory)
-    model = load(options(directory), directory, cancelled=lambda: False)
+    model = load(options(directory), directory)
     assert foretold.card == model.card
     for cache in foretold.caches:
         tuning = TuningOptions(memory=MemoryOptions(kv_bits=cache.bits))

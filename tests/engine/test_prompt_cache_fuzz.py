@@ -116,7 +116,8 @@ class Storm:
             if self.rng.random() < 0.2:
                 self.session.cancel(self.rng.choice(list(self.requests)))
             if self.rng.random() < 0.01:
-                self.session.fail_all(RequestCancelledError("all at once"))
+                for name in self.requests:
+                    self.session.cancel(name)
         turns = 0
         while not self.session.is_idle:
             self.turn()

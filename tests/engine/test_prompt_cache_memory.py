@@ -20,7 +20,7 @@ from backend.cache.token_key import TokenKey
 from backend.core.delta import FinishReason
 from backend.engine.messages.commands import Expect
 from backend.engine.rows.row import Row
-from backend.errors import GenerationFailedError, RequestCancelledError
+from backend.errors import GenerationFailedError
 
 pytestmark = pytest.mark.mlx
 
@@ -211,17 +211,9 @@ def fail_in_decode(driver):
     assert good.finish is FinishReason.LENGTH
 
 
-def fail_all(driver):
-    for i in range(4):
-        driver.session.submit(make_request(f"r{i}", LONG[: 40 * i + 40], max_tokens=99))
-        for _ in range(5):
-            driver.turn()
-    driver.session.fail_all(RequestCancelledError("freed"))
-
-
 ENDINGS = [
     *(stop_by_token, stop_by_length, cancel_waiting, cancel_in_prefill, cancel_in_decode),
-    *(fail_in_prefill, fail_in_decode, fail_all),
+    *(fail_in_prefill, fail_in_decode),
 ]
 
 

@@ -63,7 +63,7 @@ def test_every_text_is_taken_once(calls, max_tokens):
     calls = [call(*each) for each in calls]
     queue = queued(*calls)
     taken = []
-    while not queue.is_empty:
+    while len(taken) < sum(len(each.texts) for each in calls):
         texts = queue.take(max_tokens)
         size = len(texts) * max(lengths(texts))
         assert len(texts) == 1 or (size <= max_tokens and len(texts) <= MAX_ROWS)

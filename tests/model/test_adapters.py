@@ -19,7 +19,7 @@ IDS = mx.array([[1, 2, 3, 4]])
 
 
 def logits(options: ModelOptions, directory: Path) -> mx.array:
-    return load(options, directory, cancelled=lambda: False).network(IDS)
+    return load(options, directory).network(IDS)
 
 
 def is_close(left: mx.array, right: mx.array) -> bool:
@@ -71,7 +71,7 @@ def test_adapter_weights_are_cast_with_the_rest(
     options: Options, tiny_models: Build, adapters: tuple[Path, Path]
 ):
     chosen = options(adapters=(Adapter(str(adapters[0])),), dtype="bfloat16")
-    model = load(chosen, tiny_models("llama"), cancelled=lambda: False)
+    model = load(chosen, tiny_models("llama"))
     assert {w.dtype for _, w in tree_flatten(model.network.parameters())} == {mx.bfloat16}
 
 

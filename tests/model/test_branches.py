@@ -270,7 +270,7 @@ def test_a_conversation_that_takes_long_to_render_is_answered_without_branches(m
 def model(options: Callable[..., ModelOptions], tiny_models: Callable[[str], Path]) -> ServedModel:
     from backend.model.loader import load
 
-    loaded = load(options(), tiny_models("llama"), cancelled=lambda: False)
+    loaded = load(options(), tiny_models("llama"))
     return ServedModel.of(loaded.plain(), options())
 
 

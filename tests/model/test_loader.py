@@ -13,7 +13,6 @@ from mlx.utils import tree_flatten
 from backend.config import ModelOptions
 from backend.core.prompt import Message
 from backend.errors import (
-    LoadCancelledError,
     LoadError,
     OutOfMemoryError,
     UnsupportedModelError,
@@ -30,7 +29,7 @@ Build = Callable[[str], Path]
 
 
 def loaded(options: ModelOptions, directory: Path) -> LoadedModel:
-    return load(options, directory, cancelled=lambda: False)
+    return load(options, directory)
 
 
 def edit_json(path: Path, **changes: object) -> None:
@@ -267,23 +266,6 @@ def test_weights_larger_than_the_memory_are_refused_with_both_numbers():
         weights.require_memory(3 * 2**30, 2 * 2**30)
     weights.require_memory(2**30, 2**30)
     assert weights.memory_bytes() > 2**30
-
-
-def test_a_cancelled_load_leaves_nothing_in_memory(options: Options, tiny_models: Build):
-    directory = tiny_models("llama")
-    gc.collect()
-    before = mx.get_active_memory()
-    with pytest.raises(LoadCancelledError):
-        load(options(), directory, cancelled=lambda: True)
-    assert mx.get_active_memory() == before
-    assert loaded(options(), directory).card.vocab_size == 512
-
-
-def test_cancelling_is_seen_between_pieces(options: Options, tiny_models: Build):
-    network = loaded(options(), tiny_models("llama")).network
-    answers = iter([False, True])
-    with pytest.raises(LoadCancelledError):
-        weights.evaluate(network, lambda: next(answers), piece_bytes=2**17)
 
 
 def test_a_failed_load_leaves_nothing_in_memory(

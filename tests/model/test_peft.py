@@ -22,7 +22,7 @@ INPUTS = {"self_attn.q_proj": 64, "self_attn.v_proj": 64, "mlp.down_proj": 128}
 
 
 def logits(options: ModelOptions, directory: Path) -> mx.array:
-    return load(options, directory, cancelled=lambda: False).network(IDS)
+    return load(options, directory).network(IDS)
 
 
 def is_close(left: mx.array, right: mx.array) -> bool:

@@ -22,7 +22,7 @@ def test_every_family_loads_and_generates(
     import mlx_lm
 
     directory = tiny_models(family)
-    model = load(options(), directory, cancelled=lambda: False)
+    model = load(options(), directory)
     prompt = model.template.render([Message(role="user", content="hello")], [], {})
     ids = model.tokenizer.encode(prompt, adds_special=False)
     _, upstream = mlx_lm.load(str(directory))
@@ -80,7 +80,7 @@ def test_every_id_of_a_large_vocabulary_has_a_text(
     options: Callable[..., ModelOptions], tmp_path: Path
 ):
     directory = build_llama(tmp_path, hidden=64, layers=1, vocab=700)
-    model = load(options(), directory, cancelled=lambda: False)
+    model = load(options(), directory)
     assert model.card.vocab_size == 700
     assert all(map(model.tokenizer.token_bytes, range(700)))
     assert len({model.tokenizer.decode([token_id]) for token_id in range(512, 700)}) == 188

@@ -112,7 +112,7 @@ class Driver:
     def turn(self) -> None:
         try:
             self.session.turn()
-        except Exception as error:  # noqa: BLE001 (as the worker does)
+        except Exception as error:  # noqa: BLE001 (as the leader does)
             self.session.recover(error)
         self.session.check()
         published, self.published[:] = list(self.published), []

@@ -44,7 +44,7 @@ class _Text:
 
 
 class Embedder:
-    """Embeds with one loaded decoder; belongs to the engine thread."""
+    """Embeds with one loaded decoder; belongs to the main thread."""
 
     def __init__(
         self, model: RunnableModel, fresh_caches: FreshCaches, jobs: BackgroundJobs

@@ -22,7 +22,7 @@ Output: TypeAlias = Any
 
 
 class Encoder:
-    """One loaded encoder; belongs to the engine thread."""
+    """One loaded encoder; belongs to the main thread."""
 
     def __init__(self, network: Network) -> None:
         """Read off the network how texts are padded.

@@ -50,7 +50,7 @@ class _Queued:
 
 
 class BackgroundJobs:
-    """The jobs that wait or run, first come first served; belongs to the engine thread."""
+    """The jobs that wait or run, first come first served; belongs to the main thread."""
 
     def __init__(self, max_chunk: int, share: float) -> None:
         """Start without jobs.
@@ -140,11 +140,6 @@ class BackgroundJobs:
         log.error("a background computation failed", exc_info=error)
         self._end(failed, GenerationFailedError(f"the model failed on this request: {error}"))
         return True
-
-    def fail_all(self, error: BackendError) -> None:
-        """End every job with an error."""
-        for queued in list(self._jobs):
-            self._end(queued, error)
 
     def take_ended(self) -> list[Answer]:
         """Return the results of the jobs that have ended since the last call."""

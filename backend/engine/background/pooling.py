@@ -15,7 +15,7 @@ FLOAT_BYTES = 4
 
 
 class Pool:
-    """The vectors of one text, gathered as its tokens are computed; belongs to the engine thread.
+    """The vectors of one text, gathered as its tokens are computed; belongs to the main thread.
 
     Attributes:
         vector: What was pooled up to now, lazily; `None` when nothing is pooled.

@@ -37,7 +37,7 @@ Logprobs: TypeAlias = tuple[tuple[float, ...], ...]
 
 
 class Scorer:
-    """Scores with one loaded model; belongs to the engine thread."""
+    """Scores with one loaded model; belongs to the main thread."""
 
     def __init__(
         self,

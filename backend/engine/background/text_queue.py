@@ -104,11 +104,6 @@ class TextQueue:
         """Start empty."""
         self._calls: deque[TextCall] = deque()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no text waits."""
-        return not self._calls
-
     def add(self, call: TextCall) -> None:
         """Queue all texts of a call."""
         self._calls.append(call)

@@ -16,7 +16,7 @@ from backend.model.loaded import RunnableModel
 
 
 class JobFactory:
-    """Makes the jobs of one loaded decoder; belongs to the engine thread."""
+    """Makes the jobs of one loaded decoder; belongs to the main thread."""
 
     def __init__(
         self,

@@ -21,7 +21,14 @@ from backend.engine.distributed.messages import (
     Turn,
 )
 from backend.engine.distributed.shard import exchange
-from backend.engine.messages.commands import Cancel, Compute, Expect, Fetched, SideRequest, Submit
+from backend.engine.messages.commands import (
+    BackgroundRequest,
+    Cancel,
+    Compute,
+    Expect,
+    Fetched,
+    Submit,
+)
 from backend.engine.messages.protocol import Job, Leave, PrepareMedium
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.passes.ranks import Ranks
@@ -93,7 +100,7 @@ class Replica:
     @property
     def card(self) -> ModelCard:
         """The facts about the model, seen from this rank."""
-        return self._session.plain_model().card
+        return self._session.card
 
     def pace(self) -> Pace | None:
         """Return what this rank's clock allows the next turn."""
@@ -137,7 +144,7 @@ class Replica:
 
     def close(self) -> None:
         """Bring to disk what belongs there, and end."""
-        self._session.close(None)
+        self._session.close()
 
     def is_checked_after(self, turn: Turn) -> bool:
         """Whether ranks compare their tokens after this turn: they all say the same."""
@@ -175,7 +182,7 @@ class Replica:
             case _:
                 assert_never(command)
 
-    def _add(self, number: int, request: SideRequest | PrepareMedium) -> None:
+    def _add(self, number: int, request: BackgroundRequest | PrepareMedium) -> None:
         if isinstance(request, PrepareMedium):
             raise AssertionError("media are prepared on a thread of their own")
         reply: Future[Any] = Future()

@@ -27,7 +27,6 @@ def load_shard(join: Join) -> RunnableModel:
     return load(
         form.options,
         _directory(form.options, form.directory),
-        cancelled=_never,
         renders=False,
         divide=partial(divide, join=join, group=group),
     )
@@ -40,7 +39,7 @@ def load_whole(options: ModelOptions, directory: Path) -> RunnableModel:
         LoadError: Says in a user's words what is wrong.
     """
     _set_wired_limit(options)
-    return load(options, directory, cancelled=_never, renders=False)
+    return load(options, directory, renders=False)
 
 
 def synchronise() -> None:
@@ -62,8 +61,3 @@ def _directory(options: ModelOptions, directory: Path) -> Path:
 def _set_wired_limit(options: ModelOptions) -> None:
     if (wired_mb := options.tuning.memory.wired_limit_mb) > 0:
         mx.set_wired_limit(wired_mb * 2**20)
-
-
-def _never() -> bool:
-    """Nobody has to ask: a load that is given up ends this process."""
-    return False

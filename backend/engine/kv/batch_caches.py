@@ -60,7 +60,7 @@ class BatchPlan:
 
 
 class BatchCaches:
-    """Caches of rows that join and leave between passes; belongs to the engine thread.
+    """Caches of rows that join and leave between passes; belongs to the main thread.
 
     A row that is alone has the caches that it came with.
 

@@ -54,7 +54,7 @@ class Recipe:
 
 
 class Ledger:
-    """Lengths and groups of the rows of a batch; belongs to the engine thread.
+    """Lengths and groups of the rows of a batch; belongs to the main thread.
 
     Attributes:
         lengths: Positions of each row's tail.

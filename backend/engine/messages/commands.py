@@ -1,8 +1,9 @@
 """Commands to a session; in the engine process, or sent there.
 
-A reply future is answered on the engine's thread; cancelling it is how its caller leaves.
+A reply future is answered on the main thread; cancelling it is how its caller leaves.
 """
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from copy import copy
@@ -20,8 +21,8 @@ from backend.errors import BackendError
 if TYPE_CHECKING:
     from backend.cache.disk.node_directory import StoredNode
 
-SideRequest: TypeAlias = EmbeddingRequest | ScoreRequest | JudgeRequest | ClassifyRequest
-"""Work that is computed beside generation."""
+BackgroundRequest: TypeAlias = EmbeddingRequest | ScoreRequest | JudgeRequest | ClassifyRequest
+"""Background work."""
 
 
 class Submit(Struct, frozen=True, tag=True, array_like=True):
@@ -49,35 +50,18 @@ class Expect(Struct, frozen=True, tag=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Work beside generation; the reply gets its result, or a `BackendError`."""
+    """Background work; the reply gets its result, or a `BackendError`."""
 
-    request: SideRequest
+    request: BackgroundRequest
     reply: "Future[Any]"
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What the disk had for a request; comes from the disk's thread.
+    """What the disk had for a request; comes from the disk's thread."""
 
-    Attributes:
-        source: Who asked: a model that was freed meanwhile gets nothing.
-    """
-
-    source: object
     request_id: str
     nodes: "tuple[StoredNode, ...]"
-
-
-def answer(reply: "Future[Any]", value: object) -> bool:
-    """Answer a reply unless its caller has left; an error is raised anew at the caller's end."""
-    try:
-        if isinstance(value, BackendError):
-            reply.set_exception(copy(value))
-        else:
-            reply.set_result(value)
-    except InvalidStateError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +73,11 @@ class Answer:
 
     def deliver(self) -> None:
         """Give the result to the caller, unless the caller has left."""
-        answer(self.reply, self.result)
+        with contextlib.suppress(InvalidStateError):
+            if isinstance(self.result, BackendError):
+                self.reply.set_exception(copy(self.result))
+            else:
+                self.reply.set_result(self.result)
 
 
 def deliver_all(answers: Sequence[Answer]) -> None:

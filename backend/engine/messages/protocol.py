@@ -14,7 +14,7 @@ from backend.config import ModelOptions
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
 from backend.core.status import EngineStatus
-from backend.engine.messages.commands import Cancel, Expect, SideRequest, Submit
+from backend.engine.messages.commands import BackgroundRequest, Cancel, Expect, Submit
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.results import Classification, Judgement, Scores, Vectors
 from backend.engine.messages.stream import Publication
@@ -52,10 +52,10 @@ class PreparedInputs(Struct, frozen=True, tag=True, kw_only=True, array_like=Tru
 
 
 class Job(Struct, frozen=True, tag=True, array_like=True):
-    """Work beside generation, and a number for it."""
+    """Background work or a medium to prepare, and a number for it."""
 
     number: int
-    request: SideRequest | PrepareMedium
+    request: BackgroundRequest | PrepareMedium
 
 
 class Leave(Struct, frozen=True, tag=True, array_like=True):

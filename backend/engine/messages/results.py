@@ -1,4 +1,4 @@
-"""Results of work beside generation, as they travel."""
+"""Results of background work, as they travel."""
 
 from array import array
 from typing import TypeAlias

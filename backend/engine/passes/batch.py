@@ -48,7 +48,7 @@ class _Flight:
 
 
 class Batch:
-    """The rows being decoded; belongs to the engine thread."""
+    """The rows being decoded; belongs to the main thread."""
 
     def __init__(self, network: Network, fresh_caches: CacheFactory, vocab_size: int) -> None:
         self._network = network

@@ -16,7 +16,7 @@ from backend.model.vision.vision_network import MediaPart, VisionNetwork
 
 
 class TextFeeder:
-    """Feeds prompts to a network that reads text only; belongs to the engine thread."""
+    """Feeds prompts to a network that reads text only; belongs to the main thread."""
 
     media: MediaMemo | None = None
 
@@ -43,7 +43,7 @@ class TextFeeder:
 
 
 class MediaFeeder:
-    """Feeds prompts to a network with towers; belongs to the engine thread.
+    """Feeds prompts to a network with towers; belongs to the main thread.
 
     Attributes:
         media: What the towers made of media.

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Isolation:
-    """The rows under suspicion; belongs to the engine thread.
+    """The rows under suspicion; belongs to the main thread.
 
     Attributes:
         batches_keep_failing: Whether steps fail again and again for no request's fault.

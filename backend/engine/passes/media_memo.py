@@ -12,7 +12,7 @@ MAX_LENGTHS = 65_536
 class MediaMemo:
     """Runs the towers, once for each medium as long as it is remembered.
 
-    Belongs to the engine thread.
+    Belongs to the main thread.
 
     Attributes:
         runs: How often the towers have run.

@@ -114,8 +114,6 @@ class CachingPrefixStore:
 
     def take_in(self, fetched: Fetched) -> None:
         """Store nodes as far as there is room; none of them is written again."""
-        if fetched.source is not self._disk:
-            return
         for node in fetched.nodes:
             try:
                 segment = from_plain(node.segment)

@@ -40,7 +40,7 @@ class DiskSettings:
 
 
 class DiskLink:
-    """A disk tier that may be there or not; belongs to the engine thread."""
+    """A disk tier that may be there or not; belongs to the main thread."""
 
     def __init__(self, settings: DiskSettings, *, ends_at_snapshots: bool) -> None:
         """Open the directory of the options.
@@ -90,7 +90,7 @@ class DiskLink:
             self._tier = None
 
     def _post(self, request_id: str, nodes: Sequence[StoredNode]) -> None:
-        self._settings.post(Fetched(self, request_id, tuple(nodes)))
+        self._settings.post(Fetched(request_id, tuple(nodes)))
 
     def _open_for(self, path: str) -> None:
         """Open the directory that a request names, unless one is open."""

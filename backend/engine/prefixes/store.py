@@ -11,7 +11,7 @@ from backend.engine.rows.row import Row
 
 
 class PrefixStore(Protocol):
-    """Restores rows from a prompt cache and saves them to it; belongs to the engine thread."""
+    """Restores rows from a prompt cache and saves them to it; belongs to the main thread."""
 
     @property
     def needs_boundaries(self) -> bool:

@@ -74,7 +74,7 @@ class KvProfile:
 
 
 class Reservations:
-    """How many tokens each running row may come to hold; belongs to the engine thread.
+    """How many tokens each running row may come to hold; belongs to the main thread.
 
     A row that states a limit is counted with all of it. One that may go on up to the context is
     counted with what it is likely to need, and asks for more when it decodes beyond.

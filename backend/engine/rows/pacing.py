@@ -80,7 +80,7 @@ class PrefillPace:
 
 
 class PrefillPacer:
-    """Fits prefill into the pauses between decode steps; belongs to the engine thread.
+    """Fits prefill into the pauses between decode steps; belongs to the main thread.
 
     Every pause has room for one chunk, however short it is: a prompt is never starved by the rows
     that decode.

@@ -18,7 +18,7 @@ MIN_BOUNDARY_DISTANCE = 8
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One request from submission to finish; belongs to the engine thread.
+    """One request from submission to finish; belongs to the main thread.
 
     Attributes:
         token_ids: Prompt, then every generated token that has been read.

@@ -23,7 +23,7 @@ MIN_COMMON_TOKENS = 16
 
 
 class Scheduler:
-    """Knows where every row stands; belongs to the engine thread."""
+    """Knows where every row stands; belongs to the main thread."""
 
     def __init__(self, *, max_slots: int, max_active: int) -> None:
         """Start empty.

@@ -27,7 +27,7 @@ from backend.model.loaded import RunnableModel
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    """Everything that the turns of a session work with; belongs to the engine thread.
+    """Everything that the turns of a session work with; belongs to the main thread.
 
     Attributes:
         prefixes: Stores prefixes of prompts.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from backend.core.model import ModelCard
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineStatus
 from backend.engine.messages.commands import (
@@ -20,8 +21,8 @@ from backend.engine.session.pace import Pace
 from backend.engine.session.session import Outlets, SessionCommand
 from backend.engine.session.status import take_snapshot
 from backend.engine.session.turns import Turns
-from backend.errors import BackendError, OverloadedError
-from backend.model.loaded import LoadedModel, RunnableModel
+from backend.errors import OverloadedError
+from backend.model.loaded import RunnableModel
 
 IDLE_TIMEOUT_S = 1.0
 
@@ -60,11 +61,11 @@ class DecoderSession:
         """Sums up all tokens drawn so far, in their order."""
         return self._parts.counters.checksum
 
-    def plain_model(self) -> LoadedModel:
-        """Return what may leave the engine thread, with what the caches tell of the model."""
+    @property
+    def card(self) -> ModelCard:
+        """The facts about the model, with what the caches tell of it."""
         needs_boundaries = self._parts.prefixes.needs_boundaries
-        card = replace(self.model.card, reuses_at_boundaries_only=needs_boundaries)
-        return replace(self.model.plain(), card=card)
+        return replace(self.model.card, reuses_at_boundaries_only=needs_boundaries)
 
     def obey(self, command: SessionCommand) -> None:
         """Queue, drop or answer what a command names; computes nothing."""
@@ -120,21 +121,9 @@ class DecoderSession:
         if row := self._parts.requests.get(request_id):
             self._parts.requests.drop(row)
 
-    def close(self, reason: BackendError | None) -> None:
-        """End every request, and the session for good."""
-        if reason is not None:
-            self.fail_all(reason)
+    def close(self) -> None:
+        """Bring to disk what belongs there."""
         self._parts.prefixes.close()
-
-    def fail_all(self, error: BackendError) -> None:
-        """End every request with an error."""
-        parts = self._parts
-        for row in parts.requests.all():
-            parts.requests.fail(row, error)
-        parts.background.fail_all(error)
-        parts.batch.clear()
-        parts.publisher.flush()
-        self._answer_ended()
 
     def pace(self) -> Pace:
         """Return what the clock allows the next turn."""

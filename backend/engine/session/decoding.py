@@ -12,7 +12,7 @@ from backend.errors import GrammarError
 
 
 class Decoding:
-    """Steps of the batch, and the tokens that they give; belongs to the engine thread."""
+    """Steps of the batch, and the tokens that they give; belongs to the main thread."""
 
     def __init__(
         self,

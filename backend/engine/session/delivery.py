@@ -13,7 +13,7 @@ from backend.engine.session.open_requests import OpenRequests
 
 
 class Delivery:
-    """Publishes tokens, counts them and lets go of rows that have ended; on the engine thread."""
+    """Publishes tokens, counts them and lets go of rows that have ended; on the main thread."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from backend.core.classification import ClassifyRequest
 from backend.core.embedding import EmbeddingRequest
-from backend.core.model import ModelKind
+from backend.core.model import ModelCard, ModelKind
 from backend.core.scoring import JudgeRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.engine.background.encoder import Encoder
@@ -26,7 +26,7 @@ from backend.engine.rows.pacing import ChunkSizer
 from backend.engine.session.pace import Pace
 from backend.engine.session.session import Outlets, SessionCommand
 from backend.errors import BackendError, GenerationFailedError, UnsupportedError
-from backend.model.loaded import LoadedModel, RunnableModel
+from backend.model.loaded import RunnableModel
 
 MAX_PASS_TOKENS = 8192
 PASSES_PER_CLEAR = 32
@@ -73,9 +73,10 @@ class EncoderSession:
         """Sums up all tokens drawn so far: none are."""
         return 0
 
-    def plain_model(self) -> LoadedModel:
-        """Return what may cross the thread line."""
-        return self.model.plain()
+    @property
+    def card(self) -> ModelCard:
+        """The facts about the model."""
+        return self.model.card
 
     def obey(self, command: SessionCommand) -> None:
         """Queue the texts of a command, and refuse to generate; nothing else concerns encoders."""
@@ -99,11 +100,8 @@ class EncoderSession:
             case _:
                 self._outlets.answer([Answer(command.reply, self._refusal())])
 
-    def close(self, reason: BackendError | None) -> None:
-        """End every call."""
-        for call in list(self._calls) if reason is not None else ():
-            self._end(call, reason)
-        self._answer_ended()
+    def close(self) -> None:
+        """Do nothing: there is nothing to bring to disk."""
 
     def pace(self) -> None:
         """Take nothing from the clock."""

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryWatch:
-    """Asked before a row may run or go on; belongs to the engine thread."""
+    """Asked before a row may run or go on; belongs to the main thread."""
 
     def __init__(
         self, reservations: Reservations, scheduler: Scheduler, prefixes: PrefixStore

@@ -11,7 +11,7 @@ from backend.errors import BackendError
 
 
 class OpenRequests:
-    """The one place where a request leaves the engine; belongs to the engine thread."""
+    """The one place where a request leaves the engine; belongs to the main thread."""
 
     def __init__(
         self,

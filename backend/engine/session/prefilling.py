@@ -17,7 +17,7 @@ MAX_PADDING = 2
 
 
 class Prefilling:
-    """Computes chunks, and exchanges prefixes with the prompt cache; on the engine thread."""
+    """Computes chunks, and exchanges prefixes with the prompt cache; on the main thread."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Decides who fails when a pass raises; belongs to the engine thread.
+    """Decides who fails when a pass raises; belongs to the main thread.
 
     Attributes:
         note_pass: Is told whom each pass is for, before it begins.

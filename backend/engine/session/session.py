@@ -1,9 +1,10 @@
-"""The one interface between the engine thread and a loaded model."""
+"""The one interface between an engine process and a loaded model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from backend.core.model import ModelCard
 from backend.core.status import EngineStatus
 from backend.engine.messages.commands import (
     Answer,
@@ -16,8 +17,6 @@ from backend.engine.messages.commands import (
 )
 from backend.engine.messages.publisher import HandOver
 from backend.engine.session.pace import NotePass, Pace, ignore_pass
-from backend.errors import BackendError
-from backend.model.loaded import LoadedModel
 
 SessionCommand: TypeAlias = Submit | Cancel | Expect | Compute | Fetched
 """The commands that concern the loaded model; a session ignores news that is not its own."""
@@ -42,7 +41,7 @@ class Outlets:
 
 
 class Session(Protocol):
-    """A loaded model at work; belongs to the engine thread.
+    """A loaded model at work; belongs to the main thread.
 
     A turn may raise whatever a model raises: the caller passes the error to `recover` and goes on.
     """
@@ -59,8 +58,9 @@ class Session(Protocol):
     def checksum(self) -> int:
         """Sums up all tokens drawn so far, in their order."""
 
-    def plain_model(self) -> LoadedModel:
-        """Return the part of the model that may leave the engine thread."""
+    @property
+    def card(self) -> ModelCard:
+        """The facts about the model."""
 
     def obey(self, command: SessionCommand) -> None:
         """Queue, drop or answer what a command names; computes nothing."""
@@ -78,12 +78,8 @@ class Session(Protocol):
     def recover(self, error: Exception) -> None:
         """Fail the request that the last turn failed on, and no other."""
 
-    def close(self, reason: BackendError | None) -> None:
-        """End every request, and the session for good.
-
-        Args:
-            reason: The error of the requests; `None` if somebody else tells their callers.
-        """
+    def close(self) -> None:
+        """Bring to disk what belongs there: the session ends, and somebody else tells callers."""
 
     def status(self) -> EngineStatus:
         """Return a snapshot."""

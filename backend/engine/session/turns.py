@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Turns:
-    """Runs the turns of a decoder's session; belongs to the engine thread."""
+    """Runs the turns of a decoder's session; belongs to the main thread."""
 
     def __init__(self, parts: DecoderParts) -> None:
         """Begin with the first turn.

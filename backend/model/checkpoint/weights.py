@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from backend.errors import LoadCancelledError, OutOfMemoryError
+from backend.errors import OutOfMemoryError
 from backend.model.checkpoint.upstream import Network
 from common.machine_memory import machine_bytes
 
@@ -76,17 +76,9 @@ def require_memory(needed: int, available: int) -> None:
         )
 
 
-def evaluate(
-    network: Network, cancelled: Callable[[], bool], *, piece_bytes: int = PIECE_BYTES
-) -> None:
-    """Read the weights into memory.
-
-    Raises:
-        LoadCancelledError: `cancelled` was true between two pieces.
-    """
-    for piece in _pieces(network, piece_bytes):
-        if cancelled():
-            raise LoadCancelledError("the load was cancelled")
+def evaluate(network: Network) -> None:
+    """Read the weights into memory, a piece after the other."""
+    for piece in _pieces(network, PIECE_BYTES):
         mx.eval(piece)
     # Private arrays too: what stays lazy cannot be evaluated in another thread.
     mx.eval(network.state)

@@ -12,11 +12,11 @@ from backend.core.delta import FinishReason
 from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.prompt import Prompt
 from backend.core.scoring import ScoreRequest
-from backend.engine.background import jobs as side_jobs
+from backend.engine.background import jobs as background_jobs
 from backend.engine.background.hidden_states import find_decoder
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.messages.commands import Compute, deliver_all
-from backend.errors import GenerationFailedError, RequestCancelledError, UnsupportedError
+from backend.errors import GenerationFailedError, UnsupportedError
 
 pytestmark = pytest.mark.mlx
 
@@ -94,7 +94,7 @@ def test_an_error_for_the_caller_ends_its_job_only():
 
 def test_beside_decoding_rows_jobs_get_their_share_of_the_time(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(side_jobs.time, "monotonic", lambda: now)
+    monkeypatch.setattr(background_jobs.time, "monotonic", lambda: now)
     jobs = BackgroundJobs(64, share=0.25)
 
     def slow():
@@ -264,16 +264,6 @@ def test_a_text_that_breaks_the_model_fails_alone(networks):
     assert good.reply.result(0).prompt_tokens == 3
     with pytest.raises(GenerationFailedError, match="bad token"):
         bad.reply.result(0)
-
-
-def test_what_ends_the_session_ends_its_jobs(networks):
-    driver = Driver(networks("llama"))
-    command = score_command(prompt_of(30), (1,))
-    driver.session.compute(command)
-    driver.session.fail_all(RequestCancelledError("freed"))
-    with pytest.raises(RequestCancelledError):
-        command.reply.result(0)
-    assert driver.session.is_idle
 
 
 def test_a_cancelled_score_lets_go_of_the_prompt_cache(networks):

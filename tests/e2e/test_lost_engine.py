@@ -1,0 +1,33 @@
+"""A stream through the socket whose engine process is killed says what it would have said."""
+
+import os
+import signal
+
+import pytest
+from serving import Reply, served, stream
+
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"Temperature": 0.9, "Seed": 7}, {"Grammar": 'root ::= ("ba" | "be"){200}'}]
+)
+async def test_a_stream_goes_on_with_the_same_reply(tiny_models, sampling):
+    request = pb.PredictOptions(
+        Prompt="ba be", Tokens=600, IgnoreEOS=True, CorrelationId="one", **sampling
+    )
+    async with served(tiny_models("llama")) as running:
+        alone = await stream(running.stub, request)
+        folded = Reply()
+        async for reply in running.stub.PredictStream(request):
+            if not folded.replies:
+                os.kill(running.engine.process_id, signal.SIGKILL)
+            folded.add(reply)
+        assert running.engine.status().restarts == 1
+    assert (folded.message, folded.content) == (alone.message, alone.content)
+    assert (folded.last.tokens, folded.last.prompt_tokens) == (
+        alone.last.tokens,
+        alone.last.prompt_tokens,
+    )
