@@ -64,6 +64,24 @@ def test_a_chunk_has_room_for_so_many_tokens_with_padding(networks):
     assert tokens_of(outcomes) == tokens_of(cold(networks("llama"), prompts))
 
 
+@pytest.mark.parametrize("stored", [90, 600])
+def test_a_prompt_whose_beginning_is_stored_shares_the_pass_of_another(networks, stored):
+    """It is copied for a row that shares a pass, or lies where it is stored."""
+    network = Counting(networks("llama"))
+    driver = Driver(network, prefill_chunk_alone=1024)
+    prefix = prompt_of(stored)
+    driver.run(make_request("before", prefix))
+    network.shapes.clear()
+    prompts = [
+        make_request("new", prompt_of(31, salt=5)),
+        make_request("goes on", [*prefix, *prompt_of(28, salt=7)]),
+    ]
+    outcomes = driver.run(*prompts)
+    assert prefills(network) == [(2, 30)]
+    assert [outcome.cached_tokens for outcome in outcomes] == [0, stored]
+    assert tokens_of(outcomes) == tokens_of(cold(networks("llama"), prompts))
+
+
 def test_prompts_of_unlike_length_do_not_share_a_pass(networks):
     network = Counting(networks("llama"))
     Driver(network, prefill_chunk_alone=512).run(*requests([9, 60]))

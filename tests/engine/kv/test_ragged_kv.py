@@ -136,9 +136,11 @@ class Rows(RuleBasedStateMachine):
         """Read a row that has been taken out, by part."""
         cache = self.layers[0].extract(number)
         queries = drawn(self.rng, HEADS, width, WIDTH)
-        expected = attention(queries, *self.rows[number][0])
-        got = attend_row(cache, mx.array(queries)[None], SCALE, None, None)[0]
-        np.testing.assert_allclose(np.array(got), expected, atol=2e-5)
+        for window in (None, 5, 40) if cache.parts else (None,):
+            expected = attention(queries, *self.rows[number][0], window=window)
+            mask = None if window is None else mask_of_window(cache, width, window)
+            got = attend_row(cache, mx.array(queries)[None], SCALE, mask, None)[0]
+            np.testing.assert_allclose(np.array(got), expected, atol=2e-5)
 
     def drawn(self, count):
         return drawn(self.rng, KV_HEADS, count, WIDTH), drawn(
@@ -154,6 +156,13 @@ class Rows(RuleBasedStateMachine):
         if tail:
             cache.update_and_fetch(*(mx.array(array)[None] for array in self.drawn(tail)))
         return cache
+
+
+def mask_of_window(cache, width, window):
+    """Return the mask that a cache gives before the latest positions are in it."""
+    before = RowKV()
+    before.parts, before.tail = cache.parts, cache.tail - width
+    return before.make_mask(width, window_size=window)
 
 
 def arrays_of(cache):
