@@ -47,6 +47,7 @@ class CacheLayout:
         self._window = max((k.size for k in kinds if isinstance(k, WindowLayer)), default=0)
         self.has_state = any(isinstance(kind, StateLayer) for kind in kinds)
         self.has_windows = self._window > 0
+        self._has_references = any(isinstance(kind, ReferenceLayer) for kind in kinds)
 
     @classmethod
     def of(cls, caches: Caches, packing: Packing = UNPACKED) -> "CacheLayout | None":
@@ -146,6 +147,18 @@ class CacheLayout:
         for index, (kind, leaf) in enumerate(zip(self._kinds, cache_leaves(caches), strict=True)):
             if isinstance(kind, ReferenceLayer) and not leaf.empty() and tokens > leaf.shared:
                 leaf.refer(_references(blocks, index))
+
+    def referable(self, path: Sequence[Piece]) -> int:
+        """Return how many first positions of a path caches would use where they lie."""
+        if not self._has_references:
+            return 0
+        blocks = [block for piece in path for block in piece.blocks()]
+        return sum(taken for _, taken in blocks[: _referable(blocks)])
+
+    def shared(self, caches: Caches) -> int:
+        """Return how many first positions caches use where the store keeps them."""
+        pairs = zip(self._kinds, cache_leaves(caches), strict=False)
+        return max((c.shared for kind, c in pairs if isinstance(kind, ReferenceLayer)), default=0)
 
     def _blocks(
         self, leaves: Sequence[UpstreamCache], start: int, stop: int, *, has_windows: bool

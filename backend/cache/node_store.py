@@ -6,34 +6,26 @@ Requests are known only by their names, as holders of paths.
 import math
 from collections import OrderedDict
 from collections.abc import Container
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
 from backend.cache.kv import LooseNode, Segment, Snapshot
 from backend.cache.radix import Match, RadixTree
 from backend.cache.token_key import TokenKey
-from backend.cache.worth import Forecast, SegmentNode, Thinning, Worth, path_bytes
+from backend.cache.worth import (
+    Forecast,
+    SegmentNode,
+    Taken,
+    Thinning,
+    Worth,
+    path_bytes,
+    path_nodes,
+)
 from backend.core.prompt import Place
 
 MAX_PINNED_SHARE = 0.5
 # A node that loses one of so many children is joined with the other one.
 _JOINED_AT = 2
-
-
-@dataclass(slots=True)
-class _Taken:
-    """What has been taken to make room, and can be put back.
-
-    Attributes:
-        leaves: Set aside, in order.
-        values: What nodes held that have given up a part of it.
-        expected: Which nodes were sure to be gone on from, before they became leaves.
-    """
-
-    leaves: dict[SegmentNode, None] = field(default_factory=dict)
-    values: list[tuple[SegmentNode, Segment]] = field(default_factory=list)
-    expected: list[tuple[SegmentNode, bool]] = field(default_factory=list)
 
 
 class NodeStore:
@@ -43,6 +35,8 @@ class NodeStore:
         tree: To be read by the owner, and changed here only.
         bytes: What all nodes hold; at most `budget_bytes`.
         held: By owner, the deepest node of a path that must not be evicted.
+        used: By owner, the deepest node of a path that is used where it lies, and how many tokens
+            of the path are: to evict it would free nothing.
         unsaved: Nodes that nobody else holds.
         version: Counts the insertions.
         now: The number of the present request.
@@ -63,6 +57,7 @@ class NodeStore:
         self.budget_bytes = budget_bytes
         self.bytes = 0
         self.held: dict[str, SegmentNode] = {}
+        self.used: dict[str, tuple[SegmentNode, int]] = {}
         self.unsaved: dict[SegmentNode, None] = {}
         self.version = 0
         self.now = 0
@@ -70,6 +65,7 @@ class NodeStore:
         self.worth = Worth(forecast, thinning)
         self._thinning = thinning
         self._pinned: OrderedDict[SegmentNode, None] = OrderedDict()
+        self._used_ends: set[SegmentNode] = set()
         self._divided: list[Segment] = []
         self._evicted: list[LooseNode] = []
 
@@ -110,6 +106,15 @@ class NodeStore:
         for member in node.lineage():
             member.used_at = self.now
 
+    def used_tokens(self, key: TokenKey) -> int:
+        """Return how many tokens are in use, shared ones once, if a prefix were in use too."""
+        found = self.tree.match(key)
+        counted: dict[SegmentNode, int] = {}
+        for end, stop in [*self.used.values(), *((node, found.length) for node in found.nodes)]:
+            for node in end.lineage():
+                counted[node] = max(counted.get(node, 0), min(stop, node.end) - node.start)
+        return sum(counted.values())
+
     def pin(self, key: TokenKey) -> None:
         """Evict a prefix after everything else; no effect unless it is stored whole."""
         found = self.tree.match(key)
@@ -119,10 +124,8 @@ class NodeStore:
         self.tree.pin(node)
         self._pinned[node] = None
         self._pinned.move_to_end(node)
-        while (
-            len(self._pinned) > 1
-            and path_bytes(self._pinned) > MAX_PINNED_SHARE * self.budget_bytes
-        ):
+        most = MAX_PINNED_SHARE * self.budget_bytes
+        while len(self._pinned) > 1 and path_bytes(self._pinned) > most:
             oldest, _ = self._pinned.popitem(last=False)
             self.tree.unpin(oldest)
 
@@ -130,7 +133,7 @@ class NodeStore:
         """Hold at most so many bytes from now on.
 
         What is too much is evicted, in the end also paths that are held: nothing is copied
-        from them any more, but what continues them finds no place.
+        from them any more, but what continues them finds no place. What is in use stays.
         """
         self.budget_bytes = budget_bytes
         if self.bytes <= budget_bytes or self._evict_down_to(budget_bytes, set(self.held.values())):
@@ -156,9 +159,10 @@ class NodeStore:
             raise AssertionError("bytes are miscounted")
         if any(node.value.tokens != len(node.label) for node in nodes):
             raise AssertionError("a node holds other tokens than its own")
-        if not set(nodes).issuperset([*self.held.values(), *self._pinned, *self.unsaved]):
-            raise AssertionError("a node that is held, pinned or unsaved has been evicted")
-        if self.bytes > self.budget_bytes:
+        used = [end for end, _ in self.used.values()]
+        if not set(nodes).issuperset([*self.held.values(), *used, *self._pinned, *self.unsaved]):
+            raise AssertionError("a node that is held, used, pinned or unsaved has been evicted")
+        if self.bytes > max(self.budget_bytes, path_bytes(used)):
             raise AssertionError("more is stored than may be")
 
     def _add(self, key: TokenKey, found: Match[Segment], segment: Segment) -> SegmentNode:
@@ -200,7 +204,7 @@ class NodeStore:
 
     def _least_bytes(self, held: set[SegmentNode]) -> int:
         """Return the bytes of paths that have given up all that they can."""
-        nodes = {node for end in held for node in end.lineage()}
+        nodes = path_nodes(held)
         inner = nodes - held
         spare = sum(self.worth.spare_bytes(node) for node in inner)
         return sum(node.value.nbytes for node in nodes) - spare
@@ -216,8 +220,9 @@ class NodeStore:
             worth: What is worth more stays too, and if that is too much everything does; `None`
                 gives up all that can be.
         """
-        taken = _Taken()
+        taken = Taken()
         is_enough = False
+        self._used_ends = {end for end, _ in self.used.values()}
         try:
             self._take(taken, nbytes, held, math.inf if worth is None else worth)
             is_enough = self.bytes <= nbytes
@@ -228,7 +233,7 @@ class NodeStore:
             self._evict(leaf, held, taken.leaves)
         return is_enough
 
-    def _take(self, taken: _Taken, nbytes: int, held: set[SegmentNode], worth: float) -> None:
+    def _take(self, taken: Taken, nbytes: int, held: set[SegmentNode], worth: float) -> None:
         """Set leaves aside and thin nodes, those of least worth first.
 
         Of equal worth, the least recently used goes first. A worth that was looked up before others
@@ -250,7 +255,7 @@ class NodeStore:
                 heappush(queue, (is_last, now, place, next(numbers), node))
             elif value > worth:
                 return
-            elif node.children:
+            elif self._stays(node):
                 self._thin(node, taken)
                 if (left := self._worth(node, held)) is not None:
                     heappush(queue, (is_last, left, place, next(numbers), node))
@@ -262,9 +267,13 @@ class NodeStore:
         """Return the worth of a leaf or of an inner node's spare parts; `None` for what stays."""
         if node in held:
             return None
-        return self.worth.of_spare(node) if node.children else self.worth.of_leaf(node)
+        return self.worth.of_spare(node) if self._stays(node) else self.worth.of_leaf(node)
 
-    def _thin(self, node: SegmentNode, taken: _Taken) -> None:
+    def _stays(self, node: SegmentNode) -> bool:
+        """Tell whether a node can give up its spare parts only."""
+        return bool(node.children) or node in self._used_ends
+
+    def _thin(self, node: SegmentNode, taken: Taken) -> None:
         """Give up a node's windows but the last one, or if there is no more its spare parts."""
         if self._thinning is None:
             return
@@ -275,7 +284,7 @@ class NodeStore:
         self.bytes -= node.value.nbytes - thinned.nbytes
         self._replace(node, thinned)
 
-    def _set_aside(self, leaf: SegmentNode, taken: _Taken) -> SegmentNode | None:
+    def _set_aside(self, leaf: SegmentNode, taken: Taken) -> SegmentNode | None:
         """Take a leaf, and return its parent if that has become one."""
         self.tree.set_aside(leaf)
         taken.leaves[leaf] = None
@@ -288,7 +297,7 @@ class NodeStore:
             parent.is_expected = leaf.is_expected
         return parent
 
-    def _put_back(self, taken: _Taken, *, undone: bool) -> None:
+    def _put_back(self, taken: Taken, *, undone: bool) -> None:
         """Put leaves back, to be evicted in order; or `undone`, with all that was given up."""
         for leaf in taken.leaves:
             self.tree.put_back(leaf)
@@ -320,12 +329,11 @@ class NodeStore:
         """Remove a leaf; its parent is not joined with one of the others that go too."""
         if leaf in self.unsaved:
             self._evicted.append(LooseNode(leaf.key, leaf.start, leaf.value))
-        parent = leaf.parent
+        parent, kept = leaf.parent, {*held, *self._used_ends}
         if parent is not None and len(parent.children) == _JOINED_AT:
-            held = held.union(
-                {parent} if any(n in others for n in parent.children.values()) else ()
-            )
-        self.bytes -= self.tree.remove(leaf, skip=held).nbytes
+            is_kept = any(node in others for node in parent.children.values())
+            kept.update([parent] if is_kept else ())
+        self.bytes -= self.tree.remove(leaf, skip=kept).nbytes
         # Whoever still holds the node must not hold its arrays.
         self._replace(leaf, Segment(()))
         self._pinned.pop(leaf, None)

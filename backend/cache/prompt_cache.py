@@ -108,9 +108,34 @@ class PromptCache:
         kind = _kind(found, key)
         return PrefixHit(kind, length, _cut(path, length), found.length, beyond)
 
+    def preview(self, key: TokenKey) -> tuple[Piece, ...]:
+        """Return the path that `lookup` would restore, and leave no trace."""
+        self._require_owner()
+        path = self.path(key)
+        length = self._usable(path, len(key) - 1)
+        return _cut(path, length) if length >= MIN_HIT_TOKENS else ()
+
+    def use(self, owner: str, key: TokenKey) -> None:
+        """Note that `owner` uses a stored prefix where it lies; an empty one is none.
+
+        It stays until `release`, whatever the budget: its memory would not be free.
+        """
+        self._require_owner()
+        found = self._nodes.tree.match(key)
+        if found.last is None:
+            self._nodes.used.pop(owner, None)
+        else:
+            self._nodes.used[owner] = (found.last, found.length)
+
+    def used_tokens(self, key: TokenKey) -> int:
+        """Return how many tokens are in use, shared ones once, if a prefix were in use too."""
+        self._require_owner()
+        return self._nodes.used_tokens(key)
+
     def release(self, owner: str) -> None:
         """Let the path of `owner` be evicted again."""
         self._require_owner()
+        self._nodes.used.pop(owner, None)
         if node := self._nodes.held.pop(owner, None):
             self._released[owner] = node
             if len(self._released) > MAX_RELEASED:
@@ -171,7 +196,7 @@ class PromptCache:
 
     def resize(self, budget_bytes: int) -> None:
         """Hold at most so many bytes from now on; what is too much is evicted at once."""
-        if budget_bytes == self._nodes.budget_bytes:
+        if budget_bytes == self._nodes.budget_bytes and self._nodes.bytes <= budget_bytes:
             return
         self._require_owner()
         self._nodes.resize(budget_bytes)

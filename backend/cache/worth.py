@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from backend.cache.kv import Segment
@@ -39,6 +39,21 @@ class Thinning:
     thin: Callable[[Segment], Segment]
     reach_tokens: int
     has_snapshots: bool
+
+
+@dataclass(slots=True)
+class Taken:
+    """What has been taken to make room, and can be put back.
+
+    Attributes:
+        leaves: Set aside, in order.
+        values: What nodes held that have given up a part of it.
+        expected: Which nodes were sure to be gone on from, before they became leaves.
+    """
+
+    leaves: dict[SegmentNode, None] = field(default_factory=dict)
+    values: list[tuple[SegmentNode, Segment]] = field(default_factory=list)
+    expected: list[tuple[SegmentNode, bool]] = field(default_factory=list)
 
 
 class Forecast(Protocol):
@@ -191,10 +206,14 @@ class Worth:
         return _windows_reach(node, min(self._thinning.reach_tokens, node.end))
 
 
+def path_nodes(ends: Iterable[SegmentNode]) -> set[SegmentNode]:
+    """Return nodes and all that is above them."""
+    return {node for end in ends for node in end.lineage()}
+
+
 def path_bytes(ends: Iterable[SegmentNode]) -> int:
     """Return what is held by nodes and all that is above them, what they share once."""
-    nodes = {node for end in ends for node in end.lineage()}
-    return sum(node.value.nbytes for node in nodes)
+    return sum(node.value.nbytes for node in path_nodes(ends))
 
 
 def _per_byte(tokens: int, nbytes: int) -> float:

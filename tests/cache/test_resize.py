@@ -61,6 +61,34 @@ def test_a_path_in_use_goes_last():
     store.check()
 
 
+def test_what_is_used_where_it_lies_stays_whatever_the_budget():
+    store = store_of_two()
+    for owner in "ab":
+        store.use(owner, key(*YOUNG[:2]))
+    assert store.used_tokens(key()) == 2
+    assert store.used_tokens(key(*YOUNG[:3])) == 3
+    assert store.used_tokens(key(*OLD)) == 6
+    store.resize(0)
+    assert [is_stored(store, ids) for ids in (OLD, YOUNG)] == [False, True]
+    store.check()
+    store.release("a")
+    store.resize(0)
+    assert is_stored(store, YOUNG)
+    store.release("b")
+    store.resize(0)
+    assert store.status().bytes == 0
+    store.check()
+
+
+def test_a_look_ahead_leaves_no_trace():
+    store = store_of_two()
+    path = store.preview(key(*OLD, 9))
+    assert sum(piece.tokens for piece in path) == len(OLD)
+    assert store.preview(key(*OLD[:1], 9)) == ()
+    assert put(store, (20, 21, 22))
+    assert [is_stored(store, ids) for ids in (OLD, YOUNG)] == [False, True]
+
+
 def test_what_goes_is_handed_to_the_disk():
     rescued = []
     store = store_of_two(on_evict=rescued.extend)

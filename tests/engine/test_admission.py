@@ -12,6 +12,7 @@ from backend.engine.rows.admission import (
     ALLOCATION_STEP_TOKENS,
     KvProfile,
     Reservations,
+    Sharing,
     WindowProfile,
 )
 from backend.errors import OverloadedError
@@ -129,6 +130,35 @@ def test_an_open_end_is_extended_while_there_is_room():
     assert not books.extend(rows[0])
     books.release(rows[1])
     assert books.extend(rows[0])
+
+
+def test_what_rows_share_is_charged_once():
+    room = OWN_LENGTHS.row_bytes(1100) + 3 * OWN_LENGTHS.row_bytes(120)
+    rows = [make_row(name, 1000, max_tokens=100) for name in "abc"]
+    apart = Reservations(OWN_LENGTHS, room, EXPECTED)
+    assert [apart.reserve(row) for row in rows] == [True, False, False]
+    together = Reservations(OWN_LENGTHS, room, EXPECTED)
+    for row in rows:
+        assert together.reserve(row, Sharing(990, 990))
+        row.shared = 990
+    assert together.shared_bytes == 990 * 10
+    assert together.reserved_bytes <= 3 * OWN_LENGTHS.row_bytes(120)
+    assert not together.is_exceeded
+    rows[1].shared = rows[2].shared = 0
+    assert together.is_exceeded
+    together.release(rows[1])
+    together.release(rows[2])
+    assert not together.is_exceeded
+
+
+def test_a_prefix_that_another_row_does_not_share_is_charged_beside_it():
+    room = OWN_LENGTHS.row_bytes(1100) + 3 * OWN_LENGTHS.row_bytes(120)
+    books = Reservations(OWN_LENGTHS, room, EXPECTED)
+    first, second = (make_row(name, 1000, max_tokens=100) for name in "ab")
+    assert books.reserve(first, Sharing(990, 990))
+    first.shared = 990
+    assert not books.reserve(second, Sharing(990, 1980))
+    assert books.reserve(second, Sharing(990, 990))
 
 
 def test_check_sees_a_row_without_a_reservation():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rows import make_row
 
 from backend.core.request import Priority
-from backend.engine.rows.admission import KvProfile, Reservations
+from backend.engine.rows.admission import KvProfile, Reservations, Sharing
 from backend.engine.rows.row import Row
 from backend.engine.rows.scheduler import Scheduler
 from backend.engine.session.memory_watch import MemoryWatch
@@ -24,6 +24,13 @@ class RoomKept:
 
     nbytes: int = 0
     saved: list[Row] = field(default_factory=list)
+    used_tokens: int = 0
+
+    def sharable(self, row: Row) -> Sharing:  # noqa: ARG002
+        return Sharing()
+
+    def use(self, row: Row, tokens: int) -> None:
+        """Share nothing."""
 
     def leave_room(self, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -1,7 +1,8 @@
 """Stored prefixes are used where they lie: a hit copies nothing, and rows hold a prefix once."""
 
 import pytest
-from engine_driver import Driver, make_request, prompt_of
+from engine_driver import Driver, make_request, prompt_of, room_for
+from wrapped_network import WrappedNetwork
 
 from backend.cache import layout
 from backend.cache.row_kv import RowKV
@@ -64,6 +65,71 @@ def test_rows_on_one_prefix_hold_it_once_and_draw_the_tokens_of_cold_ones(networ
     assert max(shared) > 0
     cold = Driver(networks(family), batches=False, max_cache_bytes=0).run(*requests)
     assert [driver.outcome(each).token_ids for each in requests] == [o.token_ids for o in cold]
+
+
+LONG = prompt_of(1500, salt=2)
+
+
+def on_long(count):
+    """Requests that go on from one prefix, each in its own way."""
+    return [make_request(f"r{i}", [*LONG, 3 * i + 1, i, 7], max_tokens=9) for i in range(count)]
+
+
+def short_of_memory(network, rows):
+    """A session with room for the prefix, and for so many rows beyond it."""
+    room = room_for(network, len(LONG)) + room_for(network, 40, rows=rows)
+    driver = Driver(network, max_kv_bytes=room)
+    driver.run(make_request("before", LONG, max_tokens=1))
+    return driver
+
+
+def test_admission_charges_a_prefix_once(networks):
+    driver = short_of_memory(networks("llama"), rows=5)
+    requests = on_long(5)
+    for each in requests:
+        driver.session.submit(each)
+    driver.turn()
+    status = driver.session.status()
+    assert (status.slots_taken, status.waiting) == (5, 0)
+    prefix = room_for(networks("llama"), len(LONG)) - room_for(networks("llama"), 0)
+    assert prefix <= status.memory_bytes["kv_shared"] < 1.01 * prefix
+    driver.run()
+    outcomes = [driver.outcome(each) for each in requests]
+    cold = Driver(networks("llama"), batches=False, max_cache_bytes=0).run(*requests)
+    assert [o.token_ids for o in outcomes] == [o.token_ids for o in cold]
+    assert [o.cached_tokens for o in outcomes] == [1500] * 5
+    assert driver.session.status().memory_bytes["kv_shared"] == 0
+
+
+def test_what_rows_use_is_not_evicted_for_others(networks):
+    driver = short_of_memory(networks("llama"), rows=3)
+    requests = on_long(2)
+    others = [make_request(f"other {i}", prompt_of(200, salt=9 + i)) for i in range(6)]
+    outcomes = driver.run(*requests, *others)
+    cold = Driver(networks("llama"), batches=False, max_cache_bytes=0).run(*requests, *others)
+    assert [o.token_ids for o in outcomes] == [o.token_ids for o in cold]
+
+
+class FailsOnce(WrappedNetwork):
+    """Fails one step of several rows."""
+
+    has_failed = False
+
+    def __call__(self, inputs, cache):
+        if inputs.shape[0] > 1 and not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("failed once")
+        return super().__call__(inputs, cache)
+
+
+def test_rows_that_lose_their_prefix_wait_for_memory_of_their_own(networks):
+    network = FailsOnce(networks("llama"))
+    driver = short_of_memory(network, rows=5)
+    requests = on_long(4)
+    outcomes = driver.run(*requests)
+    assert network.has_failed
+    cold = Driver(networks("llama"), batches=False, max_cache_bytes=0).run(*requests)
+    assert [o.token_ids for o in outcomes] == [o.token_ids for o in cold]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])

@@ -15,6 +15,7 @@ from backend.cache.layout import CacheLayout, CaptureError
 from backend.cache.packing import Packing
 from backend.cache.plain import from_plain
 from backend.cache.prompt_cache import PrefixHit, PromptCache
+from backend.cache.token_key import TokenKey
 from backend.cache.volatile import agrees_again
 from backend.cache.worth import Forecast
 from backend.core.prompt import Place
@@ -24,6 +25,7 @@ from backend.engine.messages.commands import Fetched
 from backend.engine.network import Caches, FreshCaches
 from backend.engine.prefixes.disk_link import DiskLink, DiskSettings
 from backend.engine.prefixes.store import NoPrefixStore, PrefixStore
+from backend.engine.rows.admission import Sharing
 from backend.engine.rows.row import MIN_BOUNDARY_DISTANCE, Row
 
 SAVE_INTERVAL_TOKENS = 2048
@@ -129,10 +131,33 @@ class CachingPrefixStore:
         if row.may_reuse:
             self._lookup(row)
 
+    def sharable(self, row: Row) -> Sharing:
+        """Look the prompt up without a trace."""
+        key = row.prompt_key
+        path = self._store.preview(key) if row.may_reuse else ()
+        length = sum(piece.tokens for piece in path)
+        if row.splits_medium(length) and (span := row.media_at(length)):
+            path = self._store.preview(key[: span.start + 1])
+        tokens = self._layout.referable(path)
+        return Sharing(tokens, self._store.used_tokens(key[:tokens]))
+
+    def use(self, row: Row, tokens: int) -> None:
+        """Hold what the row counts on."""
+        row.shared = tokens
+        self._store.use(row.request_id, row.prompt_key[:tokens])
+
+    @property
+    def used_tokens(self) -> int:
+        """The tokens that rows use in place."""
+        return self._store.used_tokens(TokenKey(b""))
+
     def restore(self, row: Row) -> None:
         """Look the prompt up, unless that gave nothing the last time and nothing was stored."""
-        if not row.may_reuse or row.seen_version == self._store.version:
-            return
+        if row.may_reuse and row.seen_version != self._store.version:
+            self._restore(row)
+            self._note_shared(row)
+
+    def _restore(self, row: Row) -> None:
         row.seen_version = self._store.version
         hit = self._lookup(row)
         self._warn_of_volatile(row, hit)
@@ -170,6 +195,7 @@ class CachingPrefixStore:
         if is_whole and row.fed > row.saved and _is_remembered(row):
             self._save(row)
         self._store.release(row.request_id)
+        row.shared = 0
 
     def expect(self, request_id: str) -> None:
         """Keep what a request has left for longer."""
@@ -239,6 +265,12 @@ class CachingPrefixStore:
             mx.eval([cache.state for cache in caches])
         except self._overlooked as error:
             log.warning("request id=%s keeps a copy of its own", row.request_id, exc_info=error)
+        self._note_shared(row)
+
+    def _note_shared(self, row: Row) -> None:
+        """Note how much of the store the row uses in place."""
+        row.shared = self._layout.shared(row.cache or [])
+        self._store.use(row.request_id, row.key()[: row.shared])
 
     def _pin_system_prompt(self, row: Row) -> None:
         system_tokens = row.request.prompt.system_tokens

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from backend.core.status import PromptCacheStatus
 from backend.engine.messages.commands import Fetched
+from backend.engine.rows.admission import Sharing
 from backend.engine.rows.row import Row
 
 
@@ -25,6 +26,16 @@ class PrefixStore(Protocol):
 
     def claim(self, row: Row) -> None:
         """Hold what is stored of a row's prompt: room is made elsewhere first."""
+
+    def sharable(self, row: Row) -> Sharing:
+        """Return what a row that has computed nothing would use of the store, in place."""
+
+    def use(self, row: Row, tokens: int) -> None:
+        """Let a row count on so many first positions, which stay until it leaves; 0 is none."""
+
+    @property
+    def used_tokens(self) -> int:
+        """The tokens of the store that rows use in place, shared ones once."""
 
     def restore(self, row: Row) -> None:
         """Give a row that prefills as much of its prompt as is stored, if it has less.
@@ -71,6 +82,7 @@ class NoPrefixStore:
     """The prefix store of a model without a prompt cache."""
 
     needs_boundaries = False
+    used_tokens = 0
     wants_rest = False
 
     def fetch(self, row: Row) -> bool:  # noqa: ARG002 (the protocol's)
@@ -82,6 +94,13 @@ class NoPrefixStore:
 
     def claim(self, row: Row) -> None:
         """Hold nothing."""
+
+    def sharable(self, row: Row) -> Sharing:  # noqa: ARG002 (the protocol's)
+        """Share nothing."""
+        return Sharing()
+
+    def use(self, row: Row, tokens: int) -> None:
+        """Share nothing."""
 
     def restore(self, row: Row) -> None:
         """Leave the row as it is."""

@@ -1,7 +1,8 @@
 """Whether the KV caches of requests fit into memory: pure policy, without MLX.
 
 Rows that decode together have their own lengths and are charged them. In families that mlx-lm pads
-to the longest row, each row is charged the longest.
+to the longest row, each row is charged the longest. What rows use of the prompt cache where it
+lies is charged once.
 """
 
 import math
@@ -32,6 +33,19 @@ class WindowProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """What a row would use of the prompt cache, in place.
+
+    Attributes:
+        tokens: Its first positions.
+        used_tokens: Tokens of the prompt cache that would then be in use by any row, counted once.
+    """
+
+    tokens: int = 0
+    used_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class KvProfile:
     """What the caches of one sequence take, over all layers.
 
@@ -47,20 +61,25 @@ class KvProfile:
     windows: tuple[WindowProfile, ...] = ()
     has_own_lengths: bool = False
 
-    def batch_bytes(self, tokens: Sequence[int]) -> int:
+    def batch_bytes(self, tokens: Sequence[int], shared: Sequence[int] = ()) -> int:
         """Return what the caches of rows take at most that decode together.
 
         Args:
             tokens: Of each row.
+            shared: How many of them lie in the prompt cache and are not counted; none at all if
+                left out.
         """
         if not tokens:
             return 0
         padded = len(tokens) * self.row_bytes(max(tokens))
         if len(tokens) == 1 or not self.has_own_lengths:
-            return padded
-        shared = padded - len(tokens) * self.bytes_per_token * _room(max(tokens))
-        own = sum(_room(count) + math.ceil(PADDING_SHARE * count) for count in tokens)
-        return min(padded, shared + own * self.bytes_per_token)
+            return padded - sum(shared) * self.bytes_per_token
+        fixed = padded - len(tokens) * self.bytes_per_token * _room(max(tokens))
+        tails = [
+            count - own for count, own in zip(tokens, shared or [0] * len(tokens), strict=True)
+        ]
+        own = sum(_room(count) + math.ceil(PADDING_SHARE * count) for count in tails)
+        return min(padded, fixed + own * self.bytes_per_token)
 
     def row_bytes(self, tokens: int) -> int:
         """Return what caches of so many tokens take at most: they are allocated in steps."""
@@ -82,6 +101,7 @@ class Reservations:
     Attributes:
         budget_bytes: What all of them may take.
         most_tokens: What a row may hold that is alone.
+        used_tokens: Tokens of the prompt cache that rows use in place, each counted once.
     """
 
     def __init__(self, profile: KvProfile, budget_bytes: int, expected_tokens: int) -> None:
@@ -94,6 +114,7 @@ class Reservations:
         """
         self.budget_bytes = budget_bytes
         self.most_tokens = profile.max_tokens(budget_bytes)
+        self.used_tokens = 0
         self._profile = profile
         self._expected_tokens = expected_tokens
         self._extension_tokens = math.ceil(EXTENSION_SHARE * expected_tokens)
@@ -101,13 +122,25 @@ class Reservations:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the running rows may come to take."""
-        return self._bytes_of(self._tokens.values())
+        """What the running rows may come to take by themselves."""
+        rows = [(count, row.shared) for row, count in self._tokens.items()]
+        return self._bytes_of(rows)
+
+    @property
+    def shared_bytes(self) -> int:
+        """What rows use of the prompt cache, in place."""
+        return self.used_tokens * self._profile.bytes_per_token
 
     @property
     def left_bytes(self) -> int:
-        """What of the budget nobody has reserved."""
-        return self.budget_bytes - self.reserved_bytes
+        """What of the budget nobody has reserved: what is shared is a part of it."""
+        return max(self.budget_bytes - self.reserved_bytes, 0)
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether several rows have more than there is, because a prefix was lost or has grown."""
+        taken = self.reserved_bytes + self.shared_bytes
+        return len(self._tokens) > 1 and taken > self.budget_bytes
 
     def require_fit(self, row: Row) -> None:
         """Refuse a row that would not fit if it were alone.
@@ -126,18 +159,26 @@ class Reservations:
             f"room for {max(self.most_tokens, 0)} tokens"
         )
 
-    def reserve(self, row: Row) -> bool:
-        """Reserve what a row needs to run, if there is room; one that is alone takes what fits."""
+    def reserve(self, row: Row, sharing: Sharing | None = None) -> bool:
+        """Reserve what a row needs to run, if there is room; one that is alone takes what fits.
+
+        Args:
+            row: That would run.
+            sharing: What it would use of the prompt cache; `None` changes nothing there.
+        """
         generated = row.request.max_tokens - row.generated
         if row.request.is_open_ended:
             generated = min(generated, self._expected_tokens)
-        return self._set(row, len(row.token_ids) + generated)
+        sharing = sharing or Sharing(row.shared, self.used_tokens)
+        return self._set(row, len(row.token_ids) + generated, sharing)
 
     def extend(self, row: Row) -> bool:
         """See that a row has reserved what its next step adds; false when there is no room."""
         if row.fed < self._tokens[row]:
             return True
-        return self._set(row, row.fed + self._extension_tokens) and row.fed < self._tokens[row]
+        sharing = Sharing(row.shared, self.used_tokens)
+        tokens = row.fed + self._extension_tokens
+        return self._set(row, tokens, sharing) and row.fed < self._tokens[row]
 
     def release(self, row: Row) -> None:
         """Give back what a row has reserved; no effect on one that has nothing."""
@@ -154,17 +195,23 @@ class Reservations:
         if self.reserved_bytes > self.budget_bytes:
             raise AssertionError("more is reserved than there is")
 
-    def _set(self, row: Row, tokens: int) -> bool:
-        if self.is_alone(row):
+    def _set(self, row: Row, tokens: int, sharing: Sharing) -> bool:
+        others = [(count, each.shared) for each, count in self._tokens.items() if each is not row]
+        if not others:
+            # Whatever it shares, it is alone with it.
             tokens = min(tokens, self.most_tokens)
-        others = (count for other, count in self._tokens.items() if other is not row)
-        if self._bytes_of([tokens, *others]) > self.budget_bytes:
-            return False
+        else:
+            taken = self._bytes_of([(tokens, sharing.tokens), *others])
+            shared = sharing.used_tokens * self._profile.bytes_per_token
+            if taken + shared > self.budget_bytes:
+                return False
         self._tokens[row] = tokens
+        self.used_tokens = sharing.used_tokens
         return True
 
-    def _bytes_of(self, counts: Iterable[int]) -> int:
-        return self._profile.batch_bytes(list(counts))
+    def _bytes_of(self, rows: Sequence[tuple[int, int]]) -> int:
+        tokens, shared = zip(*rows, strict=True) if rows else ((), ())
+        return self._profile.batch_bytes(tokens, shared)
 
 
 def _room(tokens: int) -> int:

@@ -33,6 +33,7 @@ class Row:
         may_reuse: Whether its prefix may come from the prompt cache.
         seen_version: The prompt cache's version when the prompt was looked up.
         cached_tokens: Prompt tokens that came from the prompt cache.
+        shared: The first positions that are used where the prompt cache keeps them.
         branch: Where the prompt left what was stored, if that is some way behind what was restored.
         saved: How many of the tokens were offered to it.
         is_system_pinned: Whether its system prompt was marked there.
@@ -53,6 +54,7 @@ class Row:
     may_reuse: bool = True
     seen_version: int = -1
     cached_tokens: int = 0
+    shared: int = 0
     hit_kind: HitKind = HitKind.MISS
     branch: int = 0
     saved: int = 0
@@ -158,7 +160,7 @@ class Row:
     def rewind(self) -> None:
         """Forget the KV cache, so that all tokens so far are prefilled again, from nothing."""
         self.cache = self._matcher = None
-        self.fed = self.saved = self.cached_tokens = 0
+        self.fed = self.saved = self.cached_tokens = self.shared = 0
         self.hit_kind = HitKind.MISS
         self.may_reuse = self.is_paused = False
         self.drawn = self.generated

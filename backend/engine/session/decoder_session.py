@@ -150,6 +150,7 @@ class DecoderSession:
         parts.publisher.hurry()
         if not parts.background.blame(error):
             parts.recovery.blame(rows, error)
+        parts.memory.relieve()
         self._answer_ended()
 
     def status(self) -> EngineStatus:

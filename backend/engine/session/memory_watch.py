@@ -49,7 +49,7 @@ class MemoryWatch:
 
     def admit(self) -> list[Row]:
         """Let rows run for which there are slots and memory, and return them."""
-        admitted = self._scheduler.admit(self._reservations.reserve)
+        admitted = self._scheduler.admit(self._reserve)
         for row in admitted:
             row.admitted_at = time.monotonic()
         if admitted:
@@ -57,6 +57,16 @@ class MemoryWatch:
                 self._prefixes.claim(row)
             self._share()
         return admitted
+
+    def relieve(self) -> None:
+        """Let rows pause if there is too little memory after all, and share what is left.
+
+        A row that has lost what it used of the prompt cache needs its own memory for it.
+        """
+        self._reservations.used_tokens = self._prefixes.used_tokens
+        while self._reservations.is_exceeded and (row := self._scheduler.yielding()):
+            self._pause(row)
+        self._share()
 
     def before_step(self) -> None:
         """Make sure that the next step has memory; rows may pause or end for it.
@@ -92,6 +102,7 @@ class MemoryWatch:
         """Return the reserved and the available bytes, as parts of `memory_bytes`."""
         return {
             "kv_reserved": self._reservations.reserved_bytes,
+            "kv_shared": self._reservations.shared_bytes,
             "kv_budget": self._reservations.budget_bytes,
         }
 
@@ -99,6 +110,14 @@ class MemoryWatch:
         """Raise AssertionError unless just the running rows have reserved memory."""
         running = (*self._scheduler.prefilling, *self._scheduler.active)
         self._reservations.check(row for row in running if not row.is_paused)
+
+    def _reserve(self, row: Row) -> bool:
+        """Reserve what a row needs beyond what it finds in the prompt cache."""
+        sharing = self._prefixes.sharable(row)
+        if not self._reservations.reserve(row, sharing):
+            return False
+        self._prefixes.use(row, sharing.tokens)
+        return True
 
     def _share(self) -> None:
         """Leave the prompt cache what the rows do not need."""
@@ -112,6 +131,8 @@ class MemoryWatch:
         )
         row.is_paused = True
         self._reservations.release(row)
+        self._prefixes.use(row, 0)
+        self._reservations.used_tokens = self._prefixes.used_tokens
         if row in self._scheduler.prefilling:
             self._prefixes.leave(row)
             self.put_back(row)

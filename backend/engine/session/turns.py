@@ -46,6 +46,7 @@ class Turns:
             parts.decoding.land()
             mx.clear_cache()
         parts.recovery.rows = ()
+        parts.memory.relieve()
 
     def _admit(self) -> None:
         now = time.monotonic()
