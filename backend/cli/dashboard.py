@@ -130,7 +130,7 @@ def _request_table(requests: Iterable[pb.RequestReport]) -> Table:
     table.add_column("request")
     for name in ("phase", "prefill"):
         table.add_column(name, no_wrap=True)
-    for name in ("prompt", "cached", "tokens", "tokens/s", "first ms"):
+    for name in ("prompt", "cached", "KV", "tokens", "tokens/s", "first ms"):
         table.add_column(name, justify="right", no_wrap=True)
     ranks = {phase: rank for rank, phase in enumerate(_PHASE_STYLES)}
     for request in sorted(requests, key=lambda request: ranks.get(request.phase, len(ranks))):
@@ -147,6 +147,7 @@ def _cells(request: pb.RequestReport) -> Iterator[RenderableType]:
     yield f"{request.prompt_tokens:,}"
     share = _share(request.cached_tokens, request.prompt_tokens)
     yield Text(printable(f"{share} {request.hit_kind}"))
+    yield decimal(request.kv_bytes) if request.kv_bytes else ""
     yield f"{request.generated_tokens:,}"
     yield f"{request.tokens_per_s:.1f}" if has_begun else ""
     yield f"{request.first_token_ms:,.0f}" if has_begun else ""

@@ -86,6 +86,8 @@ class RequestStatus:
         hit_kind: The kind of that hit.
         first_token_ms: From submission to the first token; 0 before it.
         tokens_per_s: Since the first token.
+        kv_bytes: What its KV cache takes at most by itself.
+        kv_shared_bytes: What it uses of the prompt cache where it lies, perhaps with others.
     """
 
     request_id: str
@@ -97,6 +99,8 @@ class RequestStatus:
     generated_tokens: int
     first_token_ms: float
     tokens_per_s: float
+    kv_bytes: int = 0
+    kv_shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

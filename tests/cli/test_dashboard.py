@@ -76,12 +76,13 @@ def test_each_request_is_a_row_and_those_that_get_on_come_first(script):
                 generated_tokens=1200,
                 first_token_ms=1234.4,
                 tokens_per_s=33.3,
+                kv_bytes=12_300_000,
             ),
         )
     )[-5:]
     assert rows == [
-        "request phase prefill prompt cached tokens tokens/s first ms",
-        "a active ━━━━━━━━━━━━ 1,000 85% exact 1,200 33.3 1,234",
+        "request phase prefill prompt cached KV tokens tokens/s first ms",
+        "a active ━━━━━━━━━━━━ 1,000 85% exact 12.3 MB 1,200 33.3 1,234",
         "p prefilling ━━━━━━ 1,000 0% miss 0",
         "w waiting 1,000 0% miss 0",
         "? paused 1,000 0% miss 0",
@@ -91,7 +92,7 @@ def test_each_request_is_a_row_and_those_that_get_on_come_first(script):
 def test_on_a_narrow_terminal_only_the_names_are_cut(script):
     request = script.request("request-" + "x" * 40, "prefilling", cached_tokens=9, hit_kind="exact")
     row = frame(script.report(request), width=80)[-1]
-    assert row == "request… prefilling 1,000 1% exact 0"
+    assert row == "req… prefilling 1,000 1% exact 0"
 
 
 def test_a_turn_that_takes_long_is_told(script):

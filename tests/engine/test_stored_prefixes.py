@@ -93,6 +93,11 @@ def test_admission_charges_a_prefix_once(networks):
     assert (status.slots_taken, status.waiting) == (5, 0)
     prefix = room_for(networks("llama"), len(LONG)) - room_for(networks("llama"), 0)
     assert prefix <= status.memory_bytes["kv_shared"] < 1.01 * prefix
+    while not all(row.generated_tokens for row in status.requests):
+        driver.turn()
+        status = driver.session.status()
+    assert all(prefix <= row.kv_shared_bytes < 1.01 * prefix for row in status.requests)
+    assert all(0 < row.kv_bytes <= room_for(networks("llama"), 40) for row in status.requests)
     driver.run()
     outcomes = [driver.outcome(each) for each in requests]
     cold = Driver(networks("llama"), batches=False, max_cache_bytes=0).run(*requests)

@@ -26,6 +26,8 @@ async def test_a_request_is_told_with_its_progress():
         prefilled_tokens=20,
         cached_tokens=10,
         hit_kind="shorter",
+        kv_bytes=2**34,
+        kv_shared_bytes=2**33,
     )
 
 

@@ -72,6 +72,8 @@ STATUS = EngineStatus(
             generated_tokens=0,
             first_token_ms=0.0,
             tokens_per_s=0.0,
+            kv_bytes=2**34,
+            kv_shared_bytes=2**33,
         ),
     ),
 )

@@ -188,6 +188,13 @@ class Reservations:
         """Tell whether nobody else has reserved anything."""
         return self._tokens.keys() <= {row}
 
+    def held_bytes(self, row: Row) -> tuple[int, int]:
+        """Return what a row's KV cache takes at most by itself, and what it uses of the store."""
+        if not row.fed:
+            return 0, 0
+        shared = row.shared * self._profile.bytes_per_token
+        return self._profile.row_bytes(row.fed) - shared, shared
+
     def check(self, running: Iterable[Row]) -> None:
         """Raise AssertionError unless just these rows have reserved, within the budget."""
         if self._tokens.keys() != set(running):

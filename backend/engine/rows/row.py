@@ -180,8 +180,8 @@ class Row:
         last = max(self.drawn, self.generated + 1)
         self.request = replace(self.request, max_tokens=last)
 
-    def status(self, phase: RequestPhase) -> RequestStatus:
-        """Return a snapshot."""
+    def status(self, phase: RequestPhase, kv_bytes: int, kv_shared_bytes: int) -> RequestStatus:
+        """Return a snapshot; what the row holds is told by the books of the memory."""
         prompt_tokens = len(self.request.prompt.token_ids)
         decoding_s = time.monotonic() - self.first_token_at
         return RequestStatus(
@@ -194,6 +194,8 @@ class Row:
             generated_tokens=self.generated,
             first_token_ms=max(self.first_token_at - self.submitted_at, 0.0) * 1000.0,
             tokens_per_s=max(self.generated - self.inherited - 1, 0) / decoding_s,
+            kv_bytes=kv_bytes,
+            kv_shared_bytes=kv_shared_bytes,
         )
 
     def twin(self) -> "Row":

@@ -106,6 +106,10 @@ class MemoryWatch:
             "kv_budget": self._reservations.budget_bytes,
         }
 
+    def held_bytes(self, row: Row) -> tuple[int, int]:
+        """Return what a row's KV cache takes by itself, and what it uses of the prompt cache."""
+        return self._reservations.held_bytes(row)
+
     def check(self) -> None:
         """Raise AssertionError unless just the running rows have reserved memory."""
         running = (*self._scheduler.prefilling, *self._scheduler.active)

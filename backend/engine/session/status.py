@@ -38,6 +38,8 @@ def take_snapshot(parts: DecoderParts, weights_bytes: int) -> EngineStatus:
         tokens_per_s=0.0 if is_ready else counters.rate.of_late(counters.generated_tokens),
         prompt_cache=prompt_cache,
         requests=tuple(
-            row.status(phase) for phase, rows in parts.scheduler.phases().items() for row in rows
+            row.status(phase, *parts.memory.held_bytes(row))
+            for phase, rows in parts.scheduler.phases().items()
+            for row in rows
         ),
     )
