@@ -22,12 +22,14 @@ class PrefillDone(Struct, frozen=True, tag=True, array_like=True):
         cached_tokens: Prompt tokens that came from the prompt cache.
         prefill_ms: Milliseconds since admission.
         hit_kind: The relation of the prompt to the stored one.
+        parted_at: Where the prompt left a stored one that goes on differently; 0 is nowhere.
         ended_at: The monotonic time in seconds; `None` is when the event arrives.
     """
 
     cached_tokens: int
     prefill_ms: float
     hit_kind: HitKind = HitKind.MISS
+    parted_at: int = 0
     ended_at: float | None = None
 
 

@@ -25,6 +25,7 @@ class RequestLog:
     _decoding_since: float | None = field(default=None, init=False)
     _first_token_ms: float = field(default=0.0, init=False)
     _hit_kind: HitKind = field(default=HitKind.MISS, init=False)
+    _parted_at: int = field(default=0, init=False)
     _outcome: str = field(default=FinishReason.CANCELLED.value, init=False)
 
     def note(
@@ -56,12 +57,13 @@ class RequestLog:
         # Decoding of one token ends as it begins: there is no rate.
         seconds = usage.decode_ms / 1000.0 if usage.completion_tokens > 1 else 0.0
         log.info(
-            "request id=%s prompt_tokens=%d cached_tokens=%d cache_hit=%s generated_tokens=%d "
+            "request id=%s prompt_tokens=%d cached_tokens=%d cache_hit=%s %sgenerated_tokens=%d "
             "first_token_ms=%.0f %sfinish=%s",
             self.request_id,
             usage.prompt_tokens,
             usage.cached_tokens,
             self._hit_kind.value,
+            f"parted_at={self._parted_at} " if self._parted_at else "",
             usage.completion_tokens,
             self._first_token_ms,
             f"tokens_per_s={usage.completion_tokens / seconds:.1f} " if seconds else "",
@@ -73,7 +75,7 @@ class RequestLog:
             case PrefillDone():
                 # Events come in groups: its tokens may have arrived with it.
                 self._decoding_since = now if event.ended_at is None else event.ended_at
-                self._hit_kind = event.hit_kind
+                self._hit_kind, self._parted_at = event.hit_kind, event.parted_at
                 self._usage = replace(
                     self._usage, cached_tokens=event.cached_tokens, prefill_ms=event.prefill_ms
                 )

@@ -154,3 +154,16 @@ def test_a_row_that_leaves_copies_nothing_for_itself(networks, family):
     for leaf, (shared, keys) in zip(leaves, before, strict=True):
         assert leaf.shared == shared > 0
         assert leaf.keys is keys
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba2"])
+def test_it_is_told_where_a_prompt_parts_from_a_stored_one(networks, family):
+    driver = Driver(networks(family))
+    base = prompt_of(120, salt=4)
+    [first] = driver.run(make_request("first", base))
+    [again] = driver.run(make_request("again", base))
+    edited = [*base[:70], 5, 5, *base[72:], 9]
+    [parted] = driver.run(make_request("edited", edited))
+    assert (first.parted_at, again.parted_at, parted.parted_at) == (0, 0, 70)
+    [other] = driver.run(make_request("other", prompt_of(50, salt=8)))
+    assert other.parted_at == 0

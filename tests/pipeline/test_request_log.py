@@ -6,6 +6,7 @@ import time
 import pytest
 
 from backend.core.delta import Finish, FinishReason, Usage
+from backend.core.status import HitKind
 from backend.core.step import PrefillDone, TokenStep
 from backend.pipeline.request_log import RequestLog
 
@@ -39,3 +40,14 @@ def test_the_rate_of_a_burst_is_that_of_the_engine(caplog):
     rate = float(caplog.text.split("tokens_per_s=")[1].split()[0])
     assert rate == pytest.approx(50 / usage.decode_ms * 1000.0, abs=0.06)
     assert rate <= 5.0
+
+
+@pytest.mark.parametrize(("parted_at", "told"), [(70, True), (0, False)])
+def test_the_line_says_where_a_prompt_parted_from_a_stored_one(caplog, parted_at, told):
+    log = RequestLog("a", Usage(prompt_tokens=90))
+    done = PrefillDone(64, 1.0, HitKind.DIVERGING, parted_at)
+    with caplog.at_level(logging.INFO):
+        log.note([done, TokenStep(5)], 1, STOP)
+        log.close()
+    assert ("cache_hit=diverging parted_at=70 generated_tokens=1" in caplog.text) == told
+    assert ("parted_at" in caplog.text) == told

@@ -29,6 +29,7 @@ class Outcome:
     finish: FinishReason | None = None
     error: BackendError | None = None
     cached_tokens: int = 0
+    parted_at: int = 0
 
 
 _PLANS: dict[tuple[int, int | None], tuple[Any, Any]] = {}
@@ -124,8 +125,8 @@ class Driver:
                     outcome.token_ids.append(token_id)
                     outcome.logprobs.append(logprobs)
                     outcome.finish = reason
-                case PrefillDone(cached_tokens):
-                    outcome.cached_tokens = cached_tokens
+                case PrefillDone(cached_tokens, parted_at=parted_at):
+                    outcome.cached_tokens, outcome.parted_at = cached_tokens, parted_at
                 case Failure() as failure:
                     outcome.error = failure.error()
 

@@ -161,6 +161,8 @@ class CachingPrefixStore:
         row.seen_version = self._store.version
         hit = self._lookup(row)
         self._warn_of_volatile(row, hit)
+        if len(hit.beyond) and hit.matched < len(row.prompt_key) - 1:
+            row.parted_at = max(row.parted_at, hit.matched)
         if hit.matched - hit.length >= MIN_BOUNDARY_DISTANCE:
             row.branch = hit.matched
         if hit.length - row.fed >= (MIN_GAIN_TOKENS if row.fed else 1):

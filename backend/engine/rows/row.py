@@ -34,6 +34,7 @@ class Row:
         seen_version: The prompt cache's version when the prompt was looked up.
         cached_tokens: Prompt tokens that came from the prompt cache.
         shared: The first positions that are used where the prompt cache keeps them.
+        parted_at: Where the prompt left a stored one that goes on differently; 0 is nowhere.
         branch: Where the prompt left what was stored, if that is some way behind what was restored.
         saved: How many of the tokens were offered to it.
         is_system_pinned: Whether its system prompt was marked there.
@@ -56,6 +57,7 @@ class Row:
     cached_tokens: int = 0
     shared: int = 0
     hit_kind: HitKind = HitKind.MISS
+    parted_at: int = 0
     branch: int = 0
     saved: int = 0
     is_system_pinned: bool = False

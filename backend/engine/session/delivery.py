@@ -42,6 +42,7 @@ class Delivery:
             cached_tokens=row.cached_tokens,
             prefill_ms=(now - row.admitted_at) * 1000.0,
             hit_kind=row.hit_kind,
+            parted_at=row.parted_at,
             ended_at=now,
         )
         self._publisher.put(row.request_id, done)
