@@ -9,10 +9,12 @@ from backend.output.readers.markup import REFUTED, UNDECIDED
 MAX_TAG_CHARS = 400
 
 _ATTRIBUTE_NAME = r"[\w:.-]+"
-# Models forget one quote of two. No value is read in two ways: such tags take exponential time.
+# Models forget one quote of two, or double one. No value is read in two ways: such tags take
+# exponential time.
 _VALUE_END = r"(?=[\s<>/|]|\Z)"
-_VALUE = rf"""(?>"[^"\n]*"{_VALUE_END}|'[^'\n]*'{_VALUE_END}|["']?[^\s"'<>/|=]+["']?)"""
-_BEGUN_VALUE = r"""(?:"[^"\n]*|'[^'\n]*|["']?[^\s"'<>/|=]*["']?)"""
+_QUOTED = rf""""{{1,2}}[^"\n]*"{{1,2}}{_VALUE_END}|'{{1,2}}[^'\n]*'{{1,2}}{_VALUE_END}"""
+_VALUE = rf"""(?>{_QUOTED}|["']?[^\s"'<>/|=]+["']?)"""
+_BEGUN_VALUE = r"""(?:"{1,2}[^"\n]*|'{1,2}[^'\n]*|["']?[^\s"'<>/|=]*["']?)"""
 _ATTRIBUTE = re.compile(rf"\s({_ATTRIBUTE_NAME})\s*=\s*({_VALUE})")
 
 
@@ -171,5 +173,4 @@ class Pattern:
 
 def _attributes(text: str) -> Iterator[tuple[str, str]]:
     for name, value in _ATTRIBUTE.findall(text):
-        is_quoted = len(value) > 1 and value[0] in "\"'" and value[-1] == value[0]
-        yield name, value[1:-1] if is_quoted else value.strip("\"'")
+        yield name, value.strip("\"'")

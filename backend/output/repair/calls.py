@@ -65,8 +65,7 @@ def repaired_calls(
     """
     failures = iter(range(_MAX_FAILURES))
     for reading in (*tool_format.readings, *_FALLBACKS):
-        calls = list(_calls_of(reading, raw, names, failures, is_cut=is_cut))
-        if calls:
+        if calls := list(_calls_of(reading, raw, names, failures, is_cut=is_cut)):
             return calls
     return []
 
@@ -78,11 +77,11 @@ def _calls_of(
         case Objects():
             yield from _object_calls(raw, names, failures)
         case NamedJson():
-            yield from _named_calls(reading.dialect, raw, names)
+            yield from _named_calls(reading.dialect, raw, names, failures)
         case Literals():
             yield from _literal_calls(reading.dialect, raw, names, failures)
         case Tags():
-            yield from _tagged_calls(reading.dialect, raw, names, is_cut=is_cut)
+            yield from _tagged_calls(reading.dialect, raw, names, failures, is_cut=is_cut)
 
 
 def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[RepairedCall]:
@@ -134,7 +133,9 @@ def _broken_object(raw: str, position: int, names: Names) -> RepairedCall | None
     return RepairedCall(found["name"], arguments.text, arguments.end, ("a damaged object",))
 
 
-def _named_calls(dialect: NamedJson | None, raw: str, names: Names) -> Iterator[RepairedCall]:
+def _named_calls(
+    dialect: NamedJson | None, raw: str, names: Names, failures: Iterator[int]
+) -> Iterator[RepairedCall]:
     """Yield calls whose names stand before JSON."""
     if raw.lstrip().startswith(("{", "[{")):
         return
@@ -144,13 +145,18 @@ def _named_calls(dialect: NamedJson | None, raw: str, names: Names) -> Iterator[
         body = part.partition(end)[0] if len(end) > 1 else part
         begin, position, name = body.find("{"), 0, ""
         while begin >= 0:
-            name = last_name(body[position:begin], names) or name
+            # A name stands right before its arguments: no bracket closes between them.
+            _, closer, after = body[position:begin].rpartition("}")
+            name = last_name(after, names) or ("" if closer else name)
             position = begin + 1
             if name:
                 try:
                     found = read_json(body, begin)
                 except NotJsonError:
-                    break
+                    if next(failures, None) is None:
+                        return
+                    begin = body.find("{", position)
+                    continue
                 yield RepairedCall(name, found.text, offset + found.end, found.reasons)
                 position, name = found.end, ""
             begin = body.find("{", position)
@@ -186,7 +192,9 @@ def _literal_calls(
         position = end
 
 
-def _tagged_calls(dialect: Tags, raw: str, names: Names, *, is_cut: bool) -> Iterator[RepairedCall]:
+def _tagged_calls(
+    dialect: Tags, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
+) -> Iterator[RepairedCall]:
     """Yield calls in tags of which some are missing, doubled or wrong."""
     tags = TagWords(dialect)
     for begin, end in tags.calls(raw, names):
@@ -194,7 +202,7 @@ def _tagged_calls(dialect: Tags, raw: str, names: Names, *, is_cut: bool) -> Ite
         body = raw[head_end:end]
         if not (arguments := dict(tags.arguments(body))) and "{" in body:
             moved = head_end - len(name) - 1
-            for call in _named_calls(None, f"{name} {body}", names):
+            for call in _named_calls(None, f"{name} {body}", names, failures):
                 yield replace(call, end=call.end + moved)
             continue
         if tags.has_other_text(body) if not arguments else is_cut and not tags.has_ended(body):

@@ -10,6 +10,7 @@ from backend.formats.dialects import Markup, Messages, NamedJson, Objects, Readi
 from backend.formats.format import ToolFormat
 from backend.formats.template import NAME, Characters, Id, Template
 
+_PUNCTUATION = r"\s}\])>,;`"
 _WORD = re.compile(r"[^\W\d][\w./:-]*")
 # Words of the syntaxes themselves, between an opener and the name of a tool.
 _SYNTAX = frozenset(
@@ -27,12 +28,14 @@ class FormatMarkup:
     Attributes:
         pattern: Any piece of it.
         texts: The markers, without tags that hold names.
+        strays: The markers and tags that begin nothing.
         syntax: Words of the format between an opener and the name of a tool.
         words_before_name: The number of other words there, such as ids.
     """
 
     pattern: re.Pattern[str]
     texts: tuple[str, ...]
+    strays: tuple[str, ...]
     syntax: frozenset[str]
     words_before_name: int
 
@@ -43,6 +46,16 @@ class FormatMarkup:
     def removed(self, text: str) -> str:
         """Return a text without markup."""
         return self.pattern.sub(" ", text)
+
+    def without_strays(self, text: str) -> str:
+        """Return a text that follows a call without the punctuation and markers it begins with."""
+        found = re.match(rf"(?:[{_PUNCTUATION}]*+(?:{_any_of(self.strays).pattern}))*", text)
+        return text[found.end() :] if found else text
+
+    def may_begin_stray(self, text: str) -> bool:
+        """Tell whether a text that follows a call may become such a marker, if it is not one."""
+        rest = re.sub(rf"\A[{_PUNCTUATION}]+", "", self.without_strays(text))
+        return any(stray.startswith(rest) for stray in self.strays)
 
     def settled(self, text: str) -> str:
         """Return a text without what may become a marker at its end."""
@@ -76,12 +89,16 @@ def markup_of(tool_format: ToolFormat) -> FormatMarkup:
     heads = [part for reading in readings for part in _head(reading)]
     words = {word for part in heads if isinstance(part, str) for word in _WORD.findall(part)}
     before = sum(isinstance(part, Id | Characters) for part in heads)
-    return FormatMarkup(pattern, tuple(markers), _SYNTAX | words, before)
+    openers = {opener.strip() for opener in tool_format.openers}
+    ends = {text for text in markers if text not in openers}
+    ends |= {re.sub(r"\\(.)", r"\1", tag) for tag in tags if tag.startswith("</")}
+    strays = sorted(ends, key=len, reverse=True)
+    return FormatMarkup(pattern, tuple(markers), tuple(strays), _SYNTAX | words, before)
 
 
 def _head(reading: Reading) -> Template:
-    """Return the parts of a call before the name of the tool, in dialects that have any."""
-    call = reading.dialect.call if isinstance(reading.dialect, NamedJson) else ()
+    """Return the parts of a call before the name of the tool, in dialects that have words there."""
+    call = reading.dialect.call if isinstance(reading.dialect, NamedJson | Tags) else ()
     return call[: call.index(NAME)] if NAME in call else ()
 
 

@@ -63,8 +63,9 @@ class RepairReader:
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether the reply would break off inside a call: it would."""
-        return True
+        """Whether the reply would break off inside a call: it would, unless markers are all."""
+        is_between = self._is_after_call and not self._is_call
+        return not is_between or bool(self._markup.without_strays(self._raw).strip(_PUNCTUATION))
 
     def feed(self, text: str) -> ReaderOutput:
         """Read on, up to the end of the block or to where it is known to be none."""
@@ -96,6 +97,8 @@ class RepairReader:
 
     def _is_undecided(self) -> bool:
         is_short = len(self._raw) < len(self._context.opener) + _MAX_CHARS_TO_NAME
+        if is_short and self._is_after_call and self._markup.may_begin_stray(self._raw):
+            return True
         word, is_whole = self._markup.first_word(self._raw)
         parts = {word, *re.split("[.:]", word)}
         return is_short and not is_whole and any(map(self._may_be_name, parts))
@@ -174,6 +177,8 @@ class RepairReader:
     def _given_up(self, end: int = 0) -> ReaderOutput:
         """Give the text back, up to the end of the block without markup if it was a call."""
         opener = "" if self._is_after_call else self._context.opener
+        if self._is_after_call and not self._is_call:
+            return ReaderOutput(rest=self._markup.without_strays(self._raw))
         if self._is_call and opener not in self._format.leads:
             text = self._markup.removed(self._raw[:end]).strip()
             return ReaderOutput(rejected=text, rest=self._raw[end:], is_damaged=True)

@@ -42,7 +42,8 @@ class TagWords:
 
     def has_other_text(self, body: str) -> bool:
         """Tell whether a body without arguments holds text."""
-        return bool(re.sub(r"</?[^<>\n]*>|" + self._mark, "", body).strip())
+        rest = re.sub(r"</?[^<>\n]*>|" + self._mark, "", self._call_end.sub("", body))
+        return bool(rest.strip())
 
     def has_ended(self, body: str) -> bool:
         """Tell whether the last value in a body has its end."""

@@ -52,7 +52,7 @@ def write(chunks, types):
         ("null", "string null", "null"),
         ("[" * 5000, "array", json.dumps("[" * 5000)),
         (chr(0xD83D), "string", '"\\ufffd"'),
-        ("\ufffd", "string", '"\\ufffd"'),
+        ("\N{REPLACEMENT CHARACTER}", "string", '"\\ufffd"'),
         (r'["\ud83d"]', "array", r'["\ufffd"]'),
         (r"['\ud83d']", "array", r'["\ufffd"]'),
         ("1e400", "number", '"1e400"'),

@@ -6,9 +6,9 @@ held back until that is known.
 """
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 
+from backend.output.readers.calls.tag_lookahead import TagLookahead
 from backend.output.readers.calls.tagged_dialect import ELEMENT_NAME, TaggedDialect
 from backend.output.readers.markup import (
     REFUTED,
@@ -19,15 +19,12 @@ from backend.output.readers.markup import (
 )
 from backend.output.readers.patterns import NO_MATCH, Match
 from backend.output.readers.reader import ReaderContext, ReaderOutput
-from backend.output.readers.stepping_reader import SteppingReader
 from backend.output.readers.values.json_scanner import JsonScanner, JsonState
-from backend.output.readers.values.schema import UNKNOWN, ParameterTypes
+from backend.output.readers.values.schema import SCALARS, UNKNOWN, ParameterTypes
 from backend.output.readers.values.typed_value import ValueWriter, json_string
 
-_MAX_STRAYS = 3
 
-
-class TaggedReader(SteppingReader):
+class TaggedReader(TagLookahead):
     """Reads one block of calls, or one call where there is no block around it.
 
     An opener that begins a call itself says that there is no block. A JSON object in place of
@@ -35,15 +32,14 @@ class TaggedReader(SteppingReader):
     """
 
     def __init__(self, context: ReaderContext, *, dialect: TaggedDialect) -> None:
-        self._is_in_block = not dialect.call_begin.startswith(context.opener)
-        super().__init__(context, opener_is_call=not self._is_in_block)
-        self._dialect = dialect
+        super().__init__(context, dialect=dialect)
         self._name = ""
         self._types = ParameterTypes({})
         self._given: set[str] = set()
         self._value = ValueWriter(UNKNOWN)
         self._value_ends: tuple[str, ...] = ("",)
         self._may_lack_end = False
+        self._is_scalar = False
         self._json = JsonScanner()
         self._doubtful = ""
 
@@ -75,10 +71,11 @@ class TaggedReader(SteppingReader):
         return self._expected(position, end, call.end)
 
     def _after_strays(self, position: int) -> int:
-        """Return the position after space and, after a call, after tags that are doubled."""
-        if not self._calls_ended or not self._is_in_block:
+        """Return the position after space and after tags that are doubled."""
+        if not self._is_in_block:
             return self._skip_space(position)
-        strays = (*self._dialect.call_ends, *self._dialect.other_parameter_ends)
+        ends = (*self._dialect.call_ends, *self._dialect.other_parameter_ends)
+        strays = ends if self._calls_ended else (self._context.opener,)
         found = self._skip_strays(position, strays)
         return self._skip_space(position) if found == REFUTED else found
 
@@ -105,11 +102,10 @@ class TaggedReader(SteppingReader):
         return bool(self._name) or super().is_mid_call
 
     def _between_parameters(self, position: int) -> int:
-        strays = self._value_ends if self._given else ()
-        found = self._skip_strays(position, strays)
-        if found == UNDECIDED and self._any_at(self._skip_space(position), strays) == UNDECIDED:
-            return UNDECIDED
-        position = self._skip_space(position) if found < 0 else found
+        position = self._skip_space(position)
+        stray = self._any_at(position, self._value_ends if self._given else ())
+        if stray != REFUTED:
+            return stray
         parameter = self._dialect.parameter.match(self._buffer, position)
         if parameter.end >= 0:
             self._begin_value(parameter)
@@ -152,10 +148,12 @@ class TaggedReader(SteppingReader):
         self._begin_argument(json_string(name), parameter.end)
         self._given.add(name)
         self._value = self._new_value(parameter)
+        # No such value holds a tag, as a text may.
+        self._is_scalar = UNKNOWN < self._types.of(name) <= SCALARS
         end = dialect.parameter_end.replace(ELEMENT_NAME, parameter.tag)
         self._value_ends = (end, *dialect.other_parameter_ends)
         self._may_lack_end = not dialect.requires_ends
-        self._step = self._at_value
+        self._step = self._before_value
 
     def _new_value(self, parameter: Match) -> ValueWriter:
         dialect, name = self._dialect, parameter.name
@@ -163,6 +161,13 @@ class TaggedReader(SteppingReader):
             return dialect.make_value(self._types, name)
         types = dialect.types.get(parameter.kind or "")
         return ValueWriter(self._types.of(name) if types is None else types)
+
+    def _before_value(self, position: int) -> int:
+        """Take the tag of a value once more."""
+        again = after(self._buffer, position, self._dialect.value_begin or "\0")
+        if again == REFUTED:
+            self._step = self._at_value
+        return position if again == REFUTED else again
 
     def _at_value(self, position: int) -> int:
         """Take the text before a value that is not its own."""
@@ -211,8 +216,8 @@ class TaggedReader(SteppingReader):
         end = self._closer_at(start)
         if end < 0:
             return either(end, self._bare_end_at(start))
-        position = self._skip_strays(end, self._value_ends)
-        if position < 0:
+        position = end if self._is_scalar else self._skip_strays(end, self._value_ends)
+        if self._is_scalar or position < 0:
             return position
         follows = either(
             self._next_parameter_at(position),
@@ -225,13 +230,15 @@ class TaggedReader(SteppingReader):
     def _bare_end_at(self, start: int) -> int:
         """Return where a value ends that lacks its end tag.
 
-        It does before a parameter on a new line, and before all that ends a block.
+        It does before a parameter, on a new line unless that has two tags, and before all that ends
+        a block.
         """
         if not self._may_lack_end:
             return REFUTED
         line = start + self._buffer.startswith("\n", start)
+        may_follow = line > start or self._dialect.value_begin
         follows = either(
-            self._next_parameter_at(line, is_bare=True) if line > start else REFUTED,
+            self._next_parameter_at(line, is_bare=True) if may_follow else REFUTED,
             self._end_of_call_at(line) if self._is_in_block else self._last_end_at(line),
         )
         return line if follows >= 0 else follows
@@ -243,22 +250,6 @@ class TaggedReader(SteppingReader):
         if position < 0:
             return position
         return after(self._buffer, position, self._context.opener)
-
-    def _any_at(self, position: int, texts: Sequence[str]) -> int:
-        """Return the position after any of some texts."""
-        return either(REFUTED, *(after(self._buffer, position, text) for text in texts))
-
-    def _skip_strays(self, position: int, texts: Sequence[str]) -> int:
-        """Return the position of what follows closing tags that are doubled."""
-        for _ in range(_MAX_STRAYS):
-            position = after_space(self._buffer, position)
-            end = self._any_at(position, texts) if position >= 0 else REFUTED
-            if position < 0 or end == REFUTED:
-                return position
-            if end == UNDECIDED:
-                return UNDECIDED
-            position = end
-        return after_space(self._buffer, position)
 
     def _closer_at(self, start: int) -> int:
         line = start + self._buffer.startswith("\n", start)
@@ -274,19 +265,6 @@ class TaggedReader(SteppingReader):
         is_sure = self._types.is_declared(parameter.name) and parameter.name not in self._given
         is_next = is_sure or not is_bare
         return parameter.end if parameter.end < 0 or is_next else REFUTED
-
-    def _end_of_call_at(self, position: int) -> int:
-        """Look for the end of the call, and inside a block for the text that must follow."""
-        call_ends = self._dialect.call_ends
-        end = self._any_at(position, call_ends)
-        if end < 0 or not self._is_in_block:
-            return end
-        position = self._skip_strays(end, call_ends)
-        if position < 0:
-            return position
-        # The next block may follow at once: models forget the end of one, or write its start again.
-        next_block = after(self._buffer, position, self._context.opener)
-        return either(self._block_end_at(position), self._next_call_at(position).end, next_block)
 
     def _end_value(self, start: int, end: int, position: int = 0) -> None:
         """Hand out the last piece of a value."""
@@ -321,14 +299,6 @@ class TaggedReader(SteppingReader):
 
     def _at_call_end(self, position: int) -> int:
         return self._end_call_at(self._skip_space(position))
-
-    def _block_end_at(self, position: int) -> int:
-        return self._any_at(position, self._dialect.block_ends)
-
-    def _next_call_at(self, position: int) -> Match:
-        call = self._dialect.call.match(self._buffer, position)
-        is_foreign = call.end >= 0 and not self._context.calls.is_offered(call.name)
-        return NO_MATCH if is_foreign else call
 
 
 @lru_cache

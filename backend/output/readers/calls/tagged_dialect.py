@@ -20,6 +20,7 @@ class TaggedDialect:
         call_end: The end of a call.
         parameter: The beginning of an argument, up to the first character of its value.
         parameter_begin: The text that every argument begins with.
+        value_begin: The tag before a value, where it is not that of the argument.
         parameter_end: The end of an argument; `ELEMENT_NAME` stands for the name of its tag.
         block_ends: Texts that end a block of calls, in formats that have blocks.
         other_parameter_ends: Texts that models write for the end of an argument by mistake.
@@ -40,6 +41,7 @@ class TaggedDialect:
     parameter: Pattern
     parameter_begin: str
     parameter_end: str
+    value_begin: str = ""
     block_ends: tuple[str, ...] = ()
     other_parameter_ends: tuple[str, ...] = ()
     other_call_ends: tuple[str, ...] = ()

@@ -94,6 +94,9 @@ class MessageFrames:
     def salvaged(self, header: str) -> tuple[Address, str] | None:
         """Return the recipient and the text of a header that should have ended before the text."""
         messages = self._messages
+        before, brace, body = header.partition("{")
+        if brace and self.takes_bodies and (address := self.read(before)).tools:
+            return address, brace + body
         _, token, rest = header.rpartition(messages.channel or "\0")
         name = rest.split(maxsplit=1)[0] if rest.strip() else ""
         if not token or name not in messages.channels:

@@ -7,10 +7,10 @@ from functools import lru_cache, partial
 
 from backend.core.delta import ContentDelta, ReasoningDelta
 from backend.output.readers.calls.json_body import JsonBodyReader
-from backend.output.readers.markup import REFUTED, UNDECIDED
+from backend.output.readers.markup import REFUTED, UNDECIDED, after
 from backend.output.readers.messages.frames import Address, MessageFrames
 from backend.output.readers.reader import Reader, ReaderContext, ReaderOutput
-from backend.output.readers.stepping_reader import SteppingReader
+from backend.output.readers.stepping_reader import Step, SteppingReader
 from backend.output.text.automaton import Automaton
 from backend.output.text.code_span import CodeTracker
 from backend.output.text.segment import TextAfterCall
@@ -110,11 +110,20 @@ class MessageReader(SteppingReader):
             return self._refuse_header(frames.text_of(self._header), start)
         if token == frames.message:
             self._begin_body(frames.read(self._header))
+            self._step = partial(self._at_body, self._step)
         elif token in frames.header_tokens:
             self._header += token
         elif token:
             return self._refuse_header(frames.stray_text(self._header), start)
         return end if end > position else UNDECIDED
+
+    def _at_body(self, step: Step, position: int) -> int:
+        """Take the end of a header that is doubled, and go on with the body."""
+        end = after(self._buffer, position, self._frames.message)
+        if end != REFUTED:
+            return end
+        self._step = step
+        return position
 
     def _refuse_header(self, text: str, end: int) -> int:
         """Read text that began like a header anew, and go on after it."""

@@ -52,6 +52,7 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         call_end=text_of(call_end).strip(),
         parameter=_pattern(begin, dialect),
         parameter_begin=text_of(begin[:1]),
+        value_begin=_value_begin(begin),
         parameter_end=parameter_end or _element_end(end),
         block_ends=tuple(dict.fromkeys(filter(None, (reading.end, *reading.other_ends)))),
         other_parameter_ends=_without_mark(parameter_end),
@@ -64,6 +65,12 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         json_begin=_pattern(object_begin, dialect) if dialect.object else None,
         json_end=text_of(object_end).strip(),
     )
+
+
+def _value_begin(begin: Template) -> str:
+    """Return the tag right before a value, where an argument begins with several."""
+    last = text_of(begin[-1:]).strip().removeprefix('"')
+    return last if last.startswith("<") else ""
 
 
 def _without_mark(tag: str) -> tuple[str, ...]:

@@ -55,6 +55,9 @@ class _Place(Enum):
     AFTER_VALUE = auto()
 
 
+_IN_MEMBER = frozenset({_Place.FIRST_KEY, _Place.KEY, _Place.COLON})
+
+
 class JsonScanner:
     """Takes one value from its first character to its last, and not a character more.
 
@@ -66,13 +69,14 @@ class JsonScanner:
     Attributes:
         state: How far it has come.
         has_value: Whether a value inside of it was begun, or the value is complete.
-        pending: How many of the characters read last it has not handed out: what becomes of them
-            depends on what follows, and of those before what is malformed, nothing does.
     """
 
     def __init__(self) -> None:
         self.state = JsonState.OPEN
-        self.pending = 0
+        self._pending = 0
+        # A key and its raw length, up to its colon: only that shows where a damaged key ends.
+        self._key: list[str] = []
+        self._key_chars = 0
         self._closers: list[str] = []
         self._place = _Place.VALUE
         self._step: _Step = self._in_structure
@@ -80,10 +84,17 @@ class JsonScanner:
         # A comma and the whitespace after it, until it is known not to be the last.
         self._comma: list[str] = []
         self._late = ""
-        self._digits = ""
-        # The digits of the first half of a surrogate pair.
-        self._high = ""
+        # The digits of an escape, and those of the first half of a surrogate pair.
+        self._digits = self._high = ""
         self.has_value = False
+
+    @property
+    def pending(self) -> int:
+        """How many of the characters read last it has not handed out.
+
+        What becomes of them depends on what follows; of those before what is malformed, nothing.
+        """
+        return self._key_chars or self._pending
 
     def feed(self, text: str, position: int = 0) -> tuple[str, int]:
         """Read on from a position of `text`.
@@ -94,9 +105,25 @@ class JsonScanner:
         """
         taken: list[str] = []
         while self.state is JsonState.OPEN and position < len(text):
-            piece, position = self._step(text, position)
-            taken.append(piece)
+            piece, end = self._step(text, position)
+            taken.append(self._without_key(piece, end - position))
+            position = end
         return "".join(taken), position
+
+    def _without_key(self, piece: str, chars: int) -> str:
+        """Hold back a piece of a key, of so many raw characters; a whole key goes out with it."""
+        if self.state is JsonState.MALFORMED:
+            return piece
+        has_begun = self._place is _Place.COLON or self._step != self._in_structure
+        if has_begun and self._place in _IN_MEMBER:
+            self._key_chars += chars if self._key else len(piece)
+            self._key.append(piece)
+            return ""
+        if self._key:
+            piece = "".join((*self._key, piece))
+            self._key.clear()
+            self._key_chars = 0
+        return piece
 
     def _in_structure(self, text: str, position: int) -> tuple[str, int]:
         """Take whitespace, or one character that is no part of a string or scalar."""
@@ -125,12 +152,12 @@ class JsonScanner:
 
     def _keep(self, text: str) -> str:
         self._comma.append(text)
-        self.pending += len(text)
+        self._pending += len(text)
         return ""
 
     def _take_comma(self) -> str:
         comma, self._comma = "".join(self._comma), []
-        self.pending = 0
+        self._pending = 0
         return comma
 
     def _begin_scalar(self, step: _Step) -> str:
@@ -182,12 +209,12 @@ class JsonScanner:
     def _hold(self, text: str) -> str:
         """Hold back the end of a string until what follows shows that it is one."""
         self._late += text
-        self.pending += len(text)
+        self._pending += len(text)
         return ""
 
     def _released(self) -> str:
         late, self._late = self._late, ""
-        self.pending -= len(late)
+        self._pending -= len(late)
         return late
 
     def _end_string(self) -> None:
@@ -226,7 +253,7 @@ class JsonScanner:
         if char not in _HEX:
             return self._fail(position)
         self._digits += char
-        self.pending += 1
+        self._pending += 1
         if len(self._digits) < _HEX_DIGITS:
             return "", position + 1
         digits, self._digits = self._digits, ""
@@ -236,7 +263,7 @@ class JsonScanner:
         before = f"{_REPLACEMENT_DIGITS}\\u" if self._high else ""
         if _HIGH.fullmatch(digits):
             self._high = digits
-            self.pending = _HEX_DIGITS
+            self._pending = _HEX_DIGITS
             self._step = self._after_high
             return before, position + 1
         digits = _REPLACEMENT_DIGITS if is_low else digits
@@ -244,7 +271,7 @@ class JsonScanner:
 
     def _end_code_point(self, digits: str) -> str:
         self._high = ""
-        self.pending = 0
+        self._pending = 0
         self._step = self._in_string
         return digits
 
@@ -252,13 +279,13 @@ class JsonScanner:
         """Look for a backslash after the first half of a surrogate pair."""
         if text[position] != "\\":
             return self._end_code_point(_REPLACEMENT_DIGITS), position
-        self.pending += 1
+        self._pending += 1
         self._step = self._in_escape_after_high
         return "", position + 1
 
     def _in_escape_after_high(self, text: str, position: int) -> tuple[str, int]:
         if text[position] == "u":
-            self.pending += 1
+            self._pending += 1
             self._step = self._in_code_point
             return "", position + 1
         piece = self._end_code_point(_REPLACEMENT_DIGITS)
@@ -281,12 +308,12 @@ class JsonScanner:
         end = span_end(_SCALAR_RUN, text, position)
         if end > position:
             self._scalar.append(text[position:end])
-            self.pending += end - position
+            self._pending += end - position
             return "", end
         constant = _PYTHON_CONSTANTS.get("".join(self._scalar))
         if constant is None:
             return self._fail(position)
-        self.pending = 0
+        self._pending = 0
         self._end_value()
         return constant, position
 

@@ -67,6 +67,7 @@ class LiteralValue:
         self._is_first = True
         self._is_key = False
         self._quote = ""
+        self._is_string_empty = True
         self._writer = ValueWriter(STRING)
         self._bare: list[str] = []
         self.is_complete = False
@@ -103,6 +104,7 @@ class LiteralValue:
             self._step = self._in_bare
             return self._separator(), position
         self._quote = quote
+        self._is_string_empty = True
         is_typed = not self._closers and self._types and "string" not in self._types
         self._writer = ValueWriter(self._types if is_typed else STRING)
         self._step = self._in_string
@@ -171,20 +173,36 @@ class LiteralValue:
     def _in_string(self, text: str, position: int) -> tuple[str, int]:
         end = span_end(self._syntax.plain, text, position)
         if end > position:
-            return self._writer.feed(text[position:end]), end
+            return self._text(text[position:end]), end
         if position == len(text):
             return "", UNDECIDED
         if self._has_escapes and text[position] == "\\":
             meaning, end = read_escape(text, position)
-            return self._writer.feed(meaning) if end >= 0 else "", end
+            return self._text(meaning) if end >= 0 else "", end
         end = self._string_end_at(text, position)
         if end == REFUTED:
-            return self._writer.feed(text[position]), position + 1
+            return self._doubtful_quote(text, position)
         if end < 0:
             return "", end
         piece = self._writer.finish()
         self._end_value()
         return piece, end
+
+    def _doubtful_quote(self, text: str, position: int) -> tuple[str, int]:
+        """Take a character that may begin a quote for text, and a first quote that is doubled."""
+        end = after(text, position, self._quote)
+        if self._is_token and self._is_string_empty and end >= 0:
+            return "", end
+        return self._text(text[position]), position + 1
+
+    def _text(self, text: str) -> str:
+        self._is_string_empty = False
+        return self._writer.feed(text)
+
+    @property
+    def _is_token(self) -> bool:
+        """Whether the quote is a token of its own, which no text holds."""
+        return self._quote.startswith("<")
 
     @property
     def _has_escapes(self) -> bool:
@@ -196,6 +214,10 @@ class LiteralValue:
         end = after(text, position, self._quote)
         if end < 0:
             return end
+        again = after(text, end, self._quote) if self._is_token else REFUTED
+        if again == UNDECIDED and end < len(text):
+            return UNDECIDED
+        end = max(end, again)
         follows = self._follows_at(text, end) if self._closers else self._ends_at(end)
         return end if follows >= 0 else follows
 

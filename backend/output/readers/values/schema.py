@@ -15,7 +15,8 @@ JsonTypes: TypeAlias = frozenset[str]
 
 UNKNOWN: JsonTypes = frozenset()
 STRING: JsonTypes = frozenset({"string"})
-NOT_A_STRING: JsonTypes = frozenset({"object", "array", "number", "integer", "boolean", "null"})
+SCALARS: JsonTypes = frozenset({"number", "integer", "boolean", "null"})
+NOT_A_STRING: JsonTypes = SCALARS | {"object", "array"}
 
 _MAX_SCHEMAS = 256
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")

@@ -10,6 +10,7 @@ from backend.output.readers.values.typed_value import json_string
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^,{}\[\]()\n]+")
 _BARE_KEY = re.compile(r"[^\s:=,{}\[\]()\"']+")
+_HALF_QUOTED_KEY = re.compile(r"[\w-]+[ \t]*:[ \t]*[^\s:]")
 _ASSIGN = re.compile(r"\s*(?:=>|:|=)\s*")
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
@@ -134,13 +135,15 @@ class _Reader:
         return False
 
     def _key(self, position: int) -> str:
-        if quote := self._quote_at(position):
+        quote = self._quote_at(position)
+        if quote and not _HALF_QUOTED_KEY.match(self._text, position + len(quote)):
             return self._string(position, quote)
-        found = _BARE_KEY.match(self._text, position)
+        # A key of which one quote is missing ends before its colon.
+        found = _BARE_KEY.match(self._text, position + len(quote))
         if found is None:
             raise NotJsonError
         self.reasons.append("a key without quotes")
-        self.end = found.end()
+        self.end = found.end() + len(self._quote_at(found.end()))
         return json.dumps(found[0], ensure_ascii=False)
 
     def _quote_at(self, position: int) -> str:
