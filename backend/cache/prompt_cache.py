@@ -70,6 +70,7 @@ class PromptCache:
         self._on_evict = on_evict
         self._owner = threading.get_ident()
         self._learned = LearnedForecast()
+        self._once: set[str] = set()
         self._released: OrderedDict[str, SegmentNode] = OrderedDict()
         self._nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
         self._hits: Counter[HitKind] = Counter()
@@ -85,6 +86,11 @@ class PromptCache:
     def has_unsaved(self) -> bool:
         """Whether there are nodes that only this cache holds."""
         return bool(self._nodes.unsaved)
+
+    def note_once(self, owner: str) -> None:
+        """Note that nobody is going to come back to what `owner` alone stores: it goes first."""
+        self._require_owner()
+        self._once.add(owner)
 
     def lookup(self, key: TokenKey, owner: str) -> PrefixHit:
         """Return the most of a prompt that can be restored; one token is always left.
@@ -104,6 +110,8 @@ class PromptCache:
         if owner not in self._nodes.held:
             self._learn(found)
         self._nodes.touch(last)
+        for node in () if owner in self._once else last.lineage():
+            node.is_once = False
         self._nodes.held[owner] = last
         kind = _kind(found, key)
         return PrefixHit(kind, length, _cut(path, length), found.length, beyond)
@@ -136,6 +144,7 @@ class PromptCache:
         """Let the path of `owner` be evicted again."""
         self._require_owner()
         self._nodes.used.pop(owner, None)
+        self._once.discard(owner)
         if node := self._nodes.held.pop(owner, None):
             self._released[owner] = node
             if len(self._released) > MAX_RELEASED:
@@ -186,7 +195,10 @@ class PromptCache:
             there is no room.
         """
         self._require_owner()
+        is_new = self.stored(key) < len(key)
         node = self._nodes.insert(key, start, segment, place)
+        if node is not None and is_new:
+            node.is_once = owner in self._once
         if node is not None and owner is not None:
             self._nodes.held[owner] = node
         if node is not None and self._on_evict is not None and not is_saved:

@@ -46,11 +46,12 @@ class Node(Link, Generic[V]):
         branches: How many requests have parted here from what was stored below.
         place: The part of a conversation that ends here.
         is_expected: Whether a request is sure to go on from here.
+        is_once: Whether none is going to come back here.
     """
 
     __slots__ = (
-        *("branches", "children", "end", "is_expected", "is_pin", "label"),
-        *("parent", "pins", "place", "used_at", "value"),
+        *("branches", "children", "end", "is_expected", "is_once", "is_pin"),
+        *("label", "parent", "pins", "place", "used_at", "value"),
     )
 
     def __init__(self, label: TokenKey, value: V, end: int, parent: "Node[V] | None") -> None:
@@ -65,6 +66,7 @@ class Node(Link, Generic[V]):
         self.used_at = 0
         self.branches = 0
         self.is_expected = False
+        self.is_once = False
         self.place = Place.INNER
 
     @property
@@ -191,7 +193,7 @@ class RadixTree(Generic[V]):
         upper.place_after(node)
         upper.pins = int(node.is_pinned)
         upper.used_at = node.used_at
-        upper.is_expected = node.is_expected
+        upper.is_expected, upper.is_once = node.is_expected, node.is_once
         self._siblings(node)[upper.label[0]] = upper
         node.label, node.value, node.parent = node.label[at:], below, upper
         upper.children[node.label[0]] = node
@@ -308,6 +310,7 @@ class RadixTree(Generic[V]):
         self._siblings(upper)[upper.label[0]] = lower
         lower.label = TokenKey.concat((upper.label, lower.label))
         lower.value, lower.parent = value, upper.parent
+        lower.is_once = lower.is_once and upper.is_once
         lower.unlink()
         lower.place_after(upper)
         upper.unlink()

@@ -93,6 +93,8 @@ class LearnedForecast:
     def resumption(self, leaf: SegmentNode) -> float:
         """Return how likely a request goes on from a leaf: less with every request of others."""
         age = self.now - leaf.used_at
+        if leaf.is_once:
+            return 0.0
         if leaf.is_expected:
             return 1.0 / (1.0 + age / _EXPECTED_WITHIN)
         return _UNEXPECTED / (1.0 + age)

@@ -20,6 +20,14 @@ class Remembered(Enum):
     ALL = "all"
 
 
+class CacheHint(Enum):
+    """What a caller knows of the requests that come after this one."""
+
+    NONE = "none"
+    KEEP = "keep"
+    ONCE = "once"
+
+
 class Priority(IntEnum):
     """The order of competing requests; the smallest number goes first."""
 
@@ -88,6 +96,7 @@ class GenerationCall:
         parallel_tool_calls: Whether a reply may hold more than one call.
         constrains_calls: Whether calls of the model's own choice are held to their schemas.
         remembered: The part that may enter the prompt cache.
+        cache_hint: Whether the conversation is going to go on.
         cache_path: The caller's path for its prefix on disk; empty for none.
         cache_scope: Calls of other scopes never meet a prefix that this one stored; see `Prompt`.
         shares_system_prompt: Whether they may meet its system prompt and tools all the same.
@@ -112,6 +121,7 @@ class GenerationCall:
     parallel_tool_calls: bool = True
     constrains_calls: bool = True
     remembered: Remembered = Remembered.ALL
+    cache_hint: CacheHint = CacheHint.NONE
     cache_path: str = ""
     cache_scope: str = ""
     shares_system_prompt: bool = False
@@ -136,6 +146,7 @@ class GenerationRequest:
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
         grammar: The grammar of the reply, if it has one.
         remembered: The part that may enter the prompt cache.
+        cache_hint: Whether the conversation is going to go on.
         cache_path: The caller's path for its prefix on disk; empty for none.
         priority: Its rank when not all requests can run.
     """
@@ -149,5 +160,6 @@ class GenerationRequest:
     top_logprobs: int | None = None
     grammar: ReplyGrammar | None = None
     remembered: Remembered = Remembered.ALL
+    cache_hint: CacheHint = CacheHint.NONE
     cache_path: str = ""
     priority: Priority = Priority.NORMAL

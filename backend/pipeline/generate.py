@@ -123,6 +123,7 @@ def _request(
         top_logprobs=call.top_logprobs,
         grammar=grammar,
         remembered=call.remembered,
+        cache_hint=call.cache_hint,
         cache_path=call.cache_path,
         priority=call.priority,
     )

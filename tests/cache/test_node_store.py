@@ -4,7 +4,15 @@ import gc
 import weakref
 
 import pytest
-from token_blocks import anywhere, at_snapshots, is_stored, key, look, put, room_for
+from token_blocks import (
+    anywhere,
+    at_snapshots,
+    is_stored,
+    key,
+    look,
+    put,
+    room_for,
+)
 
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
@@ -285,3 +293,41 @@ def test_the_snapshot_that_saves_fewest_tokens_goes_first():
         assert put(store, ids[:end], has_snapshot=True)
     store.resize(room_for(60, snapshots=2))
     assert snapshots(store, ids) == [30, 60]
+
+
+def store_once(store, ids):
+    """Store what is lacking of `ids` for somebody who is not coming back."""
+    store.note_once("once")
+    is_there = put(store, ids, owner="once")
+    store.release("once")
+    return is_there
+
+
+def test_what_is_wanted_once_goes_before_all_that_is_older():
+    store = PromptCache(room_for(20), anywhere)
+    for start in (10, 20, 30):
+        put(store, range(start, start + 5))
+    assert store_once(store, range(40, 45))
+    put(store, range(50, 55))
+    assert [is_stored(store, range(n, n + 5)) for n in (10, 20, 30, 40)] == [True] * 3 + [False]
+
+
+def test_what_somebody_else_has_gone_on_from_is_wanted_again():
+    store = PromptCache(room_for(20), anywhere)
+    store_once(store, range(40, 45))
+    for start in (10, 20, 30):
+        put(store, range(start, start + 5))
+    store.note_once("another")
+    look(store, (*range(40, 45), 7), owner="another")
+    look(store, (*range(40, 45), 7))
+    put(store, range(50, 55))
+    assert is_stored(store, range(40, 45))
+    assert not is_stored(store, range(10, 15))
+
+
+def test_what_a_request_shares_with_others_is_not_wanted_once():
+    store = PromptCache(room_for(12), anywhere)
+    put(store, range(1, 6))
+    store_once(store, (*range(1, 6), 40, 41, 42))
+    put(store, range(50, 56))
+    assert store.stored(key(*range(1, 6), 40)) == 5

@@ -6,6 +6,8 @@ from wrapped_network import WrappedNetwork
 
 from backend.cache import layout
 from backend.cache.row_kv import RowKV
+from backend.cache.token_key import TokenKey
+from backend.core.request import CacheHint
 from backend.engine.rows.row import Row
 
 pytestmark = pytest.mark.mlx
@@ -167,3 +169,21 @@ def test_it_is_told_where_a_prompt_parts_from_a_stored_one(networks, family):
     assert (first.parted_at, again.parted_at, parted.parted_at) == (0, 0, 70)
     [other] = driver.run(make_request("other", prompt_of(50, salt=8)))
     assert other.parted_at == 0
+
+
+def test_a_conversation_is_kept_or_let_go_as_its_caller_says(networks):
+    prompts = [prompt_of(100, salt=salt) for salt in range(4)]
+    driver = Driver(networks("llama"), max_cache_bytes=3 * prefix_bytes(networks("llama"), 120))
+    hints = (CacheHint.KEEP, CacheHint.NONE, CacheHint.ONCE, CacheHint.NONE)
+    for i, (prompt, hint) in enumerate(zip(prompts, hints, strict=True)):
+        driver.run(make_request(f"r{i}", prompt, cache_hint=hint, max_tokens=3))
+    store = driver.session._parts.prefixes._store
+    stored = [store.stored(TokenKey.from_ids(prompt)) for prompt in prompts]
+    assert stored == [100, 100, 0, 100]
+    driver.run(make_request("last", prompt_of(100, salt=9), max_tokens=3))
+    stored = [store.stored(TokenKey.from_ids(prompt)) for prompt in prompts]
+    assert stored == [100, 0, 0, 100]
+
+
+def prefix_bytes(network, tokens):
+    return room_for(network, tokens) - room_for(network, 0)

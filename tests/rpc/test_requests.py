@@ -4,7 +4,7 @@ import pytest
 
 from backend.config import MAX_STOP_STRINGS, MAX_TOP_LOGPROBS, ModelOptions, TuningOptions
 from backend.core.prompt import Message
-from backend.core.request import Priority, SamplingParams
+from backend.core.request import CacheHint, Priority, SamplingParams
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.requests import generation_call
@@ -199,6 +199,20 @@ def test_anthropics_switch_inside_the_choice_forbids_parallel_calls():
     choice = '{"type": "auto", "disable_parallel_tool_use": true}'
     assert not call(ToolChoice=choice).parallel_tool_calls
     assert call(ToolChoice=choice.replace("true", "false")).parallel_tool_calls
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("keep", CacheHint.KEEP), ("once", CacheHint.ONCE), ("", CacheHint.NONE)],
+)
+def test_a_hint_for_the_prompt_cache_is_one_of_two_words(word, hint):
+    assert call(Metadata={"cache_hint": word}).cache_hint is hint
+
+
+def test_another_clients_word_for_a_hint_is_ignored_and_logged(caplog):
+    caplog.set_level("INFO")
+    assert call(Metadata={"cache_hint": "none"}).cache_hint is CacheHint.NONE
+    assert "Metadata['cache_hint'] is ignored" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["high", "normal", "low", ""])

@@ -19,7 +19,7 @@ from backend.cache.token_key import TokenKey
 from backend.cache.volatile import agrees_again
 from backend.cache.worth import Forecast
 from backend.core.prompt import Place
-from backend.core.request import Remembered
+from backend.core.request import CacheHint, Remembered
 from backend.core.status import PromptCacheStatus
 from backend.engine.messages.commands import Fetched
 from backend.engine.network import Caches, FreshCaches
@@ -170,6 +170,8 @@ class CachingPrefixStore:
 
     def _lookup(self, row: Row) -> PrefixHit:
         """Look a row's prompt up; a prefix ends where a medium does, never inside."""
+        if row.request.cache_hint is CacheHint.ONCE:
+            self._store.note_once(row.request_id)
         hit = self._store.lookup(row.prompt_key, row.request_id)
         if row.splits_medium(hit.length) and (span := row.media_at(hit.length)):
             return self._store.lookup(row.prompt_key[: span.start + 1], row.request_id)
@@ -198,6 +200,8 @@ class CachingPrefixStore:
             self._save(row)
         self._store.release(row.request_id)
         row.shared = 0
+        if row.request.cache_hint is CacheHint.KEEP:
+            self.expect(row.request_id)
 
     def expect(self, request_id: str) -> None:
         """Keep what a request has left for longer."""

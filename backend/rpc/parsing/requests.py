@@ -2,7 +2,8 @@
 
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from backend.config import (
     MAX_REQUEST_ID_CHARS,
@@ -12,7 +13,7 @@ from backend.config import (
     ModelOptions,
 )
 from backend.core.prompt import new_scope
-from backend.core.request import GenerationCall, Priority, Remembered
+from backend.core.request import CacheHint, GenerationCall, Priority, Remembered
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.host_rules import obeyed_grammar, restore_tool_results
@@ -26,12 +27,16 @@ SCHEMA_KEY = "json_schema"
 SCOPE_KEY = "cache_scope"
 PUBLIC_KEY = "cache_public"
 PUBLIC_SYSTEM = "system"
+HINT_KEY = "cache_hint"
+HINTS = {hint.value: hint for hint in (CacheHint.KEEP, CacheHint.ONCE)}
 PRIORITY_KEY = "priority"
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 PROMPT_FIELDS = (
     *("Prompt", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Metadata"),
     *("Images", "Audios", "Videos"),
 )
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +68,11 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
         parallel_tool_calls=use.is_parallel,
         constrains_calls=tuning.text.constrain_calls or any(tool.is_strict for tool in use.tools),
         remembered=_remembered(request, sharing),
+        cache_hint=_known(HINT_KEY, request, HINTS, CacheHint.NONE),
         cache_path=require_path("PromptCachePath", request.PromptCachePath),
         cache_scope=_cache_scope(request, sharing),
         shares_system_prompt=_shares_system_prompt(request),
-        priority=_priority(request.Metadata.get(PRIORITY_KEY, "")),
+        priority=_known(PRIORITY_KEY, request, PRIORITIES, Priority.NORMAL),
         debug=request.Debug or request.DebugMode,
         size_bytes=request.ByteSize(),
     )
@@ -127,16 +133,12 @@ def _remembered(request: pb.PredictOptions, sharing: str) -> Remembered:
     return Remembered.ALL
 
 
-def _priority(name: str) -> Priority:
-    """Return the priority; other clients may use the same key for words of their own."""
-    if name and name not in PRIORITIES:
-        log.info(
-            "Metadata[%r] is ignored: %r is not one of %s",
-            PRIORITY_KEY,
-            name[:32],
-            list(PRIORITIES),
-        )
-    return PRIORITIES.get(name, Priority.NORMAL)
+def _known(key: str, request: pb.PredictOptions, values: Mapping[str, T], default: T) -> T:
+    """Return what a word stands for; other clients may use the same key for words of their own."""
+    word = request.Metadata.get(key, "")
+    if word and word not in values:
+        log.info("Metadata[%r] is ignored: %r is not one of %s", key, word[:32], list(values))
+    return values.get(word, default)
 
 
 def _stop_strings(stop_prompts: Iterable[str]) -> tuple[str, ...]:
