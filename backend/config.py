@@ -23,8 +23,7 @@ MAX_LOGIT_BIASES = 4096
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1024
 MAX_CANDIDATES = 1024
-MAX_JOBS = 2
-MAX_ENDED_JOBS = 64
+MAX_JOBS, MAX_ENDED_JOBS = 2, 64
 MAX_TARGET_MODULES = 256
 JOB_STOP_TIMEOUT_S = 60.0
 JOB_REPORT_INTERVAL_S = 0.5
@@ -47,7 +46,7 @@ MAX_RENDER_S = 10.0
 MAX_RENDER_MEMORY_BYTES = 2**30
 # Of its text, in characters.
 MAX_RENDER_BYTES = 64 * 2**20
-# Processes that render templates, started when they are needed.
+# Started when they are needed.
 TEMPLATE_PROCESSES = 2
 # Of the memory for KV caches, unless `max_cache_bytes` says otherwise.
 PROMPT_CACHE_MEMORY_SHARE = 0.25
@@ -218,6 +217,14 @@ class GroupOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationOptions:
+    """The drafting of tokens; no reply depends on it."""
+
+    speculation: str = "auto"
+    max_draft_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOptions:
     """When the engine process is given up, and what follows."""
 
@@ -244,6 +251,7 @@ class TuningOptions:
     retrieval: RetrievalOptions = RetrievalOptions()
     group: GroupOptions = GroupOptions()
     process: ProcessOptions = ProcessOptions()
+    speculation: SpeculationOptions = SpeculationOptions()
 
     @classmethod
     def of(cls, **options: OptionValue) -> Self:

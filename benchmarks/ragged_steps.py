@@ -27,9 +27,9 @@ from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.engine.network import Caches, Network
 from backend.engine.passes.batch import Batch
-from backend.engine.passes.batch_check import batch_plan
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.rows.row import Row
+from backend.engine.trials.batch_check import batch_plan
 
 STEPS = 12
 WARM_UP = 4

@@ -127,6 +127,12 @@ class Served:
         started = time.perf_counter()
         return speed(started, await asyncio.gather(*map(self.send, requests)))
 
+    async def time_together(self, requests: Sequence[pb.PredictOptions]) -> tuple[float, int]:
+        """Generate one row per request at the same time; return seconds, and tokens of all."""
+        started = time.perf_counter()
+        rows = await asyncio.gather(*map(self.send, requests))
+        return time.perf_counter() - started, sum(row.counts[-1] for row in rows)
+
     async def health_seconds(self) -> float:
         """Return how long one Health took, over a connection of its own, as hosts ask it."""
         started = time.perf_counter()

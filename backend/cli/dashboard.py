@@ -122,7 +122,11 @@ def _disk_cache(books: pb.DiskCacheReport) -> str:
 def _totals(report: pb.InspectReply) -> str:
     prefilled = f"{report.prompt_tokens:,} prompt tokens prefilled"
     generated = f"{report.generated_tokens:,} tokens generated"
-    return SEPARATOR.join([prefilled, generated, f"{report.tokens_per_s:.1f} tokens/s"])
+    told = [prefilled, generated, f"{report.tokens_per_s:.1f} tokens/s"]
+    if report.drafted_tokens:
+        share = _share(report.accepted_tokens, report.drafted_tokens)
+        told.append(f"{share} of {report.drafted_tokens:,} drafted tokens right")
+    return SEPARATOR.join(told)
 
 
 def _request_table(requests: Iterable[pb.RequestReport]) -> Table:

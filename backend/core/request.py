@@ -101,6 +101,7 @@ class GenerationCall:
         cache_scope: Calls of other scopes never meet a prefix that this one stored; see `Prompt`.
         shares_system_prompt: Whether they may meet its system prompt and tools all the same.
         priority: Its rank when not all requests can run.
+        may_speculate: Whether its tokens may be drafted; no reply depends on it.
         debug: Whether the log may hold the text of this request.
         size_bytes: Of the whole request as it came.
     """
@@ -126,6 +127,7 @@ class GenerationCall:
     cache_scope: str = ""
     shares_system_prompt: bool = False
     priority: Priority = Priority.NORMAL
+    may_speculate: bool = True
     debug: bool = False
     size_bytes: int = 0
 
@@ -149,6 +151,7 @@ class GenerationRequest:
         cache_hint: Whether the conversation is going to go on.
         cache_path: The caller's path for its prefix on disk; empty for none.
         priority: Its rank when not all requests can run.
+        may_speculate: Whether its tokens may be drafted; no reply depends on it.
     """
 
     request_id: str
@@ -163,3 +166,4 @@ class GenerationRequest:
     cache_hint: CacheHint = CacheHint.NONE
     cache_path: str = ""
     priority: Priority = Priority.NORMAL
+    may_speculate: bool = True

@@ -37,11 +37,17 @@ class TokenStep(Struct, frozen=True, tag=True, array_like=True):
     """One generated token; the last one of a request carries the finish reason.
 
     A stop token is published too, with `FinishReason.STOP`; its text is not part of the reply.
+
+    Attributes:
+        drafted: Of the last one: how many tokens were drafted for the request.
+        accepted: How many of them it drew itself.
     """
 
     token_id: int
     finish_reason: FinishReason | None = None
     logprobs: StepLogprobs | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 EngineEvent: TypeAlias = PrefillDone | TokenStep

@@ -6,9 +6,9 @@ from pathlib import Path
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, ModelOptions, TuningOptions
 from backend.core.model import ModelCard
 from backend.engine.passes.caches import foreseen_cache_factory
-from backend.engine.passes.kv_profile import foresee
 from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
+from backend.engine.trials.kv_profile import foresee
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loader import look
 

@@ -126,6 +126,7 @@ def _request(
         cache_hint=call.cache_hint,
         cache_path=call.cache_path,
         priority=call.priority,
+        may_speculate=call.may_speculate,
     )
 
 

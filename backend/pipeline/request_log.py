@@ -26,6 +26,8 @@ class RequestLog:
     _first_token_ms: float = field(default=0.0, init=False)
     _hit_kind: HitKind = field(default=HitKind.MISS, init=False)
     _parted_at: int = field(default=0, init=False)
+    _drafted: int = field(default=0, init=False)
+    _accepted: int = field(default=0, init=False)
     _outcome: str = field(default=FinishReason.CANCELLED.value, init=False)
 
     def note(
@@ -58,7 +60,7 @@ class RequestLog:
         seconds = usage.decode_ms / 1000.0 if usage.completion_tokens > 1 else 0.0
         log.info(
             "request id=%s prompt_tokens=%d cached_tokens=%d cache_hit=%s %sgenerated_tokens=%d "
-            "first_token_ms=%.0f %sfinish=%s",
+            "first_token_ms=%.0f %s%sfinish=%s",
             self.request_id,
             usage.prompt_tokens,
             usage.cached_tokens,
@@ -67,6 +69,7 @@ class RequestLog:
             usage.completion_tokens,
             self._first_token_ms,
             f"tokens_per_s={usage.completion_tokens / seconds:.1f} " if seconds else "",
+            f"drafted={self._drafted} accepted={self._accepted} " if self._drafted else "",
             self._outcome,
         )
 
@@ -81,5 +84,6 @@ class RequestLog:
                 )
             case TokenStep():
                 self._first_token_ms = self._first_token_ms or (now - self._submitted_at) * 1000.0
+                self._drafted, self._accepted = event.drafted, event.accepted
             case _:
                 assert_never(event)

@@ -94,6 +94,14 @@ class EngineCollector:
         yield CounterMetricFamily(
             "mlx_backend_tokens_generated", "Tokens generated", status.generated_tokens
         )
+        yield CounterMetricFamily(
+            "mlx_backend_tokens_drafted", "Tokens drafted ahead of the model", status.drafted_tokens
+        )
+        yield CounterMetricFamily(
+            "mlx_backend_tokens_accepted",
+            "Drafted tokens that the model drew itself",
+            status.accepted_tokens,
+        )
         yield GaugeMetricFamily(
             "mlx_backend_tokens_per_second", "Tokens generated per second", status.tokens_per_s
         )

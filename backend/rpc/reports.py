@@ -56,6 +56,8 @@ def inspect_reply(model: ServedModel | None, status: EngineStatus) -> pb.Inspect
         generated_tokens=status.generated_tokens,
         tokens_per_s=round(status.tokens_per_s, 1),
         media_encoded=status.media_encoded,
+        drafted_tokens=status.drafted_tokens,
+        accepted_tokens=status.accepted_tokens,
         turn_s=round(status.turn_s, 1),
         processes=[pb.ProcessReport(**asdict(process)) for process in status.processes],
         restarts=status.restarts,

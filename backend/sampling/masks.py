@@ -24,10 +24,10 @@ class TokenMasks:
             vocab_size: Width of the logits.
         """
         self._vocab_size = vocab_size
-        words = -(-vocab_size // _BITS_PER_WORD)
-        self._bits = np.full((len(matchers), words), _ALL_BITS, np.int32)
-        rows = zip(self._bits, matchers, strict=True)
-        self._guided = [(bits, matcher) for bits, matcher in rows if matcher is not None]
+        self._words = -(-vocab_size // _BITS_PER_WORD)
+        self._guided = [(row, matcher) for row, matcher in enumerate(matchers) if matcher]
+        self._count = len(matchers)
+        self._bits = self._blank(self._count)
         self._penalties = mx.array(_penalties()) if self._guided else None
 
     def __bool__(self) -> bool:
@@ -41,11 +41,37 @@ class TokenMasks:
         """
         if self._penalties is None:
             return logits
-        for bits, matcher in self._guided:
-            matcher.fill_mask(bits)
+        for row, matcher in self._guided:
+            matcher.fill_mask(self._bits[row])
+        return self._masked(logits, self._bits, self._penalties)
+
+    def apply_all(self, logits: mx.array, drafts: Sequence[Sequence[int]], width: int) -> mx.array:
+        """Return logits [B * W, V] without the tokens that a grammar forbids after its drafts.
+
+        Args:
+            logits: `width` positions of each row: after its latest token and after each draft,
+                and others that nobody looks at.
+            drafts: Of each row; its grammar allows them.
+            width: Positions of a row.
+        """
+        if self._penalties is None:
+            return logits
+        bits = self._blank(self._count * width)
+        for row, matcher in self._guided:
+            matcher.fill_mask(bits[row * width])
+            for place, token_id in enumerate(drafts[row], start=1):
+                matcher.consume(token_id)
+                matcher.fill_mask(bits[row * width + place])
+            matcher.step_back(len(drafts[row]))
+        return self._masked(logits, bits, self._penalties)
+
+    def _blank(self, rows: int) -> NDArray[np.int32]:
+        return np.full((rows, self._words), _ALL_BITS, np.int32)
+
+    def _masked(self, logits: mx.array, bits: NDArray[np.int32], table: mx.array) -> mx.array:
         # Free rows get zeros: on a CPU, picking rows and putting them back takes six times as long.
-        penalties = self._penalties[mx.array(self._bits.view(np.uint16))]
-        return logits + penalties.reshape(len(self._bits), -1)[:, : self._vocab_size]
+        penalties = table[mx.array(bits.view(np.uint16))]
+        return logits + penalties.reshape(len(bits), -1)[:, : self._vocab_size]
 
 
 @cache

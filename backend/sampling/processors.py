@@ -28,7 +28,8 @@ class LogitsAdjuster:
     def __init__(self, histories: Sequence[History], vocab_size: int) -> None:
         self._rows = [i for i, h in enumerate(histories) if h.params.adjusts_logits]
         self._histories = [histories[i] for i in self._rows]
-        self._steps = 0
+        self._lengths = [history.length for history in self._histories]
+        self._columns: list[mx.array] = []
         self.counts: mx.array | None = None
         if self._rows:
             self._prepare(vocab_size)
@@ -42,8 +43,41 @@ class LogitsAdjuster:
         """
         if self.counts is None:
             return logits
+        self.counts = self._counted(self.counts, inputs[mx.array(self._rows)], ())
+        self._lengths = [length + 1 for length in self._lengths]
+        return self._adjusted(logits, self.counts)
+
+    def adjust_all(self, logits: mx.array, inputs: Sequence[Sequence[int]]) -> mx.array:
+        """Do the same for several positions of each row; `keep` tells afterwards which count.
+
+        Args:
+            logits: [B, W, V] float32; they are not changed.
+            inputs: Token ids [B][W].
+        """
+        if self.counts is None:
+            return logits
+        counts, lengths = self.counts, self._lengths
+        self._columns, adjusted = [], []
+        for place in range(logits.shape[1]):
+            fed = [inputs[row] for row in self._rows]
+            counts = self._counted(counts, mx.array([ids[place] for ids in fed]), fed)
+            self._lengths = [length + 1 for length in self._lengths]
+            self._columns.append(counts)
+            adjusted.append(self._adjusted(logits[:, place], counts))
+        self._lengths = lengths
+        return mx.stack(adjusted, axis=1)
+
+    def keep(self, counts: Sequence[int]) -> None:
+        """Count so many of the inputs of the latest `adjust_all`, at least one of each row."""
+        if self.counts is None:
+            return
+        kept = [counts[row] for row in self._rows]
+        self.counts = mx.stack([self._columns[n - 1][row] for row, n in enumerate(kept)])
+        self._lengths = [length + n for length, n in zip(self._lengths, kept, strict=True)]
+        self._columns = []
+
+    def _adjusted(self, logits: mx.array, counts: mx.array) -> mx.array:
         rows = mx.array(self._rows)
-        self.counts = counts = self._counted(self.counts, inputs[rows])
         repetition, presence, frequency = self._penalties
         seen = counts > 0
         x = logits[rows]
@@ -71,16 +105,30 @@ class LogitsAdjuster:
         ]
         self.counts, self._bias = mx.array(counts), mx.array(bias)
 
-    def _counted(self, counts: mx.array, inputs: mx.array) -> mx.array:
+    def _counted(
+        self, counts: mx.array, inputs: mx.array, fed: Sequence[Sequence[int]]
+    ) -> mx.array:
+        """Return the counts after one more token of each row.
+
+        Args:
+            counts: [R, V] before it.
+            inputs: [R] ids.
+            fed: All inputs of a pass of several positions; the first has been read already.
+        """
         counts = counts.at[mx.arange(len(self._rows)), inputs].add(1.0)
         passed = [
-            (row, history.token_ids[position])
+            (row, _token_at(history, place, fed[row] if fed else ()))
             for row, history in enumerate(self._histories)
             if history.params.penalty_window
-            and (position := history.length + self._steps - history.params.penalty_window) >= 0
+            and (place := self._lengths[row] - history.params.penalty_window) >= 0
         ]
         if passed:
             rows, tokens = zip(*passed, strict=True)
             counts = counts.at[mx.array(rows), mx.array(tokens)].add(-1.0)
-        self._steps += 1
         return counts
+
+
+def _token_at(history: History, place: int, fed: Sequence[int]) -> int:
+    """Return a token of a row that a window has passed, which may be one of its drafts."""
+    known = len(history.token_ids)
+    return history.token_ids[place] if place < known else fed[place - known + 1]

@@ -8,7 +8,7 @@ import pytest
 from backend.config import MemoryOptions, ModelOptions, TuningOptions
 from backend.engine.forecast import forecast
 from backend.engine.passes.caches import make_cache_factory
-from backend.engine.passes.kv_profile import measure
+from backend.engine.trials.kv_profile import measure
 from backend.errors import UnsupportedModelError
 from backend.model.loader import load
 from scripts.tiny_encoders import build_encoder

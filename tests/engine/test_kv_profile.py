@@ -6,8 +6,8 @@ from engine_driver import Driver, make_request, prompt_of
 from backend.cache.growth import ALLOCATION_STEP_TOKENS
 from backend.config import TuningOptions
 from backend.engine.passes.caches import make_cache_factory
-from backend.engine.passes.kv_profile import measure
 from backend.engine.rows.admission import KvProfile
+from backend.engine.trials.kv_profile import measure
 
 pytestmark = pytest.mark.mlx
 

@@ -6,14 +6,14 @@ import pytest
 from engine_driver import VOCAB
 
 from backend.engine.kv.batch_caches import Batching, BatchPlan
-from backend.engine.passes.batch_check import BatchTrial, batch_plan
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.ranks import OtherRankError, Ranks
-from backend.engine.passes.self_check import (
+from backend.engine.trials.batch_check import BatchTrial, batch_plan
+from backend.engine.trials.self_check import (
     require_sense,
     trial_lengths,
 )
-from backend.engine.passes.trial_steps import difference
+from backend.engine.trials.trial_steps import difference
 from backend.errors import LoadError
 from backend.model.checkpoint.config import attention_spans
 from backend.model.checkpoint.mends import mend

@@ -37,7 +37,7 @@ _PLANS: dict[tuple[int, int | None], tuple[Any, Any]] = {}
 
 def _plan_of(network: Any, fresh_caches: Any) -> Any:
     """Look once at a network with its caches, at the inner one of those that are made to fail."""
-    from backend.engine.passes.batch_check import batch_plan
+    from backend.engine.trials.batch_check import batch_plan
 
     while hasattr(network, "network"):
         network = network.network
@@ -52,18 +52,24 @@ class Driver:
     """A session and what it has published so far."""
 
     def __init__(
-        self, network: Any, *, batches: bool = True, is_replicated: bool = False, **tuning: Any
+        self,
+        network: Any,
+        *,
+        batches: bool = True,
+        is_replicated: bool = False,
+        pass_seconds: Any = None,
+        **tuning: Any,
     ) -> None:
         from backend.cache.packing import Packing
         from backend.engine.kv.batch_caches import Batching, BatchPlan
         from backend.engine.passes.caches import make_cache_factory
-        from backend.engine.passes.kv_profile import measure
         from backend.engine.prefixes.caching_store import make_prefix_store
         from backend.engine.prefixes.disk_link import DiskSettings
         from backend.engine.rows.admission import KvProfile, Reservations
         from backend.engine.session.decoder_parts import make_parts
         from backend.engine.session.decoder_session import DecoderSession
         from backend.engine.session.session import Outlets
+        from backend.engine.trials.kv_profile import measure
         from backend.model.loaded import RunnableModel
 
         card = ModelCard(
@@ -83,6 +89,7 @@ class Driver:
         options = TuningOptions.of(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
         fresh_caches = make_cache_factory(network, options)
         plan = _plan_of(network, fresh_caches) if batches else BatchPlan(Batching.NONE)
+        plan = replace(plan, pass_seconds=pass_seconds or {})
         fresh_caches = replace(fresh_caches, plan=plan)
         self.fetched: queue.SimpleQueue[Any] = queue.SimpleQueue()
         cache = options.prompt_cache
@@ -164,7 +171,7 @@ def prompt_of(length: int, salt: int = 0) -> list[int]:
 def room_for(network: Any, tokens: int, *, rows: int = 1) -> int:
     """Return the bytes of so many rows that hold so many tokens each."""
     from backend.engine.passes.caches import make_cache_factory
-    from backend.engine.passes.kv_profile import measure
+    from backend.engine.trials.kv_profile import measure
 
     profile = measure(network, make_cache_factory(network, TuningOptions()))
     return rows * profile.row_bytes(tokens)

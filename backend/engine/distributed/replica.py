@@ -82,6 +82,8 @@ class Replica:
             max_cache_bytes=start.cache_bytes_per_layer * layers,
             # Ranks read and write at their own speed: what is on disk would part them.
             cache_dir=None,
+            # They measure what a draft saves at their own speed, too.
+            speculation="off",
         )
         agreed = replace(options, tuning=tuning, models_dir=None)
         session = assemble_decoder_session(model, agreed, outlets, Ranks(exchange))

@@ -1,7 +1,7 @@
 """The caches of all layers for the rows that decode together."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import TypeAlias
@@ -45,13 +45,16 @@ class BatchPlan:
         batching: How its rows share a pass.
         overhead: Positions of a row that cost as much as one more group.
         shares_prefixes: Whether rows use what lies in the prompt cache where it lies.
-        takes_several: Whether rows may take unlike numbers of tokens in one pass.
+        takes_several: Whether prompts may be fed in one pass, unlike numbers of tokens each.
+        pass_seconds: What a pass over so many tokens of one row takes; empty when rows that decode
+            cannot take several in a pass and give some back.
     """
 
     batching: Batching = Batching.RAGGED
     overhead: float = 512.0
     shares_prefixes: bool = False
     takes_several: bool = False
+    pass_seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def has_own_lengths(self) -> bool:
@@ -88,6 +91,8 @@ class BatchCaches:
 
     def forward(self, network: Network, tokens: mx.array) -> mx.array:
         """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily."""
+        if tokens.shape[1] > 1:
+            self._order_windows()
         if self._ledger is None:
             return network(tokens, cache=self.layers)
         if tokens.shape[1] > 1 and self._plan.batching is Batching.LATENT:
@@ -107,6 +112,8 @@ class BatchCaches:
         Raises:
             ValueError: A layer cannot, or a row has fewer positions.
         """
+        if not any(counts):
+            return
         if not self.can_give_back:
             raise ValueError("these caches keep what they have taken")
         if self._ledger is not None:
@@ -136,6 +143,12 @@ class BatchCaches:
     def extract(self, row: int) -> Caches:
         """Return the caches of one row, which is about to leave."""
         return self.layers if self.count == 1 else [_extracted(c, row) for c in self.layers]
+
+    def _order_windows(self) -> None:
+        """Put windows in order before a pass of several tokens, whose mask takes them to be."""
+        for leaf in cache_leaves(self.layers):
+            if upstream_name(leaf) == "BatchRotatingKVCache":
+                leaf._temporal_order()  # noqa: SLF001 (upstream orders them after the mask is made)
 
     def _merge(self, rows: Sequence[Caches]) -> None:
         ledger = Ledger(self._plan.overhead)
@@ -227,6 +240,21 @@ def _roll(cache: UpstreamCache, counts: Sequence[int]) -> None:
     cache.finalize()
 
 
+def _cut(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    """Shorten the window of a row that has just taken several tokens, which are in order."""
+    (count,) = counts
+    if count:
+        cache.keys = cache.keys[..., : cache.keys.shape[2] - count, :]
+        cache.values = cache.values[..., : cache.values.shape[2] - count, :]
+        cache.offset -= count
+        cache._idx = cache.keys.shape[2]  # noqa: SLF001 (it has no public name)
+
+
+def _roll_window(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    cache.prepare(lengths=[-count for count in counts], right_padding=list(counts))
+    cache.finalize()
+
+
 _RAGGED: Mapping[Batching, Mapping[str, type[RaggedKV]]] = {
     Batching.RAGGED: {"KVCache": RaggedKV, "QuantizedKVCache": QuantizedKV},
     Batching.LATENT: {"KVCache": LatentKV},
@@ -236,4 +264,6 @@ _GIVE_BACK: Mapping[str, Callable[[UpstreamCache, Sequence[int]], None]] = {
     "KVCache": _trim,
     "QuantizedKVCache": _trim,
     "BatchKVCache": _roll,
+    "RotatingKVCache": _cut,
+    "BatchRotatingKVCache": _roll_window,
 }

@@ -33,9 +33,7 @@ def measured_overhead(keys: mx.array, values: mx.array) -> float:
     group_s = (apart - together) / (_ROWS - 1)
     position_s = (longer - together) / (_ROWS * (_LONG - _SHORT))
     least, most = _BOUNDS
-    if position_s <= 0:
-        return most
-    return min(max(group_s / position_s, least), most)
+    return min(max(group_s / position_s, least), most) if position_s > 0 else most
 
 
 def _step_seconds(like: Sequence[mx.array], length: int, overhead: float) -> float:

@@ -6,19 +6,18 @@ tokens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from backend.core.step import TokenStep
+from backend.core.step import StepLogprobs, TokenStep
+from backend.engine.drafts.drafting import Drafting
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.passes.logprobs import LogprobsInFlight, logprobs_in_flight
+from backend.engine.passes.draws import Drawn, Draws
 from backend.engine.rows.row import Row
-from backend.sampling.masks import TokenMasks
-from backend.sampling.processors import History, LogitsAdjuster
-from backend.sampling.sampler import Sampler
 
 
 class RowStep(NamedTuple):
@@ -31,35 +30,47 @@ class RowStep(NamedTuple):
 Landed: TypeAlias = Callable[[Sequence[RowStep]], None]
 """Takes tokens that have landed."""
 
+Drafts: TypeAlias = Sequence[tuple[int, ...]]
+"""The drafted tokens of each row of a batch."""
+
 
 @dataclass(slots=True)
 class _Flight:
-    """Tokens [B] that are being computed, and the rows that they were drawn for.
-
-    Attributes:
-        arrays: All that one pass evaluates.
-    """
+    """Tokens [B] that are being computed, and the rows that they were drawn for."""
 
     rows: tuple[Row, ...]
-    tokens: mx.array
-    logprobs: LogprobsInFlight | None
-    arrays: tuple[mx.array, ...]
+    drawn: Drawn
     has_landed: bool = False
 
 
 class Batch:
     """The rows being decoded; belongs to the main thread."""
 
-    def __init__(self, network: Network, fresh_caches: CacheFactory, vocab_size: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        fresh_caches: CacheFactory,
+        vocab_size: int,
+        drafting: Drafting | None = None,
+    ) -> None:
+        """Start without rows.
+
+        Args:
+            network: The model.
+            fresh_caches: Makes its caches.
+            vocab_size: Width of its logits.
+            drafting: Drafts tokens; `None` when every pass takes one token of each row.
+        """
         self._network = network
         self._fresh_caches = fresh_caches
         self._vocab_size = vocab_size
+        self._drafting = drafting
         self._rows: list[Row] = []
         self._joining: list[Row] = []
         self._caches = BatchCaches(fresh_caches.plan)
         self._flight: _Flight | None = None
         self._departed: list[Row] = []
-        self._masks = TokenMasks((), vocab_size)
+        self._draws = Draws((), vocab_size)
 
     @property
     def is_empty(self) -> bool:
@@ -86,25 +97,81 @@ class Batch:
                 fails, they are not lost.
         """
         before, self._flight = self._flight, None
+        drafting = self._drafting
+        if drafting is not None and drafting.may_draft:
+            # A draft follows the latest token.
+            landed(_landed(before))
         inputs = self._regroup(before)
         if inputs is None:
             meanwhile()
             landed(_landed(before))
             return
+        drafts = self._drafts(before)
+        if drafting is not None and any(drafts):
+            self._verify(drafting, drafts, meanwhile, landed)
+        else:
+            self._advance(inputs, before, meanwhile, landed)
+
+    def _advance(
+        self,
+        inputs: mx.array,
+        before: _Flight | None,
+        meanwhile: Callable[[], None],
+        landed: Landed,
+    ) -> None:
+        """Compute one token of each row; it is read when the next pass has been dispatched."""
+        started, waits = perf_counter(), before is not None and not before.has_landed
         logits = self._caches.forward(self._network, inputs[:, None])[:, -1].astype(mx.float32)
-        if self._masks:
+        if self._draws.has_grammars:
             # A mask needs the token before, the forward pass does not: the host reads that token
             # and finds the masks beside the pass.
             meanwhile()
             mx.async_eval(logits)
             landed(_landed(before))
             self._flight = self._drawn(inputs, logits)
-            mx.async_eval(*self._flight.arrays)
+            mx.async_eval(*self._flight.drawn.arrays)
         else:
             self._flight = self._drawn(inputs, logits)
             meanwhile()
-            mx.async_eval(*self._flight.arrays)
+            mx.async_eval(*self._flight.drawn.arrays)
             landed(_landed(before))
+        if waits and self._drafting is not None:
+            # It lasted as long as the pass that was in flight.
+            self._drafting.observe(len(self._rows), 1, perf_counter() - started)
+
+    def _verify(
+        self,
+        drafting: Drafting,
+        drafts: Drafts,
+        meanwhile: Callable[[], None],
+        landed: Landed,
+    ) -> None:
+        """Compute the latest token of each row with its drafts.
+
+        All tokens up to the first that differs from its draft are the row's own.
+        """
+        started, width = perf_counter(), 1 + max(map(len, drafts))
+        inputs = [_padded(row, draft, width) for row, draft in zip(self._rows, drafts, strict=True)]
+        logits = self._caches.forward(self._network, mx.array(inputs)).astype(mx.float32)
+        mx.async_eval(logits)
+        drawn = self._draws.verify(logits, inputs, drafts)
+        meanwhile()
+        mx.async_eval(*drawn.arrays)
+        steps, taken = _verified(self._rows, drafts, drawn)
+        landed(steps)
+        drafting.learn(taken)
+        self._caches.give_back([width - count for count in taken])
+        self._draws.keep(taken)
+        latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
+        self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
+        drafting.observe(len(self._rows), width, perf_counter() - started)
+
+    def _drafts(self, before: _Flight | None) -> Drafts:
+        """Return what is worth a try with the next pass; nothing while tokens are in flight."""
+        is_read = before is None or before.has_landed
+        if self._drafting is None or not is_read or not self._caches.can_give_back:
+            return ()
+        return self._drafting.drafts()
 
     def land(self) -> list[RowStep]:
         """Return the tokens in flight now, before something else than a step is computed."""
@@ -117,7 +184,7 @@ class Batch:
 
     def astray(self) -> list[tuple[Row, str]]:
         """Return the rows whose grammars can go no further, and why."""
-        if not self._masks:
+        if not self._draws.has_grammars:
             return []
         guided = [(row, row.matcher) for row in self._rows if not row.has_left]
         return [(row, problem) for row, m in guided if m and (problem := m.error)]
@@ -134,16 +201,11 @@ class Batch:
 
     def _drawn(self, inputs: mx.array, logits: mx.array) -> _Flight:
         """Build the graph of the next tokens; nothing of it is computed yet."""
-        adjusted = self._masks.apply(self._adjuster.adjust(logits, inputs))
-        tokens = self._sampler.draw(adjusted, [row.drawn for row in self._rows])
-        wanted = [row.request.top_logprobs for row in self._rows]
-        logprobs = logprobs_in_flight(logits, tokens, wanted)
+        drawn = self._draws.draw(logits, inputs)
         for row in self._rows:
             row.fed += 1
             row.drawn += 1
-        counts = () if self._adjuster.counts is None else (self._adjuster.counts,)
-        arrays = (tokens, *counts, *(logprobs.arrays if logprobs else ()))
-        return _Flight(tuple(self._rows), tokens, logprobs, arrays)
+        return _Flight(tuple(self._rows), drawn)
 
     def _regroup(self, before: _Flight | None) -> mx.array | None:
         """Let rows leave and join; return the input tokens [B] of the next pass, if any."""
@@ -155,13 +217,16 @@ class Batch:
         parts = []
         if staying and before is not None:
             everyone = len(staying) == len(self._rows)
-            parts.append(before.tokens if everyone else before.tokens[mx.array(staying)])
+            tokens = before.drawn.tokens
+            parts.append(tokens if everyone else tokens[mx.array(staying)])
         if joining:
             parts.append(mx.array([row.token_ids[-1] for row in joining], mx.uint32))
         if joining or len(staying) < len(self._rows):
             self._caches.regroup(staying, [self._taken_cache(row) for row in joining])
             self._rows = [self._rows[i] for i in staying] + joining
-            self._prepare_sampling()
+            self._draws = Draws(self._rows, self._vocab_size)
+            if self._drafting is not None:
+                self._drafting.follow(self._rows)
         return mx.concatenate(parts) if parts else None
 
     def _depart(self, staying: Sequence[int]) -> None:
@@ -176,28 +241,47 @@ class Batch:
         cache, row.cache = row.cache, None
         return self._fresh_caches() if cache is None else cache
 
-    def _prepare_sampling(self) -> None:
-        params = [row.request.sampling for row in self._rows]
-        self._sampler = Sampler(params, self._vocab_size)
-        self._masks = TokenMasks([row.matcher for row in self._rows], self._vocab_size)
-        self._adjuster = LogitsAdjuster(
-            [History(row.request.sampling, row.token_ids, row.fed) for row in self._rows],
-            self._vocab_size,
-        )
-
 
 def _landed(flight: _Flight | None) -> list[RowStep]:
     """Wait for the tokens of a flight and hand them to their rows, once."""
     if flight is None or flight.has_landed:
         return []
     flight.has_landed = True
-    token_ids: list[int] = flight.tokens.tolist()
-    logprobs = flight.logprobs.read() if flight.logprobs else {}
+    token_ids: list[int] = flight.drawn.tokens.tolist()
+    logprobs = flight.drawn.read_logprobs()
     steps = []
     for i, (row, token_id) in enumerate(zip(flight.rows, token_ids, strict=True)):
         if row.has_left:
             continue
-        reason = row.take(token_id)
-        row.has_left = reason is not None
-        steps.append(RowStep(row, TokenStep(token_id, reason, logprobs.get(i))))
+        steps.append(_taken(row, token_id, logprobs.get(i)))
     return steps
+
+
+def _verified(rows: Sequence[Row], drafts: Drafts, drawn: Drawn) -> tuple[list[RowStep], list[int]]:
+    """Hand the rows their own tokens; return these, and how many of its inputs each row keeps."""
+    found: list[list[int]] = drawn.tokens.tolist()
+    logprobs = drawn.read_logprobs()
+    steps: list[RowStep] = []
+    kept = []
+    for i, (row, draft, token_ids) in enumerate(zip(rows, drafts, found, strict=True)):
+        own = row.confirm(draft, token_ids)
+        kept.append(len(own))
+        steps += (
+            _taken(row, token_id, logprobs.get(i * len(token_ids) + place))
+            for place, token_id in enumerate(own)
+        )
+    return steps, kept
+
+
+def _taken(row: Row, token_id: int, logprobs: StepLogprobs | None) -> RowStep:
+    """Hand a row its next token; the last one tells of its drafts."""
+    reason = row.take(token_id)
+    row.has_left = reason is not None
+    if reason is None:
+        return RowStep(row, TokenStep(token_id, None, logprobs))
+    return RowStep(row, TokenStep(token_id, reason, logprobs, row.drafted, row.accepted))
+
+
+def _padded(row: Row, draft: tuple[int, ...], width: int) -> list[int]:
+    tokens = [row.token_ids[-1], *draft]
+    return tokens + [tokens[-1]] * (width - len(tokens))

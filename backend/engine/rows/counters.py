@@ -32,15 +32,24 @@ class Counters:
         prompt_tokens: Prefilled.
         generated_tokens: Drawn and read.
         checksum: Sums up the drawn tokens, in their order.
+        drafted_tokens: Drafted for rows that decode.
+        accepted_tokens: Those of them that were right.
         rate: Of generated tokens.
     """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
     checksum: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     rate: RateMeter = field(default_factory=RateMeter)
 
     def count(self, token_id: int) -> None:
         """Count a generated token."""
         self.generated_tokens += 1
         self.checksum = crc32(token_id.to_bytes(4, "big"), self.checksum)
+
+    def count_draft(self, drafted: int, accepted: int) -> None:
+        """Count the tokens of a draft, and those of them that were right."""
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted

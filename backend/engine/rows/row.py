@@ -38,6 +38,8 @@ class Row:
         branch: Where the prompt left what was stored, if that is some way behind what was restored.
         saved: How many of the tokens were offered to it.
         is_system_pinned: Whether its system prompt was marked there.
+        drafted: Tokens that were drafted for it.
+        accepted: Those of them that it drew itself.
     """
 
     request: GenerationRequest
@@ -61,6 +63,8 @@ class Row:
     branch: int = 0
     saved: int = 0
     is_system_pinned: bool = False
+    drafted: int = 0
+    accepted: int = 0
     _places: tuple[int, ...] = field(default=(), init=False, repr=False)
     _matcher: ReplyMatcher | None = field(default=None, init=False, repr=False)
     _prompt_key: TokenKey | None = field(default=None, init=False, repr=False)
@@ -154,6 +158,23 @@ class Row:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.request.max_tokens else None
 
+    def confirm(self, draft: Sequence[int], drawn: Sequence[int]) -> Sequence[int]:
+        """Count a draft, and return the tokens that are the row's own; each is to be taken.
+
+        Args:
+            draft: Tokens that were fed after the latest one.
+            drawn: The tokens that follow the latest one and each of them.
+        """
+        stops = self.request.stop_token_ids
+        right = 0
+        while right < len(draft) and drawn[right] == draft[right] and drawn[right] not in stops:
+            right += 1
+        self.drafted += len(draft)
+        self.accepted += right
+        self.fed += 1 + right
+        self.drawn += 1 + right
+        return drawn[: 1 + right]
+
     def take_over(self, caches: Caches, tokens: int, kind: HitKind) -> None:
         """Go on from caches of the prompt's first tokens, more than were computed so far."""
         self.cached_tokens += tokens - self.fed
@@ -198,6 +219,8 @@ class Row:
             tokens_per_s=max(self.generated - self.inherited - 1, 0) / decoding_s,
             kv_bytes=kv_bytes,
             kv_shared_bytes=kv_shared_bytes,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
         )
 
     def twin(self) -> "Row":

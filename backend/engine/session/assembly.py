@@ -18,16 +18,8 @@ from backend.engine.background.encoder import Encoder
 from backend.engine.kv.batch_caches import Batching, BatchPlan
 from backend.engine.messages.commands import Fetched
 from backend.engine.network import FreshCaches
-from backend.engine.passes.batch_check import batch_plan
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
-from backend.engine.passes.kv_profile import measure
-from backend.engine.passes.media_check import media_faults, text_fault
 from backend.engine.passes.ranks import ALONE, Ranks
-from backend.engine.passes.self_check import (
-    require_numbers,
-    require_sense,
-    trial_lengths,
-)
 from backend.engine.prefixes.caching_store import make_prefix_store
 from backend.engine.prefixes.disk_link import DiskSettings
 from backend.engine.rows.admission import KvProfile, Reservations
@@ -36,6 +28,14 @@ from backend.engine.session.decoder_parts import make_parts
 from backend.engine.session.decoder_session import DecoderSession
 from backend.engine.session.encoder_session import EncoderSession
 from backend.engine.session.session import Outlets, Session
+from backend.engine.trials.batch_check import batch_plan
+from backend.engine.trials.kv_profile import measure
+from backend.engine.trials.media_check import media_faults, text_fault
+from backend.engine.trials.self_check import (
+    require_numbers,
+    require_sense,
+    trial_lengths,
+)
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm
@@ -82,9 +82,10 @@ def assemble_decoder_session(
     if isinstance(model.network, VisionNetwork):
         model = _with_checked_media(model, model.network, fresh_caches, sample)
     can_batch = tuning.scheduling.batching
+    drafts = tuning.speculation.speculation != "off"
     plan = BatchPlan(Batching.NONE)
     if can_batch:
-        plan = _batch_plan(model, fresh_caches, sample, ranks)
+        plan = _batch_plan(model, fresh_caches, sample, ranks, drafts=drafts)
     fresh_caches = replace(fresh_caches, plan=plan)
     batches = plan.batching is not Batching.NONE
     model = replace(model, card=replace(model.card, batches=batches))
@@ -161,12 +162,18 @@ def _sample(model: RunnableModel) -> Sequence[int]:
 
 
 def _batch_plan(
-    model: RunnableModel, fresh_caches: CacheFactory, sample: Sequence[int], ranks: Ranks
+    model: RunnableModel,
+    fresh_caches: CacheFactory,
+    sample: Sequence[int],
+    ranks: Ranks,
+    *,
+    drafts: bool,
 ) -> BatchPlan:
     spans = [span for span in model.card.attention_spans if span <= _LONGEST_TRIED_SPAN]
     if len(spans) < len(model.card.attention_spans):
         log.info("windows of more than %d tokens are not tried at load", _LONGEST_TRIED_SPAN)
-    return batch_plan(model.network, fresh_caches, sample, trial_lengths(spans), ranks=ranks)
+    lengths = trial_lengths(spans)
+    return batch_plan(model.network, fresh_caches, sample, lengths, ranks=ranks, drafts=drafts)
 
 
 def _disk_settings(

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from backend.config import TuningOptions
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.work import JobFactory
+from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.drafting import Drafting
+from backend.engine.kv.batch_caches import BatchPlan
 from backend.engine.messages.publisher import Publisher
 from backend.engine.passes.batch import Batch
 from backend.engine.passes.caches import CacheFactory
@@ -79,8 +82,8 @@ def make_parts(
         outlets: Where events go.
     """
 
-    def new_batch() -> Batch:
-        return Batch(model.network, fresh_caches, model.card.vocab_size)
+    def new_batch(drafting: Drafting | None = None) -> Batch:
+        return Batch(model.network, fresh_caches, model.card.vocab_size, drafting)
 
     max_active = tuning.scheduling.max_slots if model.card.batches else 1
     scheduler = Scheduler(max_slots=tuning.scheduling.max_slots, max_active=max_active)
@@ -88,7 +91,8 @@ def make_parts(
     memory = MemoryWatch(reservations, scheduler, prefixes)
     requests = OpenRequests(scheduler, memory, prefixes, publisher)
     feeder = make_feeder(model.network, fresh_caches)
-    batch, counters = new_batch(), Counters()
+    counters = Counters()
+    batch = new_batch(_make_drafting(model, fresh_caches.plan, tuning, counters))
     background = BackgroundJobs(tuning.scheduling.prefill_chunk, tuning.scheduling.side_share)
     pacer = _make_pacer(tuning)
     isolation = Isolation(feeder, new_batch)
@@ -112,6 +116,16 @@ def make_parts(
         decoding=decoding,
         counters=counters,
     )
+
+
+def _make_drafting(
+    model: RunnableModel, plan: BatchPlan, tuning: TuningOptions, counters: Counters
+) -> Drafting | None:
+    """Return the drafts of a batch, if they are on and the model can take them."""
+    if not plan.pass_seconds:
+        return None
+    costs = PassCosts(plan.pass_seconds)
+    return Drafting(costs, counters, model.card.vocab_size, tuning.speculation)
 
 
 def _make_pacer(tuning: TuningOptions) -> PrefillPacer:

@@ -34,6 +34,8 @@ def take_snapshot(parts: DecoderParts, weights_bytes: int) -> EngineStatus:
         waiting=parts.scheduler.waiting_count + parts.background.count,
         prompt_tokens=counters.prompt_tokens + parts.background.computed_tokens,
         generated_tokens=counters.generated_tokens,
+        drafted_tokens=counters.drafted_tokens,
+        accepted_tokens=counters.accepted_tokens,
         media_encoded=media.runs if media else 0,
         tokens_per_s=0.0 if is_ready else counters.rate.of_late(counters.generated_tokens),
         prompt_cache=prompt_cache,

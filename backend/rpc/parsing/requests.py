@@ -31,6 +31,8 @@ HINT_KEY = "cache_hint"
 HINTS = {hint.value: hint for hint in (CacheHint.KEEP, CacheHint.ONCE)}
 PRIORITY_KEY = "priority"
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+SPECULATION_KEY = "speculation"
+SPECULATION_OFF = "off"
 PROMPT_FIELDS = (
     *("Prompt", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Metadata"),
     *("Images", "Audios", "Videos"),
@@ -73,6 +75,7 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
         cache_scope=_cache_scope(request, sharing),
         shares_system_prompt=_shares_system_prompt(request),
         priority=_known(PRIORITY_KEY, request, PRIORITIES, Priority.NORMAL),
+        may_speculate=request.Metadata.get(SPECULATION_KEY, "") != SPECULATION_OFF,
         debug=request.Debug or request.DebugMode,
         size_bytes=request.ByteSize(),
     )

@@ -50,6 +50,7 @@ RANGES = {
     "worker_timeout_s": Range(1),
     "engine_timeout_s": Range(0),
     "reload_timeout_s": Range(0),
+    "max_draft_tokens": Range(1, 64),
 }
 
 # Widths and group sizes that MLX has, and names.
@@ -60,6 +61,7 @@ CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "kv_group_size": (32, 64, 128),
     "pooling": tuple(pooling.value for pooling in Pooling),
     "reranker": tuple(kind.value for kind in RerankerKind),
+    "speculation": ("auto", "lookup", "off"),
     "distributed": ("tensor", "pipeline"),
     "distributed_backend": ("ring", "jaccl", "nccl", "mpi", "any"),
 }

@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Callable
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from backend.config import MAX_GRAMMAR_BYTES
 from backend.errors import GrammarError
@@ -30,15 +30,16 @@ class CompiledGrammar:
         source: The grammar that it was compiled from.
     """
 
-    def __init__(self, source: LarkGrammar, template: LLMatcher) -> None:
+    def __init__(self, source: LarkGrammar, template: LLMatcher, tokenizer: LLTokenizer) -> None:
         self.source = source
         self._template = template
+        self._tokenizer = tokenizer
         self._lock = threading.Lock()
 
     def matcher(self) -> GrammarMatcher:
         """Return a matcher for one reply, in microseconds."""
         with self._lock:
-            return GrammarMatcher(self._template.deep_copy())
+            return GrammarMatcher(self._template.deep_copy(), self._tokenizer)
 
 
 class GrammarCompiler:
@@ -103,7 +104,7 @@ class GrammarCompiler:
             raise GrammarError(f"takes longer than {self._timeout_s} s to compile") from None
         if error:
             raise GrammarError(_reason(error))
-        return CompiledGrammar(grammar, template)
+        return CompiledGrammar(grammar, template, self.vocabulary.tokenizer)
 
 
 def _start_deep(work: Callable[[], None]) -> None:

@@ -1,8 +1,9 @@
 """One reply and the grammar that it follows."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,9 +16,15 @@ class GrammarMatcher:
     No method raises: `error` tells of a failure, and the request should end with it.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        """Take over a matcher that has no other user."""
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+        """Take over a matcher that has no other user.
+
+        Args:
+            matcher: At the start of the reply.
+            tokenizer: Of its vocabulary.
+        """
         self._matcher = matcher
+        self._tokenizer = tokenizer
 
     def consume(self, token_id: int) -> bool:
         """Move over a token, and return whether the grammar allowed it.
@@ -36,6 +43,25 @@ class GrammarMatcher:
         """
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
+    def forced(self) -> list[int]:
+        """Return the tokens of the only text that may come next, if there is only one.
+
+        Other tokens may spell the same text; markers that are tokens of their own end it.
+        """
+        # On a copy: llguidance takes what is forced for read, and other spellings are errors then.
+        text = self._matcher.deep_copy().compute_ff_bytes()
+        if not text:
+            return []
+        return self._tokenizer.greedy_tokenize(_whole_characters(text))
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these tokens may come next, one after another."""
+        return self._matcher.validate_tokens(list(token_ids))
+
+    def step_back(self, count: int) -> None:
+        """Return to where it was before the latest `count` tokens; none of them ended the reply."""
+        self._matcher.rollback(count)
+
     @property
     def is_accepting(self) -> bool:
         """Whether the reply may end here."""
@@ -52,3 +78,11 @@ class GrammarMatcher:
         if not self._matcher.is_error():
             return None
         return self._matcher.get_error().partition("\n")[0]
+
+
+def _whole_characters(text: bytes) -> str:
+    """Return the UTF-8 at the start of some bytes; llguidance writes markers as what is none."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start].decode()

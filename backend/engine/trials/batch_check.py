@@ -6,8 +6,9 @@ have rows of unlike length.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property, partial
 
 import mlx.core as mx
@@ -19,13 +20,17 @@ from backend.engine.kv.calibration import measured_overhead
 from backend.engine.network import MODEL_ERRORS, Caches, FreshCaches, Network
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.ranks import ALONE, Ranks
-from backend.engine.passes.self_check import SHORT_PROMPTS
-from backend.engine.passes.sharing_check import is_shareable
-from backend.engine.passes.trial_steps import computed, cut, difference, prefilled
+from backend.engine.trials.pass_costs import measured_pass_seconds
+from backend.engine.trials.self_check import SHORT_PROMPTS
+from backend.engine.trials.sharing_check import is_shareable
+from backend.engine.trials.trial_steps import computed, cut, difference, prefilled
 from backend.model.checkpoint.failures import one_line
 
 _STEPS = 3
+# Of the passes of several tokens there are two: the second shows if the first gave back rightly.
+_WIDE_PASSES = 2
 _MAX_WIDTH = 4
+_COMPARED_TOKENS = 6
 # All rows in one group, and each in its own.
 _OVERHEADS = (float("inf"), 0.0)
 
@@ -39,6 +44,7 @@ def batch_plan(
     lengths: Sequence[int] = SHORT_PROMPTS,
     *,
     ranks: Ranks = ALONE,
+    drafts: bool = False,
 ) -> BatchPlan:
     """Return how rows of this model may be batched; the log says what it cannot do, and why.
 
@@ -48,11 +54,19 @@ def batch_plan(
         token_ids: Of a text: prompts are cut from it, and from its repetitions.
         lengths: Of the prompts, in tokens.
         ranks: Who shares the model: all of them get the same plan.
+        drafts: Whether to see if rows may take drafted tokens.
     """
     trial = BatchTrial(network, fresh_caches, token_ids, lengths, ranks=ranks)
+    plan = _plan(trial, lambda: is_shareable(network, fresh_caches, token_ids, ranks))
+    if not drafts or not trial.takes_drafts(plan):
+        return plan
+    return replace(plan, pass_seconds=measured_pass_seconds(network, fresh_caches, token_ids))
+
+
+def _plan(trial: "BatchTrial", is_shareable: Callable[[], bool]) -> BatchPlan:
     fault = trial.ragged_fault(Batching.RAGGED)
     if fault is None:
-        shares = is_shareable(network, fresh_caches, token_ids, ranks)
+        shares = is_shareable()
         several = trial.fault(BatchPlan(Batching.RAGGED), width=_MAX_WIDTH) is None
         return BatchPlan(Batching.RAGGED, trial.overhead(), shares, several)
     if trial.ragged_fault(Batching.LATENT) is None:
@@ -82,7 +96,7 @@ class BatchTrial:
         self._ranks = ranks
         self._lengths = tuple(lengths)
         self._tokens = [
-            cut(token_ids, start, n + _MAX_WIDTH * _STEPS) for start, n in enumerate(lengths)
+            cut(token_ids, start, n + _MAX_WIDTH * _WIDE_PASSES) for start, n in enumerate(lengths)
         ]
         self._prefilled = [
             prefilled(ranks, network, fresh_caches(), tokens[:n])
@@ -94,20 +108,37 @@ class BatchTrial:
         plans = [BatchPlan(batching, overhead) for overhead in _OVERHEADS]
         return next(filter(None, map(self.fault, plans)), None)
 
-    def fault(self, plan: BatchPlan, *, width: int = 1) -> str | None:
+    def takes_drafts(self, plan: BatchPlan) -> bool:
+        """Tell whether rows may take several tokens in a pass and give some back."""
+        alone = range(len(self._lengths) - 1, len(self._lengths))
+        if fault := self.fault(plan, width=_MAX_WIDTH, rows=alone):
+            log.info("nothing is drafted for this model: alone, %s", fault)
+            return False
+        if plan.batching is Batching.NONE:
+            return True
+        if fault := self.fault(plan, width=_MAX_WIDTH):
+            log.info("nothing is drafted for this model: %s", fault)
+        return fault is None
+
+    def fault(
+        self, plan: BatchPlan, *, width: int = 1, rows: Sequence[int] | None = None
+    ) -> str | None:
         """Return why rows may not be batched by a plan, or `None` when they may.
 
         Args:
             plan: How they are batched.
             width: Tokens to a pass; of several, every other row gives the last one back.
+            rows: Those of the batch; `None` is all.
         """
         if plan.batching is Batching.PADDED and (fault := self._ranks.fault(self._merge_fault())):
             return fault
+        rows = range(len(self._lengths)) if rows is None else rows
         try:
-            together = self._together(plan, width)
+            together = self._together(plan, width, rows)
         except MODEL_ERRORS as error:
             return f"a batch raises {type(error).__name__}: {one_line(error)}"
-        gap = self._ranks.fault(difference(self._alone, together))
+        alone = [self._alone[row][: len(t)] for row, t in zip(rows, together, strict=True)]
+        gap = self._ranks.fault(difference(alone, together))
         return gap and f"{gap} in a batch"
 
     def overhead(self) -> float:
@@ -126,30 +157,29 @@ class BatchTrial:
         """The logits [S, V] of each row by itself."""
         rows = zip(deepcopy(self._prefilled), self._tokens, self._lengths, strict=True)
         return [
-            mx.concatenate([self._stepped(caches, t) for t in tokens[n:][:_STEPS]])
+            mx.concatenate([self._stepped(caches, t) for t in tokens[n:][:_COMPARED_TOKENS]])
             for caches, tokens, n in rows
         ]
 
     def _stepped(self, caches: Caches, token_id: int) -> mx.array:
         return computed(self._ranks, lambda: self._network(mx.array([[token_id]]), cache=caches)[0])
 
-    def _together(self, plan: BatchPlan, width: int) -> list[mx.array]:
-        """Return the logits [S, V] of each row in one batch."""
+    def _together(self, plan: BatchPlan, width: int, rows: Sequence[int]) -> list[mx.array]:
+        """Return the logits [S, V] of rows in one batch."""
         caches = BatchCaches(plan)
-        self._ranks.attempt(lambda: caches.regroup([], deepcopy(self._prefilled)))
-        taken = [width - i % 2 if width > 1 else 1 for i in range(len(self._lengths))]
-        fed = list(self._lengths)
-        logits: list[list[mx.array]] = [[] for _ in fed]
-        for _ in range(_STEPS):
-            inputs = [tokens[n:][:width] for tokens, n in zip(self._tokens, fed, strict=True)]
+        prefilled_rows = deepcopy([self._prefilled[row] for row in rows])
+        self._ranks.attempt(lambda: caches.regroup([], prefilled_rows))
+        fed = [self._lengths[row] for row in rows]
+        logits: list[list[mx.array]] = [[] for _ in rows]
+        for step in range(_STEPS if width == 1 else _WIDE_PASSES):
+            inputs = [self._tokens[row][n:][:width] for row, n in zip(rows, fed, strict=True)]
             made = self._forwarded(caches, inputs)
-            if width > 1:
-                spare = [width - count for count in taken]
-                self._ranks.attempt(partial(caches.give_back, spare))
-            for row, count in enumerate(taken):
-                logits[row].append(made[row, :count])
-            fed = [n + count for n, count in zip(fed, taken, strict=True)]
-        return [mx.concatenate(row)[:_STEPS] for row in logits]
+            spare = [(place + step + 1) % 2 if width > 1 else 0 for place in range(len(rows))]
+            self._ranks.attempt(partial(caches.give_back, spare))
+            for place, count in enumerate(spare):
+                logits[place].append(made[place, : width - count])
+                fed[place] += width - count
+        return [mx.concatenate(row)[:_COMPARED_TOKENS] for row in logits]
 
     def _forwarded(self, caches: BatchCaches, inputs: Sequence[Sequence[int]]) -> mx.array:
         return computed(self._ranks, lambda: caches.forward(self._network, mx.array(inputs)))

@@ -13,7 +13,7 @@ from backend.engine.kv.batch_caches import BatchCaches, BatchPlan
 from backend.engine.network import MODEL_ERRORS, Caches, Network
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.ranks import ALONE, Ranks
-from backend.engine.passes.trial_steps import computed, cut, difference, prefilled
+from backend.engine.trials.trial_steps import computed, cut, difference, prefilled
 
 # Two parts that two rows share, and what each row has of its own.
 _PARTS = (13, 8)

@@ -1,0 +1,1 @@
+"""Drafts of the next tokens of rows, and how many of them pay: pure policy, without MLX."""

@@ -1,0 +1,107 @@
+"""How many drafted tokens a pass of a batch takes."""
+
+from collections.abc import Iterable, Sequence
+
+from backend.config import SpeculationOptions
+from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.drafter import Draft, Drafter
+from backend.engine.rows.counters import Counters
+from backend.engine.rows.row import Row
+
+# By how much the rate of tokens has to grow: what is measured is not exact.
+_LEAST_GAIN = 1.05
+# Of all time, for drafts that only show whether they would pay.
+_TRIAL_SHARE = 0.01
+_TRIAL_TOKENS = 3
+
+
+class Drafting:
+    """Decides for the rows of a batch which drafts are computed with their latest tokens."""
+
+    def __init__(
+        self,
+        costs: PassCosts,
+        counters: Counters,
+        vocab_size: int,
+        options: SpeculationOptions,
+    ) -> None:
+        """Start without rows.
+
+        Args:
+            costs: What passes cost.
+            counters: Count drafted tokens.
+            vocab_size: Of the model.
+            options: Which sources draft, and how much.
+        """
+        self.costs = costs
+        self._counters = counters
+        self._vocab_size = vocab_size
+        self._max_tokens = options.max_draft_tokens
+        self._forces = options.speculation == "auto"
+        self._rows: Sequence[Row] = ()
+        self._drafters: dict[Row, Drafter] = {}
+        self._offered: dict[Row, Draft] = {}
+        self._trial_s = 0.0
+
+    def follow(self, rows: Sequence[Row]) -> None:
+        """Take the rows of the batch, after some have left or joined."""
+        known, self._rows = self._drafters, rows
+        self._drafters = {
+            row: known.get(row) or Drafter(row, self._vocab_size, forces=self._forces)
+            for row in rows
+            if row.request.may_speculate
+        }
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether it is worth while to read the tokens in flight first, and to look for drafts."""
+        return any(drafter.may_draft for drafter in self._drafters.values())
+
+    def drafts(self) -> list[tuple[int, ...]]:
+        """Return the drafted tokens of each row, whose tokens have all been read."""
+        found = {
+            row: draft
+            for row, drafter in self._drafters.items()
+            if (draft := drafter.propose(self._max_tokens))
+        }
+        depth = self._best_depth(found.values())
+        for draft in found.values():
+            draft.trust.pays = depth > 0
+        if depth == 0:
+            found = {row: d for row, d in found.items() if d.trust.wants_trial(row.drawn)}
+            depth = _TRIAL_TOKENS if found and self._affords_trial() else 0
+        self._offered = {row: d._replace(tokens=d.tokens[:depth]) for row, d in found.items()}
+        return [self._offered[row].tokens if row in self._offered else () for row in self._rows]
+
+    def learn(self, kept: Sequence[int]) -> None:
+        """Learn how many of its inputs, the latest token included, each row has kept of a pass."""
+        for row, count in zip(self._rows, kept, strict=True):
+            if draft := self._offered.get(row):
+                draft.trust.learn(len(draft.tokens), count - 1, row.drawn)
+                self._counters.count_draft(len(draft.tokens), count - 1)
+
+    def observe(self, rows: int, width: int, seconds: float) -> None:
+        """Learn what a pass took over `rows` rows of `width` tokens."""
+        self.costs.observe(rows, width, seconds)
+        self._trial_s += _TRIAL_SHARE * seconds
+
+    def _affords_trial(self) -> bool:
+        """Take the time for a trial out of what has been put by for it, if there is enough."""
+        rows = len(self._rows)
+        price = self.costs.of(rows, 1 + _TRIAL_TOKENS) - self.costs.of(rows, 1)
+        if price > self._trial_s:
+            return False
+        self._trial_s -= price
+        return True
+
+    def _best_depth(self, drafts: Iterable[Draft]) -> int:
+        """Return how much of each draft gives the most tokens per second; 0 is no gain at all."""
+        rows = len(self._rows)
+        drafts = list(drafts)
+        best, best_rate = 0, _LEAST_GAIN * rows / self.costs.of(rows, 1)
+        for depth in range(1, max((len(draft.tokens) for draft in drafts), default=0) + 1):
+            expected = sum(d.trust.expected(min(depth, len(d.tokens))) for d in drafts)
+            rate = (rows + expected) / self.costs.of(rows, 1 + depth)
+            if rate > best_rate:
+                best, best_rate = depth, rate
+        return best

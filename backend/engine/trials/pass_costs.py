@@ -1,0 +1,39 @@
+"""Measure at load what passes of several tokens cost."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import mlx.core as mx
+
+from backend.engine.network import Caches, FreshCaches, Network
+from backend.engine.passes.ranks import ALONE
+from backend.engine.trials.trial_steps import computed, cut, prefilled
+
+_PROMPT_TOKENS = 16
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+# The fastest of some runs counts: others may use the machine.
+_REPEATS = 3
+
+
+def measured_pass_seconds(
+    network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]
+) -> dict[int, float]:
+    """Return the seconds of passes by how many tokens they take of one row, on one process.
+
+    Args:
+        network: The model.
+        fresh_caches: Makes the caches of one sequence.
+        token_ids: Of a text.
+    """
+    prompt = cut(token_ids, 0, _PROMPT_TOKENS)
+    caches = prefilled(ALONE, network, fresh_caches(), prompt)
+    return {
+        width: min(_pass_s(network, caches, cut(token_ids, n, width)) for n in range(_REPEATS))
+        for width in _WIDTHS
+    }
+
+
+def _pass_s(network: Network, caches: Caches, tokens: Sequence[int]) -> float:
+    started = perf_counter()
+    computed(ALONE, lambda: network(mx.array([tokens]), cache=caches))
+    return perf_counter() - started

@@ -1,0 +1,92 @@
+"""Drafted tokens through the socket: the replies are the same, and everybody can see the drafts."""
+
+import asyncio
+import json
+import re
+
+import grpc
+import pytest
+from serving import chat, code_of, served, stream, user
+
+from backend.demo import MODEL_DIR, WEATHER_TOOL
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+
+pytestmark = pytest.mark.mlx
+
+LINES = "".join(f'{{"row": {n}, "state": "open"}}\n' for n in range(12))
+FEW = json.dumps(dict.fromkeys(map(str, range(300, 304)), 60))
+
+
+def repeating(seed, **options):
+    return pb.PredictOptions(
+        Prompt=LINES, Tokens=80, LogitBias=FEW, IgnoreEOS=True, Seed=seed, **options
+    )
+
+
+def off(request):
+    copy = pb.PredictOptions()
+    copy.CopyFrom(request)
+    copy.Metadata["speculation"] = "off"
+    return copy
+
+
+def folded(reply):
+    calls = [(call["name"], call["arguments"]) for call in reply.calls.values()]
+    logprobs = [one.logprobs for one in reply.replies if one.logprobs]
+    return reply.message, reply.content, reply.reasoning, calls, len(logprobs)
+
+
+async def test_replies_are_the_same_and_the_counts_are_seen():
+    async with served(MODEL_DIR) as backend:
+        question = [user("What is the weather in Oslo?")]
+        requests = [
+            repeating(3),
+            repeating(4, Temperature=0.4),
+            repeating(5, Temperature=0.7, Penalty=1.1),
+            chat(question, tools=[WEATHER_TOOL], ToolChoice="required", Tokens=120),
+        ]
+        plain = [folded(await stream(backend.stub, off(request))) for request in requests]
+        assert (await inspect(backend)).drafted_tokens == 0
+        drafted = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
+        assert list(map(folded, drafted)) == plain
+        assert plain[-1][3]
+        report = await inspect(backend)
+        assert 20 < report.accepted_tokens <= report.drafted_tokens
+
+
+async def test_the_log_tells_of_the_drafts_of_a_request(caplog):
+    caplog.set_level("INFO")
+    async with served(MODEL_DIR) as backend:
+        await stream(backend.stub, off(repeating(1)))
+        assert "drafted=" not in caplog.text
+        await stream(backend.stub, repeating(1))
+        found = re.search(r"drafted=(\d+) accepted=(\d+) finish=length", caplog.text)
+        assert found
+        assert int(found[1]) >= int(found[2]) > 10
+
+
+async def test_it_can_be_switched_off_for_a_model():
+    async with served(MODEL_DIR, Options=["speculation:off"]) as backend:
+        await stream(backend.stub, repeating(1))
+        assert (await inspect(backend)).drafted_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("speculation:draft", "must be one of auto, lookup, off, not draft"),
+        ("max_draft_tokens:0", "must be between 1 and 64, not 0"),
+        ("max_draft_tokens:many", "max_draft_tokens"),
+    ],
+)
+async def test_options_that_do_not_fit_are_refused(option, told):
+    async with served() as backend:
+        code, details = await code_of(backend.load(MODEL_DIR, Options=[option]))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert told in details
+
+
+async def inspect(backend):
+    stub = backend_pb2_grpc.InspectorStub(backend.channel)
+    return await stub.Inspect(pb.InspectRequest())

@@ -1,0 +1,254 @@
+"""Drafted tokens change no reply: tokens, log-probabilities and ends are those without drafts."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from engine_driver import VOCAB, Driver, make_request, prompt_of
+from wrapped_network import WrappedNetwork
+
+from backend.config import TuningOptions
+from backend.core.delta import FinishReason
+from backend.core.request import SamplingParams
+from backend.engine.kv.batch_caches import Batching
+from backend.engine.passes.caches import make_cache_factory
+from backend.engine.trials.batch_check import batch_plan
+
+pytestmark = pytest.mark.mlx
+
+# Passes of any width cost the same: whatever may be right is drafted.
+FREE = {1: 1.0, 64: 1.0}
+FAMILIES = ["llama", "llama_sliding", "qwen3_moe", "gemma3_text", "gpt_oss", "deepseek_v3"]
+# Replies of so few tokens repeat themselves: many drafts are right, and many nearly are.
+FEW = dict.fromkeys((5, 9, 23, 40), 40.0)
+
+
+def samplings(seed):
+    """Return one of each kind: greedy, drawn, penalised over all and over a window, filtered."""
+    return [
+        SamplingParams(),
+        SamplingParams(temperature=0.3, seed=seed),
+        SamplingParams(repetition_penalty=1.1, presence_penalty=0.3, frequency_penalty=0.01),
+        SamplingParams(temperature=0.2, seed=seed, frequency_penalty=0.2, penalty_window=5),
+        SamplingParams(temperature=0.5, top_k=3, top_p=0.9, seed=seed),
+        SamplingParams(temperature=1.5, min_p=0.1, seed=seed),
+    ]
+
+
+def requests_of(seed, count):
+    rng = random.Random(seed)
+    return [
+        make_request(
+            f"r{seed}-{n}",
+            prompt_of(rng.randint(3, 90), n),
+            max_tokens=rng.randint(20, 60),
+            sampling=replace(
+                samplings(n)[(seed + n) % 6], logit_bias=FEW if rng.random() < 0.8 else {}
+            ),
+            stop=[7, 23] if rng.random() < 0.2 else [],
+            top_logprobs=3 if n % 2 else None,
+        )
+        for n in range(count)
+    ]
+
+
+def repeating(name, **options):
+    sampling = SamplingParams(logit_bias=FEW)
+    return make_request(name, prompt_of(20), sampling=sampling, **options)
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.finish is other.finish
+        assert one.error is other.error is None
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+                assert [v for _, v in a.top] == pytest.approx([v for _, v in b.top], abs=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_a_reply_is_the_same_with_drafts_and_without(networks, family, rows):
+    network = networks(family)
+    accepted = 0
+    for seed in range(3):
+        requests = requests_of(seed, rows)
+        expected = Driver(network).run(*requests)
+        driver = Driver(network, pass_seconds=FREE)
+        assert_same(driver.run(*requests), expected)
+        accepted += driver.session.status().accepted_tokens
+    assert accepted > 10
+
+
+@pytest.mark.parametrize("kv_bits", [4, 8])
+def test_it_is_the_same_with_quantised_kv(networks, kv_bits):
+    network = networks("llama_wide")
+    requests = requests_of(1, 4)
+    expected = Driver(network, kv_bits=kv_bits, kv_group_size=32).run(*requests)
+    driver = Driver(network, kv_bits=kv_bits, kv_group_size=32, pass_seconds=FREE)
+    assert_same(driver.run(*requests), expected)
+    assert driver.session.status().accepted_tokens > 20
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_it_is_the_same_behind_prefixes_and_while_rows_come_go_and_pause(networks, family):
+    network = networks(family)
+    rng = random.Random(3)
+    shared = prompt_of(70)
+    requests = [
+        make_request(
+            f"r{n}",
+            [*shared[: rng.randint(8, 70)], *prompt_of(rng.randint(1, 20), n)],
+            max_tokens=rng.randint(5, 50),
+            sampling=replace(samplings(n)[n % 6], logit_bias=FEW),
+        )
+        for n in range(24)
+    ]
+    expected = {r.request_id: Driver(network).run(r)[0].token_ids for r in requests}
+    driver = Driver(network, pass_seconds=FREE, max_slots=6, max_kv_bytes=400_000)
+    left, cancelled = list(requests), set()
+    while left or not driver.session.is_idle or driver.session.status().waiting:
+        if left and rng.random() < 0.3:
+            driver.session.submit(left.pop())
+        running = [r for r in requests if driver.outcome(r).token_ids]
+        if running and rng.random() < 0.02:
+            request = rng.choice(running)
+            if driver.outcome(request).finish is None:
+                cancelled.add(request.request_id)
+                driver.session.cancel(request.request_id)
+        driver.turn()
+    for name, tokens in expected.items():
+        found = driver.outcomes[name].token_ids
+        assert found == tokens[: len(found)]
+        assert name in cancelled or found == tokens
+    assert driver.session.status().accepted_tokens > 50
+
+
+def test_a_reply_ends_within_a_draft_where_it_ends_without(networks):
+    network = networks("llama")
+    whole = Driver(network).run(repeating("a", max_tokens=60))[0].token_ids
+    for limit in range(1, 40):
+        driver = Driver(network, pass_seconds=FREE)
+        outcome = driver.run(repeating("a", max_tokens=limit))[0]
+        assert outcome.token_ids == whole[:limit]
+        assert outcome.finish is FinishReason.LENGTH
+    stop = whole[20]
+    outcome = Driver(network, pass_seconds=FREE).run(repeating("a", max_tokens=60, stop=[stop]))[0]
+    assert outcome.token_ids == whole[: whole.index(stop) + 1]
+    assert outcome.finish is FinishReason.STOP
+
+
+def test_passes_are_fewer_when_drafts_come_true(networks):
+    class Counting(WrappedNetwork):
+        passes = 0
+
+        def __call__(self, inputs, cache):
+            self.passes += 1
+            return super().__call__(inputs, cache)
+
+    plain, drafted = Counting(networks("llama")), Counting(networks("llama"))
+    Driver(plain).run(repeating("a", max_tokens=200))
+    Driver(drafted, pass_seconds=FREE).run(repeating("a", max_tokens=200))
+    assert drafted.passes < plain.passes / 3
+
+
+def test_dear_passes_take_no_drafts(networks):
+    dear = {n: float(n) for n in (1, 2, 4, 8, 16, 32)}
+    driver = Driver(networks("llama"), pass_seconds=dear)
+    driver.session._parts.batch._drafting.observe = lambda *_: None
+    driver.run(repeating("a", max_tokens=100))
+    assert driver.session.status().drafted_tokens == 0
+
+
+def test_a_request_may_do_without(networks):
+    driver = Driver(networks("llama"), pass_seconds=FREE)
+    driver.run(repeating("a", max_tokens=60, may_speculate=False))
+    assert driver.session.status().drafted_tokens == 0
+
+
+def test_lookup_alone_is_a_choice(networks):
+    driver = Driver(networks("llama"), pass_seconds=FREE, speculation="lookup")
+    driver.run(repeating("a", max_tokens=60))
+    assert driver.session.status().accepted_tokens > 10
+
+
+class Cycle:
+    """A grammar of one text: a cycle of tokens, then the end."""
+
+    def __init__(self, tokens, count):
+        self.tokens = [tokens[n % len(tokens)] for n in range(count)]
+
+    def matcher(self):
+        return CycleMatcher(self.tokens)
+
+
+class CycleMatcher:
+    error = None
+
+    def __init__(self, tokens):
+        self._tokens = [*tokens, 1]
+        self._place = 0
+
+    def consume(self, token_id):
+        self._place += 1
+        return token_id == self._tokens[self._place - 1]
+
+    def step_back(self, count):
+        self._place -= count
+
+    def forced(self):
+        return self._tokens[self._place :]
+
+    def count_allowed(self, token_ids):
+        pairs = zip(token_ids, self.forced(), strict=False)
+        wrong = (n for n, (a, b) in enumerate(pairs) if a != b)
+        return next(wrong, min(len(token_ids), len(self.forced())))
+
+    def fill_mask(self, row):
+        row[:] = 0
+        if self._place < len(self._tokens):
+            token_id = self._tokens[self._place]
+            row[token_id // 32] |= 1 << token_id % 32
+
+
+def test_what_a_grammar_forces_takes_few_passes(networks):
+    class Counting(WrappedNetwork):
+        passes = 0
+
+        def __call__(self, inputs, cache):
+            self.passes += 1
+            return super().__call__(inputs, cache)
+
+    network = Counting(networks("llama"))
+    request = make_request(
+        "a", prompt_of(20), max_tokens=90, grammar=Cycle(range(10, 30), 64), stop=[1]
+    )
+    free = make_request("b", prompt_of(9, 1), max_tokens=12)
+    alone = Driver(networks("llama")).run(free)[0]
+    outcome, other = Driver(network, pass_seconds=FREE).run(request, free)
+    assert outcome.token_ids == [*(10 + n % 20 for n in range(64)), 1]
+    assert outcome.finish is FinishReason.STOP
+    assert other.token_ids == alone.token_ids
+    assert network.passes < 25
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_look_at_load_finds_that_a_family_takes_drafts(networks, family):
+    network = networks(family)
+    fresh_caches = make_cache_factory(network, TuningOptions())
+    plan = batch_plan(network, fresh_caches, range(2, VOCAB), drafts=True)
+    assert plan.batching is not Batching.NONE
+    assert plan.pass_seconds[1] > 0
+
+
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+def test_a_family_whose_state_cannot_go_back_takes_none(networks, family, caplog):
+    caplog.set_level("INFO")
+    network = networks(family)
+    fresh_caches = make_cache_factory(network, TuningOptions())
+    plan = batch_plan(network, fresh_caches, range(2, VOCAB), drafts=True)
+    assert not plan.pass_seconds
+    assert "nothing is drafted for this model" in caplog.text
