@@ -288,12 +288,11 @@ class Router:
         if output.rest is None or quotation.is_call:
             return
         self._quotation = None
+        text = quotation.text[: len(quotation.text) - len(self._rest)]
         if self._in_thought:
             self._deltas.append(ReasoningDelta(quotation.opener))
-            text = quotation.text.removeprefix(quotation.opener)
-            self._emit(text[: len(text) - len(self._rest)])
-        else:
-            self._emit(output.rejected)
+            text = text.removeprefix(quotation.opener)
+        self._emit(text)
 
     def _end_draft(self, quotation: Quotation) -> None:
         """End in a thought: then there was no draft, but a call that ends the thought."""
