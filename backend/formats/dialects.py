@@ -55,6 +55,7 @@ class Tags:
             like those of arguments.
         escapes_attributes: Whether names in attributes are escaped as in XML.
         mark: A text before each tag, where values are nested elements.
+        misspelling: A text that models write before the name of such an element by mistake.
         object: All arguments as one JSON object, where there are tags for that.
     """
 
@@ -66,6 +67,7 @@ class Tags:
     requires_ends: bool = False
     escapes_attributes: bool = False
     mark: str = ""
+    misspelling: str = ""
     object: Template = ()
 
 

@@ -69,3 +69,26 @@ class CallGrammar:
     frames: tuple[Frame, ...]
     most_calls: int | None = None
     around: Messages | Section | None = None
+
+
+def calls_between(
+    opener: str, closer: str, dialect: Dialect, *, needs: str = "", lacks: str = ""
+) -> Frame:
+    """Return the frame of calls that stand on lines of their own, each between two markers.
+
+    Args:
+        opener: The marker before each call.
+        closer: The marker after it.
+        dialect: The syntax of a call.
+        needs: A marker without which no model writes so.
+        lacks: A marker with which no model writes so.
+    """
+    return Frame(
+        dialect=dialect,
+        opener=opener,
+        call=("\n", *dialect.call, f"\n{closer}"),
+        separator=(f"\n{opener}",),
+        needs=needs,
+        lacks=lacks,
+        is_block=False,
+    )

@@ -41,7 +41,7 @@ def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:
     return _last(starts, turn) > _last(output_format.reasoning.ends, turn)
 
 
-def opens_behind_thought(output_format: OutputFormat, prompt_tail: str) -> bool:
+def opens_after_thought(output_format: OutputFormat, prompt_tail: str) -> bool:
     """Tell whether the prompt ends after a closed thought: so templates switch thinking off."""
     return prompt_tail.rstrip().endswith(output_format.reasoning.ends)
 

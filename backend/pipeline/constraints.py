@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from backend.core.prompt import ToolMode
 from backend.errors import GrammarError
-from backend.output.format import opens_behind_thought, opens_in_reasoning
+from backend.output.format import opens_after_thought, opens_in_reasoning
 from backend.sampling.grammar.tools.rule import MAX_PARALLEL_CALLS, CallRule
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _thought(prompt: Prompt, output_format: OutputFormat, answer: str) -> Though
     reasoning = output_format.reasoning
     if not reasoning.starts:
         return None
-    is_done = opens_behind_thought(output_format, prompt.tail)
+    is_done = opens_after_thought(output_format, prompt.tail)
     return Thought(
         starts=() if is_done else (reasoning.start,),
         ends=(reasoning.end,),

@@ -9,10 +9,14 @@ import golden
 import pytest
 from tool_replies import FORMATS
 
+from backend.formats.dialects import Literals, Tags
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "backend" / "formats"
+GUIDE = (ROOT / "docs" / "guides" / "structured-output.md").read_text(encoding="utf-8")
+# Shorter markers are parts of other texts.
+SHORT = 4
 TOLD_ELSEWHERE = {
     # Texts of other meanings that happen to be the same.
     "[",
@@ -55,8 +59,11 @@ def test_no_marker_is_spelled_outside_of_the_formats():
     spelled = defaultdict(set)
     for path, tree in sources("output", "sampling", "pipeline", "engine", "rpc"):
         for text in literals(tree):
-            if text.strip() in MARKERS:
-                spelled[text.strip()].add(path.name)
+            plain = text.replace("\\", "").strip()
+            for marker in MARKERS:
+                is_part = len(marker) > SHORT and marker in plain and path.parts[-2] != "pipeline"
+                if plain == marker or is_part:
+                    spelled[marker].add(path.name)
     assert not spelled
 
 
@@ -73,3 +80,43 @@ def test_a_format_is_one_source_file_and_one_golden_file(tools):
     assert any(tools.is_called(reply.parser or name) for name, reply in FORMATS.items())
     page = (ROOT / "docs" / "reference" / "output-formats.md").read_text(encoding="utf-8")
     assert re.search(rf"`{tools.name}`", page)
+
+
+def named(text):
+    """Return the formats that a piece of the guide names."""
+    names = set(re.findall(r"`(\w+)`", text))
+    return names & {tools.name for tools in TOOL_FORMATS}
+
+
+def kind(tools):
+    """Return the row of the guide in which a format belongs."""
+    match tools.grammar.frames[0].dialect:
+        case Tags(mark=mark):
+            return "elements" if mark else "raw values"
+        case Literals(sorts_names=is_in_braces):
+            return "braces" if is_in_braces else "Python"
+    return "JSON"
+
+
+def test_the_guide_names_every_format_by_the_kind_of_its_arguments():
+    table = re.search(
+        r"^\| formats \| arguments \|\n\|.*?\n(.*?)\n\n", GUIDE, re.MULTILINE | re.DOTALL
+    )
+    rows = [named(row.split("|")[1]) for row in table[1].splitlines()]
+    built = [tools for tools in TOOL_FORMATS if tools.grammar]
+    assert rows == [
+        {tools.name for tools in built if kind(tools) == of}
+        for of in ("JSON", "raw values", "elements", "braces", "Python")
+    ]
+
+
+def test_the_guide_tells_where_text_may_stand_between_calls_and_where_there_is_one():
+    between = re.search(r"Text may stand between calls.*?elsewhere", GUIDE, re.DOTALL)
+    built = [tools for tools in TOOL_FORMATS if tools.grammar]
+    assert named(between[0]) == {
+        tools.name
+        for tools in built
+        if any(not frame.is_block and not frame.is_lapse for frame in tools.grammar.frames)
+    }
+    one = re.search(r"room for one call in (.*?)\.", GUIDE, re.DOTALL)
+    assert named(one[0]) == {tools.name for tools in built if tools.grammar.most_calls == 1}

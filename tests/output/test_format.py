@@ -3,7 +3,7 @@ import pytest
 from backend.formats.evidence import FormatEvidence
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.detection import detect
-from backend.output.format import opens_behind_thought, opens_in_reasoning
+from backend.output.format import opens_after_thought, opens_in_reasoning
 from backend.output.warn import warn_once
 
 THINK_TOKENS = {"<think>", "</think>"}
@@ -88,7 +88,7 @@ REASONING_EVIDENCE = [
 
 
 @pytest.mark.parametrize(("name", "template", "vocabulary"), TOOL_EVIDENCE)
-def test_a_wire_is_found_from_its_evidence(name, template, vocabulary):
+def test_a_format_is_found_from_its_evidence(name, template, vocabulary):
     assert found(vocabulary, template)[0] == name
 
 
@@ -110,7 +110,7 @@ def test_calls_that_nothing_can_read_are_warned_of_once(caplog):  # lesson 90
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_marker_without_a_call_behind_it_is_no_evidence():
+def test_a_marker_without_a_call_after_it_is_no_evidence():
     assert found((), "Never write <tool_call>.") == ("none", "none")
 
 
@@ -196,7 +196,7 @@ def test_the_end_of_the_prompt_tells_where_the_reply_begins(tail, opens):  # les
 
 
 @pytest.mark.parametrize(
-    ("tail", "is_behind"),
+    ("tail", "is_after"),
     [
         ("", False),
         ("<|im_start|>assistant\n", False),
@@ -206,7 +206,7 @@ def test_the_end_of_the_prompt_tells_where_the_reply_begins(tail, opens):  # les
         ("<think></think>Hi!<|im_end|>\n<|im_start|>assistant\n", False),
     ],
 )
-def test_the_end_of_the_prompt_tells_whether_the_thought_is_over(tail, is_behind):
+def test_the_end_of_the_prompt_tells_whether_the_thought_is_over(tail, is_after):
     think = detect(FormatEvidence(THINK_TOKENS, ""))
-    assert opens_behind_thought(think, tail) is is_behind
-    assert not opens_behind_thought(detect(FormatEvidence((), "")), tail)
+    assert opens_after_thought(think, tail) is is_after
+    assert not opens_after_thought(detect(FormatEvidence((), "")), tail)

@@ -39,7 +39,7 @@ def run(case, chunks, tools, *, truncated=False):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", BUILT, ids=lambda tools: tools.name)
-def test_no_text_makes_a_wire_raise_or_depend_on_the_cut(tools, caplog):
+def test_no_text_makes_a_format_raise_or_depend_on_the_cut(tools, caplog):
     cases = [case for case in CASES if case.spec.format.tools is tools]
 
     @settings(max_examples=150)
@@ -74,7 +74,7 @@ def test_without_tools_nothing_is_a_call(tools):
 @pytest.mark.parametrize(
     "tools", [tools for tools in BUILT if not tools.owns_reply], ids=lambda tools: tools.name
 )
-def test_without_tools_every_character_of_a_wire_is_text(tools):
+def test_without_tools_every_character_of_a_format_is_text(tools):
     @settings(max_examples=50)
     @given(st.lists(st.sampled_from(fragments(tools)), max_size=15))
     def check(pieces):

@@ -133,7 +133,7 @@ def test_what_may_become_a_stop_string_goes_out_before_the_next_channel():
     assert [streamed[index].text for index in (0, 1, 3)] == ["a ", "ST", "OP"]
 
 
-def test_a_call_behind_a_stop_string_does_not_count():
+def test_a_call_after_a_stop_string_does_not_count():
     completion = play(make_spec(stop_strings=("STOP",)), ["Hi. STOP" + CALL])
     assert (completion.content, completion.tool_calls) == ("Hi. ", ())
     assert completion.finish.reason is FinishReason.STOP

@@ -150,7 +150,7 @@ BROKEN = OutputFormat(THINK, ToolFormat(name="broken", openers=("<call>",)))
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_a_wire_that_raises_is_switched_off(size, caplog):  # lessons 75, 80, 81, 90
+def test_a_format_that_raises_is_switched_off(size, caplog):  # lessons 75, 80, 81, 90
     text = "Hi <call> a b! c <think>d</think> <call> e"
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
     deltas = run(chunks, make_router(BROKEN, reader=BrokenCursor))
@@ -161,13 +161,13 @@ def test_a_wire_that_raises_is_switched_off(size, caplog):  # lessons 75, 80, 81
     assert "routing failed" in record.getMessage()
 
 
-def test_a_wire_that_cannot_begin_leaves_its_opener_as_text(caplog):
+def test_a_format_that_cannot_begin_leaves_its_opener_as_text(caplog):
     router = make_router(BROKEN, reader=lambda _: 1 // 0)
     assert folded(run(["Hi <call>", " a"], router))[0] == "Hi <call> a"
     assert len(caplog.records) == 1
 
 
-def test_a_wire_that_raises_at_the_end_loses_nothing(caplog):
+def test_a_format_that_raises_at_the_end_loses_nothing(caplog):
     deltas = run(["Hi ", "<call> a", " b"], make_router(BROKEN, reader=BrokenCursor))
     assert folded(deltas)[0] == "Hi  a b"
     assert len(caplog.records) == 1
@@ -226,14 +226,14 @@ def test_code_that_only_mentions_a_marker_is_not_held_up():
     assert in_order(router.feed(" = 1\n")) == " = 1\n"
 
 
-def test_a_wire_that_raises_on_quoted_text_loses_nothing(caplog):
+def test_a_format_that_raises_on_quoted_text_loses_nothing(caplog):
     deltas = run(["See:\n```\n<call> a", " b!", " c"], make_router(BROKEN, reader=BrokenCursor))
     assert folded(deltas)[0] == "See:\n```\n<call> a b! c"
     assert len(caplog.records) == 1
 
 
 class BareCursor:
-    """Knows one call, `{"name": "f"}`, behind its brace."""
+    """Knows one call, `{"name": "f"}`, after its brace."""
 
     is_mid_call = True
     BODY = '"name": "f"}'
@@ -275,7 +275,7 @@ LEADING = OutputFormat(THINK, ToolFormat(name="bare", leads=("{",)))
         ('{"na', '{"na', "", {}),
     ],
 )
-def test_a_wire_without_an_opener_begins_where_content_begins(
+def test_a_format_without_an_opener_begins_where_content_begins(
     text, content, reasoning, calls, size
 ):
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
@@ -317,7 +317,7 @@ class FramedCursor:
 
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_a_wire_may_own_the_whole_reply(size):
+def test_a_format_may_own_the_whole_reply(size):
     tools = ToolFormat(name="framed", owns_reply=True)
     router = make_router(OutputFormat(THINK, tools), reader=FramedCursor)
     text = "T<think>\nA<tool_call>\nCf\nAbye"
@@ -326,7 +326,7 @@ def test_a_wire_may_own_the_whole_reply(size):
     assert router.completed_calls == {0}
 
 
-def test_a_wire_that_owns_the_reply_knows_how_the_prompt_ended():
+def test_a_format_that_owns_the_reply_knows_how_the_prompt_ended():
     made = []
 
     def make(context):

@@ -12,5 +12,5 @@ FORMAT = gemma(
     CLOSER,
     quote="<escape>",
     clue=(OPENER,),
-    leaks=("<start_function_response>",),
+    leaks=(RESPONSE,),
 )

@@ -9,9 +9,7 @@ RESPONSE = "<|tool_response>"
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 THOUGHT_START = f"{CHANNEL}thought"
 
-FORMAT = gemma(
-    "gemma4", OPENER, CLOSER, quote='<|"|>', clue=(OPENER, CLOSER), leaks=("<|tool_response>",)
-)
+FORMAT = gemma("gemma4", OPENER, CLOSER, quote='<|"|>', clue=(OPENER, CLOSER), leaks=(RESPONSE,))
 
 THOUGHT = ReasoningFormat(
     name="gemma4_channel",

@@ -3,7 +3,7 @@
 from backend.formats.dialects import JSON_CALLS, Reading
 from backend.formats.evidence import in_template
 from backend.formats.format import ToolFormat
-from backend.formats.grammar import CallGrammar, Frame
+from backend.formats.grammar import CallGrammar, calls_between
 from backend.formats.tagged import qwen3_coder_xml as xml
 
 OPENER, CLOSER = xml.OPENER, xml.CLOSER
@@ -25,14 +25,6 @@ FORMAT = ToolFormat(
         Reading(dialect=JSON_CALLS, end=CLOSER),
     ),
     grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=JSON_CALLS,
-                opener=OPENER,
-                call=("\n", *JSON_CALLS.call, f"\n{CLOSER}"),
-                separator=(f"\n{OPENER}",),
-                is_block=False,
-            ),
-        ),
+        frames=(calls_between(OPENER, CLOSER, JSON_CALLS),),
     ),
 )

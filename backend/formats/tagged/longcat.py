@@ -3,7 +3,7 @@
 from backend.formats.dialects import JSON_CALLS, Reading
 from backend.formats.evidence import as_tokens, in_template
 from backend.formats.format import ReasoningFormat, ToolFormat
-from backend.formats.grammar import CallGrammar, Frame
+from backend.formats.grammar import CallGrammar, Frame, calls_between
 from backend.formats.tagged.pairs import pair_tags, pairs
 from backend.formats.template import NAME
 
@@ -27,14 +27,7 @@ FORMAT = ToolFormat(
     grammar=CallGrammar(
         frames=(
             Frame(dialect=TAGS, opener=OPENER, separator=("\n",), needs=KEY_TAG, is_block=False),
-            Frame(
-                dialect=JSON_CALLS,
-                opener=OPENER,
-                call=("\n", *JSON_CALLS.call, f"\n{CLOSER}"),
-                separator=(f"\n{OPENER}",),
-                lacks=KEY_TAG,
-                is_block=False,
-            ),
+            calls_between(OPENER, CLOSER, JSON_CALLS, lacks=KEY_TAG),
         ),
     ),
 )

@@ -8,10 +8,11 @@ from backend.formats.template import ARGUMENTS, KEY, NAME, VALUE
 
 OPENER, CLOSER = "<minimax:tool_call>", "</minimax:tool_call>"
 INVOKE, INVOKE_END = '<invoke name="', "</invoke>"
+PARAMETER = '<parameter name="'
 
 TAGS = Tags(
     call=(INVOKE, NAME, '">\n', ARGUMENTS, INVOKE_END),
-    parameter=('<parameter name="', KEY, '">', VALUE, "</parameter>\n"),
+    parameter=(PARAMETER, KEY, '">', VALUE, "</parameter>\n"),
 )
 
 FORMAT = ToolFormat(

@@ -19,6 +19,8 @@ TAGS = Tags(
     parameter=(f"{MARK}<", KEY, ">", VALUE, f"{MARK}</", KEY, ">"),
     requires_ends=True,
     mark=MARK,
+    # In M2 the name of an argument is an attribute.
+    misspelling=m2.PARAMETER.removeprefix("<"),
 )
 
 FORMAT = ToolFormat(

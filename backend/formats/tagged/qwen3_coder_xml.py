@@ -3,7 +3,7 @@
 from backend.formats.dialects import JSON_CALLS, Reading, Tags
 from backend.formats.evidence import in_template
 from backend.formats.format import ToolFormat
-from backend.formats.grammar import CallGrammar, Frame
+from backend.formats.grammar import CallGrammar, Frame, calls_between
 from backend.formats.template import ARGUMENTS, KEY, NAME, VALUE
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"
@@ -32,13 +32,7 @@ FORMAT = ToolFormat(
     ),
     grammar=CallGrammar(
         frames=(
-            Frame(
-                dialect=TAGS,
-                opener=OPENER,
-                call=("\n", *TAGS.call, f"\n{CLOSER}"),
-                separator=(f"\n{OPENER}",),
-                is_block=False,
-            ),
+            calls_between(OPENER, CLOSER, TAGS),
             Frame(dialect=TAGS, opener=FUNCTION, separator=("\n",), is_block=False, is_lapse=True),
         ),
     ),

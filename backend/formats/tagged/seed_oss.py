@@ -3,7 +3,7 @@
 from backend.formats.dialects import Reading, Tags
 from backend.formats.evidence import as_tokens, in_template
 from backend.formats.format import ReasoningFormat, ToolFormat
-from backend.formats.grammar import CallGrammar, Frame
+from backend.formats.grammar import CallGrammar, calls_between
 from backend.formats.tagged.qwen3_coder_xml import PARAMETER, PARAMETER_END
 from backend.formats.tagged.qwen3_coder_xml import TAGS as QWEN_TAGS
 from backend.formats.template import KEY, VALUE
@@ -23,15 +23,7 @@ FORMAT = ToolFormat(
     closers=(CLOSER,),
     readings=(Reading(dialect=TAGS, end=CLOSER),),
     grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=TAGS,
-                opener=OPENER,
-                call=("\n", *TAGS.call, f"\n{CLOSER}"),
-                separator=(f"\n{OPENER}",),
-                is_block=False,
-            ),
-        ),
+        frames=(calls_between(OPENER, CLOSER, TAGS),),
     ),
 )
 

@@ -27,6 +27,9 @@ class TagWords:
         self._end = re.compile(rf"(?:{texts}|</[^<>\n]*+>?)\s*+")
         self._value_begin = self._texts[-1 if self._is_paired else 0]
         self._value_end = text_of(end).strip()
+        tag_end = self._texts[-1].removeprefix('"') if not self._is_paired else ">"
+        self._tag_end = rf"(?:/?>|{re.escape(tag_end)})?"
+        self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}""")
 
     def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int]]:
         """Yield where calls begin and end."""
@@ -54,7 +57,7 @@ class TagWords:
         """Return the name of the call that begins at a position, and where its head ends."""
         name = _first_label(raw, begin)
         end = raw.index(name, begin) + len(name)
-        head = re.compile(r"""["']*(?:\s+\w+="\w*")*\s*(?:/?>|<\|sep\|>)?""").match(raw, end)
+        head = self._head_end.match(raw, end)
         return name, head.end() if head else end
 
     def arguments(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -64,7 +67,7 @@ class TagWords:
     def _parameters(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
         tag = re.compile(
             rf"""{self._begin.pattern}\s*["']?(?P<key>[^<>"'\n/]+)["']?"""
-            r"""(?:\s+\w+="(?P<kind>\w*)")?\s*(?:/?>|<\|sep\|>)?"""
+            rf"""(?:\s+\w+="(?P<kind>\w*)")?\s*{self._tag_end}"""
         )
         found = list(tag.finditer(body))
         limits = [*(match.start() for match in found[1:]), len(body)][: len(found)]

@@ -6,7 +6,7 @@ from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutpu
 
 
 class EchoCursor:
-    """Hands out what it is fed, behind its own name."""
+    """Hands out what it is fed, after its own name."""
 
     is_mid_call = False
     held = "held"
@@ -47,7 +47,7 @@ def test_before_the_choice_everything_is_held():
     assert cursor.finish(truncated=False) == ReaderOutput(rejected="<o> <f")
 
 
-def test_behind_the_choice_the_wire_answers():
+def test_after_the_choice_the_reader_answers():
     cursor = make_cursor()
     cursor.feed("{")
     assert (cursor.held, cursor.is_mid_call) == ("held", False)

@@ -50,7 +50,7 @@ def test_the_last_brace_of_the_arguments_leaves_with_that_of_the_call():
     assert not cursor.is_mid_call
 
 
-def test_the_rest_behind_the_closer_is_given_back():
+def test_the_rest_after_the_closer_is_given_back():
     output = make_cursor().feed('{"name": "f"}' + CLOSER + " bye")
     assert output.rest == " bye"
     assert output.deltas == (ToolCallDelta(0, "id0", "f"), ToolCallDelta(0, arguments="{}"))

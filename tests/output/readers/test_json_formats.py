@@ -54,7 +54,7 @@ def call_ids(name, text, size=1):
         ("mistral", MISTRAL_LIST, ("aB3dE5fG7", "hJ2kL4mN6"), ["aB3dE5fG7", "hJ2kL4mN6"]),
     ],
 )
-def test_an_id_on_the_wire_is_kept(name, text, ids, kept, size):
+def test_an_id_that_the_model_wrote_is_kept(name, text, ids, kept, size):
     assert call_ids(name, text.format(*ids), size) == kept
 
 

@@ -112,7 +112,7 @@ def test_commas_too_many_are_left_out_and_constants_of_python_are_read(written, 
 
 
 @pytest.mark.parametrize("text", ["[1, ?", "[1,\n,", "[1, Nope]", "[Nope]"])
-def test_what_is_refuted_behind_a_comma_is_not_lost(text):
+def test_what_is_refuted_after_a_comma_is_not_lost(text):
     scanner = JsonScanner()
     taken, end = scanner.feed(text)
     assert (taken, scanner.state) == (text[: end - scanner.pending], JsonState.MALFORMED)

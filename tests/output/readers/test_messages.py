@@ -86,7 +86,7 @@ def test_an_unfinished_message_is_not_lost():  # lesson 84
     assert outcome("<|channel|>analysis<|message|>Hm", stop=FinishReason.LENGTH) == ("Hm", "", ())
 
 
-def test_a_failing_wire_gives_all_its_text_as_content(caplog):  # lesson 81
+def test_a_failing_format_gives_all_its_text_as_content(caplog):  # lesson 81
     class FailingFrames(MessageFrames):
         def read(self, header):
             raise ZeroDivisionError(header)

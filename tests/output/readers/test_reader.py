@@ -9,7 +9,7 @@ def make_ledger(tools=None):
     return CallLedger(tools, lambda: f"new{next(ids)}")
 
 
-def test_an_id_on_the_wire_is_kept():
+def test_an_id_that_the_model_wrote_is_kept():
     calls = make_ledger()
     assert calls.open("f", "functions.f:0") == ToolCallDelta(0, "functions.f:0", "f")
     assert calls.open("f") == ToolCallDelta(1, "new0", "f")

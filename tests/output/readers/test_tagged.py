@@ -69,7 +69,7 @@ def test_the_end_of_a_call_leaves_when_it_is_certain():
     assert "".join(d.arguments for d in cursor.feed("</calls>").deltas) == '"}'
 
 
-def test_types_may_stand_on_the_wire():
+def test_types_may_stand_in_tags():
     text = '<call name="f"><arg name="a" string="false">12</arg><arg name="n" string="true">12'
     assert arguments([text + END]) == '{"a": 12, "n": "12"}'
 

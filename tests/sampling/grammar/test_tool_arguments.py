@@ -276,7 +276,7 @@ def test_what_cannot_be_enforced_is_told_with_tool_and_place(family, schema, tol
         ("glm4", False, "#/properties/a: no value is allowed"),
     ],
 )
-def test_what_only_some_wires_can_enforce_is_told_elsewhere(family, schema, told):
+def test_what_only_some_formats_can_enforce_is_told_elsewhere(family, schema, told):
     with pytest.raises(GrammarError) as caught:
         grammar(family, schema)
     assert caught.value.problem.startswith(f"tool 'f': {told}")

@@ -95,7 +95,7 @@ def _pattern(head: Template, dialect: Tags) -> Pattern:
         tag_end = choice(fixed(">"), ahead("\n"))
         return Pattern((fixed(start), SPACE, _QUOTE, _KEY, _QUOTE, SPACE_IN_LINE, tag_end))
     if dialect.mark:
-        return _element_pattern(start)
+        return _element_pattern(start, dialect.misspelling)
     return Pattern((fixed(start), *_enclosed(rest)))
 
 
@@ -121,10 +121,10 @@ def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
     )
 
 
-def _element_pattern(start: str) -> Pattern:
+def _element_pattern(start: str, misspelling: str) -> Pattern:
     """Return the pattern of an element, named after the argument or by an attribute."""
     tag = Piece(r"(?=(?P<tag>[^\s<>/]+))", "")
-    as_attribute = maybe(fixed('parameter name="'))
+    as_attribute = maybe(fixed(misspelling))
     name = any_of(r"[^\s<>/\"']", group="name")
     return Pattern((fixed(start), tag, as_attribute, name, maybe(fixed('"')), fixed(">")))
 

@@ -117,7 +117,7 @@ class _Reader:
         return f"[{', '.join(found)}]"
 
     def _next(self, position: int) -> int:
-        """Return the position of the next member, behind commas."""
+        """Return the position of the next member, after commas."""
         position = _skip(self._text, position)
         while self._text.startswith(",", position):
             position = _skip(self._text, position + 1)

@@ -1,15 +1,13 @@
 """The parameters of tools, as far as a grammar can enforce them."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
 from backend.sampling.grammar.schema.tight import Schema, type_names
 from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.writer import GrammarWriter
 
 _OPENING = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
 
@@ -49,7 +47,3 @@ class Parameters:
     def error(self, pointer: str, problem: str) -> GrammarError:
         """Return the error that a part of the schema cannot be enforced."""
         return GrammarError(f"tool {self.tool!r}: {pointer}: {problem}")
-
-
-# Writes the expression of the arguments of a tool.
-ArgumentsWriter: TypeAlias = Callable[[Parameters, GrammarWriter], str]
