@@ -32,6 +32,9 @@ from benchmarks.soak_clients import Answer, Client, Tally, answer, watch_health
 from benchmarks.soak_requests import Ask, asks
 
 CLIENTS = 32
+# In bfloat16 logits tie, and then it counts whether a prefix was computed or stored: a lost engine
+# takes the prompt cache along.
+DTYPE = "float32"
 REQUESTS = 160
 CACHE_BYTES = 8 * 2**20
 # Beside the prompt cache, once everything has been used.
@@ -92,6 +95,7 @@ async def soak(plan: Plan, address: str, pid: int) -> Report:
         await stub.LoadModel(
             pb.ModelOptions(
                 Model=str(MODEL_DIR),
+                DType=DTYPE,
                 Options=[
                     f"max_cache_bytes:{CACHE_BYTES}",
                     *([f"engine_timeout_s:{STOPPED_AFTER_S}"] if plan.kill_every_s else []),
