@@ -71,6 +71,8 @@ class PromptCache:
         self._owner = threading.get_ident()
         self._learned = LearnedForecast()
         self._once: set[str] = set()
+        # Asked for in every turn, and the same however nodes are divided and joined.
+        self._used_tokens: int | None = None
         self._released: OrderedDict[str, SegmentNode] = OrderedDict()
         self._nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
         self._hits: Counter[HitKind] = Counter()
@@ -129,6 +131,7 @@ class PromptCache:
         It stays until `release`, whatever the budget: its memory would not be free.
         """
         self._require_owner()
+        self._used_tokens = None
         found = self._nodes.tree.match(key)
         if found.last is None:
             self._nodes.used.pop(owner, None)
@@ -138,11 +141,16 @@ class PromptCache:
     def used_tokens(self, key: TokenKey) -> int:
         """Return how many tokens are in use, shared ones once, if a prefix were in use too."""
         self._require_owner()
-        return self._nodes.used_tokens(key)
+        if len(key):
+            return self._nodes.used_tokens(key)
+        if self._used_tokens is None:
+            self._used_tokens = self._nodes.used_tokens(key)
+        return self._used_tokens
 
     def release(self, owner: str) -> None:
         """Let the path of `owner` be evicted again."""
         self._require_owner()
+        self._used_tokens = None
         self._nodes.used.pop(owner, None)
         self._once.discard(owner)
         if node := self._nodes.held.pop(owner, None):
