@@ -203,7 +203,9 @@ class Row:
         last = max(self.drawn, self.generated + 1)
         self.request = replace(self.request, max_tokens=last)
 
-    def status(self, phase: RequestPhase, kv_bytes: int, kv_shared_bytes: int) -> RequestStatus:
+    def status(
+        self, phase: RequestPhase, kv_bytes: int = 0, kv_shared_bytes: int = 0
+    ) -> RequestStatus:
         """Return a snapshot; what the row holds is told by the books of the memory."""
         prompt_tokens = len(self.request.prompt.token_ids)
         decoding_s = time.monotonic() - self.first_token_at
