@@ -121,7 +121,7 @@ def report(recording: Recording, chunks: Sequence[str]) -> dict[str, JsonValue]:
                 "id": call.call_id,
                 "name": call.name,
                 "arguments": call.arguments,
-                **_repairs(cursor, call.index),
+                **_state(cursor, call.index),
             }
             for call in completion.tool_calls
         ],
@@ -130,8 +130,10 @@ def report(recording: Recording, chunks: Sequence[str]) -> dict[str, JsonValue]:
     }
 
 
-def _repairs(cursor: ReplyCursor, index: int) -> dict[str, JsonValue]:
-    """Return the repairs that a call needed, if it needed any."""
+def _state(cursor: ReplyCursor, index: int) -> dict[str, JsonValue]:
+    """Return the repairs that a call needed, or that it was not completed."""
+    if index not in cursor.completed_calls:
+        return {"unfinished": True}
     repairs = cursor.repairs.get(index)
     return {"repairs": list(repairs)} if repairs else {}
 

@@ -1,6 +1,6 @@
 """One reply: engine steps go in, deltas and exactly one finish come out."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import assert_never
@@ -72,6 +72,11 @@ class ReplyCursor:
         self._has_stopped = False
         self._is_finished = False
         self.completion_tokens = 0
+
+    @property
+    def completed_calls(self) -> Set[int]:
+        """Indexes of the calls that were handed out whole."""
+        return self._router.completed_calls
 
     @property
     def repairs(self) -> Mapping[int, tuple[str, ...]]:

@@ -109,3 +109,15 @@ def test_a_cut_loses_nothing():
 def test_a_golden_line_can_be_replayed(case):
     pieces = cut_randomly(case.text, "1")
     assert golden.named_calls(golden.play(case.spec, pieces, case.stop)) == case.tool_calls
+
+
+def test_a_report_tells_of_each_call_what_was_repaired_and_what_was_not_finished():
+    def states(text):
+        recording = read_recording(line(chunks=[text]))
+        calls = report(recording, recording.chunks)["tool_calls"]
+        return [(call.get("repairs"), call.get("unfinished")) for call in calls]
+
+    whole = '<tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call>'
+    assert states(whole) == [(None, None)]
+    assert states(whole.replace('"a"', "a")) == [(["a key without quotes"], None)]
+    assert states(whole + whole[:-16]) == [(None, None), (None, True)]

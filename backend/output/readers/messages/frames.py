@@ -95,7 +95,8 @@ class MessageFrames:
         """Return the recipient and the text of a header that should have ended before the text."""
         messages = self._messages
         before, brace, body = header.partition("{")
-        if brace and self.takes_bodies and (address := self.read(before)).tools:
+        is_header = brace and self.takes_bodies and self.may_be_header(before)
+        if is_header and (address := self.read(before)).tools:
             return address, brace + body
         _, token, rest = header.rpartition(messages.channel or "\0")
         name = rest.split(maxsplit=1)[0] if rest.strip() else ""
