@@ -45,23 +45,26 @@ class TokenMasks:
             matcher.fill_mask(self._bits[row])
         return self._masked(logits, self._bits, self._penalties)
 
-    def apply_all(self, logits: mx.array, drafts: Sequence[Sequence[int]], width: int) -> mx.array:
+    def apply_all(
+        self, logits: mx.array, drafts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> mx.array:
         """Return logits [B * W, V] without the tokens that a grammar forbids after its drafts.
 
         Args:
-            logits: `width` positions of each row: after its latest token and after each draft,
+            logits: W positions of each row: after its latest token and after each of its drafts,
                 and others that nobody looks at.
             drafts: Of each row; its grammar allows them.
-            width: Positions of a row.
+            starts: The position after the latest token of each row.
         """
         if self._penalties is None:
             return logits
-        bits = self._blank(self._count * width)
+        bits = self._blank(len(logits))
         for row, matcher in self._guided:
-            matcher.fill_mask(bits[row * width])
+            first = row * len(logits) // self._count + starts[row]
+            matcher.fill_mask(bits[first])
             for place, token_id in enumerate(drafts[row], start=1):
                 matcher.consume(token_id)
-                matcher.fill_mask(bits[row * width + place])
+                matcher.fill_mask(bits[first + place])
             matcher.step_back(len(drafts[row]))
         return self._masked(logits, bits, self._penalties)
 

@@ -43,7 +43,7 @@ class LogitsAdjuster:
         """
         if self.counts is None:
             return logits
-        self.counts = self._counted(self.counts, inputs[mx.array(self._rows)], ())
+        self.counts = self._counted(self.counts, inputs[mx.array(self._rows)])
         self._lengths = [length + 1 for length in self._lengths]
         return self._adjusted(logits, self.counts)
 
@@ -56,23 +56,20 @@ class LogitsAdjuster:
         """
         if self.counts is None:
             return logits
-        counts, lengths = self.counts, self._lengths
-        self._columns, adjusted = [], []
+        fed = [inputs[row] for row in self._rows]
+        self._columns, adjusted = [self.counts], []
         for place in range(logits.shape[1]):
-            fed = [inputs[row] for row in self._rows]
-            counts = self._counted(counts, mx.array([ids[place] for ids in fed]), fed)
-            self._lengths = [length + 1 for length in self._lengths]
-            self._columns.append(counts)
-            adjusted.append(self._adjusted(logits[:, place], counts))
-        self._lengths = lengths
+            ids = mx.array([tokens[place] for tokens in fed])
+            self._columns.append(self._counted(self._columns[-1], ids, fed, place))
+            adjusted.append(self._adjusted(logits[:, place], self._columns[-1]))
         return mx.stack(adjusted, axis=1)
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Count so many of the inputs of the latest `adjust_all`, at least one of each row."""
+        """Count so many of the inputs of the latest `adjust_all`."""
         if self.counts is None:
             return
         kept = [counts[row] for row in self._rows]
-        self.counts = mx.stack([self._columns[n - 1][row] for row, n in enumerate(kept)])
+        self.counts = mx.stack([self._columns[n][row] for row, n in enumerate(kept)])
         self._lengths = [length + n for length, n in zip(self._lengths, kept, strict=True)]
         self._columns = []
 
@@ -106,21 +103,28 @@ class LogitsAdjuster:
         self.counts, self._bias = mx.array(counts), mx.array(bias)
 
     def _counted(
-        self, counts: mx.array, inputs: mx.array, fed: Sequence[Sequence[int]]
+        self,
+        counts: mx.array,
+        inputs: mx.array,
+        fed: Sequence[Sequence[int]] = (),
+        place: int = 0,
     ) -> mx.array:
         """Return the counts after one more token of each row.
 
         Args:
             counts: [R, V] before it.
             inputs: [R] ids.
-            fed: All inputs of a pass of several positions; the first has been read already.
+            fed: [R] all inputs of a pass that takes several.
+            place: Of this one among them.
         """
         counts = counts.at[mx.arange(len(self._rows)), inputs].add(1.0)
         passed = [
-            (row, _token_at(history, place, fed[row] if fed else ()))
-            for row, history in enumerate(self._histories)
+            (row, _token_at(history, left, fed[row][left - length :] if fed else ()))
+            for row, (history, length) in enumerate(
+                zip(self._histories, self._lengths, strict=True)
+            )
             if history.params.penalty_window
-            and (place := self._lengths[row] - history.params.penalty_window) >= 0
+            and (left := length + place - history.params.penalty_window) >= 0
         ]
         if passed:
             rows, tokens = zip(*passed, strict=True)
@@ -128,7 +132,6 @@ class LogitsAdjuster:
         return counts
 
 
-def _token_at(history: History, place: int, fed: Sequence[int]) -> int:
-    """Return a token of a row that a window has passed, which may be one of its drafts."""
-    known = len(history.token_ids)
-    return history.token_ids[place] if place < known else fed[place - known + 1]
+def _token_at(history: History, place: int, drafted: Sequence[int]) -> int:
+    """Return a token of a row that a window has passed, which may be a drafted one."""
+    return history.token_ids[place] if place < len(history.token_ids) else drafted[0]

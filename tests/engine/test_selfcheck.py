@@ -74,9 +74,16 @@ def test_rows_take_several_tokens_in_a_pass_and_give_some_back(networks, family,
     assert rows.fault(BatchPlan(Batching.PADDED), width=width) is None
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "mamba2"])
-def test_rings_and_states_do_not_give_back(networks, family):
-    assert "keep what they have taken" in trial(networks(family)).fault(BatchPlan(), width=2)
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "mamba2", "qwen3_next"])
+def test_rings_and_states_go_back_too(networks, family):
+    rows = trial(networks(family))
+    assert rows.fault(BatchPlan(), width=4) is None
+    assert rows.keeps_parts == (family in {"gemma3_text", "gpt_oss"})
+
+
+def test_caches_of_chunks_keep_what_they_have_taken(networks):
+    rows = trial(networks("llama4"))
+    assert "keep what they have taken" in rows.fault(BatchPlan(), width=2, rows=[0])
 
 
 def test_caches_without_merge_are_told():

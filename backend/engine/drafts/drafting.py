@@ -1,6 +1,7 @@
 """How many drafted tokens a pass of a batch takes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from math import ceil, prod
 
 from backend.config import SpeculationOptions
 from backend.engine.drafts.costs import PassCosts
@@ -57,14 +58,19 @@ class Drafting:
         """Whether it is worth while to read the tokens in flight first, and to look for drafts."""
         return any(drafter.may_draft for drafter in self._drafters.values())
 
-    def drafts(self) -> list[tuple[int, ...]]:
-        """Return the drafted tokens of each row, whose tokens have all been read."""
+    def drafts(self, *, keeps_parts: bool = True) -> list[tuple[int, ...]]:
+        """Return the drafted tokens of each row, whose tokens have all been read.
+
+        Args:
+            keeps_parts: Whether a row may keep a part of what it feeds. Else what is right of a
+                draft that is not all right has to be fed again, with the next pass.
+        """
         found = {
             row: draft
             for row, drafter in self._drafters.items()
-            if (draft := drafter.propose(self._max_tokens))
+            if row.unfed == 1 and (draft := drafter.propose(self._max_tokens))
         }
-        depth = self._best_depth(found.values())
+        depth = self._best_depth(list(found.values()), keeps_parts=keeps_parts)
         for draft in found.values():
             draft.trust.pays = depth > 0
         if depth == 0:
@@ -73,12 +79,12 @@ class Drafting:
         self._offered = {row: d._replace(tokens=d.tokens[:depth]) for row, d in found.items()}
         return [self._offered[row].tokens if row in self._offered else () for row in self._rows]
 
-    def learn(self, kept: Sequence[int]) -> None:
-        """Learn how many of its inputs, the latest token included, each row has kept of a pass."""
-        for row, count in zip(self._rows, kept, strict=True):
+    def learn(self, accepted: Sequence[int]) -> None:
+        """Learn how many tokens of the draft of each row were right."""
+        for row, count in zip(self._rows, accepted, strict=True):
             if draft := self._offered.get(row):
-                draft.trust.learn(len(draft.tokens), count - 1, row.drawn)
-                self._counters.count_draft(len(draft.tokens), count - 1)
+                draft.trust.learn(len(draft.tokens), count, row.drawn)
+                self._counters.count_draft(len(draft.tokens), count)
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """Learn what a pass took over `rows` rows of `width` tokens."""
@@ -94,14 +100,24 @@ class Drafting:
         self._trial_s -= price
         return True
 
-    def _best_depth(self, drafts: Iterable[Draft]) -> int:
+    def _best_depth(self, drafts: Sequence[Draft], *, keeps_parts: bool) -> int:
         """Return how much of each draft gives the most tokens per second; 0 is no gain at all."""
         rows = len(self._rows)
-        drafts = list(drafts)
         best, best_rate = 0, _LEAST_GAIN * rows / self.costs.of(rows, 1)
         for depth in range(1, max((len(draft.tokens) for draft in drafts), default=0) + 1):
-            expected = sum(d.trust.expected(min(depth, len(d.tokens))) for d in drafts)
-            rate = (rows + expected) / self.costs.of(rows, 1 + depth)
+            offered = [d._replace(tokens=d.tokens[:depth]) for d in drafts]
+            expected = sum(d.trust.expected(len(d.tokens)) for d in offered)
+            seconds = self.costs.of(rows, 1 + depth)
+            if not keeps_parts:
+                seconds += self._repeating_s(offered)
+            rate = (rows + expected) / seconds
             if rate > best_rate:
                 best, best_rate = depth, rate
         return best
+
+    def _repeating_s(self, drafts: Sequence[Draft]) -> float:
+        """Return what it takes on average to feed again what was right of drafts that were not."""
+        all_right = prod(draft.trust.chance ** len(draft.tokens) for draft in drafts)
+        longest = max(draft.trust.expected(len(draft.tokens)) for draft in drafts)
+        rows = len(self._rows)
+        return (1.0 - all_right) * (self.costs.of(rows, 2 + ceil(longest)) - self.costs.of(rows, 1))

@@ -78,6 +78,8 @@ class BatchCaches:
         self.count = 0
         self._plan = plan
         self._ledger: Ledger | None = None
+        self._taken: tuple[int, list[int]] = (0, [])
+        self._before: list[tuple[UpstreamCache, list[mx.array | None]]] = []
 
     @property
     def nbytes(self) -> int:
@@ -85,37 +87,71 @@ class BatchCaches:
         return sum(map(cache_bytes, self.layers))
 
     @property
-    def can_give_back(self) -> bool:
-        """Whether every layer can forget its latest positions, row by row."""
-        return all(_can_give_back(leaf) for leaf in cache_leaves(self.layers))
+    def keeps_parts(self) -> bool:
+        """Whether a row may keep a part of what it has taken; else it keeps all of it, or none."""
+        return not any(map(_is_state, cache_leaves(self.layers)))
 
-    def forward(self, network: Network, tokens: mx.array) -> mx.array:
-        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily."""
+    @property
+    def can_go_back(self) -> bool:
+        """Whether every layer can return to where a row was before a pass."""
+        return all(_is_state(leaf) or _can_give_back(leaf) for leaf in cache_leaves(self.layers))
+
+    def forward(
+        self, network: Network, tokens: mx.array, counts: Sequence[int] | None = None
+    ) -> mx.array:
+        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily.
+
+        Args:
+            network: The model.
+            tokens: Ids; rows that take fewer than others are padded on the right.
+            counts: How many tokens each row takes of a pass that `keep` is called after.
+        """
         if tokens.shape[1] > 1:
             self._order_windows()
+        if counts is None:
+            return self._forward(network, tokens)
+        states = [leaf for leaf in cache_leaves(self.layers) if _is_state(leaf)]
+        self._before = [(leaf, list(leaf.cache)) for leaf in states]
+        self._taken = tokens.shape[1], list(counts)
+        is_padded = min(counts) < tokens.shape[1]
+        for leaf in states if is_padded else ():
+            leaf.prepare(lengths=list(counts))
+        logits = self._forward(network, tokens)
+        for leaf in states if is_padded else ():
+            leaf.finalize()
+        return logits
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Let each row forget all but its first `kept` tokens of the latest pass, and its padding.
+
+        Raises:
+            ValueError: A layer cannot.
+        """
+        width, counts = self._taken
+        before, self._before = self._before, []
+        partly = [0 < n < count for n, count in zip(kept, counts, strict=True)]
+        if not self.can_go_back or (before and any(partly)):
+            raise ValueError("these caches keep what they have taken")
+        if not all(kept):
+            for leaf, arrays in before:
+                leaf.cache = _chosen(kept, leaf.cache, arrays)
+        self._give_back([width - n for n in kept])
+
+    def _forward(self, network: Network, tokens: mx.array) -> mx.array:
         if self._ledger is None:
             return network(tokens, cache=self.layers)
         if tokens.shape[1] > 1 and self._plan.batching is Batching.LATENT:
             columns = mx.split(tokens, tokens.shape[1], axis=1)
-            return mx.concatenate([self.forward(network, column) for column in columns], axis=1)
+            return mx.concatenate([self._forward(network, column) for column in columns], axis=1)
         self._ledger.begin(tokens.shape[1])
         logits = network(tokens, cache=self.layers)
         self._ledger.advance()
         return logits
 
-    def give_back(self, counts: Sequence[int]) -> None:
-        """Let each row forget so many of its latest positions.
-
-        Rows that take unlike numbers of tokens in one pass are padded on the right, and give the
-        padding back.
-
-        Raises:
-            ValueError: A layer cannot, or a row has fewer positions.
-        """
+    def _give_back(self, counts: Sequence[int]) -> None:
+        """Let each row forget so many of its latest positions."""
         if not any(counts):
             return
-        if not self.can_give_back:
-            raise ValueError("these caches keep what they have taken")
         if self._ledger is not None:
             self._ledger.give_back(counts)
         for leaf in cache_leaves(self.layers):
@@ -224,6 +260,25 @@ def _give_back(leaf: UpstreamCache, counts: Sequence[int]) -> None:
         leaf.upcoming = [place - n for place, n in zip(leaf.upcoming, counts, strict=True)]
     elif give_back := _GIVE_BACK.get(_class_name(leaf)):
         give_back(leaf, counts)
+
+
+def _is_state(leaf: UpstreamCache) -> bool:
+    """Tell whether a layer keeps a state of fixed size, whose arrays it replaces in every pass."""
+    return upstream_name(leaf) == "ArraysCache"
+
+
+def _chosen(
+    kept: Sequence[int], after: Sequence[mx.array | None], before: Sequence[mx.array | None]
+) -> list[mx.array | None]:
+    """Return the arrays of a state, of rows that keep nothing of a pass as they were before."""
+    keeps = mx.array([n > 0 for n in kept])
+
+    def choose(new: mx.array | None, old: mx.array | None) -> mx.array | None:
+        if new is None or old is None or not any(kept):
+            return old
+        return mx.where(keeps.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return [choose(new, old) for new, old in zip(after, before, strict=True)]
 
 
 def _class_name(leaf: UpstreamCache) -> str:

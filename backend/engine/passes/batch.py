@@ -7,31 +7,21 @@ tokens.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import mlx.core as mx
 
-from backend.core.step import StepLogprobs, TokenStep
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import Caches, Network
+from backend.engine.passes.attempt import Attempt, Drafts, RowStep, taken
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.passes.draws import Drawn, Draws
+from backend.engine.passes.drawn import Drawn
+from backend.engine.passes.draws import Draws
 from backend.engine.rows.row import Row
-
-
-class RowStep(NamedTuple):
-    """A token that landed, and the row it belongs to."""
-
-    row: Row
-    step: TokenStep
-
 
 Landed: TypeAlias = Callable[[Sequence[RowStep]], None]
 """Takes tokens that have landed."""
-
-Drafts: TypeAlias = Sequence[tuple[int, ...]]
-"""The drafted tokens of each row of a batch."""
 
 
 @dataclass(slots=True)
@@ -107,7 +97,7 @@ class Batch:
             landed(_landed(before))
             return
         drafts = self._drafts(before)
-        if drafting is not None and any(drafts):
+        if drafting is not None and drafts:
             self._verify(drafting, drafts, meanwhile, landed)
         else:
             self._advance(inputs, before, meanwhile, landed)
@@ -150,28 +140,33 @@ class Batch:
 
         All tokens up to the first that differs from its draft are the row's own.
         """
-        started, width = perf_counter(), 1 + max(map(len, drafts))
-        inputs = [_padded(row, draft, width) for row, draft in zip(self._rows, drafts, strict=True)]
-        logits = self._caches.forward(self._network, mx.array(inputs)).astype(mx.float32)
+        started = perf_counter()
+        attempt = Attempt(self._rows, drafts, self._caches.keeps_parts)
+        tokens = mx.array(attempt.padded)
+        logits = self._caches.forward(self._network, tokens, attempt.counts).astype(mx.float32)
         mx.async_eval(logits)
-        drawn = self._draws.verify(logits, inputs, drafts)
+        drawn = self._draws.verify(logits, attempt)
         meanwhile()
         mx.async_eval(*drawn.arrays)
-        steps, taken = _verified(self._rows, drafts, drawn)
+        steps = attempt.confirmed(drawn)
         landed(steps)
-        drafting.learn(taken)
-        self._caches.give_back([width - count for count in taken])
-        self._draws.keep(taken)
+        drafting.learn(attempt.accepted)
+        self._caches.keep(attempt.kept)
+        self._draws.keep(attempt.kept)
         latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
-        drafting.observe(len(self._rows), width, perf_counter() - started)
+        drafting.observe(len(self._rows), attempt.width, perf_counter() - started)
 
     def _drafts(self, before: _Flight | None) -> Drafts:
-        """Return what is worth a try with the next pass; nothing while tokens are in flight."""
+        """Return what is worth a try with the next pass; nothing while tokens are in flight.
+
+        A row that went back behind tokens of its own has to feed them again, drafts or not.
+        """
         is_read = before is None or before.has_landed
-        if self._drafting is None or not is_read or not self._caches.can_give_back:
+        if self._drafting is None or not is_read or not self._caches.can_go_back:
             return ()
-        return self._drafting.drafts()
+        drafts = self._drafting.drafts(keeps_parts=self._caches.keeps_parts)
+        return drafts if any(drafts) or any(row.unfed > 1 for row in self._rows) else ()
 
     def land(self) -> list[RowStep]:
         """Return the tokens in flight now, before something else than a step is computed."""
@@ -249,39 +244,8 @@ def _landed(flight: _Flight | None) -> list[RowStep]:
     flight.has_landed = True
     token_ids: list[int] = flight.drawn.tokens.tolist()
     logprobs = flight.drawn.read_logprobs()
-    steps = []
-    for i, (row, token_id) in enumerate(zip(flight.rows, token_ids, strict=True)):
-        if row.has_left:
-            continue
-        steps.append(_taken(row, token_id, logprobs.get(i)))
-    return steps
-
-
-def _verified(rows: Sequence[Row], drafts: Drafts, drawn: Drawn) -> tuple[list[RowStep], list[int]]:
-    """Hand the rows their own tokens; return these, and how many of its inputs each row keeps."""
-    found: list[list[int]] = drawn.tokens.tolist()
-    logprobs = drawn.read_logprobs()
-    steps: list[RowStep] = []
-    kept = []
-    for i, (row, draft, token_ids) in enumerate(zip(rows, drafts, found, strict=True)):
-        own = row.confirm(draft, token_ids)
-        kept.append(len(own))
-        steps += (
-            _taken(row, token_id, logprobs.get(i * len(token_ids) + place))
-            for place, token_id in enumerate(own)
-        )
-    return steps, kept
-
-
-def _taken(row: Row, token_id: int, logprobs: StepLogprobs | None) -> RowStep:
-    """Hand a row its next token; the last one tells of its drafts."""
-    reason = row.take(token_id)
-    row.has_left = reason is not None
-    if reason is None:
-        return RowStep(row, TokenStep(token_id, None, logprobs))
-    return RowStep(row, TokenStep(token_id, reason, logprobs, row.drafted, row.accepted))
-
-
-def _padded(row: Row, draft: tuple[int, ...], width: int) -> list[int]:
-    tokens = [row.token_ids[-1], *draft]
-    return tokens + [tokens[-1]] * (width - len(tokens))
+    return [
+        taken(row, token_id, logprobs.get(i))
+        for i, (row, token_id) in enumerate(zip(flight.rows, token_ids, strict=True))
+        if not row.has_left
+    ]

@@ -1,39 +1,16 @@
 """From logits to tokens, for all rows of a batch: penalties, grammars, draws, log-probabilities."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
-from backend.core.step import StepLogprobs
-from backend.engine.passes.logprobs import LogprobsInFlight, logprobs_in_flight
+from backend.engine.passes.attempt import Attempt
+from backend.engine.passes.drawn import Drawn
+from backend.engine.passes.logprobs import logprobs_in_flight
 from backend.engine.rows.row import Row
 from backend.sampling.masks import TokenMasks
 from backend.sampling.processors import History, LogitsAdjuster
 from backend.sampling.sampler import Sampler
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Tokens that are being computed.
-
-    Attributes:
-        tokens: [B] or [B, W] ids.
-        logprobs: Of the rows that asked, by index in the flattened tokens.
-        arrays: All that has to be evaluated.
-    """
-
-    tokens: mx.array
-    logprobs: LogprobsInFlight | None
-    arrays: tuple[mx.array, ...]
-
-    def by_row(self, rows: int) -> "Drawn":
-        """Return the same with the tokens [B, W] of rows that have several each."""
-        return Drawn(self.tokens.reshape(rows, -1), self.logprobs, self.arrays)
-
-    def read_logprobs(self) -> dict[int, StepLogprobs]:
-        """Wait for the log-probabilities and return them by index in the flattened tokens."""
-        return self.logprobs.read() if self.logprobs else {}
 
 
 class Draws:
@@ -67,20 +44,18 @@ class Draws:
         tokens = self._sampler(1).draw(adjusted, [row.drawn for row in self._rows])
         return self._drawn(logits, tokens, self._wanted)
 
-    def verify(
-        self, logits: mx.array, inputs: Sequence[Sequence[int]], drafts: Sequence[tuple[int, ...]]
-    ) -> Drawn:
+    def verify(self, logits: mx.array, attempt: Attempt) -> Drawn:
         """Draw a token at every position of a pass, each as if the drafts before it were right.
 
         Args:
             logits: [B, W, V] float32.
-            inputs: [B][W] ids: the latest token of each row, its drafts, and padding.
-            drafts: Of each row.
+            attempt: The pass.
         """
         rows, width, _ = logits.shape
-        adjusted = self._adjuster.adjust_all(logits, inputs).flatten(0, 1)
-        adjusted = self._masks.apply_all(adjusted, drafts, width)
-        positions = [row.drawn + place for row in self._rows for place in range(width)]
+        adjusted = self._adjuster.adjust_all(logits, attempt.padded).flatten(0, 1)
+        adjusted = self._masks.apply_all(adjusted, attempt.drafts, attempt.starts)
+        firsts = [row.drawn - start for row, start in zip(self._rows, attempt.starts, strict=True)]
+        positions = [max(first + place, 0) for first in firsts for place in range(width)]
         tokens = self._sampler(width).draw(adjusted, positions)
         wanted = [count for count in self._wanted for _ in range(width)]
         return self._drawn(logits.flatten(0, 1), tokens, wanted).by_row(rows)

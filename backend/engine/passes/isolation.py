@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from backend.engine.passes.batch import Batch, RowStep
+from backend.engine.passes.attempt import RowStep
+from backend.engine.passes.batch import Batch
 from backend.engine.passes.feeder import Feeder
 from backend.engine.rows.row import Row
 

@@ -38,7 +38,7 @@ def prefill_together(
 ) -> None:
     """Feed all that is left of some prompts in one pass; computed when this returns.
 
-    The shorter ones are padded on the right, and give the padding back.
+    The shorter ones are padded on the right, and do not keep the padding.
 
     Args:
         network: The model.
@@ -52,8 +52,8 @@ def prefill_together(
     padded = [[*chunk, *chunk[-1:] * (width - len(chunk))] for chunk in chunks]
     batch = BatchCaches(plan)
     batch.regroup([], [fresh_caches() if row.cache is None else row.cache for row in rows])
-    batch.forward(network, mx.array(padded))
-    batch.give_back([width - left for left in lefts])
+    batch.forward(network, mx.array(padded), lefts)
+    batch.keep(lefts)
     for place, (row, left) in enumerate(zip(rows, lefts, strict=True)):
         row.cache = batch.extract(place)
         row.fed += left

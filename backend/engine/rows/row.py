@@ -138,6 +138,11 @@ class Row:
         return len(self.token_ids) - 1 - self.fed
 
     @property
+    def unfed(self) -> int:
+        """Tokens that are not in the KV cache; while it decodes mostly the latest alone."""
+        return len(self.token_ids) - self.fed
+
+    @property
     def generated(self) -> int:
         """How many tokens behind the prompt have been read."""
         return len(self.token_ids) - len(self.request.prompt.token_ids)
@@ -159,7 +164,7 @@ class Row:
         return FinishReason.LENGTH if self.generated >= self.request.max_tokens else None
 
     def confirm(self, draft: Sequence[int], drawn: Sequence[int]) -> Sequence[int]:
-        """Count a draft, and return the tokens that are the row's own; each is to be taken.
+        """Count a draft, and return the tokens that are the row's own, which it has not taken yet.
 
         Args:
             draft: Tokens that were fed after the latest one.
@@ -171,7 +176,6 @@ class Row:
             right += 1
         self.drafted += len(draft)
         self.accepted += right
-        self.fed += 1 + right
         self.drawn += 1 + right
         return drawn[: 1 + right]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from backend.core.step import PrefillDone
 from backend.engine.messages.publisher import Publisher
-from backend.engine.passes.batch import RowStep
+from backend.engine.passes.attempt import RowStep
 from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.counters import Counters
 from backend.engine.rows.row import Row

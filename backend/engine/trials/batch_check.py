@@ -27,7 +27,7 @@ from backend.engine.trials.trial_steps import computed, cut, difference, prefill
 from backend.model.checkpoint.failures import one_line
 
 _STEPS = 3
-# Of the passes of several tokens there are two: the second shows if the first gave back rightly.
+# Of several tokens: the second shows if rows went back rightly after the first.
 _WIDE_PASSES = 2
 _MAX_WIDTH = 4
 _COMPARED_TOKENS = 6
@@ -67,7 +67,7 @@ def _plan(trial: "BatchTrial", is_shareable: Callable[[], bool]) -> BatchPlan:
     fault = trial.ragged_fault(Batching.RAGGED)
     if fault is None:
         shares = is_shareable()
-        several = trial.fault(BatchPlan(Batching.RAGGED), width=_MAX_WIDTH) is None
+        several = trial.keeps_parts and trial.fault(BatchPlan(), width=_MAX_WIDTH) is None
         return BatchPlan(Batching.RAGGED, trial.overhead(), shares, several)
     if trial.ragged_fault(Batching.LATENT) is None:
         return BatchPlan(Batching.LATENT, trial.overhead())
@@ -127,7 +127,7 @@ class BatchTrial:
 
         Args:
             plan: How they are batched.
-            width: Tokens to a pass; of several, every other row gives the last one back.
+            width: Tokens to a pass; of several, some rows do not keep all.
             rows: Those of the batch; `None` is all.
         """
         if plan.batching is Batching.PADDED and (fault := self._ranks.fault(self._merge_fault())):
@@ -140,6 +140,13 @@ class BatchTrial:
         alone = [self._alone[row][: len(t)] for row, t in zip(rows, together, strict=True)]
         gap = self._ranks.fault(difference(alone, together))
         return gap and f"{gap} in a batch"
+
+    @property
+    def keeps_parts(self) -> bool:
+        """Whether a row may keep a part of what it takes in a pass."""
+        caches = BatchCaches(BatchPlan())
+        caches.regroup([], self._prefilled[:1])
+        return self._ranks.fault(None if caches.keeps_parts else "keeps all or nothing") is None
 
     def overhead(self) -> float:
         """Return how many positions of a row cost as much as one more group of rows."""
@@ -172,14 +179,41 @@ class BatchTrial:
         fed = [self._lengths[row] for row in rows]
         logits: list[list[mx.array]] = [[] for _ in rows]
         for step in range(_STEPS if width == 1 else _WIDE_PASSES):
-            inputs = [self._tokens[row][n:][:width] for row, n in zip(rows, fed, strict=True)]
-            made = self._forwarded(caches, inputs)
-            spare = [(place + step + 1) % 2 if width > 1 else 0 for place in range(len(rows))]
-            self._ranks.attempt(partial(caches.give_back, spare))
-            for place, count in enumerate(spare):
-                logits[place].append(made[place, : width - count])
-                fed[place] += width - count
+            counts, kept = _taken(caches, len(rows), width, step)
+            inputs = [
+                cut(self._tokens[row][n:][:count], 0, width)
+                for row, n, count in zip(rows, fed, counts, strict=True)
+            ]
+            made = self._forwarded(caches, inputs, counts)
+            self._ranks.attempt(partial(caches.keep, kept))
+            for place, count in enumerate(kept):
+                logits[place].append(made[place, :count])
+                fed[place] += count
         return [mx.concatenate(row)[:_COMPARED_TOKENS] for row in logits]
 
-    def _forwarded(self, caches: BatchCaches, inputs: Sequence[Sequence[int]]) -> mx.array:
-        return computed(self._ranks, lambda: caches.forward(self._network, mx.array(inputs)))
+    def _forwarded(
+        self, caches: BatchCaches, inputs: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> mx.array:
+        tokens = mx.array(inputs)
+        return computed(self._ranks, lambda: caches.forward(self._network, tokens, counts))
+
+
+def _taken(
+    caches: BatchCaches, rows: int, width: int, step: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return how many tokens each row takes in a pass of several, and how many it keeps.
+
+    Every other row keeps all but the last. Where rows keep all or nothing, every other row takes
+    half as much as the others, which keep nothing; then all keep everything.
+    """
+    if width == 1:
+        return [1] * rows, [1] * rows
+    if caches.keeps_parts:
+        return [width] * rows, [width - (place + step + 1) % 2 for place in range(rows)]
+    if step % 2:
+        return [width] * rows, [width] * rows
+    takes_all = [rows == 1 or place % 2 == 1 for place in range(rows)]
+    return (
+        [width if is_whole else width // 2 for is_whole in takes_all],
+        [0 if is_whole else width // 2 for is_whole in takes_all],
+    )

@@ -1,0 +1,93 @@
+"""A pass that takes drafted tokens: its inputs, and which of them turn out to be right."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from backend.core.step import StepLogprobs, TokenStep
+from backend.engine.passes.drawn import Drawn
+from backend.engine.rows.row import Row
+
+Drafts: TypeAlias = Sequence[tuple[int, ...]]
+"""The drafted tokens of each row of a batch."""
+
+
+class RowStep(NamedTuple):
+    """A token that landed, and the row it belongs to."""
+
+    row: Row
+    step: TokenStep
+
+
+class Attempt:
+    """What each row feeds: tokens of its own that are not in its KV cache, then its draft.
+
+    Attributes:
+        inputs: [B] of each row.
+        starts: [B] tokens of its own before the latest.
+        drafts: [B] of each row.
+        width: Tokens of the longest.
+        accepted: [B] right tokens of each draft, once they are known.
+        kept: [B] inputs that stay in the KV cache of each row.
+    """
+
+    def __init__(self, rows: Sequence[Row], drafts: Drafts, keeps_parts: bool) -> None:  # noqa: FBT001
+        """Put the inputs together.
+
+        Args:
+            rows: All of the batch; their tokens have been read.
+            drafts: Of each.
+            keeps_parts: Whether a row may keep a part of its inputs; else it keeps all or none.
+        """
+        self._rows = rows
+        self._keeps_parts = keeps_parts
+        self.drafts = drafts
+        self.inputs = [
+            [*row.token_ids[row.fed :], *draft] for row, draft in zip(rows, drafts, strict=True)
+        ]
+        self.starts = [row.unfed - 1 for row in rows]
+        self.width = max(map(len, self.inputs))
+        self.accepted: list[int] = []
+        self.kept: list[int] = []
+
+    @property
+    def counts(self) -> list[int]:
+        """How many tokens each row feeds."""
+        return list(map(len, self.inputs))
+
+    @property
+    def padded(self) -> list[list[int]]:
+        """The inputs [B][W]."""
+        return [ids + ids[-1:] * (self.width - len(ids)) for ids in self.inputs]
+
+    def confirmed(self, drawn: Drawn) -> list[RowStep]:
+        """Hand the rows their own tokens, and return them.
+
+        Args:
+            drawn: [B, W] tokens that follow each of the padded inputs.
+        """
+        found: list[list[int]] = drawn.tokens.tolist()
+        logprobs = drawn.read_logprobs()
+        steps: list[RowStep] = []
+        for i, row in enumerate(self._rows):
+            start = self.starts[i]
+            own = row.confirm(self.drafts[i], found[i][start:])
+            self._keep(row, i, len(own) - 1)
+            first = i * self.width + start
+            steps += (taken(row, t, logprobs.get(first + n)) for n, t in enumerate(own))
+        return steps
+
+    def _keep(self, row: Row, i: int, right: int) -> None:
+        is_whole = right == len(self.drafts[i])
+        kept = self.starts[i] + 1 + right if self._keeps_parts or is_whole else 0
+        self.accepted.append(right)
+        self.kept.append(kept)
+        row.fed += kept
+
+
+def taken(row: Row, token_id: int, logprobs: StepLogprobs | None) -> RowStep:
+    """Hand a row its next token; the last one tells of its drafts."""
+    reason = row.take(token_id)
+    row.has_left = reason is not None
+    if reason is None:
+        return RowStep(row, TokenStep(token_id, None, logprobs))
+    return RowStep(row, TokenStep(token_id, reason, logprobs, row.drafted, row.accepted))
