@@ -78,7 +78,7 @@ def test_rows_take_several_tokens_in_a_pass_and_give_some_back(networks, family,
 def test_rings_and_states_go_back_too(networks, family):
     rows = trial(networks(family))
     assert rows.fault(BatchPlan(), width=4) is None
-    assert rows.keeps_parts == (family in {"gemma3_text", "gpt_oss"})
+    assert not rows.keeps_positions
 
 
 def test_caches_of_chunks_keep_what_they_have_taken(networks):

@@ -13,8 +13,9 @@ from functools import cached_property, partial
 
 import mlx.core as mx
 
-from backend.cache.layers import keys_and_values
+from backend.cache.layers import PositionLayer, keys_and_values, layer_kind
 from backend.cache.layout import cache_leaves
+from backend.cache.packing import UNPACKED
 from backend.engine.kv.batch_caches import BatchCaches, Batching, BatchPlan
 from backend.engine.kv.calibration import measured_overhead
 from backend.engine.network import MODEL_ERRORS, Caches, FreshCaches, Network
@@ -67,7 +68,8 @@ def _plan(trial: "BatchTrial", is_shareable: Callable[[], bool]) -> BatchPlan:
     fault = trial.ragged_fault(Batching.RAGGED)
     if fault is None:
         shares = is_shareable()
-        several = trial.keeps_parts and trial.fault(BatchPlan(), width=_MAX_WIDTH) is None
+        # A prompt that stops on its way, to store a window or a state there, is fed by itself.
+        several = trial.keeps_positions and trial.fault(BatchPlan(), width=_MAX_WIDTH) is None
         return BatchPlan(Batching.RAGGED, trial.overhead(), shares, several)
     if trial.ragged_fault(Batching.LATENT) is None:
         return BatchPlan(Batching.LATENT, trial.overhead())
@@ -142,11 +144,11 @@ class BatchTrial:
         return gap and f"{gap} in a batch"
 
     @property
-    def keeps_parts(self) -> bool:
-        """Whether a row may keep a part of what it takes in a pass."""
-        caches = BatchCaches(BatchPlan())
-        caches.regroup([], self._prefilled[:1])
-        return self._ranks.fault(None if caches.keeps_parts else "keeps all or nothing") is None
+    def keeps_positions(self) -> bool:
+        """Whether every layer keeps the keys and values of all positions."""
+        kinds = (layer_kind(leaf, UNPACKED) for leaf in cache_leaves(self._prefilled[0]))
+        has_positions = all(isinstance(kind, PositionLayer) for kind in kinds)
+        return self._ranks.fault(None if has_positions else "not every position is kept") is None
 
     def overhead(self) -> float:
         """Return how many positions of a row cost as much as one more group of rows."""
