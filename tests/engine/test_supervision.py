@@ -56,7 +56,8 @@ async def take(engine, request, tokens):
 async def streaming(engine, name="a", max_tokens=ENDLESS):
     """Return a stream that has begun, and the tokens that it gets."""
     tokens = []
-    request = make_request(name, prompt_of(9), max_tokens=max_tokens)
+    # Drafts would end it before it is interrupted.
+    request = make_request(name, prompt_of(9), max_tokens=max_tokens, may_speculate=False)
     stream = asyncio.ensure_future(take(engine, request, tokens))
     await until(lambda: tokens or stream.done())
     return stream, tokens
