@@ -20,8 +20,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_LOGIT_BIASES = 4096
-MAX_MESSAGES = 10_000
-MAX_TOOLS = 1024
+MAX_MESSAGES, MAX_TOOLS = 10_000, 1024
 MAX_CANDIDATES = 1024
 MAX_JOBS, MAX_ENDED_JOBS = 2, 64
 MAX_TARGET_MODULES = 256
@@ -172,6 +171,7 @@ class RequestDefaults:
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     enable_thinking: bool | None = None
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,56 @@
-"""Constraints on tokens: a grammar, and its matcher for one reply."""
+"""Constraints on tokens: a grammar, a thinking budget, and the matcher of both for one reply."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtTexts:
+    """The texts by which a model's thoughts are known.
+
+    Attributes:
+        starts: Open a thought.
+        ends: Close it; the first is written where a thought is broken off.
+        parting: The words before it then, as the model was trained; a part of the thought.
+        rivals: Stand where a thought could begin, in formats that announce every part of a reply.
+        is_quotable: Whether a start in Markdown code opens nothing.
+    """
+
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    parting: str = ""
+    rivals: tuple[str, ...] = ()
+    is_quotable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtBudget:
+    """The most that a model may think in one reply.
+
+    Attributes:
+        tokens: Of all thoughts of the reply together, without their starts and ends.
+        is_open: Whether the prompt opened a thought.
+        is_first: Whether a thought can only be the first part of the reply.
+    """
+
+    tokens: int
+    texts: ThoughtTexts
+    is_open: bool = False
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarParts:
+    """The parts of a grammar, as it travels.
+
+    Attributes:
+        rules: It was compiled from these: its start, then its definitions; none allow any text.
+        budget: For thoughts, if there is one.
+    """
+
+    rules: tuple[str, ...] = ()
+    budget: ThoughtBudget | None = None
 
 
 class ReplyMatcher(Protocol):
@@ -30,6 +79,10 @@ class ReplyMatcher(Protocol):
 @runtime_checkable
 class ReplyGrammar(Protocol):
     """A compiled grammar; safe from any thread."""
+
+    @property
+    def parts(self) -> GrammarParts:
+        """From which another process makes the same grammar."""
 
     def matcher(self) -> ReplyMatcher:
         """Return a matcher for one reply."""

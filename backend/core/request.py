@@ -95,6 +95,7 @@ class GenerationCall:
         grammar: GBNF or a JSON schema that the reply must follow; wins over `tool_choice`.
         parallel_tool_calls: Whether a reply may hold more than one call.
         constrains_calls: Whether calls of the model's own choice are held to their schemas.
+        thinking_budget: The most tokens of thought; `None` is no limit.
         remembered: The part that may enter the prompt cache.
         cache_hint: Whether the conversation is going to go on.
         cache_path: The caller's path for its prefix on disk; empty for none.
@@ -121,6 +122,7 @@ class GenerationCall:
     grammar: str = ""
     parallel_tool_calls: bool = True
     constrains_calls: bool = True
+    thinking_budget: int | None = None
     remembered: Remembered = Remembered.ALL
     cache_hint: CacheHint = CacheHint.NONE
     cache_path: str = ""
@@ -146,7 +148,7 @@ class GenerationRequest:
         is_open_ended: Whether the context alone sets that limit.
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
         top_logprobs: Alternatives per token; `None` is no logprobs at all.
-        grammar: The grammar of the reply, if it has one.
+        grammar: The grammar of the reply and the budget of its thoughts, if it has any.
         remembered: The part that may enter the prompt cache.
         cache_hint: Whether the conversation is going to go on.
         cache_path: The caller's path for its prefix on disk; empty for none.

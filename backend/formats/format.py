@@ -43,6 +43,8 @@ class ReasoningFormat(_Format):
         frames: Texts around answers, or inside of thoughts, that are left out.
         bridge: The text after a thought, where messages frame a reply.
         answer: The text before an answer, thought or not, where messages frame a reply.
+        parting: The words before the end of a thought that has used up its budget, as the family
+            was trained or its makers recommend.
     """
 
     starts: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class ReasoningFormat(_Format):
     frames: tuple[str, ...] = ()
     bridge: str = ""
     answer: str = ""
+    parting: str = ""
 
     @property
     def start(self) -> str:

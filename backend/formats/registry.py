@@ -107,6 +107,7 @@ REASONING_FORMATS = (
     thoughts.GRANITE_32,
     thoughts.APRIEL,
     thoughts.HUNYUAN_A13B,
+    thoughts.QWEN3,
     thoughts.THINK,
     NO_REASONING,
 )

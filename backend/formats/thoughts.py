@@ -15,7 +15,7 @@ _ANSWER, _ANSWER_END = "<answer>", "</answer>"
 THINK = ReasoningFormat(
     name="think",
     aliases=(
-        *("deepseek_r1", "deepseek_v3", "deepseek_v4", "qwen3", "qwen", "glm45", "olmo3"),
+        *("deepseek_r1", "deepseek_v3", "deepseek_v4", "glm45", "olmo3"),
         *("step3", "step3p5", "nemotron", "nemotron_v3", "minimax_m2", "kimi_k2"),
         *("hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo"),
     ),
@@ -23,6 +23,19 @@ THINK = ReasoningFormat(
     clues=(as_tokens(_START, _END), in_template(_END)),
     starts=(_START,),
     ends=(_END,),
+)
+
+QWEN3 = ReasoningFormat(
+    name="qwen3_think",
+    aliases=("qwen3", "qwen"),
+    # A token that only Qwen's tokenizers have.
+    clues=(as_tokens(_START, _END, "<|quad_start|>"),),
+    starts=(_START,),
+    ends=(_END,),
+    parting=(
+        "\n\nConsidering the limited time by the user, I have to give the solution based on the "
+        "thinking directly now.\n"
+    ),
 )
 
 KIMI_VL = ReasoningFormat(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from backend.core.guide import ThoughtTexts
 from backend.formats.format import ReasoningFormat, ToolFormat
 from backend.formats.turns import TURN_STARTS
 
@@ -44,6 +45,26 @@ def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:
 def opens_after_thought(output_format: OutputFormat, prompt_tail: str) -> bool:
     """Tell whether the prompt ends after a closed thought: so templates switch thinking off."""
     return prompt_tail.rstrip().endswith(output_format.reasoning.ends)
+
+
+def thought_texts(output_format: OutputFormat, *, has_tools: bool) -> ThoughtTexts | None:
+    """Return the texts by which thoughts are known; nothing for a model that writes none.
+
+    Args:
+        output_format: How the model writes.
+        has_tools: Whether there are calls, which end a thought in some formats.
+    """
+    reasoning, tools = output_format.reasoning, output_format.tools
+    if not (reasoning.starts and reasoning.ends):
+        return None
+    ends_at_call = has_tools and tools.ends_thought and not tools.has_drafts
+    return ThoughtTexts(
+        starts=reasoning.starts,
+        ends=(*reasoning.ends, *(tools.openers if ends_at_call else ())),
+        parting=reasoning.parting,
+        rivals=(reasoning.answer, *tools.openers) if reasoning.answer else (),
+        is_quotable=tools.is_quotable and not tools.owns_reply,
+    )
 
 
 def _last(markers: tuple[str, ...], text: str) -> int:

@@ -1,4 +1,4 @@
-"""Constraints on the form of a reply: a grammar, a JSON schema, a tool call.
+"""Constraints on a reply: a grammar, a JSON schema, a tool call, a budget for thoughts.
 
 The caller's grammar wins; without one the tool choice decides. Anything here may take a second,
 so it runs on a worker thread.
@@ -10,9 +10,10 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from backend.core.guide import ThoughtBudget
 from backend.core.prompt import ToolMode
 from backend.errors import GrammarError
-from backend.output.format import opens_after_thought, opens_in_reasoning
+from backend.output.format import opens_after_thought, opens_in_reasoning, thought_texts
 from backend.sampling.grammar.tools.rule import MAX_PARALLEL_CALLS, CallRule
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from backend.sampling.grammar.compiler import GrammarCompiler
     from backend.sampling.grammar.lark import LarkGrammar
     from backend.sampling.grammar.thought import Thought
+    from backend.sampling.grammar.thought_marks import ThoughtMarks
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,49 @@ class Constraints:
                 self._compiler = GrammarCompiler(Vocabulary.of(self._tokenizer, self._card))
             return self._compiler
 
+    def guide(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
+        """Return the grammar of the reply with the budget of its thoughts, or `None` without both.
+
+        Args:
+            call: Its demands.
+            prompt: Tells whether the reply begins inside a thought.
+
+        Raises:
+            GrammarError: A demand is malformed, or cannot be enforced.
+        """
+        grammar = self.grammar(call, prompt)
+        marks = None if call.thinking_budget is None else self._thought_marks(call)
+        if call.thinking_budget is None or marks is None:
+            return grammar
+        from backend.sampling.grammar.thought_budget import BudgetedGrammar
+
+        budget = ThoughtBudget(
+            tokens=call.thinking_budget,
+            texts=marks.texts,
+            is_open=opens_in_reasoning(self._format, prompt.tail),
+            is_first=self._rules_all_but_thought(call),
+        )
+        return BudgetedGrammar(budget, marks, grammar)
+
+    def _rules_all_but_thought(self, call: GenerationCall) -> bool:
+        has_grammar = bool(call.grammar) and not self._card.grammar_triggers
+        return has_grammar or bool(call.shown_tools and _is_forced(call))
+
+    def _thought_marks(self, call: GenerationCall) -> ThoughtMarks | None:
+        """Return the marks of thoughts, unless there are none or the end would end the reply."""
+        from backend.sampling.grammar.thought_marks import ThoughtMarks
+
+        texts = thought_texts(self._format, has_tools=bool(call.shown_tools))
+        if texts is None:
+            log.info("request id=%s: thinking_budget: no thoughts are known", call.request_id)
+            return None
+        marks = ThoughtMarks(texts, self._tokenizer, self._card.vocab_size)
+        if marks.end and self._card.eos_token_ids.isdisjoint(marks.end):
+            return marks
+        text = "request id=%s: thinking_budget is not kept: %r cannot be written, or ends the reply"
+        log.warning(text, call.request_id, texts.ends[0])
+        return None
+
     def grammar(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
         """Return the grammar of the reply, or `None` when the reply is free.
 
@@ -73,7 +118,7 @@ class Constraints:
         Raises:
             GrammarError: The demand is malformed, or cannot be enforced.
         """
-        is_forced = call.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+        is_forced = _is_forced(call)
         offers_calls = bool(call.messages and call.shown_tools)
         if call.grammar and not (offers_calls and is_forced):
             return self._text_grammar(call, prompt, offers_calls=offers_calls)
@@ -155,6 +200,10 @@ class Constraints:
         if thought := _thought(prompt, self._format, answer):
             grammar = behind_thought(grammar, thought, compiler.vocabulary)
         return compiler.compile(grammar)
+
+
+def _is_forced(call: GenerationCall) -> bool:
+    return call.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
 
 
 def _most_calls(call: GenerationCall) -> int:

@@ -43,7 +43,7 @@ async def generate(
 
     def prepare() -> tuple[Prompt, ReplyGrammar | None]:
         prompt = render(call, model)
-        return prompt, model.constraints.grammar(call, prompt)
+        return prompt, model.constraints.guide(call, prompt)
 
     with engine.preparation(call.request_id):
         prompt, grammar = await worker_pool.run(
@@ -111,7 +111,7 @@ def _request(
     call: GenerationCall, prompt: Prompt, model: ServedModel, grammar: ReplyGrammar | None
 ) -> GenerationRequest:
     # A grammar can only be left with the token that ends it.
-    ignores_eos = call.ignore_eos and grammar is None
+    ignores_eos = call.ignore_eos and not (grammar and grammar.parts.rules)
     room = (model.card.context_length or sys.maxsize) - len(prompt.token_ids)
     return GenerationRequest(
         request_id=call.request_id,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from engine_driver import make_request
 
+from backend.core.guide import GrammarParts
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
 from backend.engine.distributed.grammars import GrammarWorkshop
@@ -45,7 +46,7 @@ class Line:
         self.channel = Channel(theirs, Codec(Order, workshop.read))
         self.commands = queue.SimpleQueue()
         self.failures = queue.SimpleQueue()
-        self.grammar = workshop.read(["start: /a/"])
+        self.grammar = workshop.read(GrammarParts(rules=("start: /a/",)))
         Intake(self.channel, media, self.commands, self.failures.put).start()
 
 

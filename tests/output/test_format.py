@@ -81,6 +81,7 @@ REASONING_EVIDENCE = [
     ("granite_text", "<|start_of_role|><think></think><response>", ()),
     ("granite_text", "", ("<think>", "</think>", "<response>", "</response>")),
     ("hunyuan_answer", "<think></think><|extra_0|>", ()),
+    ("qwen3_think", "", ("<think>", "</think>", "<|quad_start|>")),
     ("think", "", ("<think>", "</think>")),
     ("think", "{{ content.split('</think>')[-1] }}", ()),
     ("none", "plain", ()),
@@ -119,9 +120,17 @@ def test_a_tool_parser_is_named_as_hosts_name_it(name):
     assert found(tools=name) == ("hermes_json", "none")
 
 
-@pytest.mark.parametrize("name", ["think", "deepseek_r1", "deepseek-r1", "qwen3"])
-def test_a_reasoning_parser_is_named_as_hosts_name_it(name):
-    assert found(reasoning=name) == ("none", "think")
+@pytest.mark.parametrize(
+    ("name", "format_name"),
+    [
+        ("think", "think"),
+        ("deepseek_r1", "think"),
+        ("deepseek-r1", "think"),
+        ("qwen3", "qwen3_think"),
+    ],
+)
+def test_a_reasoning_parser_is_named_as_hosts_name_it(name, format_name):
+    assert found(reasoning=name) == ("none", format_name)
 
 
 def test_a_name_wins_over_the_evidence():

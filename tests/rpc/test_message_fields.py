@@ -68,6 +68,7 @@ def test_malformed_tool_calls_are_refused_by_the_place(calls, message):
 
 
 THINKING, QUIET = RequestDefaults(enable_thinking=True), RequestDefaults()
+SHORT = RequestDefaults(thinking_budget=64)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,15 @@ THINKING, QUIET = RequestDefaults(enable_thinking=True), RequestDefaults()
             {"enable_thinking": False},
         ),
         (QUIET, {"chat_template_kwargs": "", "enable_thinking": "", "mcp": "x"}, {}),
+        (QUIET, {"thinking_budget": " 512 "}, {"thinking_budget": 512}),
+        (QUIET, {"thinking_budget": ""}, {}),
+        (SHORT, {}, {"thinking_budget": 64}),
+        (SHORT, {"thinking_budget": "32"}, {"thinking_budget": 32}),
+        (
+            THINKING,
+            {"thinking_budget": "0", "enable_thinking": "true"},
+            {"thinking_budget": 0, "enable_thinking": False},
+        ),
     ],
 )
 def test_template_options_are_layered(tuning, metadata, options):
@@ -101,6 +111,8 @@ def test_template_options_are_layered(tuning, metadata, options):
     ("metadata", "message"),
     [
         ({"enable_thinking": "maybe"}, 'Metadata["enable_thinking"]: must be true or false'),
+        ({"thinking_budget": "-1"}, 'Metadata["thinking_budget"]: must be a number of tokens'),
+        ({"thinking_budget": "much"}, 'Metadata["thinking_budget"]: must be a number of tokens'),
         ({"chat_template_kwargs": "{"}, 'Metadata["chat_template_kwargs"]: is not valid JSON'),
         ({"chat_template_kwargs": "[]"}, 'Metadata["chat_template_kwargs"]: must be a JSON object'),
     ],

@@ -4,15 +4,15 @@ import threading
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from backend.core.guide import GrammarParts, ReplyGrammar, ReplyMatcher, ThoughtTexts
 from backend.core.model import ModelCard
-from backend.engine.messages.codec import GrammarParts
 from backend.errors import GrammarError
 from backend.model.text.tokenizer import Tokenizer
 from backend.sampling.grammar.lark import LarkGrammar
 
 if TYPE_CHECKING:
-    from backend.sampling.grammar.compiler import CompiledGrammar, GrammarCompiler
-    from backend.sampling.grammar.matcher import GrammarMatcher
+    from backend.sampling.grammar.compiler import GrammarCompiler
+    from backend.sampling.grammar.thought_marks import ThoughtMarks
 
 # The server has compiled it in time: a rank that gave up would draw other tokens.
 _COMPILE_TIMEOUT_S = 60.0
@@ -22,22 +22,22 @@ class SentGrammar:
     """A grammar that is compiled when it is first needed; safe from any thread.
 
     Attributes:
-        source: What it is compiled from.
+        parts: It is made of these.
     """
 
-    def __init__(self, source: LarkGrammar, workshop: "GrammarWorkshop") -> None:
-        self.source = source
+    def __init__(self, parts: GrammarParts, workshop: "GrammarWorkshop") -> None:
+        self.parts = parts
         self._workshop = workshop
 
-    def compile(self) -> "CompiledGrammar":
+    def compile(self) -> ReplyGrammar:
         """Return it compiled.
 
         Raises:
             GrammarError: The model cannot follow it.
         """
-        return self._workshop.compiler.compile(self.source)
+        return self._workshop.compile(self.parts)
 
-    def matcher(self) -> "GrammarMatcher":
+    def matcher(self) -> ReplyMatcher:
         """Return a matcher for one reply."""
         return self.compile().matcher()
 
@@ -49,11 +49,39 @@ class GrammarWorkshop:
         self._tokenizer = tokenizer
         self._card = card
         self._lock = threading.Lock()
+        self._marks: dict[ThoughtTexts, ThoughtMarks] = {}
 
     def read(self, parts: GrammarParts) -> SentGrammar:
         """Return a grammar of its parts; nothing is compiled yet."""
-        start, *definitions = parts
-        return SentGrammar(LarkGrammar(start, tuple(definitions)), self)
+        return SentGrammar(parts, self)
+
+    def compile(self, parts: GrammarParts) -> ReplyGrammar:
+        """Return a grammar of its parts, compiled; the first takes a second or two.
+
+        Raises:
+            GrammarError: The model cannot follow it.
+        """
+        from backend.sampling.grammar.thought_budget import BudgetedGrammar
+
+        grammar: ReplyGrammar | None = None
+        if parts.rules:
+            start, *definitions = parts.rules
+            grammar = self.compiler.compile(LarkGrammar(start, tuple(definitions)))
+        if parts.budget:
+            return BudgetedGrammar(parts.budget, self._marks_of(parts.budget.texts), grammar)
+        if grammar is None:
+            raise GrammarError("a grammar without rules")
+        return grammar
+
+    def _marks_of(self, texts: ThoughtTexts) -> "ThoughtMarks":
+        from backend.sampling.grammar.thought_marks import ThoughtMarks
+
+        with self._lock:
+            if texts not in self._marks:
+                marks = ThoughtMarks(texts, self._tokenizer, self._card.vocab_size)
+                marks.prepare()
+                self._marks[texts] = marks
+            return self._marks[texts]
 
     @property
     def compiler(self) -> "GrammarCompiler":

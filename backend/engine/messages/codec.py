@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from backend.core.guide import ReplyGrammar
+from backend.core.guide import GrammarParts, ReplyGrammar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,9 +27,6 @@ MAX_BUFFERS = 4096
 _HEAD = struct.Struct("!II")
 _LENGTH = struct.Struct("!Q")
 _ARRAY = 1
-
-GrammarParts: TypeAlias = Sequence[str]
-"""The rules that a grammar was compiled from: its start, then its definitions."""
 
 ReadGrammar: TypeAlias = Callable[[GrammarParts], ReplyGrammar]
 
@@ -153,8 +150,8 @@ class Codec:
             return str(value)
         if hasattr(value, "__array_interface__"):
             return self._set_aside(value)
-        if (source := getattr(value, "source", None)) is not None:
-            return [source.start, *source.definitions]
+        if isinstance(value, ReplyGrammar):
+            return value.parts
         raise TypeError(f"a value of {type(value).__name__} cannot be sent")
 
     def _set_aside(self, array: "np.ndarray") -> msgspec.msgpack.Ext:
@@ -170,7 +167,7 @@ class Codec:
         if kind is Path:
             return Path(value)
         if kind is ReplyGrammar and self.read_grammar is not None:
-            return self.read_grammar(value)
+            return self.read_grammar(msgspec.convert(value, GrammarParts))
         raise TypeError(f"a value of {kind.__name__} cannot be read here")
 
 

@@ -10,6 +10,7 @@ from backend.formats.template import KEY, VALUE
 
 OPENER, CLOSER = "<seed:tool_call>", "</seed:tool_call>"
 THINK = "<seed:think>"
+_REFLECTION, _REFLECTION_END = "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"
 
 TAGS = Tags(
     call=QWEN_TAGS.call,
@@ -33,5 +34,9 @@ THOUGHT = ReasoningFormat(
     clues=(in_template(THINK), as_tokens(THINK)),
     starts=(THINK,),
     ends=("</seed:think>",),
-    frames=("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>"),
+    frames=(_REFLECTION, _REFLECTION_END),
+    parting=(
+        f"\n{_REFLECTION}I have exhausted my token budget, and now I will start answering the "
+        f"question.{_REFLECTION_END}\n"
+    ),
 )

@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from traceback import format_tb
 
 from backend.core.delta import ContentDelta, Delta, ReasoningDelta
+from backend.formats.code_span import CodeTracker
 from backend.formats.format import ToolFormat
 from backend.output.format import OutputFormat, opens_in_reasoning
 from backend.output.readers.build import make_reader
@@ -20,7 +21,6 @@ from backend.output.readers.values.schema import JsonSchema
 from backend.output.routing.block import Block
 from backend.output.routing.quotation import Quotation
 from backend.output.text.automaton import Automaton, Scanner
-from backend.output.text.code_span import CodeTracker
 from backend.output.text.segment import (
     FirstText,
     Segment,

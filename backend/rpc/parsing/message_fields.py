@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from backend.config import MAX_MESSAGES, RequestDefaults
 from backend.core.prompt import JsonValue, Message, ToolCall
+from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.json_fields import (
     parse_json,
@@ -18,6 +19,8 @@ from backend.rpc.parsing.limits import require_at_most
 KWARGS_KEY = "chat_template_kwargs"
 THINKING_KEY = "enable_thinking"
 EFFORT_KEY = "reasoning_effort"
+BUDGET_KEY = "thinking_budget"
+_MAX_DIGITS = 9
 
 
 def messages(request: pb.PredictOptions) -> tuple[Message, ...]:
@@ -38,7 +41,8 @@ def template_options(
     """Return the variables of the template; a later source wins.
 
     The sources are the model's options, the object `chat_template_kwargs`, and the separate keys
-    `enable_thinking` and `reasoning_effort`. Other metadata belongs to the host.
+    `enable_thinking`, `reasoning_effort` and `thinking_budget`, which is off with 0 tokens. Other
+    metadata belongs to the host.
 
     Raises:
         InvalidRequestError: The object is not JSON, or a switch is neither true nor false.
@@ -52,7 +56,27 @@ def template_options(
         options[THINKING_KEY] = require_truth(f'Metadata["{THINKING_KEY}"]', metadata[THINKING_KEY])
     if metadata.get(EFFORT_KEY):
         options[EFFORT_KEY] = metadata[EFFORT_KEY]
+    budget = thinking_budget(metadata, defaults)
+    if budget is not None:
+        options[BUDGET_KEY] = budget
+    if budget == 0:
+        options[THINKING_KEY] = False
     return options
+
+
+def thinking_budget(metadata: Mapping[str, str], defaults: RequestDefaults) -> int | None:
+    """Return the most tokens of thought: of the request, or else of the model's options.
+
+    Raises:
+        InvalidRequestError: It is negative or no number, or has ten digits or more.
+    """
+    text = metadata.get(BUDGET_KEY, "").strip()
+    if not text:
+        return defaults.thinking_budget
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        problem = f"must be a number of tokens, 0 or more, not {text[:32]!r}"
+        raise InvalidRequestError(f'Metadata["{BUDGET_KEY}"]', problem)
+    return int(text)
 
 
 def _message(field: str, message: pb.Message) -> Message:

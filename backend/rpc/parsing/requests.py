@@ -19,7 +19,7 @@ from backend.pb import backend_pb2 as pb
 from backend.rpc.host_rules import obeyed_grammar, restore_tool_results
 from backend.rpc.parsing.limits import require_path, require_printable
 from backend.rpc.parsing.media_fields import media
-from backend.rpc.parsing.message_fields import messages, template_options
+from backend.rpc.parsing.message_fields import messages, template_options, thinking_budget
 from backend.rpc.parsing.sampling_fields import sampling_params
 from backend.rpc.parsing.tool_fields import tool_use
 
@@ -69,6 +69,7 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
         grammar=obeyed_grammar(_grammar(request), use.tools if is_chat else ()),
         parallel_tool_calls=use.is_parallel,
         constrains_calls=tuning.text.constrain_calls or any(tool.is_strict for tool in use.tools),
+        thinking_budget=thinking_budget(request.Metadata, tuning.requests),
         remembered=_remembered(request, sharing),
         cache_hint=_known(HINT_KEY, request, HINTS, CacheHint.NONE),
         cache_path=require_path("PromptCachePath", request.PromptCachePath),

@@ -42,6 +42,7 @@ RANGES = {
     "min_p": Range(0, 1),
     "repetition_penalty": Range(0),
     "seed": Range(0),
+    "thinking_budget": Range(0),
     "xtc_probability": Range(0, 1),
     "xtc_threshold": Range(0, 1),
     "side_share": Range(0.01, 1),

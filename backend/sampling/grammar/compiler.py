@@ -8,6 +8,7 @@ from collections.abc import Callable
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from backend.config import MAX_GRAMMAR_BYTES
+from backend.core.guide import GrammarParts
 from backend.errors import GrammarError
 from backend.sampling.grammar.gbnf.translation import gbnf_to_lark
 from backend.sampling.grammar.lark import LarkGrammar
@@ -24,14 +25,10 @@ _stack_lock = threading.Lock()
 
 
 class CompiledGrammar:
-    """A grammar ready for use with one vocabulary; safe from any thread.
-
-    Attributes:
-        source: The grammar that it was compiled from.
-    """
+    """A grammar ready for use with one vocabulary; safe from any thread."""
 
     def __init__(self, source: LarkGrammar, template: LLMatcher, tokenizer: LLTokenizer) -> None:
-        self.source = source
+        self.parts = GrammarParts(rules=(source.start, *source.definitions))
         self._template = template
         self._tokenizer = tokenizer
         self._lock = threading.Lock()

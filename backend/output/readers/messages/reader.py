@@ -6,13 +6,13 @@ The formats of gpt-oss and of Muse. The router leaves the whole reply to the rea
 from functools import lru_cache, partial
 
 from backend.core.delta import ContentDelta, ReasoningDelta
+from backend.formats.code_span import CodeTracker
 from backend.output.readers.calls.json_body import JsonBodyReader
 from backend.output.readers.markup import REFUTED, UNDECIDED, after
 from backend.output.readers.messages.frames import Address, MessageFrames
 from backend.output.readers.reader import Reader, ReaderContext, ReaderOutput
 from backend.output.readers.stepping_reader import Step, SteppingReader
 from backend.output.text.automaton import Automaton
-from backend.output.text.code_span import CodeTracker
 from backend.output.text.segment import TextAfterCall
 
 

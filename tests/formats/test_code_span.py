@@ -1,6 +1,6 @@
 import pytest
 
-from backend.output.text.code_span import CodeTracker
+from backend.formats.code_span import CodeTracker
 
 
 def track(chunks):

@@ -1,0 +1,309 @@
+"""A reply whose thoughts are broken off when they have taken their tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backend.core.guide import GrammarParts, ReplyGrammar, ReplyMatcher, ThoughtBudget
+from backend.formats.code_span import CodeTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from backend.sampling.grammar.thought_marks import ThoughtMarks
+
+# A matcher goes back over drafts, which are shorter.
+MAX_STEPS_BACK = 256
+_BITS_PER_WORD = 32
+_ALL_BITS = -1
+
+
+class BudgetedGrammar:
+    """A thinking budget, and the grammar of the reply if it has one; safe from any thread."""
+
+    def __init__(
+        self, budget: ThoughtBudget, marks: ThoughtMarks, grammar: ReplyGrammar | None
+    ) -> None:
+        """Put them together.
+
+        Args:
+            budget: For the thoughts of one reply.
+            marks: Of the budget's texts; the vocabulary can write the end.
+            grammar: It allows a thought wherever one may begin; `None` allows everything.
+        """
+        rules = grammar.parts.rules if grammar else ()
+        self.parts = GrammarParts(rules=rules, budget=budget)
+        self._budget = budget
+        self._marks = marks
+        self._grammar = grammar
+
+    def matcher(self) -> BudgetMatcher:
+        """Return a matcher for one reply."""
+        inner = self._grammar.matcher() if self._grammar else None
+        return BudgetMatcher(self._budget, self._marks, inner)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """How far a reply has come.
+
+    Attributes:
+        is_open: Whether a thought is.
+        used: Tokens of thought.
+        held: Bytes that may belong to a mark whose rest is still to come.
+        code: Follows the content.
+        closing: Tokens that have to come next.
+        is_over: Whether no thought begins any more.
+    """
+
+    is_open: bool
+    used: int
+    held: bytes
+    code: CodeTracker
+    closing: tuple[int, ...] = ()
+    is_over: bool = False
+
+
+class BudgetMatcher:
+    """Says which tokens may come next in one reply; used by one thread at a time.
+
+    A thought is broken off with the tokens that close it: the rest of the end if the model has
+    begun to spell it, else the parting words, for which some of the budget is kept, and the end.
+    No thought begins for sure once the tokens are used up; one that begins all the same, because
+    its start cannot be foreseen, is closed at once.
+    """
+
+    def __init__(
+        self, budget: ThoughtBudget, marks: ThoughtMarks, inner: ReplyMatcher | None
+    ) -> None:
+        """Begin a reply.
+
+        Args:
+            budget: For its thoughts.
+            marks: Of the budget's texts; the vocabulary can write the end.
+            inner: The matcher of the reply's grammar, at the start.
+        """
+        self._tokens = budget.tokens
+        self._is_first = budget.is_first
+        self._marks = marks
+        self._inner = inner
+        has_room = 2 * len(marks.parting) <= budget.tokens
+        self._parting = marks.parting if has_room else ()
+        begun = _State(is_open=budget.is_open, used=0, held=b"", code=CodeTracker())
+        self._states = deque([self._settled(begun)], maxlen=MAX_STEPS_BACK)
+
+    @property
+    def error(self) -> str | None:
+        """The failure of the grammar; `None` while there is none."""
+        return self._inner.error if self._inner else None
+
+    def consume(self, token_id: int) -> bool:
+        """Move over a token, and return whether it was allowed."""
+        state = self._states[-1]
+        is_allowed = self._allows(state, token_id)
+        if self._inner is not None:
+            is_allowed = self._inner.consume(token_id) and is_allowed
+        self._states.append(self._settled(self._after(state, token_id)))
+        return is_allowed
+
+    def fill_mask(self, row: NDArray[np.int32]) -> None:
+        """Write one bit per token: 1 if it may come next, the lowest bit first."""
+        state = self._states[-1]
+        if state.closing:
+            row[:] = 0
+            _words(row)[state.closing[0] // _BITS_PER_WORD] = _bit(state.closing[0])
+            return
+        if self._inner is None:
+            row[:] = _ALL_BITS
+        else:
+            self._inner.fill_mask(row)
+        self._bar(row, state)
+
+    def forced(self) -> list[int]:
+        """Return the tokens of the only text that may come next, if there is only one."""
+        if closing := self._states[-1].closing:
+            return list(closing)
+        forced = self._inner.forced() if self._inner else []
+        return forced[: self._count_affordable(forced)]
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these tokens may come next, one after another."""
+        count = self._count_affordable(token_ids)
+        return self._inner.count_allowed(token_ids[:count]) if self._inner else count
+
+    def step_back(self, count: int) -> None:
+        """Return to where it was before the latest `count` tokens, less than `MAX_STEPS_BACK`."""
+        for _ in range(count):
+            self._states.pop()
+        if self._inner is not None and count:
+            self._inner.step_back(count)
+
+    def _count_affordable(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these tokens the budget allows, whatever the grammar says."""
+        state = self._states[-1]
+        for count, token_id in enumerate(token_ids):
+            if not self._allows(state, token_id):
+                return count
+            state = self._with_end(self._after(state, token_id))
+        return len(token_ids)
+
+    def _allows(self, state: _State, token_id: int) -> bool:
+        if state.closing:
+            return token_id == state.closing[0]
+        return token_id not in self._barred(state)
+
+    def _barred(self, state: _State) -> tuple[int, ...]:
+        """Return the tokens that would begin a thought when there is nothing left for it."""
+        return self._marks.barred(state.held) if self._is_spent(state) else ()
+
+    def _bar(self, row: NDArray[np.int32], state: _State) -> None:
+        barred = self._barred(state)
+        if not barred:
+            return
+        allowed = row.copy()
+        for token_id in barred:
+            _words(row)[token_id // _BITS_PER_WORD] &= ~_bit(token_id)
+        if not row.any():
+            row[:] = allowed
+
+    def _is_spent(self, state: _State) -> bool:
+        return state.used >= self._tokens - len(self._parting) and not state.is_over
+
+    def _after(self, state: _State, token_id: int) -> _State:
+        """Return the state after a token, whether or not it was allowed."""
+        if state.closing and token_id == state.closing[0]:
+            closing = state.closing[1:]
+            used = min(state.used + 1, self._tokens)
+            is_over = self._is_first and not closing
+            return replace(
+                state,
+                is_open=bool(closing),
+                used=used,
+                held=b"",
+                closing=closing,
+                is_over=is_over,
+            )
+        if state.is_over:
+            return state
+        return self._read(state, self._marks.token_bytes(token_id))
+
+    def _settled(self, state: _State) -> _State:
+        """Return the state with the end that has to come next, if the grammar allows it."""
+        settled = self._with_end(state)
+        if self._inner is None or state.closing or not settled.closing:
+            return settled
+        allowed = self._inner.count_allowed(settled.closing)
+        is_possible = allowed == len(settled.closing)
+        # A grammar that does not know the thought takes it for text of another kind.
+        return settled if is_possible else replace(state, is_open=False, is_over=True)
+
+    def _with_end(self, state: _State) -> _State:
+        if not state.is_open or state.closing or not self._is_spent(state):
+            return state
+        rest = self._marks.rest_of_end(state.held)
+        has_begun = rest != self._marks.end
+        has_room = state.used + len(self._parting) <= self._tokens
+        parting = self._parting if has_room and not has_begun else ()
+        return replace(state, closing=(*parting, *rest))
+
+    def _read(self, state: _State, text: bytes) -> _State:
+        """Return the state after a token of this text, which nothing forced."""
+        reading = _Reading(state, text, self._marks)
+        reading.go_on()
+        is_over = self._is_first and reading.has_content
+        return replace(
+            state,
+            is_open=reading.is_open and not is_over,
+            used=state.used + reading.is_thought,
+            held=reading.held,
+            code=reading.code,
+            closing=(),
+            is_over=is_over,
+        )
+
+
+class _Reading:
+    """Reads the text of one token.
+
+    Attributes:
+        is_open: Whether a thought is.
+        held: Bytes that may belong to a mark.
+        code: Follows the content.
+        has_content: Whether anything but thoughts and space was read, or a thought has ended.
+    """
+
+    def __init__(self, state: _State, text: bytes, marks: ThoughtMarks) -> None:
+        self.is_open = state.is_open
+        self.held = state.held + text
+        self.code = copy(state.code)
+        self.has_content = False
+        self._was_open = state.is_open
+        self._rest = b""
+        self._marks = marks
+
+    @property
+    def is_thought(self) -> bool:
+        """Whether the token is one of a thought."""
+        # A token that opens a thought may hold a line break, which is none of it.
+        return self.is_open and (self._was_open or bool(self._rest.strip()))
+
+    def go_on(self) -> None:
+        """Read all of it."""
+        while True:
+            place, mark = _first(self._awaited, self.held)
+            if not mark:
+                break
+            before, self.held = self.held[:place], self.held[place + len(mark) :]
+            if self.is_open:
+                self.is_open, self.has_content = False, True
+            else:
+                self._begin(before, mark)
+        kept = _begun(self._awaited, self.held)
+        self._rest, self.held = self.held, self.held[len(self.held) - kept :]
+        if not self.is_open:
+            self._pass(self._rest[: len(self._rest) - kept])
+
+    @property
+    def _awaited(self) -> Sequence[bytes]:
+        return self._marks.ends if self.is_open else self._marks.starts
+
+    def _begin(self, before: bytes, mark: bytes) -> None:
+        self._pass(before)
+        self.code.settle()
+        is_in_code = self.code.is_open and (self.code.has_prose or not self.code.is_fenced)
+        self.is_open = not (self._marks.texts.is_quotable and is_in_code)
+        if not self.is_open:
+            self._pass(mark)
+
+    def _pass(self, content: bytes) -> None:
+        self.has_content = self.has_content or bool(content.strip())
+        self.code.feed(content.decode(errors="replace"))
+
+
+def _first(marks: Sequence[bytes], text: bytes) -> tuple[int, bytes]:
+    """Return the place of the first mark in a text, and the longest mark there."""
+    places = [(text.find(mark), -len(mark), mark) for mark in marks if mark in text]
+    place, _, mark = min(places, default=(0, 0, b""))
+    return place, mark
+
+
+def _begun(marks: Sequence[bytes], text: bytes) -> int:
+    """Return how many bytes at the end of a text may be the start of a mark."""
+    longest = min(max(map(len, marks)) - 1, len(text))
+    sizes = (n for n in range(longest, 0, -1) if any(m.startswith(text[-n:]) for m in marks))
+    return next(sizes, 0)
+
+
+def _words(row: NDArray[np.int32]) -> NDArray[np.uint32]:
+    return row.view(np.uint32)
+
+
+def _bit(token_id: int) -> np.uint32:
+    return np.uint32(1 << token_id % _BITS_PER_WORD)
