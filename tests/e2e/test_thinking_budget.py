@@ -10,6 +10,7 @@ import pytest
 from serving import Reply, chat, code_of, served, stream, user
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
+from backend.formats.registry import REASONING_FORMATS
 from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
@@ -121,6 +122,58 @@ async def test_eight_at_once_and_neighbours_say_what_each_says_alone():
         alone = [tokens_of(await stream(backend.stub, request)) for request in requests]
         together = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
     assert [tokens_of(reply) for reply in together] == alone
+
+
+def place_of_end(reply, end):
+    """Return how many tokens a reply has before the end of its thought."""
+    read = b""
+    pieces = [bytes(entry["bytes"]) for entry in json.loads(reply.last.logprobs)["content"]]
+    before = b"".join(pieces).index(end.encode())
+    for count, piece in enumerate(pieces):
+        if len(read) >= before:
+            return count
+        read += piece
+    return len(pieces)
+
+
+@pytest.mark.parametrize(
+    "thoughts", [f for f in REASONING_FORMATS if f.starts], ids=lambda f: f.name
+)
+async def test_it_holds_in_every_format_eight_at_once_beside_neighbours(tiny_models, thoughts):
+    """The marks of most formats are spelled out, for no tiny model has them as tokens."""
+    owns = {"harmony": "harmony", "muse": "muse_spark"}
+    options = [
+        f"reasoning_parser:{thoughts.name}",
+        f"tool_parser!:{owns.get(thoughts.name, 'none')}",
+    ]
+    grammar = 'root ::= "yes" | "no"'
+    budgets = [0, 1, 2, 5, 9, 13, 21, 34]
+    opened = {
+        "Prompt": f"ba be {thoughts.start}",
+        "Tokens": 200,
+        "Temperature": 1.0,
+        "Logprobs": 1,
+        "IgnoreEOS": True,
+    }
+    requests = [
+        pb.PredictOptions(
+            **opened,
+            Seed=seed,
+            Grammar=grammar if seed % 2 else "",
+            Metadata={"thinking_budget": str(budget)},
+        )
+        for seed, budget in enumerate(budgets, start=1)
+    ]
+    free = [pb.PredictOptions(**{**opened, "Tokens": 60}, Seed=seed) for seed in (21, 22)]
+    async with served(tiny_models("qwen3"), Options=options) as backend:
+        alone = [(await stream(backend.stub, request)).message for request in free]
+        streams = (stream(backend.stub, request) for request in [*requests, *free])
+        *replies, one, other = await asyncio.gather(*streams)
+    assert [one.message, other.message] == alone
+    taken = [place_of_end(reply, thoughts.end) for reply in replies]
+    assert all(count <= budget for count, budget in zip(taken, budgets, strict=True))
+    assert sum(count == budget for count, budget in zip(taken, budgets, strict=True)) >= 5
+    assert all(reply.content in ("yes", "no") for reply in replies[::2])
 
 
 async def test_drafts_change_nothing():

@@ -96,6 +96,7 @@ class BudgetMatcher:
         self._inner = inner
         has_room = 2 * len(marks.parting) <= budget.tokens
         self._parting = marks.parting if has_room else ()
+        self._most_used = budget.tokens - len(self._parting)
         begun = _State(is_open=budget.is_open, used=0, held=b"", code=CodeTracker())
         self._states = deque([self._settled(begun)], maxlen=MAX_STEPS_BACK)
 
@@ -160,7 +161,12 @@ class BudgetMatcher:
         return token_id not in self._barred(state)
 
     def _barred(self, state: _State) -> tuple[int, ...]:
-        """Return the tokens that would begin a thought when there is nothing left for it."""
+        """Return the tokens for which there is nothing left.
+
+        They begin a thought, or a character that could not be completed before its end.
+        """
+        if state.is_open:
+            return self._marks.cutting(max(self._most_used - state.used - 1, 0))
         return self._marks.barred(state.held) if self._is_spent(state) else ()
 
     def _bar(self, row: NDArray[np.int32], state: _State) -> None:
@@ -174,7 +180,7 @@ class BudgetMatcher:
             row[:] = allowed
 
     def _is_spent(self, state: _State) -> bool:
-        return state.used >= self._tokens - len(self._parting) and not state.is_over
+        return state.used >= self._most_used and not state.is_over
 
     def _after(self, state: _State, token_id: int) -> _State:
         """Return the state after a token, whether or not it was allowed."""
@@ -195,14 +201,12 @@ class BudgetMatcher:
         return self._read(state, self._marks.token_bytes(token_id))
 
     def _settled(self, state: _State) -> _State:
-        """Return the state with the end that has to come next, if the grammar allows it."""
+        """Return the state with the end that has to come next, once the grammar allows it."""
         settled = self._with_end(state)
         if self._inner is None or state.closing or not settled.closing:
             return settled
         allowed = self._inner.count_allowed(settled.closing)
-        is_possible = allowed == len(settled.closing)
-        # A grammar that does not know the thought takes it for text of another kind.
-        return settled if is_possible else replace(state, is_open=False, is_over=True)
+        return settled if allowed == len(settled.closing) else state
 
     def _with_end(self, state: _State) -> _State:
         if not state.is_open or state.closing or not self._is_spent(state):

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from backend.core.guide import ThoughtTexts
 
 
+_CONTINUATION, _LEAD = 0x80, 0xC0
+# The bytes of a character, by its first one.
+_LEADS = ((4, 0xF0), (3, 0xE0), (2, 0xC0))
+_MOST_MISSING = 3
+
+
 class SpellingTokenizer(Protocol):
     """A tokenizer that tells the bytes of its tokens."""
 
@@ -87,7 +93,11 @@ class ThoughtMarks:
 
     def prepare(self) -> None:
         """Read the vocabulary; takes a tenth of a second where there are 150,000 tokens."""
-        _ = self._ids, self.end, self.parting
+        _ = self._ids, self._cutting, self.end, self.parting
+
+    def cutting(self, left: int) -> tuple[int, ...]:
+        """Return the tokens that end in a character of which more than `left` bytes are missing."""
+        return self._cutting[left] if left < len(self._cutting) else ()
 
     def _beginnings(self, content: bytes) -> Iterator[int]:
         for start in self.starts:
@@ -133,6 +143,18 @@ class ThoughtMarks:
         return tuple(found)
 
     @cached_property
+    def _cutting(self) -> tuple[tuple[int, ...], ...]:
+        missing = [
+            (token_id, count)
+            for token_id in range(self._vocab_size)
+            if (count := _missing(self.token_bytes(token_id)))
+        ]
+        return tuple(
+            tuple(token_id for token_id, count in missing if count > left)
+            for left in range(_MOST_MISSING)
+        )
+
+    @cached_property
     def _ids(self) -> Mapping[bytes, int]:
         """Ids of the tokens that occur in any of the texts, by their bytes."""
         texts = b"\0".join((*self.starts, *self.ends[:1], self.texts.parting.encode()))
@@ -143,6 +165,17 @@ class ThoughtMarks:
             if piece and len(piece) <= longest and piece in texts:
                 ids[piece] = token_id
         return ids
+
+
+def _missing(text: bytes) -> int:
+    """Return how many bytes the last character of a text lacks in UTF-8."""
+    for present, byte in enumerate(reversed(text[-_MOST_MISSING:]), start=1):
+        if byte >= _LEAD:
+            size = next((n for n, least in _LEADS if byte >= least), 0)
+            return max(size - present, 0)
+        if byte < _CONTINUATION:
+            break
+    return 0
 
 
 def _shared(first: bytes, second: bytes) -> int:

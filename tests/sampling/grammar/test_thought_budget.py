@@ -201,7 +201,8 @@ def test_an_end_is_completed_from_the_middle_of_a_character():
     end = family.reasoning.end.encode()
     for begun in range(1, len(end)):
         matcher = guided(family, vocabulary, begun, is_open=True).matcher()
-        assert all(matcher.consume(byte) for byte in end[:begun])
+        for byte in end[:begun]:
+            matcher.consume(byte)
         rest = b"".join(vocabulary.pieces[token] for token in matcher.forced())
         assert rest == end[begun:]
 
@@ -351,3 +352,26 @@ def test_a_grammar_that_does_not_know_the_thought_wins():
     matcher = guided(THINK, SPELLED, 2, grammar=answer).matcher()
     assert consumed(matcher, SPELLED, '"<think>abcdefgh"')
     assert matcher.error is None
+
+
+@both_vocabularies
+def test_no_character_is_cut_by_the_end_of_a_budget(vocabulary):
+    thought = Thought(starts=("<think>",), ends=("</think>",), is_open=True)
+    rule = behind_thought(schema_to_lark('{"type":"boolean"}'), thought, vocabulary)
+    compiled = GrammarCompiler(vocabulary).compile(rule)
+    random = Random(6)
+    for tokens in range(1, 20):
+        for inner in (None, compiled):
+            options = {"is_open": True, "is_first": True, "grammar": inner}
+            matcher = guided(THINK, vocabulary, tokens, **options).matcher()
+            text = b""
+            while not matcher.forced():
+                whole = random.choice("aé€😀").encode()
+                if matcher.count_allowed(list(whole)) == len(whole):
+                    assert all(map(matcher.consume, whole))
+                    text += whole
+            assert len(text) == tokens
+            allowed = guided(THINK, vocabulary, tokens, **options).matcher()
+            cut = [b for b in range(0xC2, 0xF5) if b not in allowed_by(allowed, vocabulary)]
+            least = {1: 0xC2, 2: 0xE0, 3: 0xF0}.get(tokens, 0xF5)
+            assert cut == list(range(least, 0xF5))
