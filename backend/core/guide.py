@@ -62,6 +62,10 @@ class ReplyMatcher(Protocol):
     def fill_mask(self, row: Any) -> None:  # noqa: ANN401 (an array: the nouns know no NumPy)
         """Write one bit per token into a row of int32: 1 if it may come next."""
 
+    @property
+    def may_force(self) -> bool:
+        """Whether tokens may be forced after the next one, as far as can be told before it."""
+
     def forced(self) -> list[int]:
         """Return the tokens of the only text that may come next, if there is only one."""
 

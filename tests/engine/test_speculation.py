@@ -190,6 +190,7 @@ class Cycle:
 
 class CycleMatcher:
     error = None
+    may_force = True
 
     def __init__(self, tokens):
         self._tokens = [*tokens, 1]

@@ -64,7 +64,8 @@ class Drafter:
         """Whether there would be a draft, as far as can be told before the latest token is read."""
         if self._room <= 0:
             return False
-        is_guided = self.row.matcher is not None
+        matcher = self.row.matcher
+        is_guided = matcher is not None and matcher.may_force
         if is_guided and self._forces and self._is_worth_it(Source.FORCED):
             return True
         tokens, matched = self._lookup.follow(1)

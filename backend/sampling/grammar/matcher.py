@@ -43,6 +43,11 @@ class GrammarMatcher:
         """
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
+    @property
+    def may_force(self) -> bool:
+        """Whether tokens may be forced after the next one: that cannot be told before it."""
+        return True
+
     def forced(self) -> list[int]:
         """Return the tokens of the only text that may come next, if there is only one.
 

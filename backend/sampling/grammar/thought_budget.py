@@ -127,6 +127,13 @@ class BudgetMatcher:
             self._inner.fill_mask(row)
         self._bar(row, state)
 
+    @property
+    def may_force(self) -> bool:
+        """Whether tokens may be forced after the next one; not before a free thought must end."""
+        state = self._states[-1]
+        is_last = state.is_open and state.used + 1 >= self._most_used
+        return is_last or (self._inner is not None and self._inner.may_force)
+
     def forced(self) -> list[int]:
         """Return the tokens of the only text that may come next, if there is only one."""
         if closing := self._states[-1].closing:

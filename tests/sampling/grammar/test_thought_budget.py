@@ -175,6 +175,17 @@ def test_no_tokens_are_no_thought(vocabulary):
     assert set(allowed_by(closed, vocabulary)) == set(range(len(vocabulary.pieces))) - {word}
 
 
+@both_vocabularies
+def test_tokens_are_not_waited_for_while_nothing_can_be_forced(vocabulary):
+    matcher = guided(THINK, vocabulary, 3, is_open=True).matcher()
+    seen = [matcher.may_force]
+    for token in [*b"abc", *tokens_of("</think>", vocabulary), *b"de"]:
+        assert matcher.consume(token)
+        seen.append(matcher.may_force)
+    ends = len(tokens_of("</think>", vocabulary))
+    assert seen == [False, False, *[True] * (1 + ends), *[False] * 3]
+
+
 def test_a_start_that_was_spelled_when_nothing_is_left_is_closed_at_once():
     matcher = guided(THINK, SPELLED, 0).matcher()
     assert consumed(matcher, SPELLED, "<think>")
