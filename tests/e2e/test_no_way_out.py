@@ -115,8 +115,9 @@ async def test_a_cache_in_the_models_directory_removes_no_weights(
     directory = shutil.copytree(tiny_models("llama"), models / "org" / "llama")
     shutil.copytree(directory, models / "loose")
     before = {path: path.read_bytes() for path in models.rglob("*") if path.is_file()}
-    # Room for one of the two prompts: the weights alone are more.
-    options = ["max_cache_disk_bytes:250000", *([] if is_named_by_request else [f"cache_dir:{models}"])]
+    # Room for one of the two prompts; the weights alone are more.
+    named = [] if is_named_by_request else [f"cache_dir:{models}"]
+    options = ["max_cache_disk_bytes:250000", *named]
     fields = {"PromptCachePath": str(models), "PromptCacheAll": True} if is_named_by_request else {}
     async with served(directory, ModelPath=str(models), Options=options) as backend:
         for word in ("ba ", "be "):
