@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import FinishReason
 from backend.core.embedding import EmbeddingRequest, Pooling
+from backend.core.guide import GrammarParts, ThoughtBudget, ThoughtTexts
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.status import EngineStatus, HitKind, PromptCacheStatus
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
+from backend.engine.distributed.grammars import GrammarWorkshop
 from backend.engine.distributed.messages import Turn, make_codec
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.codec import (
@@ -61,6 +64,10 @@ REQUEST = GenerationRequest(
 PACE = Pace(
     PrefillPacer(cap=512, cap_alone=2048, pause_s=0.5).pace(), BackgroundJobs(512, 0.25).pace()
 )
+BUDGET = ThoughtBudget(
+    tokens=5, texts=ThoughtTexts(starts=("<a>",), ends=("</a>", "</b>"), parting="so"), is_open=True
+)
+BAD_PARTS = GrammarParts(rules=(1,))
 STATUS = EngineStatus(prompt_cache=PromptCacheStatus(hits={HitKind.EXACT: 2}))
 STEP = TokenStep(4, FinishReason.STOP, StepLogprobs(-0.1, ((4, -0.1), (5, float("-inf")))))
 
@@ -100,6 +107,29 @@ def test_the_plan_of_a_turn_comes_out_as_it_went_in():
     turn = Turn(3, (Submit(REQUEST), Cancel("x")), PACE)
     codec = make_codec()
     assert codec.decode(codec.encode(turn)) == turn
+
+
+@pytest.mark.parametrize("rules", [("start: /a/", "b: /b/"), ()])
+@pytest.mark.parametrize("budget", [BUDGET, None])
+def test_a_grammar_goes_on_from_process_to_process(rules, budget):
+    # Nothing is compiled, so there is no need of a vocabulary.
+    workshop = GrammarWorkshop(object(), object())
+    sent = workshop.read(GrammarParts(rules=rules, budget=budget))
+    order = Submit(replace(REQUEST, grammar=sent))
+    first = Codec(Order, workshop.read)
+    turn = Turn(3, (first.decode(first.encode(order)),), PACE)
+    second = make_codec()
+    second.read_grammar = workshop.read
+    [arrived] = second.decode(second.encode(turn)).commands
+    assert arrived.request.grammar.parts == sent.parts
+    assert replace(arrived.request, grammar=None) == REQUEST
+
+
+def test_a_grammar_of_other_parts_is_refused():
+    codec = Codec(Order, GrammarWorkshop(object(), object()).read)
+    payload = codec.encode(Submit(replace(REQUEST, grammar=codec.read_grammar(BAD_PARTS)))).payload
+    with pytest.raises(WireError, match="cannot be read"):
+        codec.decode(Frame(payload))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["f4", "i8", "u1", "f2"]), st.lists(st.integers(0, 3)))))
