@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
-	test-extra-backend-mlx-vlm check format bench bench-distributed sweep soak fuzz proto wheel docs pictures package image clean
+	test-extra-backend-mlx-vlm test-extra-backend-encoder check format bench bench-distributed sweep soak fuzz proto wheel docs pictures package image clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -43,6 +43,9 @@ TEXT_CAPS := health,load,predict,stream,tools
 VISION_CAPS := health,load,predict,stream,vision,transcription
 TINY_VISION := build/tiny-vision
 BUILD_TINY_VISION = $(PYTHON) -c 'from pathlib import Path; from scripts.tiny_vision import build; build("gemma4", Path("$(TINY_VISION)"))'
+ENCODER_CAPS := health,load,tokenclassify
+TINY_ENCODER := build/tiny-encoder
+BUILD_TINY_ENCODER = $(PYTHON) -c 'from pathlib import Path; from scripts.tiny_encoders import build_token_classifier; build_token_classifier(Path("$(TINY_ENCODER)"), ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))'
 
 test-extra-backend: install ## Start run.sh as LocalAI's own suite does and check what it checks; MODEL= CAPS=
 	$(HOST_SUITE) $(if $(MODEL),--model '$(MODEL)') $(if $(CAPS),--caps '$(CAPS)')
@@ -53,6 +56,10 @@ test-extra-backend-mlx: install ## The same with what LocalAI asks of this backe
 test-extra-backend-mlx-vlm: install ## The same with an image and a recording, on a tiny model of both; MODEL= names a real one
 	$(if $(MODEL),,$(BUILD_TINY_VISION))
 	$(HOST_SUITE) --model '$(or $(MODEL),$(TINY_VISION))' --caps '$(or $(CAPS),$(VISION_CAPS))'
+
+test-extra-backend-encoder: install ## The same on a tiny model that labels tokens; MODEL= names a real one
+	$(if $(MODEL),,$(BUILD_TINY_ENCODER))
+	$(HOST_SUITE) --model '$(or $(MODEL),$(TINY_ENCODER))' --caps '$(or $(CAPS),$(ENCODER_CAPS))'
 
 docs: $(STAMP) ## Build the documentation into build/site; a link that leads nowhere is an error
 	$(VENV)/bin/zensical build --clean --strict

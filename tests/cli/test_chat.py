@@ -98,7 +98,6 @@ def test_an_error_is_one_line_and_the_chat_goes_on(run_chat, scripted, script):
     assert roles(scripted.requests[1]) == ["user"]
 
 
-# lesson 102
 def test_ctrl_c_cancels_the_reply_and_returns_to_the_prompt(run_chat, scripted, script):
     scripted.scripts = [[script.content("He"), script.press_ctrl_c], [script.content("Hi!")]]
     result = run_chat("hello", "again")

@@ -106,6 +106,41 @@ async def test_with_tools_and_a_response_format_the_reply_is_a_call_or_the_const
     assert forced.calls[0]["name"] == "get_weather"
 
 
+OTHER_TOOL = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+async def test_of_the_tools_only_the_allowed_ones_are_offered():
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "get_time"}],
+    }
+    request = chat(
+        [user("What is the weather in Hanoi?")],
+        tools=[WEATHER_TOOL, OTHER_TOOL],
+        ToolChoice=json.dumps(choice),
+    )
+    async with served(MODEL_DIR) as backend:
+        reply = await stream(backend.stub, request)
+    assert reply.calls[0]["name"] == "get_time"
+
+
+async def test_a_tool_that_is_offered_twice_and_foreign_words_cost_no_request(caplog):
+    caplog.set_level("INFO")
+    request = chat(
+        [user("What is the weather in Hanoi?")],
+        tools=[WEATHER_TOOL, WEATHER_TOOL],
+        Metadata={"priority": "urgent", "trace": "a1"},
+    )
+    async with served(MODEL_DIR) as backend:
+        reply = await stream(backend.stub, request)
+    assert [call["name"] for call in reply.calls.values()] == ["get_weather"]
+    assert "'urgent' is not one of" in caplog.text
+
+
 @pytest.mark.parametrize("constrains", ["true", "false"])
 async def test_without_parallel_calls_the_reply_ends_after_one(constrains):
     choice = json.dumps({"type": "auto", "disable_parallel_tool_use": True})

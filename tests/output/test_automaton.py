@@ -48,7 +48,7 @@ def test_only_what_may_become_a_match_is_held(patterns, text):
     assert not held or any(pattern.startswith(held) for pattern in patterns)
 
 
-def test_text_without_the_beginning_of_a_pattern_passes_at_once():  # lesson 77
+def test_text_without_the_beginning_of_a_pattern_passes_at_once():
     scanner = Scanner(Automaton(["<think>"]))
     assert scanner.feed("plain") == Scan("plain")
     assert scanner.feed(" a < b ") == Scan(" a < b ")
@@ -66,7 +66,7 @@ def test_patterns_are_no_regular_expressions():
     assert scanner.feed("^-]") == Scan("", "^-]")
 
 
-def test_scanners_of_one_automaton_do_not_mix():  # lesson 78
+def test_scanners_of_one_automaton_do_not_mix():
     automaton = Automaton(["abc"])
     first, second = Scanner(automaton), Scanner(automaton)
     assert first.feed("ab") == second.feed("a") == Scan("")

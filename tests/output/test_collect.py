@@ -10,13 +10,13 @@ from backend.core.delta import (
 from backend.output.collect import CollectedCall, Collector
 
 
-def test_a_stream_without_anything_is_an_empty_reply_that_stopped():  # lesson 4
+def test_a_stream_without_anything_is_an_empty_reply_that_stopped():
     completion = Collector().completion
     assert (completion.content, completion.reasoning, completion.tool_calls) == ("", "", ())
     assert completion.finish == Finish(FinishReason.STOP)
 
 
-def test_the_fold_keeps_text_calls_usage_and_finish():  # lessons 2, 3, 5
+def test_the_fold_keeps_text_calls_usage_and_finish():
     collector = Collector()
     usage = Usage(prompt_tokens=7, completion_tokens=4)
     finish = Finish(FinishReason.LENGTH)

@@ -27,13 +27,13 @@ def by_window(pieces):
 
 @pytest.mark.slow
 @given(PIECES)
-def test_byte_pieces_join_to_the_whole_without_what_is_no_text(pieces):  # lesson 70
+def test_byte_pieces_join_to_the_whole_without_what_is_no_text(pieces):
     whole = b"".join(pieces).decode(errors="ignore").replace(REPLACEMENT, "")
     assert "".join(by_bytes(pieces)) == whole
 
 
 @given(PIECES)
-def test_windows_join_to_the_whole_without_what_is_no_text(pieces):  # lessons 70, 82
+def test_windows_join_to_the_whole_without_what_is_no_text(pieces):
     whole = b"".join(pieces).decode(errors="replace").replace(REPLACEMENT, "")
     assert "".join(by_window(pieces)) == whole
 
@@ -51,7 +51,7 @@ def test_a_character_comes_out_with_its_last_byte():
     assert by_window(["a🤖".encode()[:3], "🤖!".encode()[2:]]) == ["a", "🤖!", ""]
 
 
-def test_a_hidden_or_unknown_token_has_no_text():  # lesson 69
+def test_a_hidden_or_unknown_token_has_no_text():
     detokenizer = ByteDetokenizer([b"a", b""], trims_leading_space=False)
     assert [detokenizer.feed(token_id) for token_id in (0, 1, 7, -1)] == ["a", "", "", ""]
 

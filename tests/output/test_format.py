@@ -104,7 +104,7 @@ def test_a_name_means_one_format(rows):
     assert sorted(names) == sorted(set(names))
 
 
-def test_calls_that_nothing_can_read_are_warned_of_once(caplog):  # lesson 90
+def test_calls_that_nothing_can_read_are_warned_of_once(caplog):
     warn_once.cache_clear()
     for _ in range(3):
         assert not detect(FormatEvidence((), "{{ message.tool_calls }}")).tools.openers
@@ -165,7 +165,7 @@ def test_a_hint_that_the_evidence_bears_out_is_no_news(caplog):
     assert not caplog.records
 
 
-def test_an_unknown_name_is_warned_of_once_and_the_evidence_counts(caplog):  # lessons 79, 90
+def test_an_unknown_name_is_warned_of_once_and_the_evidence_counts(caplog):
     for _ in range(3):
         assert found(THINK_TOKENS, QWEN_TEMPLATE, "klingon") == ("hermes_json", "think")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -198,7 +198,7 @@ def test_a_format_tells_its_name_and_the_markers_that_must_stay_visible():
         ("User: Hi!\nBot: <think></think>\n", False),
     ],
 )
-def test_the_end_of_the_prompt_tells_where_the_reply_begins(tail, opens):  # lesson 105
+def test_the_end_of_the_prompt_tells_where_the_reply_begins(tail, opens):
     think = detect(FormatEvidence(THINK_TOKENS, ""))
     assert opens_in_reasoning(think, tail) is opens
     assert not opens_in_reasoning(detect(FormatEvidence((), "")), tail)

@@ -35,7 +35,7 @@ def expected(case):
 
 
 @for_each_file
-def test_a_whole_text_gives_what_is_expected(cases):  # lessons 71, 72, 75, 76, 84, 85, 99, 105, 106
+def test_a_whole_text_gives_what_is_expected(cases):
     for case in cases:
         assert outcome(case, [case.text]) == expected(case), case.case_id
 
@@ -51,7 +51,7 @@ def test_the_cut_makes_no_difference(cases):
 
 
 @for_each_file
-def test_exactly_one_finish_ends_the_stream(cases):  # lesson 89
+def test_exactly_one_finish_ends_the_stream(cases):
     for case in cases:
         is_end = [finish is not None for _, finish in streamed(case)]
         assert is_end == [False] * len(case.text) + [True], case.case_id
@@ -81,7 +81,7 @@ def test_a_cut_off_reply_begins_like_the_whole(cases):
 
 
 @for_each_file
-def test_a_whole_reply_is_the_fold_of_its_stream(cases):  # lessons 1, 3
+def test_a_whole_reply_is_the_fold_of_its_stream(cases):
     for case in cases:
         assert folded(streamed(case)) == (
             case.content,

@@ -53,7 +53,7 @@ def test_without_tools_any_name_counts(tools):
     assert report(recording, recording.chunks)["finish_reason"] == "tool_calls"
 
 
-def test_a_name_that_was_not_offered_is_content():  # lesson 76
+def test_a_name_that_was_not_offered_is_content():
     recording = read_recording(line(tools=[{"name": "g"}]))
     assert report(recording, recording.chunks)["content"] == TEXT
 

@@ -29,7 +29,7 @@ def step(token_id, reason=None):
     return TokenStep(token_id, reason, StepLogprobs(-0.5, ((token_id, -0.5), (0, -1.5))))
 
 
-def test_the_stop_token_has_no_text_and_is_not_counted():  # lesson 68
+def test_the_stop_token_has_no_text_and_is_not_counted():
     cursor = make_cursor(["Hi", "<|im_end|>"], wants_logprobs=True)
     assert cursor.feed([step(0)]) == ((ContentDelta("Hi"),), None)
     deltas, finish = cursor.feed([step(1, FinishReason.STOP)])
@@ -69,7 +69,7 @@ def test_nothing_comes_after_the_finish():
     assert cursor.completion_tokens == 1
 
 
-def test_every_counted_token_has_its_own_logprob_however_text_comes():  # lessons 2, 83, 100
+def test_every_counted_token_has_its_own_logprob_however_text_comes():
     chunks = ["<th", "ink>", "", "hm</think>a<", "b", "end"]
     cursor = make_cursor(chunks, wants_logprobs=True)
     *_, (_, finish) = [
@@ -107,13 +107,13 @@ def test_of_joined_pieces_of_a_call_the_last_id_holds():
     assert first.call_id not in ("", last.call_id)
 
 
-def test_the_finishing_increment_comes_even_when_its_text_was_swallowed():  # lesson 89
+def test_the_finishing_increment_comes_even_when_its_text_was_swallowed():
     *_, (deltas, finish) = stream(make_spec(), ["Hi.", CALL[:-1], ">"])
     assert deltas == ()
     assert finish.reason is FinishReason.TOOL_CALLS
 
 
-def test_an_empty_reply_ends_with_a_stop():  # lesson 4
+def test_an_empty_reply_ends_with_a_stop():
     completion = play(make_spec(), [])
     assert (completion.content, completion.finish.reason) == ("", FinishReason.STOP)
 
@@ -139,7 +139,7 @@ def test_a_call_after_a_stop_string_does_not_count():
     assert completion.finish.reason is FinishReason.STOP
 
 
-def test_a_stop_string_across_multibyte_tokens():  # lessons 70, 98
+def test_a_stop_string_across_multibyte_tokens():
     pieces = [b"a", "🛑!".encode()[:2], "🛑!".encode()[2:], b"b"]
     spec = make_spec(stop_strings=("🛑!",))
     detokenizer = ByteDetokenizer(pieces, trims_leading_space=False)
@@ -149,7 +149,7 @@ def test_a_stop_string_across_multibyte_tokens():  # lessons 70, 98
     assert (deltas, finish.reason) == ((), FinishReason.STOP)
 
 
-def test_special_tokens_never_show_but_markers_do():  # lesson 69
+def test_special_tokens_never_show_but_markers_do():
     pieces = [b"", b"<tool_call>", b'{"name": "f"}', b"</tool_call>", b"Hi"]
     detokenizer = ByteDetokenizer(pieces, trims_leading_space=False)
     cursor = ReplyCursor(make_spec(), detokenizer, pieces.__getitem__)
@@ -174,7 +174,7 @@ def test_special_tokens_never_show_but_markers_do():  # lesson 69
         (CALL.replace("1", "1;;") + CALL, FinishReason.STOP, FinishReason.STOP),
     ],
 )
-def test_the_finish_reason(text, stop, reason):  # lessons 3, 71
+def test_the_finish_reason(text, stop, reason):
     assert play(make_spec(), [text], stop).finish.reason is reason
 
 
@@ -186,7 +186,7 @@ def test_a_call_that_was_not_completed_never_has_valid_arguments():
     assert completion.finish.reason is FinishReason.STOP
 
 
-def test_replies_do_not_mix():  # lesson 78
+def test_replies_do_not_mix():
     streams = [stream(make_spec(), "<think>hm</think>a" + CALL) for _ in range(2)]
     outputs = [[], []]
     for pair in zip(*streams, strict=True):
@@ -195,7 +195,7 @@ def test_replies_do_not_mix():  # lesson 78
     assert outputs[0] == outputs[1]
 
 
-def test_equal_calls_have_different_ids():  # lesson 106
+def test_equal_calls_have_different_ids():
     calls = play(make_spec(), [CALL + CALL + CALL]).tool_calls
     assert named_calls(play(make_spec(), [CALL] * 3)) == (("f", '{"a": 1}'),) * 3
     assert len({call.call_id for call in calls}) == 3

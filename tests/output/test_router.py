@@ -57,7 +57,7 @@ def in_order(deltas):
 
 
 @pytest.mark.parametrize("output_format", [HERMES, PLAIN])
-def test_plain_text_passes_without_delay(output_format):  # lesson 77
+def test_plain_text_passes_without_delay(output_format):
     router = make_router(output_format)
     for piece in ["Hel", "lo, ", "\n", "1 < 2", " <b>", "{", "\n\n  ", "</p>"]:
         assert router.feed(piece) == [ContentDelta(piece)]
@@ -69,7 +69,7 @@ def test_text_is_held_only_while_it_may_become_a_marker():
     assert router.feed("s>") == [ContentDelta("<this>")]
 
 
-def test_routers_do_not_mix():  # lesson 78
+def test_routers_do_not_mix():
     first, second = make_router(), make_router()
     text = '<think>\nhm\n</think>\n\nHi.<tool_call>{"name": "f"}</tool_call>'
     outputs = [(first.feed(char), second.feed(char)) for char in text]
@@ -150,7 +150,7 @@ BROKEN = OutputFormat(THINK, ToolFormat(name="broken", openers=("<call>",)))
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_a_format_that_raises_is_switched_off(size, caplog):  # lessons 75, 80, 81, 90
+def test_a_format_that_raises_is_switched_off(size, caplog):
     text = "Hi <call> a b! c <think>d</think> <call> e"
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
     deltas = run(chunks, make_router(BROKEN, reader=BrokenCursor))

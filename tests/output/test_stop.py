@@ -20,7 +20,7 @@ def run(stop_strings, chunks):
     st.text("abc🤖", max_size=30),
     st.integers(1, 3),
 )
-def test_nothing_of_a_match_is_sent_and_nothing_else_is_lost(stops, text, size):  # lesson 98
+def test_nothing_of_a_match_is_sent_and_nothing_else_is_lost(stops, text, size):
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
     sent, has_matched = run(stops, chunks)
     assert has_matched == any(stop in text for stop in stops)

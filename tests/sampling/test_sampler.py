@@ -68,7 +68,7 @@ def test_the_order_of_rows_does_not_matter():
     assert forward == back[::-1]
 
 
-def test_temperature_zero_and_top_k_one_are_greedy():  # lesson 91
+def test_temperature_zero_and_top_k_one_are_greedy():
     x = logits(2)
     greedy = [SamplingParams(seed=1), SamplingParams(temperature=2.0, top_k=1, seed=2)]
     assert Sampler(greedy, VOCAB).draw(x, [0, 0]).tolist() == mx.argmax(x, axis=-1).tolist()
@@ -81,7 +81,7 @@ def test_a_temperature_next_to_zero_is_as_good_as_greedy(temperature):
     assert Sampler([params], VOCAB).draw(x, [0]).item() == mx.argmax(x).item()
 
 
-def test_a_seed_and_a_position_determine_the_draw():  # lesson 94
+def test_a_seed_and_a_position_determine_the_draw():
     x = mx.broadcast_to(logits(1), (3, VOCAB))
     params = [SamplingParams(temperature=1.5, seed=s) for s in (7, 7, 8)]
     draws = [Sampler(params, VOCAB).draw(x, [n, n, n]).tolist() for n in range(20)]

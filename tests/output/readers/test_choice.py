@@ -30,7 +30,7 @@ def make_cursor():
 @pytest.mark.parametrize(
     ("text", "family"), [("{", "json:"), (" \n{1", "json:"), ("\n<f=", "tags:"), ("<g", "else:")]
 )
-def test_what_follows_the_opener_decides(text, family):  # lesson 73
+def test_what_follows_the_opener_decides(text, family):
     for size in (1, 2, len(text)):
         cursor = make_cursor()
         chunks = [text[start : start + size] for start in range(0, len(text), size)]

@@ -33,7 +33,7 @@ def test_a_call_leaves_when_a_value_in_its_arguments_has_begun():
     )
 
 
-def test_arguments_leave_as_they_are_written():  # lesson 71
+def test_arguments_leave_as_they_are_written():
     cursor = make_cursor()
     cursor.feed('{"name": "f", "arguments": {"a": "')
     pieces = ["x", "y", "\\", "n", '", "b": [1', "2]"]
@@ -73,7 +73,7 @@ def test_the_rest_after_the_closer_is_given_back():
         ("[]", "[", "]"),
     ],
 )
-def test_what_is_no_call_is_given_back_raw(text, rejected, rest):  # lessons 75, 76, 106
+def test_what_is_no_call_is_given_back_raw(text, rejected, rest):
     assert make_cursor().feed(text) == ReaderOutput((), OPENER + rejected, rest, is_damaged=True)
 
 

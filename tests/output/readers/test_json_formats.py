@@ -61,7 +61,7 @@ def test_an_id_that_the_model_wrote_is_kept(name, text, ids, kept, size):
 @pytest.mark.parametrize(
     ("name", "text"), [("cohere", COHERE), ("mistral", MISTRAL), ("mistral", MISTRAL_LIST)]
 )
-def test_an_id_that_comes_twice_is_replaced(name, text):  # lesson 106
+def test_an_id_that_comes_twice_is_replaced(name, text):
     first, second = call_ids(name, text.format("1", "1"))
     assert first == "1"
     assert second not in ("", "1")
@@ -121,7 +121,7 @@ def test_a_name_leaves_with_the_first_value(name, head):
         ("apertus", '<|tools_prefix|>[{"f": '),
     ],
 )
-def test_arguments_leave_as_they_are_written(name, head):  # lesson 71
+def test_arguments_leave_as_they_are_written(name, head):
     router = make_router(name)
     router.feed(head + '{"a": "')
     pieces = ["x", "y", "\\", "n", '", "b": [1', "2]"]

@@ -104,7 +104,7 @@ def test_a_name_leaves_with_the_first_value(dialect, opener, head):
     assert "".join(delta.arguments for delta in arguments) == '{"a": ['
 
 
-def test_values_leave_as_they_are_written():  # lesson 71
+def test_values_leave_as_they_are_written():
     cursor = make_cursor()
     cursor.feed("f(a=")
     pieces = ['"', "x", "y\\", "n", "'", '"', ", ", "any", "=", "[", "1", "2", ",", " {'", "k", "'"]
@@ -121,7 +121,7 @@ def test_a_list_that_turns_out_to_be_a_link_is_given_back():
 
 
 @pytest.mark.parametrize("text", ["1, 2]", "x](y)", "fx(a=1)]", "f[0]]", "f(a)]", "f(1 + a)]", "]"])
-def test_what_is_no_list_of_calls_is_given_back(text):  # lessons 75, 76
+def test_what_is_no_list_of_calls_is_given_back(text):
     cursor = make_cursor()
     output = cursor.feed(text)
     assert output.rejected + (output.rest or "") == "[" + text or output.deltas

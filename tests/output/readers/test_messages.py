@@ -55,7 +55,7 @@ def test_arguments_come_out_as_they_were_written(arguments):
     assert outcome(f"{CALL}{text}<|call|>") == ("", "", (("f", text),))
 
 
-def test_arguments_leave_while_they_are_written():  # lesson 71
+def test_arguments_leave_while_they_are_written():
     router = Router(HARMONY, tools=None, prompt_tail=TAIL)
     assert router.feed(CALL) == []
     pieces = ['{"a', '": "x', "y", '"}', " ", "<|call|>"]
@@ -63,12 +63,12 @@ def test_arguments_leave_while_they_are_written():  # lesson 71
     assert sent == ["", '{"a": "x', "y", '"', "", "}"]
 
 
-def test_plain_text_without_a_header_is_not_held_up():  # lesson 77
+def test_plain_text_without_a_header_is_not_held_up():
     router = Router(HARMONY, tools=None, prompt_tail=TAIL)
     assert [delta.text for delta in router.feed("H")] == ["H"]
 
 
-def test_an_unknown_channel_is_content_and_warned_of_once(caplog):  # lesson 86
+def test_an_unknown_channel_is_content_and_warned_of_once(caplog):
     warn_once.cache_clear()
     for _ in range(3):
         assert outcome("<|channel|>summary<|message|>So.") == ("", "So.", ())
@@ -76,17 +76,17 @@ def test_an_unknown_channel_is_content_and_warned_of_once(caplog):  # lesson 86
     assert "summary" in caplog.text
 
 
-def test_a_channel_without_a_name_counts_as_one():  # lesson 87
+def test_a_channel_without_a_name_counts_as_one():
     assert outcome("<|channel|><|message|>So.<|end|>") == ("", "So.", ())
     assert outcome("<|channel|>analysis<|message|><|end|>") == ("", "", ())
 
 
-def test_an_unfinished_message_is_not_lost():  # lesson 84
+def test_an_unfinished_message_is_not_lost():
     assert outcome("<|channel|>final<|message|>So", stop=FinishReason.LENGTH) == ("", "So", ())
     assert outcome("<|channel|>analysis<|message|>Hm", stop=FinishReason.LENGTH) == ("Hm", "", ())
 
 
-def test_a_failing_format_gives_all_its_text_as_content(caplog):  # lesson 81
+def test_a_failing_format_gives_all_its_text_as_content(caplog):
     class FailingFrames(MessageFrames):
         def read(self, header):
             raise ZeroDivisionError(header)

@@ -15,7 +15,7 @@ def test_an_id_that_the_model_wrote_is_kept():
     assert calls.open("f") == ToolCallDelta(1, "new0", "f")
 
 
-def test_an_id_is_never_used_twice():  # lesson 106
+def test_an_id_is_never_used_twice():
     calls = make_ledger()
     assert [calls.open("f", "x").call_id for _ in range(3)] == ["x", "new0", "new1"]
 

@@ -46,7 +46,7 @@ def arguments(chunks, opener="<calls>", dialect=DIALECT):
     return "".join(delta.arguments for output in outputs for delta in output.deltas)
 
 
-def test_a_string_leaves_as_it_is_written():  # lesson 71
+def test_a_string_leaves_as_it_is_written():
     cursor = make_cursor()
     assert cursor.feed('<call name="f">') == ReaderOutput()
     assert cursor.feed('<arg name="a">').deltas == (
@@ -94,7 +94,7 @@ def test_an_end_may_be_named_after_its_tag():
 
 
 @pytest.mark.parametrize("text", ["oops", "<call>", '<call name="g">', "</calls>"])
-def test_what_is_no_call_is_given_back(text):  # lessons 75, 76, 106
+def test_what_is_no_call_is_given_back(text):
     output = make_cursor().feed(text)
     assert not output.deltas
     assert output.rejected + (output.rest or "") == "<calls>" + text

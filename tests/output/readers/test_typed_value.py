@@ -60,11 +60,11 @@ def write(chunks, types):
         ("1" * 400, "integer", f'"{"1" * 400}"'),
     ],
 )
-def test_the_schema_decides_what_a_text_is(raw, types, value):  # lesson 74
+def test_the_schema_decides_what_a_text_is(raw, types, value):
     assert json_value(raw, frozenset(types.split())) == value
 
 
-def test_a_string_grows_and_all_else_waits():  # lesson 71
+def test_a_string_grows_and_all_else_waits():
     text = ValueWriter(STRING)
     assert [text.feed("a"), text.feed('"\n'), text.finish()] == ['"a', '\\"\\n', '"']
     number = ValueWriter(frozenset({"integer"}))
