@@ -198,9 +198,8 @@ class NodeStore:
         if self.bytes + needed <= self.budget_bytes:
             return True
         held = {*self.held.values(), *filter(None, (path_end,))}
-        if self._least_bytes(held) + needed > self.budget_bytes:
-            return False
-        return self._evict_down_to(self.budget_bytes - needed, held, worth)
+        room = self.budget_bytes - needed
+        return self._least_bytes(held) <= room and self._evict_down_to(room, held, worth)
 
     def _least_bytes(self, held: set[SegmentNode]) -> int:
         """Return the bytes of paths that have given up all that they can."""
