@@ -7,11 +7,15 @@ import pytest
 from engine_driver import VOCAB, Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
-from backend.config import TuningOptions
+from backend.config import SpeculationOptions, TuningOptions
 from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
+from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.drafting import Drafting
 from backend.engine.kv.batch_caches import Batching
 from backend.engine.passes.caches import make_cache_factory
+from backend.engine.rows.counters import Counters
+from backend.engine.rows.row import Row
 from backend.engine.trials.batch_check import batch_plan
 
 pytestmark = pytest.mark.mlx
@@ -158,12 +162,20 @@ def test_passes_are_fewer_when_drafts_come_true(networks):
     assert drafted.passes < plain.passes / 3
 
 
-def test_dear_passes_take_no_drafts(networks):
-    dear = {n: float(n) for n in (1, 2, 4, 8, 16, 32)}
-    driver = Driver(networks("llama"), pass_seconds=dear)
-    driver.session._parts.batch._drafting.observe = lambda *_: None
-    driver.run(repeating("a", max_tokens=100))
-    assert driver.session.status().drafted_tokens == 0
+@pytest.mark.parametrize(
+    ("seconds", "depth"),
+    [({1: 1.0, 8: 1.0}, 8), ({1: 1.0, 2: 1.1, 3: 9.0, 8: 99.0}, 1), ({1: 1.0, 8: 8.0}, 0)],
+)
+def test_a_pass_takes_as_many_drafts_as_pay(seconds, depth):
+    options = SpeculationOptions(max_draft_tokens=8)
+    drafting = Drafting(PassCosts(seconds), Counters(), VOCAB, options)
+    row = Row(make_request("a", [1, 2, 3, 4, 5, 6, 7, 8] * 4, max_tokens=50))
+    row.take(1)
+    row.drawn = 1
+    row.fed = 32
+    drafting.follow([row])
+    assert drafting.may_draft
+    assert drafting.drafts() == [(2, 3, 4, 5, 6, 7, 8, 1)[:depth]]
 
 
 def test_a_request_may_do_without(networks):
