@@ -59,17 +59,20 @@ class Drafter:
         # What ends a reply saves no pass, and a matcher cannot go back behind it.
         self._never = {row.token_ids[span.start] for span in spans} | row.request.stop_token_ids
 
-    @property
-    def may_draft(self) -> bool:
-        """Whether there would be a draft, as far as can be told before the latest token is read."""
+    def may_draft(self, *, tries: bool) -> bool:
+        """Tell whether there would be a draft, before the latest token is read.
+
+        Args:
+            tries: Whether there is time for one that did not pay of late.
+        """
         if self._room <= 0:
             return False
         matcher = self.row.matcher
         is_guided = matcher is not None and matcher.may_force
-        if is_guided and self._forces and self._is_worth_it(Source.FORCED):
+        if is_guided and self._forces and self._is_worth_it(Source.FORCED, tries=tries):
             return True
         tokens, matched = self._lookup.follow(1)
-        return bool(tokens) and self._is_worth_it(_kind(matched))
+        return bool(tokens) and self._is_worth_it(_kind(matched), tries=tries)
 
     def propose(self, limit: int) -> Draft | None:
         """Return at most `limit` tokens that may come next, if any source knows some."""
@@ -90,9 +93,9 @@ class Drafter:
         row = self.row
         return row.request.max_tokens - row.drawn - 1 if row.generated else 0
 
-    def _is_worth_it(self, source: Source) -> bool:
+    def _is_worth_it(self, source: Source, *, tries: bool) -> bool:
         trust = self._trusts[source]
-        return trust.pays or trust.wants_trial(self.row.drawn)
+        return trust.pays or (tries and trust.wants_trial(self.row.drawn))
 
     def _draft(self, tokens: list[int], source: Source) -> Draft | None:
         usable = 0

@@ -56,7 +56,8 @@ class Drafting:
     @property
     def may_draft(self) -> bool:
         """Whether it is worth while to read the tokens in flight first, and to look for drafts."""
-        return any(drafter.may_draft for drafter in self._drafters.values())
+        tries = self._trial_price() <= self._trial_s
+        return any(drafter.may_draft(tries=tries) for drafter in self._drafters.values())
 
     def drafts(self, *, keeps_parts: bool = True) -> list[tuple[int, ...]]:
         """Return the drafted tokens of each row, whose tokens have all been read.
@@ -93,12 +94,15 @@ class Drafting:
 
     def _affords_trial(self) -> bool:
         """Take the time for a trial out of what has been put by for it, if there is enough."""
-        rows = len(self._rows)
-        price = self.costs.of(rows, 1 + _TRIAL_TOKENS) - self.costs.of(rows, 1)
+        price = self._trial_price()
         if price > self._trial_s:
             return False
         self._trial_s -= price
         return True
+
+    def _trial_price(self) -> float:
+        rows = len(self._rows)
+        return self.costs.of(rows, 1 + _TRIAL_TOKENS) - self.costs.of(rows, 1)
 
     def _best_depth(self, drafts: Sequence[Draft], *, keeps_parts: bool) -> int:
         """Return how much of each draft gives the most tokens per second; 0 is no gain at all."""
