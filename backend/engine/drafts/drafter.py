@@ -1,5 +1,6 @@
 """The drafts of one row, from all of its sources."""
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,36 +26,41 @@ class Source(Enum):
 
 
 # That a drafted token is right, until the source has shown how often it is.
-_FIRST_CHANCES = {Source.FORCED: 0.9, Source.MATCH: 0.5, Source.LONG_MATCH: 0.8}
+FIRST_CHANCES = {Source.FORCED: 0.9, Source.MATCH: 0.5, Source.LONG_MATCH: 0.8}
 
 
 class Draft(NamedTuple):
     """Tokens that may come next.
 
     Attributes:
-        trust: In their source, for this row.
+        source: Where they come from.
+        trust: In this source, for this row.
     """
 
     tokens: tuple[int, ...]
+    source: Source
     trust: Trust
 
 
 class Drafter:
     """Drafts of a row while it is in a batch."""
 
-    def __init__(self, row: Row, vocab_size: int, *, forces: bool) -> None:
+    def __init__(
+        self, row: Row, vocab_size: int, chances: Mapping[Source, float], *, forces: bool
+    ) -> None:
         """Take a row with what it has said.
 
         Args:
             row: One that has a token of its reply.
             vocab_size: Ids beyond it stand for media, and are never drafted.
+            chances: That a token of each source is right, from other rows.
             forces: Whether what a grammar forces is drafted.
         """
         self.row = row
         self._vocab_size = vocab_size
         self._forces = forces
         self._lookup = Lookup(row.token_ids)
-        self._trusts = {source: Trust(chance) for source, chance in _FIRST_CHANCES.items()}
+        self._trusts = {source: Trust(chance) for source, chance in chances.items()}
         spans = row.request.prompt.media
         # What ends a reply saves no pass, and a matcher cannot go back behind it.
         self._never = {row.token_ids[span.start] for span in spans} | row.request.stop_token_ids
@@ -67,10 +73,11 @@ class Drafter:
         """
         if self._room <= 0:
             return False
-        matcher = self.row.matcher
-        is_guided = matcher is not None and matcher.may_force
-        if is_guided and self._forces and self._is_worth_it(Source.FORCED, tries=tries):
-            return True
+        matcher = self.row.matcher if self._forces else None
+        if matcher is not None and self._is_worth_it(Source.FORCED, tries=tries):
+            # The first of them is the one in flight.
+            if matcher.may_force and len(matcher.forced()) > 1:
+                return True
         tokens, matched = self._lookup.follow(1)
         return bool(tokens) and self._is_worth_it(_kind(matched), tries=tries)
 
@@ -103,7 +110,7 @@ class Drafter:
             if token_id >= self._vocab_size or token_id in self._never:
                 break
             usable += 1
-        return Draft(tuple(tokens[:usable]), self._trusts[source]) if usable else None
+        return Draft(tuple(tokens[:usable]), source, self._trusts[source]) if usable else None
 
 
 def _kind(matched: int) -> Source:

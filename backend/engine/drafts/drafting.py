@@ -5,7 +5,7 @@ from math import ceil, prod
 
 from backend.config import SpeculationOptions
 from backend.engine.drafts.costs import PassCosts
-from backend.engine.drafts.drafter import Draft, Drafter
+from backend.engine.drafts.drafter import FIRST_CHANCES, Draft, Drafter
 from backend.engine.rows.counters import Counters
 from backend.engine.rows.row import Row
 
@@ -14,6 +14,8 @@ _LEAST_GAIN = 1.05
 # Of all time, for drafts that only show whether they would pay.
 _TRIAL_SHARE = 0.01
 _TRIAL_TOKENS = 3
+# Of a row's latest draft in what the next row begins with.
+_PRIOR_SHARE = 0.1
 
 
 class Drafting:
@@ -43,12 +45,13 @@ class Drafting:
         self._drafters: dict[Row, Drafter] = {}
         self._offered: dict[Row, Draft] = {}
         self._trial_s = 0.0
+        self._chances = dict(FIRST_CHANCES)
 
     def follow(self, rows: Sequence[Row]) -> None:
         """Take the rows of the batch, after some have left or joined."""
         known, self._rows = self._drafters, rows
         self._drafters = {
-            row: known.get(row) or Drafter(row, self._vocab_size, forces=self._forces)
+            row: known.get(row) or self._new_drafter(row)
             for row in rows
             if row.request.may_speculate
         }
@@ -85,12 +88,17 @@ class Drafting:
         for row, count in zip(self._rows, accepted, strict=True):
             if draft := self._offered.get(row):
                 draft.trust.learn(len(draft.tokens), count, row.drawn)
+                chance = self._chances[draft.source]
+                self._chances[draft.source] += _PRIOR_SHARE * (draft.trust.chance - chance)
                 self._counters.count_draft(len(draft.tokens), count)
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """Learn what a pass took over `rows` rows of `width` tokens."""
         self.costs.observe(rows, width, seconds)
         self._trial_s += _TRIAL_SHARE * seconds
+
+    def _new_drafter(self, row: Row) -> Drafter:
+        return Drafter(row, self._vocab_size, self._chances, forces=self._forces)
 
     def _affords_trial(self) -> bool:
         """Take the time for a trial out of what has been put by for it, if there is enough."""
