@@ -74,10 +74,10 @@ class Drafter:
         if self._room <= 0:
             return False
         matcher = self.row.matcher if self._forces else None
-        if matcher is not None and self._is_worth_it(Source.FORCED, tries=tries):
-            # The first of them is the one in flight.
-            if matcher.may_force and len(matcher.forced()) > 1:
-                return True
+        may_force = matcher is not None and self._is_worth_it(Source.FORCED, tries=tries)
+        # The first of them is the one in flight.
+        if matcher and may_force and matcher.may_force and len(matcher.forced()) > 1:
+            return True
         tokens, matched = self._lookup.follow(1)
         return bool(tokens) and self._is_worth_it(_kind(matched), tries=tries)
 
