@@ -64,7 +64,7 @@ class ReplyMatcher(Protocol):
 
     @property
     def may_force(self) -> bool:
-        """Whether tokens may be forced after the next one, as far as can be told before it."""
+        """Whether tokens may be forced next, as far as can be told at no cost."""
 
     def forced(self) -> list[int]:
         """Return the tokens of the only text that may come next, if there is only one."""

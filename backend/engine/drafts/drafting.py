@@ -10,7 +10,7 @@ from backend.engine.rows.counters import Counters
 from backend.engine.rows.row import Row
 
 # By how much the rate of tokens has to grow: what is measured is not exact.
-_LEAST_GAIN = 1.05
+_LEAST_GAIN = 1.2
 # Of all time, for drafts that only show whether they would pay.
 _TRIAL_SHARE = 0.01
 _TRIAL_TOKENS = 3
