@@ -178,6 +178,17 @@ def test_a_pass_takes_as_many_drafts_as_pay(seconds, depth):
     assert drafting.drafts() == [(2, 3, 4, 5, 6, 7, 8, 1)[:depth]]
 
 
+@pytest.mark.parametrize(("rows", "depth"), [(8, 15), (40, 2), (100, 0)])
+def test_a_pass_is_bounded_however_many_rows_have_drafts(rows, depth):
+    drafting = Drafting(PassCosts(FREE), Counters(), VOCAB, SpeculationOptions())
+    batch = [Row(make_request(f"r{n}", [*range(2, 30)] * 2, max_tokens=50)) for n in range(rows)]
+    for row in batch:
+        row.take(2)
+        row.drawn, row.fed = 1, 56
+    drafting.follow(batch)
+    assert {len(draft) for draft in drafting.drafts()} == {depth}
+
+
 def test_a_request_may_do_without(networks):
     driver = Driver(networks("llama"), pass_seconds=FREE)
     driver.run(repeating("a", max_tokens=60, may_speculate=False))

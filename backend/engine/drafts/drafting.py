@@ -14,6 +14,8 @@ _LEAST_GAIN = 1.2
 # Of all time, for drafts that only show whether they would pay.
 _TRIAL_SHARE = 0.01
 _TRIAL_TOKENS = 3
+# Of all rows together: each has logits of its own, as wide as the vocabulary.
+_MAX_PASS_TOKENS = 128
 # Of a row's latest draft in what the next row begins with.
 _PRIOR_SHARE = 0.1
 
@@ -69,10 +71,11 @@ class Drafting:
             keeps_parts: Whether a row may keep a part of what it feeds. Else what is right of a
                 draft that is not all right has to be fed again, with the next pass.
         """
+        limit = min(self._max_tokens, _MAX_PASS_TOKENS // len(self._rows) - 1)
         found = {
             row: draft
             for row, drafter in self._drafters.items()
-            if row.unfed == 1 and (draft := drafter.propose(self._max_tokens))
+            if row.unfed == 1 and (draft := drafter.propose(limit))
         }
         depth = self._best_depth(list(found.values()), keeps_parts=keeps_parts)
         for draft in found.values():

@@ -30,7 +30,7 @@ class Attempt:
         kept: [B] inputs that stay in the KV cache of each row.
     """
 
-    def __init__(self, rows: Sequence[Row], drafts: Drafts, keeps_parts: bool) -> None:  # noqa: FBT001
+    def __init__(self, rows: Sequence[Row], drafts: Drafts, *, keeps_parts: bool) -> None:
         """Put the inputs together.
 
         Args:

@@ -141,7 +141,7 @@ class Batch:
         All tokens up to the first that differs from its draft are the row's own.
         """
         started = perf_counter()
-        attempt = Attempt(self._rows, drafts, self._caches.keeps_parts)
+        attempt = Attempt(self._rows, drafts, keeps_parts=self._caches.keeps_parts)
         tokens = mx.array(attempt.padded)
         logits = self._caches.forward(self._network, tokens, attempt.counts).astype(mx.float32)
         mx.async_eval(logits)
