@@ -1,10 +1,13 @@
 """One reply and the grammar that it follows."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Where one text is forced, the tokens that it may begin with are few.
 _MAX_FORCED_CHOICES = 64
@@ -34,7 +37,7 @@ class GrammarMatcher:
         """
         return self._matcher.consume_token(token_id)
 
-    def fill_mask(self, row: NDArray[np.int32]) -> None:
+    def fill_mask(self, row: "NDArray[np.int32]") -> None:
         """Write one bit per token: 1 if it may come next, the lowest bit first.
 
         After an error, and when nothing may follow, only tokens that end the reply are allowed.
@@ -49,7 +52,7 @@ class GrammarMatcher:
     def may_force(self) -> bool:
         """Whether the latest mask leaves as few choices as a forced text does."""
         mask = self._latest_mask
-        return mask is None or int(np.bitwise_count(mask).sum()) <= _MAX_FORCED_CHOICES
+        return mask is None or int.from_bytes(mask.tobytes()).bit_count() <= _MAX_FORCED_CHOICES
 
     def forced(self) -> list[int]:
         """Return the tokens of the only text that may come next, if there is only one.
