@@ -102,3 +102,22 @@ def test_one_pass_that_was_held_up_does_not_end_drafting():
         costs.observe(1, 8, 1.5)
     costs.observe(1, 8, 100.0)
     assert costs.of(1, 8) < 1.7
+
+
+def test_a_pass_without_drafts_is_due_when_its_cost_is_a_guess_or_old():
+    costs = PassCosts({1: 1.0, 8: 1.5})
+    assert not costs.wants_plain(1), "it was measured at load"
+    assert costs.wants_plain(4)
+    costs.observe(4, 3, 1.5)
+    assert costs.wants_plain(4)
+    costs.observe(4, 1, 1.2)
+    assert not costs.wants_plain(4)
+    passes = 0
+    while not costs.wants_plain(4):
+        costs.observe(4, 3, 1.5)
+        passes += 1
+    assert passes > 30, "what it costs is small beside what drafts save"
+    costs.observe(2, 1, 1.0)
+    assert costs.wants_plain(4), "other rows tell nothing"
+    costs.observe(4, 1, 1.2)
+    assert not costs.wants_plain(4)

@@ -178,9 +178,24 @@ def test_a_pass_takes_as_many_drafts_as_pay(seconds, depth):
     assert drafting.drafts() == [(2, 3, 4, 5, 6, 7, 8, 1)[:depth]]
 
 
+def test_a_pass_without_drafts_comes_first_where_its_cost_is_not_known():
+    drafting = Drafting(PassCosts(FREE), Counters(), VOCAB, SpeculationOptions())
+    batch = [Row(make_request(f"r{n}", [*range(2, 30)] * 2, max_tokens=50)) for n in range(2)]
+    for row in batch:
+        row.take(2)
+        row.drawn, row.fed = 1, 56
+    drafting.follow(batch)
+    assert not drafting.may_draft
+    assert drafting.drafts() == [(), ()]
+    drafting.observe(2, 1, 1.0)
+    assert drafting.may_draft
+    assert all(drafting.drafts())
+
+
 @pytest.mark.parametrize(("rows", "depth"), [(8, 15), (40, 2), (100, 0)])
 def test_a_pass_is_bounded_however_many_rows_have_drafts(rows, depth):
     drafting = Drafting(PassCosts(FREE), Counters(), VOCAB, SpeculationOptions())
+    drafting.observe(rows, 1, FREE[1])
     batch = [Row(make_request(f"r{n}", [*range(2, 30)] * 2, max_tokens=50)) for n in range(rows)]
     for row in batch:
         row.take(2)

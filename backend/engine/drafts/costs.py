@@ -1,6 +1,7 @@
 """Seconds that passes of several tokens take, as measured at load and kept current."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from dataclasses import dataclass
 _SHARE = 0.1
 # A pass that took so many times as long as its kind did not take it for its tokens.
 _OUTLIER = 2.0
+# Passes with drafts until one without is computed: what drafts save is measured by it.
+_PLAIN_INTERVAL = 64
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class PassCosts:
         """
         self._curve = sorted(seconds.items())
         self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._drafted = Counter[int]()
 
     def of(self, rows: int, width: int) -> float:
         """Return the seconds of a pass over `rows` rows of `width` tokens each."""
@@ -41,10 +45,16 @@ class PassCosts:
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """Learn from a pass."""
+        self._drafted[rows] = self._drafted[rows] + 1 if width > 1 else 0
         key = rows, _about(width)
         if key not in self._kinds:
             self._kinds[key] = _Kind(self._ratio(rows, width))
         self._kinds[key].observe(seconds / self._on_curve(rows * width))
+
+    def wants_plain(self, rows: int) -> bool:
+        """Tell whether it is unknown what a pass without drafts costs, or known from long ago."""
+        is_guess = rows > 1 and (rows, 0) not in self._kinds
+        return is_guess or self._drafted[rows] >= _PLAIN_INTERVAL
 
     def _ratio(self, rows: int, width: int) -> float:
         """Return how long such passes take against the curve; a width not seen is like others."""

@@ -1,6 +1,6 @@
 """How many drafted tokens a pass of a batch takes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, prod
 
 from backend.config import SpeculationOptions
@@ -62,7 +62,7 @@ class Drafting:
     def may_draft(self) -> bool:
         """Whether it is worth while to read the tokens in flight first, and to look for drafts."""
         tries = self._trial_price() <= self._trial_s
-        return any(drafter.may_draft(tries=tries) for drafter in self._drafters.values())
+        return any(drafter.may_draft(tries=tries) for drafter in self._active().values())
 
     def drafts(self, *, keeps_parts: bool = True) -> list[tuple[int, ...]]:
         """Return the drafted tokens of each row, whose tokens have all been read.
@@ -74,7 +74,7 @@ class Drafting:
         limit = min(self._max_tokens, _MAX_PASS_TOKENS // len(self._rows) - 1)
         found = {
             row: draft
-            for row, drafter in self._drafters.items()
+            for row, drafter in self._active().items()
             if row.unfed == 1 and (draft := drafter.propose(limit))
         }
         depth = self._best_depth(list(found.values()), keeps_parts=keeps_parts)
@@ -99,6 +99,10 @@ class Drafting:
         """Learn what a pass took over `rows` rows of `width` tokens."""
         self.costs.observe(rows, width, seconds)
         self._trial_s += _TRIAL_SHARE * seconds
+
+    def _active(self) -> Mapping[Row, Drafter]:
+        """Return the drafters that may draft now: none when a pass without drafts is due."""
+        return {} if self.costs.wants_plain(len(self._rows)) else self._drafters
 
     def _new_drafter(self, row: Row) -> Drafter:
         return Drafter(row, self._vocab_size, self._chances, forces=self._forces)
