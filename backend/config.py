@@ -17,8 +17,7 @@ LONG_TURN_S = 120.0
 MAX_LAYERS = 4096
 # Limits of one request; `docs/reference/security.md` lists them.
 MAX_TOP_LOGPROBS = 20
-MAX_STOP_STRINGS = 64
-MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS = 64, 1024
 MAX_LOGIT_BIASES = 4096
 MAX_MESSAGES, MAX_TOOLS = 10_000, 1024
 MAX_CANDIDATES = 1024
@@ -31,6 +30,7 @@ MAX_TOKEN_IDS = 2**20
 # more, is not tokenised.
 MAX_CHARS_PER_TOKEN = 8
 MAX_REQUEST_ID_CHARS = 128
+LISTED_PREFIXES, MAX_LISTED_PREFIXES = 64, 1024
 # Limits of common file systems.
 MAX_PATH_BYTES, MAX_NAME_BYTES = 1024, 255
 # Of one JSON text.
@@ -62,9 +62,7 @@ MIN_KV_SHARE = 0.02
 MEDIA_MEMO_BYTES = 256 * 2**20
 PREPARED_MEDIA_BYTES = 64 * 2**20
 # Prepare requests: small ones, large ones, and those with media.
-LIGHT_THREADS = 4
-HEAVY_THREADS = 2
-MEDIA_THREADS = 2
+LIGHT_THREADS, HEAVY_THREADS, MEDIA_THREADS = 4, 2, 2
 LIGHT_WORK_BYTES = 32 * 1024
 # How many requests of a kind wait for their threads, and what all of them hold.
 MAX_QUEUED_WORK = 1024

@@ -5,17 +5,19 @@ queue of commands. A call from another thread raises.
 """
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from backend.cache.books.books import Books
 from backend.cache.kv import LooseNode, Piece, Segment, evaluate
 from backend.cache.node_store import NodeStore
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
 from backend.cache.worth import Forecast, LearnedForecast, SegmentNode, Thinning
 from backend.core.prompt import Place
+from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.status import HitKind, PromptCacheStatus
 
 # A prefix of one token is the same BOS for everybody.
@@ -75,9 +77,7 @@ class PromptCache:
         self._used_tokens: int | None = None
         self._released: OrderedDict[str, SegmentNode] = OrderedDict()
         self._nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
-        self._hits: Counter[HitKind] = Counter()
-        self._looked_up_tokens = 0
-        self._hit_tokens = 0
+        self._books = Books()
 
     @property
     def version(self) -> int:
@@ -106,7 +106,9 @@ class PromptCache:
         path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
         length = self._usable(path, len(key) - 1)
         beyond = _beyond(found)
-        if length < MIN_HIT_TOKENS:
+        is_hit = length >= MIN_HIT_TOKENS
+        self._books.note_prompt(owner, key, found, length if is_hit else 0)
+        if not is_hit:
             return PrefixHit(HitKind.MISS, 0, (), found.length, beyond)
         last = next(node for node in found.nodes if node.end >= length)
         if owner not in self._nodes.held:
@@ -153,6 +155,7 @@ class PromptCache:
         self._used_tokens = None
         self._nodes.used.pop(owner, None)
         self._once.discard(owner)
+        self._books.forget(owner)
         if node := self._nodes.held.pop(owner, None):
             self._released[owner] = node
             if len(self._released) > MAX_RELEASED:
@@ -244,25 +247,19 @@ class PromptCache:
     def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:
         """Count a prompt that was looked up, and how much of it was restored in the end."""
         self._require_owner()
-        self._looked_up_tokens += tokens
-        self._hit_tokens += hit_tokens
-        self._hits[kind] += 1
+        self._books.record(tokens, hit_tokens, kind)
         self._nodes.now += 1
         self._learned.now = self._nodes.now
 
     def status(self) -> PromptCacheStatus:
         """Return a snapshot."""
         self._require_owner()
-        return PromptCacheStatus(
-            bytes=self._nodes.bytes,
-            budget_bytes=self._nodes.budget_bytes,
-            nodes=len(self._nodes.tree),
-            tokens=self._nodes.tree.tokens,
-            looked_up_tokens=self._looked_up_tokens,
-            hit_tokens=self._hit_tokens,
-            hits=dict(self._hits),
-            evictions=self._nodes.evictions,
-        )
+        return self._books.status(self._nodes)
+
+    def listing(self, request: ListingRequest, *, has_disk: bool) -> PromptCacheListing:
+        """List the nodes of most worth, and what was computed again."""
+        self._require_owner()
+        return self._books.listing(self._nodes, request, has_disk=has_disk)
 
     def check(self) -> None:
         """Raise AssertionError unless the counts are right."""
@@ -273,6 +270,7 @@ class PromptCache:
         """Compute what was cut, so that it keeps nothing else alive, and pass on what has gone."""
         divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
         evaluate(divided)
+        self._books.note_evicted(evicted)
         if self._on_evict is not None and evicted:
             self._on_evict(evicted)
 

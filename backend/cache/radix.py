@@ -43,6 +43,7 @@ class Node(Link, Generic[V]):
         is_pin: Whether `RadixTree.pin` was called for this very node.
         pins: Its own pin and its pinned children, counted.
         used_at: The number of the last request that went through the node, for its owner to set.
+        hits: How many requests took the node up, for its owner to count.
         branches: How many requests have parted here from what was stored below.
         place: The part of a conversation that ends here.
         is_expected: Whether a request is sure to go on from here.
@@ -50,7 +51,7 @@ class Node(Link, Generic[V]):
     """
 
     __slots__ = (
-        *("branches", "children", "end", "is_expected", "is_once", "is_pin"),
+        *("branches", "children", "end", "hits", "is_expected", "is_once", "is_pin"),
         *("label", "parent", "pins", "place", "used_at", "value"),
     )
 
@@ -64,7 +65,7 @@ class Node(Link, Generic[V]):
         self.is_pin = False
         self.pins = 0
         self.used_at = 0
-        self.branches = 0
+        self.hits = self.branches = 0
         self.is_expected = False
         self.is_once = False
         self.place = Place.INNER
@@ -192,7 +193,7 @@ class RadixTree(Generic[V]):
         upper = Node(node.label[:at], above, node.start + at, node.parent)
         upper.place_after(node)
         upper.pins = int(node.is_pinned)
-        upper.used_at = node.used_at
+        upper.used_at, upper.hits = node.used_at, node.hits
         upper.is_expected, upper.is_once = node.is_expected, node.is_once
         self._siblings(node)[upper.label[0]] = upper
         node.label, node.value, node.parent = node.label[at:], below, upper
@@ -310,7 +311,7 @@ class RadixTree(Generic[V]):
         self._siblings(upper)[upper.label[0]] = lower
         lower.label = TokenKey.concat((upper.label, lower.label))
         lower.value, lower.parent = value, upper.parent
-        lower.is_once = lower.is_once and upper.is_once
+        lower.is_once, lower.hits = lower.is_once and upper.is_once, upper.hits
         lower.unlink()
         lower.place_after(upper)
         upper.unlink()

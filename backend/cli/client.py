@@ -111,6 +111,19 @@ class BackendClient:
         reply: pb.InspectReply = await self._ask(self._inspector.Inspect, pb.InspectRequest())
         return reply
 
+    async def prompt_cache(
+        self, request: pb.InspectPromptCacheRequest
+    ) -> pb.InspectPromptCacheReply:
+        """Return what the prompt cache holds.
+
+        Raises:
+            CallError: The backend cannot be reached, refuses the token or the request, or knows no
+                such call.
+        """
+        ask = self._inspector.InspectPromptCache
+        reply: pb.InspectPromptCacheReply = await self._ask(ask, request)
+        return reply
+
     async def counters(self) -> pb.InspectReply:
         """Return as much of a snapshot as any backend of the host's contract can tell.
 

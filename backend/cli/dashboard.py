@@ -52,9 +52,9 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, RenderableType]]:
         yield "processes", _processes(report)
     yield "memory", _memory(report.memory)
     if is_loaded:
-        yield "cache", _prompt_cache(report.prompt_cache)
+        yield "cache", prompt_cache_facts(report.prompt_cache)
     if report.prompt_cache.disk.bytes:
-        yield "disk", _disk_cache(report.prompt_cache.disk)
+        yield "disk", disk_cache_facts(report.prompt_cache.disk)
     yield "totals", _totals(report)
 
 
@@ -101,19 +101,21 @@ def _memory(memory: pb.MemoryUsageData) -> Table:
     return bars
 
 
-def _prompt_cache(books: pb.PromptCacheReport) -> Text:
+def prompt_cache_facts(books: pb.PromptCacheReport) -> Text:
+    """Return the books of the prompt cache in two lines."""
     if not books.budget_bytes:
         return Text("switched off")
     hits = ", ".join(f"{kind} {count:,}" for kind, count in sorted(books.hits.items()))
     room = f"{decimal(books.bytes)} of {decimal(books.budget_bytes)}"
     content = f"{books.nodes:,} nodes, {books.tokens:,} tokens, {books.evictions:,} evictions"
-    reuse = _share(books.hit_tokens, books.looked_up_tokens)
+    reuse = share(books.hit_tokens, books.looked_up_tokens)
     rate = f"{reuse} of {books.looked_up_tokens:,} prompt tokens reused"
     use = f"{rate}{SEPARATOR}{hits}" if hits else rate
     return Text(printable(f"{room}{SEPARATOR}{content}\n{use}"))
 
 
-def _disk_cache(books: pb.DiskCacheReport) -> str:
+def disk_cache_facts(books: pb.DiskCacheReport) -> str:
+    """Return the books of its files in a line."""
     files = f"{decimal(books.bytes)}{SEPARATOR}{books.files:,} files of this model"
     troubles = f"{books.damaged:,} damaged, {books.dropped:,} not written"
     return SEPARATOR.join([files, f"{books.read_tokens:,} tokens read", troubles])
@@ -124,8 +126,8 @@ def _totals(report: pb.InspectReply) -> str:
     generated = f"{report.generated_tokens:,} tokens generated"
     told = [prefilled, generated, f"{report.tokens_per_s:.1f} tokens/s"]
     if report.drafted_tokens:
-        share = _share(report.accepted_tokens, report.drafted_tokens)
-        told.append(f"{share} of {report.drafted_tokens:,} drafted tokens right")
+        right = share(report.accepted_tokens, report.drafted_tokens)
+        told.append(f"{right} of {report.drafted_tokens:,} drafted tokens right")
     return SEPARATOR.join(told)
 
 
@@ -149,8 +151,8 @@ def _cells(request: pb.RequestReport) -> Iterator[RenderableType]:
     yield Text(printable(request.phase), _PHASE_STYLES.get(request.phase, ""))
     yield _bar(request.prefilled_tokens, request.prompt_tokens, PREFILL_BAR_WIDTH)
     yield f"{request.prompt_tokens:,}"
-    share = _share(request.cached_tokens, request.prompt_tokens)
-    yield Text(printable(f"{share} {request.hit_kind}"))
+    cached = share(request.cached_tokens, request.prompt_tokens)
+    yield Text(printable(f"{cached} {request.hit_kind}"))
     yield decimal(request.kv_bytes) if request.kv_bytes else ""
     yield f"{request.generated_tokens:,}"
     yield f"{request.tokens_per_s:.1f}" if has_begun else ""
@@ -168,5 +170,6 @@ def _bar(part: int, whole: int, width: int) -> ProgressBar:
     )
 
 
-def _share(part: int, whole: int) -> str:
+def share(part: int, whole: int) -> str:
+    """Return a part in percent of the whole."""
     return f"{part / whole:.0%}" if whole else "0%"

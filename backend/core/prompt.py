@@ -169,7 +169,32 @@ class Prompt:
         """Return the keys of tokens of text that are not public."""
         if not self.scope:
             return token_ids
-        digest = hashlib.sha256(self.scope.encode()).digest()
-        # Above every vocabulary, and within 63 bits.
-        base = (1 + int.from_bytes(digest[:_SCOPE_BYTES], "big")) << _VOCABULARY_BITS
+        base = _scope_number(self.scope) << _VOCABULARY_BITS
         return [base + token_id for token_id in token_ids]
+
+
+class Hidden(Enum):
+    """What a key of the prompt cache stands for when it is no token that may be read."""
+
+    MEDIUM = "medium"
+    SCOPE = "scope"
+
+
+def token_of_key(key_id: int, scope: str = "") -> int | Hidden:
+    """Return the token id of a key, if it is public or of a scope that is named.
+
+    Args:
+        key_id: One of `Prompt.key_ids`.
+        scope: The scope whose tokens may be read; empty for none.
+    """
+    if key_id < 0:
+        return Hidden.MEDIUM
+    number, token_id = divmod(key_id, 1 << _VOCABULARY_BITS)
+    is_readable = number == 0 or (scope and number == _scope_number(scope))
+    return token_id if is_readable else Hidden.SCOPE
+
+
+def _scope_number(scope: str) -> int:
+    """Return a number above 0: with it keys stand above every vocabulary, and within 63 bits."""
+    digest = hashlib.sha256(scope.encode()).digest()
+    return 1 + int.from_bytes(digest[:_SCOPE_BYTES], "big")

@@ -13,7 +13,7 @@ from backend.core.model import ModelCard
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import EngineEvent
-from backend.engine.messages.commands import BackgroundRequest, Expect
+from backend.engine.messages.commands import Expect, SessionRequest
 from backend.engine.messages.protocol import PreparedInputs, PrepareMedium
 from backend.engine.supervision.ledger import OpenJob
 from backend.engine.supervision.supervisor import Supervisor
@@ -216,7 +216,7 @@ class Engine(Generic[HandleT]):
                 f"{count} embeddings and scores are running or waiting already "
                 f"(max_waiting {limits.max_waiting})"
             )
-        result: ResultT = await self._computed(cast("BackgroundRequest", request))
+        result: ResultT = await self._computed(cast("SessionRequest", request))
         return result
 
     def status(self) -> EngineStatus:
@@ -248,7 +248,7 @@ class Engine(Generic[HandleT]):
         prepared: PreparedInputs = await self._computed(request)
         return prepared
 
-    async def _computed(self, request: BackgroundRequest | PrepareMedium) -> Any:  # noqa: ANN401
+    async def _computed(self, request: SessionRequest | PrepareMedium) -> Any:  # noqa: ANN401
         """Return the result of a job; cancelling this gives it up."""
         job: OpenJob = self._ledger.enter_job(request)
         try:

@@ -1,8 +1,11 @@
-"""The `Inspector` service, which only this backend has; the command `status` calls it."""
+"""The `Inspector` service, which only this backend has; `status` and `cache` call it."""
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
+from backend.errors import ModelNotLoadedError
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from backend.pipeline.prompt.stored import list_prompt_cache
+from backend.rpc.prompt_cache_report import listing_call, listing_reply
 from backend.rpc.reports import inspect_reply
 from backend.rpc.servicer import ServedEngine
 from common.handlers import Context
@@ -11,9 +14,26 @@ from common.handlers import Context
 class InspectorServicer(backend_pb2_grpc.InspectorServicer):
     """Reports the state of the engine at any time."""
 
-    def __init__(self, engine: ServedEngine) -> None:
+    def __init__(self, engine: ServedEngine, *, has_token: bool) -> None:
+        """Report on an engine.
+
+        Args:
+            engine: The engine.
+            has_token: Whether callers have shown a token: others may not read prompts.
+        """
         self._engine = engine
+        self._has_token = has_token
 
     async def Inspect(self, _request: pb.InspectRequest, _context: Context) -> pb.InspectReply:
         """Answer with the latest snapshot."""
         return inspect_reply(self._engine.model, self._engine.status())
+
+    async def InspectPromptCache(
+        self, request: pb.InspectPromptCacheRequest, _context: Context
+    ) -> pb.InspectPromptCacheReply:
+        """Answer with what the prompt cache holds."""
+        call = listing_call(request, may_read=self._has_token)
+        if (model := self._engine.model) is None:
+            raise ModelNotLoadedError
+        listing = await list_prompt_cache(call, model, self._engine)
+        return listing_reply(listing, self._engine.status().prompt_cache)

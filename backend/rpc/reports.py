@@ -49,7 +49,7 @@ def inspect_reply(model: ServedModel | None, status: EngineStatus) -> pb.Inspect
         state=_STATES[status.state],
         model=_model_report(model) if model else None,
         memory=_memory(status),
-        prompt_cache=pb.PromptCacheReport(**_prompt_cache_entry(status.prompt_cache)),
+        prompt_cache=prompt_cache_report(status.prompt_cache),
         slots_taken=status.slots_taken,
         waiting=status.waiting,
         prompt_tokens=status.prompt_tokens,
@@ -68,6 +68,11 @@ def inspect_reply(model: ServedModel | None, status: EngineStatus) -> pb.Inspect
         ],
         requests=[pb.RequestReport(**_request_entry(request)) for request in status.requests],
     )
+
+
+def prompt_cache_report(books: PromptCacheStatus) -> pb.PromptCacheReport:
+    """Return the books of the prompt cache."""
+    return pb.PromptCacheReport(**_prompt_cache_entry(books))
 
 
 def _memory(status: EngineStatus) -> pb.MemoryUsageData:

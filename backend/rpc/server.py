@@ -55,7 +55,8 @@ class BackendServer:
         )
         self._servicer = BackendServicer(engine, TuningOptions.of(max_slots=config.max_slots))
         backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)
-        backend_pb2_grpc.add_InspectorServicer_to_server(InspectorServicer(engine), self._server)
+        inspector = InspectorServicer(engine, has_token=bool(config.auth_token))
+        backend_pb2_grpc.add_InspectorServicer_to_server(inspector, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         ours = [service.full_name for service in SERVICES]
         names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)

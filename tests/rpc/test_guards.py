@@ -55,6 +55,7 @@ GUARDS = {
     "/backend.Backend/QuantizationProgress": OPEN_TO_HOSTS,
     "/backend.Backend/StopQuantization": OPEN_TO_HOSTS,
     "/backend.Inspector/Inspect": OPEN_TO_HOSTS,
+    "/backend.Inspector/InspectPromptCache": OPEN_TO_HOSTS,
     "/grpc.health.v1.Health/Check": OPEN_TO_HOSTS,
     "/grpc.health.v1.Health/Watch": OPEN_TO_HOSTS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": OPEN_TO_HOSTS,

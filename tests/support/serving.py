@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from backend.cli.client import BackendClient
 from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.engine.engine import Engine
 from backend.pb import backend_pb2 as pb
@@ -48,15 +49,20 @@ class Served:
 
 
 @asynccontextmanager
-async def served(model: Path | None = None, **options: Any) -> AsyncIterator[Served]:
+async def served(
+    model: Path | None = None, *, auth_token: str = "", **options: Any
+) -> AsyncIterator[Served]:
     """Serve, with a model loaded if one is given; everything is gone afterwards."""
     engine = Engine(serve=ServedModel.of)
-    server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
+    server = BackendServer(ServerConfig(address="127.0.0.1:0", auth_token=auth_token), engine)
     address = await server.start()
     try:
         async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
             running = Served(channel, engine, address)
-            if model is not None:
+            if model is not None and auth_token:
+                async with BackendClient(address, auth_token) as client:
+                    await client.load_model(pb.ModelOptions(Model=str(model), **options))
+            elif model is not None:
                 assert (await running.load(model, **options)).success
             yield running
     finally:

@@ -1,6 +1,7 @@
 """From commands to the background jobs of a decoder."""
 
-from typing import assert_never
+from concurrent.futures import Future
+from typing import Any, assert_never
 
 from backend.core.classification import ClassifyRequest
 from backend.core.embedding import EmbeddingRequest
@@ -8,7 +9,7 @@ from backend.core.scoring import JudgeRequest, ScoreRequest
 from backend.engine.background.embedder import Embedder
 from backend.engine.background.jobs import BackgroundJobs, Job
 from backend.engine.background.scorer import Scorer
-from backend.engine.messages.commands import Compute
+from backend.engine.messages.commands import BackgroundRequest
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.prefixes.store import PrefixStore
 from backend.errors import UnsupportedError
@@ -36,19 +37,19 @@ class JobFactory:
         self._embedder = Embedder(model, fresh_caches, jobs)
         self._scorer = Scorer(model, fresh_caches, prefixes, jobs.chunk_size)
 
-    def make(self, command: Compute) -> Job:
-        """Return the job of a command; nothing of it is computed yet."""
-        match command.request:
-            case ScoreRequest() as request:
+    def make(self, request: BackgroundRequest, reply: "Future[Any]") -> Job:
+        """Return the job of a request; nothing of it is computed yet."""
+        match request:
+            case ScoreRequest():
                 return self._scorer.score(request)
-            case EmbeddingRequest() as request:
-                return self._embedder.embed(request, command.reply)
+            case EmbeddingRequest():
+                return self._embedder.embed(request, reply)
             case ClassifyRequest():
                 return _refuse("TokenClassify: the loaded model is no token classifier")
             case JudgeRequest():
                 return _refuse("Rerank: the loaded model is no cross-encoder")
             case _:
-                assert_never(command.request)
+                assert_never(request)
 
 
 def _refuse(reason: str) -> Job:

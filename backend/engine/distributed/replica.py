@@ -22,11 +22,11 @@ from backend.engine.distributed.messages import (
 )
 from backend.engine.distributed.shard import exchange
 from backend.engine.messages.commands import (
-    BackgroundRequest,
     Cancel,
     Compute,
     Expect,
     Fetched,
+    SessionRequest,
     Submit,
 )
 from backend.engine.messages.protocol import Job, Leave, PrepareMedium
@@ -184,7 +184,7 @@ class Replica:
             case _:
                 assert_never(command)
 
-    def _add(self, number: int, request: BackgroundRequest | PrepareMedium) -> None:
+    def _add(self, number: int, request: SessionRequest | PrepareMedium) -> None:
         if isinstance(request, PrepareMedium):
             raise AssertionError("media are prepared on a thread of their own")
         reply: Future[Any] = Future()

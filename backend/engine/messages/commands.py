@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from backend.core.classification import ClassifyRequest
 from backend.core.embedding import EmbeddingRequest
+from backend.core.prompt_cache import ListingRequest
 from backend.core.request import GenerationRequest
 from backend.core.scoring import JudgeRequest, ScoreRequest
 from backend.errors import BackendError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 BackgroundRequest: TypeAlias = EmbeddingRequest | ScoreRequest | JudgeRequest | ClassifyRequest
 """Background work."""
+
+SessionRequest: TypeAlias = BackgroundRequest | ListingRequest
+"""All that a session answers with one result."""
 
 
 class Submit(Struct, frozen=True, tag=True, array_like=True):
@@ -50,9 +54,9 @@ class Expect(Struct, frozen=True, tag=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Background work; the reply gets its result, or a `BackendError`."""
+    """A request for one result; the reply gets it, or a `BackendError`."""
 
-    request: BackgroundRequest
+    request: SessionRequest
     reply: "Future[Any]"
 
 

@@ -14,9 +14,9 @@ from backend.config import ModelOptions
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
 from backend.core.status import EngineStatus
-from backend.engine.messages.commands import BackgroundRequest, Cancel, Expect, Submit
+from backend.engine.messages.commands import Cancel, Expect, SessionRequest, Submit
 from backend.engine.messages.failure import Failure
-from backend.engine.messages.results import Classification, Judgement, Scores, Vectors
+from backend.engine.messages.results import Classification, Judgement, Listing, Scores, Vectors
 from backend.engine.messages.stream import Publication
 
 
@@ -52,10 +52,10 @@ class PreparedInputs(Struct, frozen=True, tag=True, kw_only=True, array_like=Tru
 
 
 class Job(Struct, frozen=True, tag=True, array_like=True):
-    """Background work or a medium to prepare, and a number for it."""
+    """A request for one result or a medium to prepare, and a number for it."""
 
     number: int
-    request: BackgroundRequest | PrepareMedium
+    request: SessionRequest | PrepareMedium
 
 
 class Leave(Struct, frozen=True, tag=True, array_like=True):
@@ -103,7 +103,7 @@ class Answered(Struct, frozen=True, tag=True, array_like=True):
     """The result of a job."""
 
     number: int
-    result: Vectors | Scores | Judgement | Classification | PreparedInputs | Failure
+    result: Vectors | Scores | Judgement | Classification | Listing | PreparedInputs | Failure
 
 
 class Passing(Struct, frozen=True, tag=True, array_like=True):

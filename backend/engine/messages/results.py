@@ -1,4 +1,4 @@
-"""Results of background work, as they travel."""
+"""Results of sessions, as they travel."""
 
 from array import array
 from typing import TypeAlias
@@ -7,13 +7,14 @@ import msgspec
 
 from backend.core.classification import TokenLabel
 from backend.core.embedding import Embedding
+from backend.core.prompt_cache import PromptCacheListing
 from backend.engine.messages.failure import Failure
 from backend.errors import BackendError
 
 Logprobs: TypeAlias = tuple[tuple[float, ...], ...]
 Logits: TypeAlias = tuple[float, ...]
 Labels: TypeAlias = tuple[TokenLabel, ...]
-Result: TypeAlias = Embedding | Logprobs | Logits | Labels
+Result: TypeAlias = Embedding | Logprobs | Logits | Labels | PromptCacheListing
 
 
 class Vectors(msgspec.Struct, frozen=True, tag=True, kw_only=True, array_like=True):
@@ -74,7 +75,17 @@ class Classification(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return self.labels
 
 
-Packed: TypeAlias = Vectors | Scores | Judgement | Classification | Failure
+class Listing(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The contents of the prompt cache."""
+
+    listing: PromptCacheListing
+
+    def unpacked(self) -> PromptCacheListing:
+        """Return them."""
+        return self.listing
+
+
+Packed: TypeAlias = Vectors | Scores | Judgement | Classification | Listing | Failure
 
 
 def packed(result: object) -> Packed:
@@ -84,6 +95,8 @@ def packed(result: object) -> Packed:
             return Failure.of(result)
         case Embedding():
             return Vectors.of(result)
+        case PromptCacheListing():
+            return Listing(result)
         case tuple() if result and isinstance(result[0], TokenLabel):
             return Classification(result)
         case tuple() if result and isinstance(result[0], float):

@@ -19,6 +19,7 @@ from backend.cache.token_key import TokenKey
 from backend.cache.volatile import agrees_again
 from backend.cache.worth import Forecast
 from backend.core.prompt import Place
+from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.request import CacheHint, Remembered
 from backend.core.status import PromptCacheStatus
 from backend.engine.messages.commands import Fetched
@@ -233,6 +234,10 @@ class CachingPrefixStore:
     def status(self) -> PromptCacheStatus:
         """Return a snapshot of memory and disk."""
         return replace(self._store.status(), disk=self._disk.status)
+
+    def listing(self, request: ListingRequest) -> PromptCacheListing:
+        """List what memory holds."""
+        return self._store.listing(request, has_disk=self._disk.is_open)
 
     def check(self) -> None:
         """Check the store."""

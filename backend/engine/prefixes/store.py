@@ -5,6 +5,7 @@ Saving never fails a request, and a prefix that cannot be restored is computed.
 
 from typing import Protocol
 
+from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.status import PromptCacheStatus
 from backend.engine.messages.commands import Fetched
 from backend.engine.rows.admission import Sharing
@@ -74,6 +75,9 @@ class PrefixStore(Protocol):
     def status(self) -> PromptCacheStatus:
         """Return a snapshot."""
 
+    def listing(self, request: ListingRequest) -> PromptCacheListing:
+        """List what memory holds."""
+
     def check(self) -> None:
         """Raise AssertionError unless the counts are right."""
 
@@ -133,6 +137,10 @@ class NoPrefixStore:
     def status(self) -> PromptCacheStatus:
         """Return an empty snapshot."""
         return PromptCacheStatus()
+
+    def listing(self, request: ListingRequest) -> PromptCacheListing:  # noqa: ARG002
+        """Return an empty listing."""
+        return PromptCacheListing()
 
     def check(self) -> None:
         """Have nothing to check."""

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import assert_never
 
 from backend.core.model import ModelCard
+from backend.core.prompt_cache import ListingRequest
 from backend.core.request import GenerationRequest
 from backend.core.status import EngineStatus
 from backend.engine.messages.commands import (
+    Answer,
     Cancel,
     Compute,
     Expect,
@@ -106,9 +108,12 @@ class DecoderSession:
         parts.recovery.rows = ()
 
     def compute(self, command: Compute) -> None:
-        """Queue a computation that runs between steps."""
-        parts = self._parts
-        parts.background.add(parts.job_factory.make(command), command.reply)
+        """Queue a computation that runs between steps; what needs none is answered at once."""
+        parts, reply = self._parts, command.reply
+        if isinstance(command.request, ListingRequest):
+            self._answer([Answer(reply, parts.prefixes.listing(command.request))])
+        else:
+            parts.background.add(parts.job_factory.make(command.request, reply), reply)
 
     def take_in(self, fetched: Fetched) -> None:
         """Go on with a request that waited for the disk."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.core.request import GenerationRequest
 from backend.core.step import PrefillDone, TokenStep
-from backend.engine.messages.commands import BackgroundRequest, Submit
+from backend.engine.messages.commands import SessionRequest, Submit
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import Job, Passing, PrepareMedium
 from backend.engine.messages.stream import Publication, TokenStream
@@ -72,7 +72,7 @@ class OpenJob:
     """Work that somebody waits for; the attributes are those of `OpenRequest`."""
 
     number: int
-    request: BackgroundRequest | PrepareMedium
+    request: SessionRequest | PrepareMedium
     reply: "asyncio.Future[Any]"
     is_sent: bool = False
     losses: int = 0
@@ -156,7 +156,7 @@ class Ledger:
         self._note_who_is_left()
         return entry
 
-    def enter_job(self, request: BackgroundRequest | PrepareMedium) -> OpenJob:
+    def enter_job(self, request: SessionRequest | PrepareMedium) -> OpenJob:
         """Open a job."""
         reply = asyncio.get_running_loop().create_future()
         job = OpenJob(next(self._numbers), request, reply)

@@ -82,6 +82,11 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
     )
 
 
+def named_scope(name: str) -> str:
+    """Return the scope of requests that name it so."""
+    return f"named {name}"
+
+
 def prompt_part(request: pb.PredictOptions) -> pb.PredictOptions:
     """Return a copy with only the fields that determine the tokens of the prompt."""
     return pb.PredictOptions(**{name: getattr(request, name) for name in PROMPT_FIELDS})
@@ -114,7 +119,7 @@ def _cache_scope(request: pb.PredictOptions, sharing: str) -> str:
     """Return the scope that the caller names, or the one that the options give it."""
     if named := request.Metadata.get(SCOPE_KEY, ""):
         field = f"Metadata[{SCOPE_KEY!r}]"
-        return f"named {require_printable(field, named, MAX_REQUEST_ID_CHARS)}"
+        return named_scope(require_printable(field, named, MAX_REQUEST_ID_CHARS))
     if sharing == "identity":
         return f"identity {request.ModelIdentity}"
     return new_scope() if sharing == "none" else ""

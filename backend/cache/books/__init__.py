@@ -1,0 +1,1 @@
+"""What people are told of the prompt cache; no eviction depends on it."""

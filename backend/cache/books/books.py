@@ -1,0 +1,85 @@
+"""The counts of a prompt cache."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from backend.cache.books.evicted import EvictedPrefixes
+from backend.cache.books.listing import list_prefixes
+from backend.cache.books.reuse import ReuseHistory
+from backend.cache.kv import LooseNode, Segment
+from backend.cache.node_store import NodeStore
+from backend.cache.radix import Match
+from backend.cache.token_key import TokenKey
+from backend.core.prompt_cache import ListingRequest, PromptCacheListing
+from backend.core.status import HitKind, PromptCacheStatus
+
+
+class Books:
+    """Counts lookups, evictions and what was computed again; belongs to the thread of its cache."""
+
+    def __init__(self) -> None:
+        self._hits: Counter[HitKind] = Counter()
+        self._looked_up_tokens = 0
+        self._hit_tokens = 0
+        self._stateless_tokens = 0
+        self._reuse = ReuseHistory()
+        self._evicted = EvictedPrefixes()
+        self._asked: set[str] = set()
+
+    def note_prompt(self, owner: str, key: TokenKey, found: Match[Segment], length: int) -> None:
+        """Count, once for each owner, what it takes up, and what it computes though it was stored.
+
+        Args:
+            owner: Who looks a prompt up; known until `forget`.
+            key: The prompt.
+            found: What is stored of it.
+            length: Tokens that can be restored.
+        """
+        if owner in self._asked:
+            return
+        self._asked.add(owner)
+        self._evicted.note_prompt(key, found.length)
+        self._stateless_tokens += max(min(found.length, len(key) - 1) - length, 0)
+        for node in found.nodes:
+            node.hits += node.start < length
+
+    def forget(self, owner: str) -> None:
+        """Count the next prompt of this owner anew."""
+        self._asked.discard(owner)
+
+    def note_evicted(self, nodes: Iterable[LooseNode]) -> None:
+        """Note nodes that only this cache held."""
+        for node in nodes:
+            self._evicted.note_evicted(node.key, node.start)
+
+    def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:
+        """Count a prompt, and how much of it was restored in the end."""
+        self._looked_up_tokens += tokens
+        self._hit_tokens += hit_tokens
+        self._hits[kind] += 1
+        self._reuse.record(tokens, hit_tokens)
+
+    def status(self, nodes: NodeStore) -> PromptCacheStatus:
+        """Return the counts, and those of the nodes."""
+        return PromptCacheStatus(
+            bytes=nodes.bytes,
+            budget_bytes=nodes.budget_bytes,
+            nodes=len(nodes.tree),
+            tokens=nodes.tree.tokens,
+            looked_up_tokens=self._looked_up_tokens,
+            hit_tokens=self._hit_tokens,
+            hits=dict(self._hits),
+            evictions=nodes.evictions,
+        )
+
+    def listing(
+        self, nodes: NodeStore, request: ListingRequest, *, has_disk: bool
+    ) -> PromptCacheListing:
+        """Return the nodes as `list_prefixes` does, and what was computed again."""
+        return PromptCacheListing(
+            prefixes=list_prefixes(nodes, request, has_disk=has_disk),
+            spans=self._reuse.spans(),
+            recomputed=self._evicted.worst(request.head_tokens),
+            recomputed_tokens=self._evicted.recomputed_tokens,
+            stateless_tokens=self._stateless_tokens,
+        )

@@ -1,0 +1,76 @@
+"""`cache`: what the prompt cache of a running backend holds."""
+
+import asyncio
+import json
+
+import click
+from rich.console import Console
+
+from backend.cli.client import BackendClient, CallError
+from backend.cli.commands.options import address_option, token_option
+from backend.cli.inspection import plain
+from backend.cli.prompt_cache.report import report
+from backend.cli.render import printable
+from backend.cli.status import explained
+from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES
+from backend.pb import backend_pb2 as pb
+
+# Where nobody looks at a screen, nothing need be cut to its width.
+PLAIN_WIDTH = 200
+
+
+@click.command("cache")
+@address_option
+@token_option
+@click.option(
+    "--nodes",
+    "max_prefixes",
+    type=click.IntRange(1, MAX_LISTED_PREFIXES),
+    default=LISTED_PREFIXES,
+    show_default=True,
+    help="How many nodes to list; those of most worth.",
+)
+@click.option(
+    "--words",
+    is_flag=True,
+    help="Show the first words of each; only a backend with a token tells them.",
+)
+@click.option(
+    "--scope",
+    "cache_scope",
+    default="",
+    metavar="NAME",
+    help="With --words: show also those of requests with this cache_scope.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    *,
+    address: str,
+    token: str,
+    max_prefixes: int,
+    words: bool,
+    cache_scope: str,
+    as_json: bool,
+) -> None:
+    """Show what the prompt cache of a running backend holds, and what it had to compute again."""
+    request = pb.InspectPromptCacheRequest(
+        max_prefixes=max_prefixes, words=words, cache_scope=cache_scope
+    )
+    try:
+        reply = asyncio.run(_asked(address, token, request))
+    except CallError as error:
+        raise click.ClickException(printable(f"{address}: {explained(error)}")) from None
+    if as_json:
+        click.echo(json.dumps(plain(reply)))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, PLAIN_WIDTH)
+    console.print(report(reply, has_words=words))
+
+
+async def _asked(
+    address: str, token: str, request: pb.InspectPromptCacheRequest
+) -> pb.InspectPromptCacheReply:
+    async with BackendClient(address, token) as client:
+        return await client.prompt_cache(request)

@@ -1,0 +1,60 @@
+"""The contents of the prompt cache, with words where they may be read."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+from backend.core.model import ModelKind
+from backend.core.prompt import Hidden, token_of_key
+from backend.core.prompt_cache import ListingCall, ListingRequest, PromptCacheListing
+from backend.errors import UnsupportedError
+from backend.pipeline import worker_pool
+from backend.pipeline.engines import ComputeEngine
+from backend.pipeline.served_model import ServedModel
+
+# The first words of a prefix.
+_HEAD_TOKENS = 24
+
+
+async def list_prompt_cache(
+    call: ListingCall, model: ServedModel, engine: ComputeEngine
+) -> PromptCacheListing:
+    """Return what the prompt cache holds; the engine answers between two turns.
+
+    Raises:
+        RequestCancelledError: Another model has been loaded in place of this one.
+        UnsupportedError: The loaded model has no prompt cache.
+    """
+    if model.card.kind is not ModelKind.DECODER:
+        problem = f"{model.card.name} is a {model.card.kind.value}: it has no prompt cache"
+        raise UnsupportedError(problem)
+    head_tokens = _HEAD_TOKENS if call.wants_words else 0
+    request = ListingRequest(max_prefixes=call.max_prefixes, head_tokens=head_tokens)
+    listing = await engine.compute(model, request)
+    return await worker_pool.run(partial(_readable, listing, call.scope, model), size_bytes=0)
+
+
+def _readable(listing: PromptCacheListing, scope: str, model: ServedModel) -> PromptCacheListing:
+    """Return a listing with texts in the place of tokens."""
+
+    def words(head: tuple[int, ...]) -> str:
+        return "".join(_texts(head, scope, model))
+
+    return replace(
+        listing,
+        prefixes=tuple(replace(e, head=(), words=words(e.head)) for e in listing.prefixes),
+        recomputed=tuple(replace(e, head=(), words=words(e.head)) for e in listing.recomputed),
+    )
+
+
+def _texts(head: tuple[int, ...], scope: str, model: ServedModel) -> Iterator[str]:
+    """Yield the text of tokens, and in brackets why some have none to read."""
+    tokens = (token_of_key(key_id, scope) for key_id in head)
+    for hidden, run in groupby(tokens, _hidden):
+        ids = [token for token in run if isinstance(token, int)]
+        yield model.tokenizer.decode(ids) if hidden is None else f"[{hidden.value}]"
+
+
+def _hidden(token: int | Hidden) -> Hidden | None:
+    return token if isinstance(token, Hidden) else None

@@ -1,0 +1,62 @@
+"""The fields of InspectPromptCache: request -> call, listing -> reply."""
+
+from dataclasses import asdict
+from typing import Any
+
+from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES, MAX_REQUEST_ID_CHARS
+from backend.core.prompt_cache import ListingCall, PromptCacheListing, StoredPrefix
+from backend.core.status import PromptCacheStatus
+from backend.errors import InvalidRequestError
+from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.limits import require_printable
+from backend.rpc.parsing.requests import named_scope
+from backend.rpc.reports import prompt_cache_report
+
+_NOT_SHOWN = "prompts are shown only by a backend that has a token (LOCALAI_GRPC_AUTH_TOKEN)"
+
+
+def listing_call(request: pb.InspectPromptCacheRequest, *, may_read: bool) -> ListingCall:
+    """Return the call of a request.
+
+    Args:
+        request: What came.
+        may_read: Whether its sender may read the prompts of others.
+
+    Raises:
+        InvalidRequestError: It asks for too much, or for words that it may not read.
+    """
+    if request.max_prefixes > MAX_LISTED_PREFIXES:
+        problem = f"must be at most {MAX_LISTED_PREFIXES}, not {request.max_prefixes}"
+        raise InvalidRequestError("max_prefixes", problem)
+    if request.words and not may_read:
+        raise InvalidRequestError("words", _NOT_SHOWN)
+    scope = require_printable("cache_scope", request.cache_scope, MAX_REQUEST_ID_CHARS)
+    return ListingCall(
+        max_prefixes=request.max_prefixes or LISTED_PREFIXES,
+        wants_words=request.words,
+        scope=named_scope(scope) if scope else "",
+    )
+
+
+def listing_reply(
+    listing: PromptCacheListing, status: PromptCacheStatus
+) -> pb.InspectPromptCacheReply:
+    """Return the answer."""
+    return pb.InspectPromptCacheReply(
+        books=prompt_cache_report(status),
+        prefixes=[pb.PrefixReport(**_prefix_entry(prefix)) for prefix in listing.prefixes],
+        spans=[pb.ReuseReport(**asdict(span)) for span in listing.spans],
+        recomputed=[pb.RecomputedReport(**_told(asdict(each))) for each in listing.recomputed],
+        recomputed_tokens=listing.recomputed_tokens,
+        stateless_tokens=listing.stateless_tokens,
+    )
+
+
+def _prefix_entry(prefix: StoredPrefix) -> dict[str, Any]:
+    return {**_told(asdict(prefix)), "place": prefix.place.value}
+
+
+def _told(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what no caller is told: tokens as the cache knows them."""
+    del values["head"]
+    return values
