@@ -4,7 +4,7 @@ import importlib
 
 import click
 
-_COMMANDS = ("serve", "chat", "status", "cache", "fit", "doctor", "demo", "replay")
+_COMMANDS = ("serve", "chat", "status", "cache", "bench", "fit", "doctor", "demo", "replay")
 
 
 class _LazyGroup(click.Group):

@@ -1,0 +1,1 @@
+"""The command `bench`: the speed of a running backend, seen from a client."""
