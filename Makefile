@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
-	test-extra-backend-mlx-vlm test-extra-backend-encoder check format bench bench-distributed sweep soak fuzz proto wheel docs pictures package image clean
+	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak fuzz proto wheel docs pictures package image clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -37,6 +37,9 @@ test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_F
 
 test-fast: $(STAMP) ## Run the tests that need no MLX and no patience, in seconds
 	$(PYTEST) -m 'not mlx and not slow' $(PYTEST_FLAGS)
+
+templates: $(STAMP) ## Fetch the chat templates of 70 real models, which more tests then run on
+	$(PYTHON) -m scripts.real_templates
 
 HOST_SUITE = $(PYTHON) -m scripts.host_suite
 TEXT_CAPS := health,load,predict,stream,tools

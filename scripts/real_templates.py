@@ -1,6 +1,6 @@
 """Fetch the chat templates of real models that llama.cpp ships in its Python package.
 
-`python -m scripts.real_templates` puts them into `build/templates`, where
+`make templates` puts them into `build/templates`, where
 `tests/model/test_real_templates.py` finds them. They belong to their models' authors, and are not
 part of this repository.
 """

@@ -1,6 +1,6 @@
 """Chat templates of real models: their formats are found, and conversations keep all their parts.
 
-They are there after `python -m scripts.real_templates`; without them these tests are skipped. What
+They are there after `make templates`; without them these tests are skipped. What
 is expected of each was read in the template itself.
 """
 
@@ -19,7 +19,7 @@ from scripts.real_templates import TARGET
 NAMES = sorted(path.stem for path in TARGET.glob("*.jinja"))
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not NAMES, reason="python -m scripts.real_templates has not run"),
+    pytest.mark.skipif(not NAMES, reason="make templates has not run"),
 ]
 
 FORMATS = {
