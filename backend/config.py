@@ -182,6 +182,7 @@ class TextOptions:
     constrain_calls: bool = True
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    calls_in_thoughts: str = "draft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

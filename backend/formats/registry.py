@@ -27,6 +27,7 @@ from backend.formats.objects import (
     llama3_json,
     nemotron,
     phi4,
+    sarashina,
     xlam,
 )
 from backend.formats.tagged import (
@@ -77,6 +78,7 @@ TOOL_FORMATS = (
     granite.FORMAT,
     granite_20b_fc.FORMAT,
     phi4.FORMAT,
+    sarashina.FORMAT,
     olmo3.FORMAT,
     llama3_json.FORMAT,
     functionary.FORMAT,

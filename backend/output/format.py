@@ -1,6 +1,7 @@
 """The format of a reply: of its thoughts and of its tool calls."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from backend.core.guide import ThoughtTexts
 from backend.formats.format import ReasoningFormat, ToolFormat
@@ -25,6 +26,10 @@ class OutputFormat:
         reasoning, tools = self.reasoning, self.tools
         thoughts = (*reasoning.starts, *reasoning.ends, *reasoning.frames, *reasoning.tokens)
         return frozenset((*thoughts, *tools.openers, *tools.closers, *tools.leaks, *tools.tokens))
+
+    def without_drafts(self) -> Self:
+        """Return the format in which every call in a thought is a call, and ends the thought."""
+        return replace(self, tools=replace(self.tools, has_drafts=False))
 
 
 def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:

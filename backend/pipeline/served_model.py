@@ -63,6 +63,8 @@ class ServedModel:
                 reasoning_parser=options.tuning.text.reasoning_parser,
             )
         )
+        if options.tuning.text.calls_in_thoughts == "call":
+            output_format = output_format.without_drafts()
         return cls(
             options=options,
             card=loaded.card,

@@ -54,6 +54,8 @@ TOOL_EVIDENCE = [
     ("nemotron", "<TOOLCALL>[", ()),
     ("mistral", "", ("[TOOL_CALLS]",)),
     ("granite", "<|start_of_role|> <|tool_call|>", ()),
+    ("sarashina", "<|assistant|>", ("<|tool_calls|>",)),
+    ("sarashina", "<|assistant|><|tool_calls|>", ()),
     ("phi4", "<|tool|> <|tool_call|>", ()),
     ("phi4", "functools[", ()),
     ("olmo3", "<function_calls>", ()),

@@ -336,6 +336,7 @@ FORMATS = {
     "nemotron": _replies(_LISTED, "<TOOLCALL>[{}]</TOOLCALL>", between=", "),
     "json_list": _replies(_LISTED, "<tool_calls>[{}]</tool_calls>", between=", "),
     "granite": _replies(_LISTED, "<|tool_call|>[{}]", between=", ", markers=("<|tool_call|>",)),
+    "sarashina": _replies(_LISTED, "<|tool_calls|>[{}]", between=", ", markers=("<|tool_calls|>",)),
     "phi4": _replies(
         _LISTED,
         "<|tool_call|>[{}]<|/tool_call|>",

@@ -57,6 +57,7 @@ RANGES = {
 # Widths and group sizes that MLX has, and names.
 CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "cache_bits": (4, 8),
+    "calls_in_thoughts": ("draft", "call"),
     "cache_sharing": ("all", "identity", "none"),
     "kv_bits": (4, 8),
     "kv_group_size": (32, 64, 128),
