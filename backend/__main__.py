@@ -28,7 +28,7 @@ PROGRAM = "mlx-grpc-backend serve"
 DESCRIPTION = (
     "Serve MLX models by gRPC until SIGTERM or SIGINT; see docs/reference/options.md for variables."
 )
-OPTIONS = ("--addr", "--metrics-addr", "--help")
+OPTIONS = ("--addr", "--metrics-addr", "--dashboard", "--help")
 # What other servers call the address.
 SYNONYMS = dict.fromkeys(("--port", "--host", "--listen", "--bind", "-p"), "--addr HOST:PORT")
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
@@ -78,7 +78,7 @@ async def serve(config: ServerConfig) -> int:
     stop_request = StopRequest()
     stop_request.listen()
     engine = Engine(serve=ServedModel.of, environment=engine_environment(os.environ))
-    with _metrics_served(config.metrics_address, engine):
+    with _metrics_served(config.metrics_address, engine), _page_served(config, engine):
         server = BackendServer(config, engine, _tracing() if config.traces else ())
         log.info("listening on %s", await server.start())
         engine.prepare()
@@ -120,6 +120,19 @@ def _metrics_served(address: str, engine: Engine[ServedModel]) -> Iterator[None]
         yield
 
 
+@contextmanager
+def _page_served(config: ServerConfig, engine: Engine[ServedModel]) -> Iterator[None]:
+    """Show the engine to people, if there is an address for it."""
+    if not config.dashboard_address:
+        yield
+        return
+    from backend.rpc.page.server import PageServer
+
+    with PageServer(config.dashboard_address, engine, config.auth_token) as server:
+        log.info("dashboard on %s", server.url)
+        yield
+
+
 def _tracing() -> Sequence[ServerInterceptor]:
     try:
         from backend.rpc.tracing import otlp_provider, tracing_interceptors
@@ -136,6 +149,7 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     parser = argparse.ArgumentParser(prog=PROGRAM, allow_abbrev=False, description=DESCRIPTION)
     parser.add_argument("--addr", default=defaults.address, metavar="HOST:PORT|unix:PATH")
     parser.add_argument("--metrics-addr", default=defaults.metrics_address, metavar="HOST:PORT")
+    parser.add_argument("--dashboard", default=defaults.dashboard_address, metavar="[HOST:]PORT")
     known, others = parser.parse_known_args(arguments)
     _warn_of_unknown(others)
     watch = environment.get("LOCALAI_BACKEND_PARENT_WATCH", "")
@@ -144,6 +158,7 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     return ServerConfig(
         address=known.addr,
         metrics_address=known.metrics_addr,
+        dashboard_address=_on_loopback(known.dashboard),
         traces=any(environment.get(name) for name in TRACE_ENDPOINTS),
         max_slots=_max_slots(environment, defaults.max_slots),
         auth_token=environment.get("LOCALAI_GRPC_AUTH_TOKEN", ""),
@@ -151,6 +166,11 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         watches_parent=watch.strip().lower() not in FALSE_WORDS,
         parent_watch_interval_s=_interval_s(interval, defaults.parent_watch_interval_s),
     )
+
+
+def _on_loopback(address: str) -> str:
+    """Return an address, on this machine alone if it is only a port."""
+    return f"127.0.0.1:{address}" if address.isdecimal() else address
 
 
 def _warn_of_unknown(arguments: Sequence[str]) -> None:

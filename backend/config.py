@@ -102,6 +102,7 @@ class ServerConfig:
 
     Attributes:
         metrics_address: Address for Prometheus to scrape; empty for none.
+        dashboard_address: Address of the page for people; empty for none.
         traces: Whether the environment names an OpenTelemetry collector.
         max_slots: Default of the option of this name.
         parent: The process that started this one, as it was before Python ran, if that is known.
@@ -109,6 +110,7 @@ class ServerConfig:
 
     address: str = "127.0.0.1:50051"
     metrics_address: str = ""
+    dashboard_address: str = ""
     traces: bool = False
     max_slots: int = DEFAULT_MAX_SLOTS
     auth_token: str = ""

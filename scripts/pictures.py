@@ -3,6 +3,9 @@
 import asyncio
 import re
 import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +17,10 @@ from backend.cli.conversation import model_options, user_message
 from backend.cli.dashboard import dashboard
 from backend.cli.demo import run_demo
 from backend.cli.inspection import inspect
-from backend.cli.server_process import ServerProcess
+from backend.cli.server_process import LOOPBACK, ServerProcess, free_port, server_command
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
+from scripts.browser import find_browser, screenshot
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 WIDTH = 96
@@ -25,6 +29,7 @@ LONGEST = 3000
 # Rich's own pictures fetch a font from elsewhere.
 _FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 _POLL_S = 0.02
+PAGE_WIDTH, PAGE_HEIGHT = 1040, 1020
 
 
 def main() -> None:
@@ -38,34 +43,51 @@ async def draw() -> None:
     await run_demo(console)
     save(console, "demo", "mlx-grpc-backend demo")
     console = recorder()
+    page = f"{LOOPBACK}:{free_port()}"
     with (
         # A picture shows no path of the machine that drew it.
         TemporaryDirectory(prefix="models-") as directory,
-        ServerProcess.start(Path(directory, "log")) as server,
+        ServerProcess.start(
+            Path(directory, "log"), command=(*server_command(), "--dashboard", page)
+        ) as server,
     ):
         model = Path(shutil.copytree(MODEL_DIR, Path(directory, "demo")))
         await server.wait_until_ready()
         async with BackendClient(server.address) as client:
             await client.load_model(model_options(str(model)))
-            await watch(console, client)
+            async with streaming(client):
+                console.print(dashboard(await inspect(client)))
+                await asyncio.to_thread(draw_page, f"http://{page}/")
     save(console, "status", "mlx-grpc-backend status")
 
 
-async def watch(console: Console, client: BackendClient) -> None:
-    """Print one look at a backend whose streams all decode."""
+@asynccontextmanager
+async def streaming(client: BackendClient) -> AsyncIterator[None]:
+    """Have all streams decode meanwhile."""
     streams = [asyncio.create_task(consume(client, number)) for number in range(STREAMS)]
     try:
-        while True:
-            inspection = await inspect(client)
-            begun = [each for each in inspection.report.requests if each.generated_tokens]
-            if len(begun) == STREAMS:
-                break
+        while await decoding(client) < STREAMS:  # noqa: ASYNC110 - a snapshot has no event
             await asyncio.sleep(_POLL_S)
-        console.print(dashboard(inspection))
+        yield
     finally:
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def decoding(client: BackendClient) -> int:
+    """Return how many streams decode."""
+    requests = (await inspect(client)).report.requests
+    return sum(each.generated_tokens > 0 for each in requests)
+
+
+def draw_page(url: str) -> None:
+    """Take a picture of the dashboard."""
+    if (browser := find_browser()) is None:
+        sys.stderr.write("no browser on this machine: the dashboard is not drawn\n")
+        return
+    path = PICTURES / "dashboard.png"
+    screenshot(browser, url, path, width=PAGE_WIDTH, height=PAGE_HEIGHT)
 
 
 async def consume(client: BackendClient, number: int) -> None:

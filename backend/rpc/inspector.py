@@ -32,8 +32,24 @@ class InspectorServicer(backend_pb2_grpc.InspectorServicer):
         self, request: pb.InspectPromptCacheRequest, _context: Context
     ) -> pb.InspectPromptCacheReply:
         """Answer with what the prompt cache holds."""
-        call = listing_call(request, may_read=self._has_token)
-        if (model := self._engine.model) is None:
-            raise ModelNotLoadedError
-        listing = await list_prompt_cache(call, model, self._engine)
-        return listing_reply(listing, self._engine.status().prompt_cache)
+        return await inspect_prompt_cache(self._engine, request, may_read=self._has_token)
+
+
+async def inspect_prompt_cache(
+    engine: ServedEngine, request: pb.InspectPromptCacheRequest, *, may_read: bool
+) -> pb.InspectPromptCacheReply:
+    """Return what the prompt cache holds.
+
+    Args:
+        engine: The engine that has it.
+        request: What is asked for.
+        may_read: Whether the caller may read prompts.
+
+    Raises:
+        BackendError: The request cannot be met, or there is no prompt cache.
+    """
+    call = listing_call(request, may_read=may_read)
+    if (model := engine.model) is None:
+        raise ModelNotLoadedError
+    listing = await list_prompt_cache(call, model, engine)
+    return listing_reply(listing, engine.status().prompt_cache)

@@ -59,6 +59,14 @@ def test_the_metrics_have_an_address_of_their_own_or_none():
 
 
 @pytest.mark.parametrize(
+    ("given", "address"), [("h:9", "h:9"), ("9", "127.0.0.1:9"), ("[::1]:9", "[::1]:9")]
+)
+def test_the_dashboard_is_on_loopback_unless_a_host_is_named(given, address):
+    assert server_config(["--dashboard", given], {}).dashboard_address == address
+    assert server_config([], {}).dashboard_address == ""
+
+
+@pytest.mark.parametrize(
     ("text", "watches"),
     [("", True), ("true", True), ("1", True), ("0", False), ("False", False), (" off ", False)],
 )

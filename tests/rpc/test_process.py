@@ -23,6 +23,7 @@ START_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 30.0
 SESAME = "s3cret"
 LISTENING = re.compile(r"listening on 127\.0\.0\.1:([1-9]\d*)$")
+DASHBOARD = re.compile(r"dashboard on http://127\.0\.0\.1:([1-9]\d*)/$")
 METRICS = re.compile(r"metrics on 127\.0\.0\.1:([1-9]\d*)$")
 
 
@@ -170,6 +171,15 @@ def test_port_0_takes_a_free_one_and_logs_it():
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
         process.terminate()
+
+
+def test_the_dashboard_is_served_on_loopback(start):
+    backend = start("--addr=127.0.0.1:{port}", "--dashboard", "0")
+    assert backend.health() == b"OK"
+    (port,) = [match[1] for line in backend.lines() if (match := DASHBOARD.search(line))]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/inspect") as reply:
+        assert b'"state": "UNINITIALIZED"' in reply.read()
+    assert backend.stop() == 0
 
 
 def test_metrics_are_served_on_an_address_of_their_own(start):

@@ -1,0 +1,362 @@
+"use strict";
+
+// Text reaches the page as text nodes only: nothing that a server tells is read as markup.
+
+const POLL_MS = 1000;
+const LOOKS_PER_CACHE_LOOK = 5;
+const SHORTEST_WINDOW_S = 20;
+const LONGEST_WINDOW_S = 120;
+const MAX_ROWS = 40;
+const WIDTH = 900;
+const ROW = 18;
+const LABELS = 250;
+const MEMORY_HEIGHT = 140;
+const SPAN_S = 300;
+const PHASES = ["waiting", "prefilling", "active"];
+const PARTS = ["weights", "kv_active", "prompt_cache", "media", "other", "mlx_cache"];
+const LONG_TURN_S = 2;
+
+const requests = new Map();
+const memory = [];
+let token = "";
+let looks = 0;
+let begunAt = null;
+
+function part(id) {
+  return document.getElementById(id);
+}
+
+function filled(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+function element(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+function shape(name, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  return filled(made, attributes, children);
+}
+
+function drawing(height, title, ...shapes) {
+  const box = { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": title };
+  return shape("svg", box, ...shapes);
+}
+
+function count(value) {
+  return Number(value).toLocaleString("en");
+}
+
+function bytes(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let size = Number(value);
+  let unit = 0;
+  while (size >= 1000 && unit < units.length - 1) {
+    size /= 1000;
+    unit += 1;
+  }
+  return `${size.toFixed(unit ? 1 : 0)} ${units[unit]}`;
+}
+
+function share(some, all) {
+  return Number(all) ? `${Math.round((100 * Number(some)) / Number(all))}%` : "0%";
+}
+
+function legend(id, names, texts = names) {
+  const key = (name) => element("span", { class: `key ${name}` });
+  part(id).replaceChildren(
+    ...names.map((name, index) => element("span", {}, key(name), texts[index].replace("_", " "))),
+  );
+}
+
+// The window on the past grows with the time that the page has watched.
+function windowS(now) {
+  begunAt ??= now;
+  return Math.min(Math.max(now - begunAt, SHORTEST_WINDOW_S), LONGEST_WINDOW_S);
+}
+
+function placeOf(at, now, left) {
+  return left + Math.max(0, 1 - (now - at) / windowS(now)) * (WIDTH - left);
+}
+
+function timeAxis(y, now, left) {
+  return [
+    shape("text", { class: "quiet", x: left, y }, `${Math.round(windowS(now))} s ago`),
+    shape("text", { class: "quiet end", x: WIDTH, y }, "now"),
+  ];
+}
+
+function table(names, rows) {
+  const head = names.map((name) => element("th", {}, name));
+  const body = rows.map((cells) => element("tr", {}, ...cells.map((cell) => element("td", {}, cell))));
+  const whole = [element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)];
+  return element("div", { class: "wide" }, element("table", {}, ...whole));
+}
+
+// Requests -------------------------------------------------------------------
+
+function noteRequests(report, now) {
+  for (const told of report.requests) {
+    const known = requests.get(told.request_id) ?? { spans: [] };
+    const last = known.spans.at(-1);
+    if (last?.phase === told.phase) {
+      last.to = now;
+    } else {
+      if (last) last.to = now;
+      known.spans.push({ phase: told.phase, from: now, to: now });
+    }
+    requests.set(told.request_id, { ...known, told });
+  }
+  for (const [id, known] of requests) {
+    if (known.spans.at(-1).to < now - windowS(now)) requests.delete(id);
+  }
+}
+
+function requestRow([id, known], index, now) {
+  const x = (at) => placeOf(at, now, LABELS);
+  const y = index * ROW;
+  const { told } = known;
+  const facts =
+    `${id}: ${count(told.prompt_tokens)} prompt tokens, ` +
+    `${share(told.cached_tokens, told.prompt_tokens)} ${told.hit_kind}, ` +
+    `${count(told.generated_tokens)} generated`;
+  const bars = known.spans.map((span) =>
+    shape("rect", {
+      class: span.phase,
+      x: x(span.from),
+      y: y + 3,
+      width: Math.max(x(span.to) - x(span.from), 2),
+      height: ROW - 6,
+    }),
+  );
+  const name = id.length > 34 ? `${id.slice(0, 33)}…` : id;
+  const label = shape("text", { x: 0, y: y + ROW - 5 }, name);
+  return shape("g", {}, shape("title", {}, facts), label, ...bars);
+}
+
+function showRequests(report, now) {
+  noteRequests(report, now);
+  const newest = [...requests].slice(-MAX_ROWS);
+  const rows = newest.map((each, index) => requestRow(each, index, now));
+  const facts = [
+    `${count(report.slots_taken)} run, ${count(report.waiting)} wait`,
+    `${Number(report.tokens_per_s).toFixed(1)} tokens/s`,
+    `${count(report.prompt_tokens)} prompt tokens computed, ${count(report.generated_tokens)} generated`,
+  ];
+  part("requests-facts").textContent = facts.join(" · ");
+  const none = element("p", { class: "quiet" }, "no request of late");
+  const axis = timeAxis((rows.length + 1) * ROW - 4, now, LABELS);
+  const drawn = () => drawing((rows.length + 1) * ROW, "requests over time", ...rows, ...axis);
+  part("requests").replaceChildren(rows.length ? drawn() : none);
+}
+
+// Memory ---------------------------------------------------------------------
+
+function memoryParts(breakdown) {
+  const told = (name) => Number(breakdown[name] ?? 0);
+  const known = PARTS.slice(0, 4).map(told);
+  const other = told("mlx_active") - known.reduce((sum, each) => sum + each, 0);
+  return [...known, Math.max(other, 0), told("mlx_cache")];
+}
+
+function band(index, highest, now) {
+  const place = (sample, upTo) => {
+    const x = placeOf(sample.at, now, 0);
+    const height = sample.sizes.slice(0, upTo).reduce((sum, each) => sum + each, 0) / highest;
+    return `${x.toFixed(1)},${((1 - height) * MEMORY_HEIGHT).toFixed(1)}`;
+  };
+  const upper = memory.map((sample) => place(sample, index + 1));
+  const lower = memory.map((sample) => place(sample, index)).reverse();
+  return shape("polygon", { class: PARTS[index], points: [...upper, ...lower].join(" ") });
+}
+
+function showMemory(report, now) {
+  memory.push({ at: now, sizes: memoryParts(report.memory.breakdown) });
+  while (memory[0].at < now - windowS(now)) memory.shift();
+  const sums = memory.map((sample) => sample.sizes.reduce((sum, each) => sum + each, 0));
+  const highest = Math.max(...sums, 1);
+  const bands = PARTS.map((_, index) => band(index, highest, now));
+  const scale = shape("text", { x: 4, y: 14 }, bytes(highest));
+  const axis = timeAxis(MEMORY_HEIGHT + 14, now, 0);
+  const shapes = [...bands, scale, ...axis];
+  part("memory").replaceChildren(drawing(MEMORY_HEIGHT + 18, "memory over time", ...shapes));
+  const sizes = memory.at(-1).sizes;
+  legend("parts", PARTS, PARTS.map((name, index) => `${name} ${bytes(sizes[index])}`));
+  part("parts").append(`peak ${bytes(report.memory.breakdown.mlx_peak ?? 0)}`);
+}
+
+// Prompt cache ---------------------------------------------------------------
+
+function arranged(prefixes) {
+  const below = new Map();
+  for (const prefix of prefixes) {
+    below.set(prefix.parent, [...(below.get(prefix.parent) ?? []), prefix]);
+  }
+  const ranked = (number) =>
+    [...(below.get(number) ?? [])].sort((a, b) => a.is_pinned - b.is_pinned || a.worth - b.worth);
+  const pending = ranked(0).map((prefix) => [prefix, "", ""]);
+  const rows = [];
+  while (pending.length) {
+    const [prefix, drawn, indent] = pending.pop();
+    rows.push([prefix, drawn]);
+    const children = ranked(prefix.number);
+    const [branch, rest] = children.length > 1 ? ["├ ", "│ "] : ["", ""];
+    pending.push(...children.map((child) => [child, indent + branch, indent + rest]));
+  }
+  return rows;
+}
+
+function prefixRow([prefix, drawn]) {
+  const places = [
+    "memory",
+    prefix.is_on_disk && "disk",
+    prefix.is_pinned && "pinned",
+    prefix.is_in_use && "in use",
+    prefix.has_state && "with state",
+  ];
+  return [
+    drawn + prefix.place,
+    count(prefix.start),
+    count(prefix.tokens),
+    bytes(prefix.bytes),
+    count(prefix.hits),
+    count(prefix.idle_requests),
+    Number(prefix.worth).toFixed(1),
+    places.filter(Boolean).join(", "),
+  ];
+}
+
+function reuseBars(spans) {
+  const newest = Math.min(...spans.map((span) => span.age_s));
+  const bars = spans.map((span) => {
+    const height = (30 * Number(span.hit_tokens)) / Math.max(Number(span.looked_up_tokens), 1);
+    const age = Math.round((span.age_s - newest) / SPAN_S);
+    const facts = `${share(span.hit_tokens, span.looked_up_tokens)} of ${count(span.looked_up_tokens)} tokens`;
+    const place = { class: "bar", x: WIDTH - 12 * (age + 1), y: 30 - height, width: 10, height };
+    return shape("rect", place, shape("title", {}, facts));
+  });
+  const ground = shape("line", { x1: 0, x2: WIDTH, y1: 31, y2: 31 });
+  return drawing(32, "reused tokens, five minutes a bar", ...bars, ground);
+}
+
+function showCache(reply) {
+  const { books } = reply;
+  const lost = [
+    Number(reply.recomputed_tokens) && `${count(reply.recomputed_tokens)} computed again after they were evicted`,
+    Number(reply.stateless_tokens) && `${count(reply.stateless_tokens)} for want of a state`,
+  ];
+  const facts = [
+    `${bytes(books.bytes)} of ${bytes(books.budget_bytes)}`,
+    `${count(books.nodes)} nodes, ${count(books.tokens)} tokens, ${count(books.evictions)} evictions`,
+    `${share(books.hit_tokens, books.looked_up_tokens)} of ${count(books.looked_up_tokens)} prompt tokens reused`,
+    ...lost.filter(Boolean),
+  ];
+  part("cache-facts").textContent = facts.join(" · ");
+  part("reuse").replaceChildren(...(reply.spans.length ? [reuseBars(reply.spans)] : []));
+  const names = ["prefix", "from", "tokens", "bytes", "hits", "idle", "worth", "lies in"];
+  const rows = arranged(reply.prefixes).map(prefixRow);
+  part("cache").replaceChildren(...(rows.length ? [table(names, rows)] : []));
+}
+
+async function lookAtCache() {
+  try {
+    showCache(await ask("prompt-cache"));
+  } catch (error) {
+    part("cache-facts").textContent = error.message;
+    part("reuse").replaceChildren();
+    part("cache").replaceChildren();
+  }
+}
+
+// The rest -------------------------------------------------------------------
+
+function showState(report) {
+  const { model } = report;
+  part("model").textContent = model ? `${model.name} (${model.type})` : "no model is loaded";
+  const turn = report.turn_s >= LONG_TURN_S ? [`in one turn for ${Math.round(report.turn_s)} s`] : [];
+  const processes = report.processes.map(
+    (each) => `${each.role} ${each.process_id} ${bytes(each.resident_bytes)}`,
+  );
+  document.title = model ? `${model.name} – mlx-grpc-backend` : "mlx-grpc-backend";
+  part("state").textContent = [report.state, ...turn, ...processes].join(" · ");
+}
+
+function showSpeculation(report) {
+  const drafted = Number(report.drafted_tokens);
+  const right = share(report.accepted_tokens, drafted);
+  part("speculation").textContent = drafted
+    ? `${right} of ${count(drafted)} drafted tokens were right`
+    : "nothing has been drafted";
+}
+
+function showErrors(report) {
+  const { disk } = report.prompt_cache;
+  const lines = [
+    report.state === "ERROR" && "the engine is in error",
+    Number(report.restarts) && `${count(report.restarts)} engines lost, ${report.lost_s} s in all`,
+    ...[...report.latest_restarts].reverse().map((each) => `${each.reason}: ${each.lost_s} s`),
+    Number(disk.damaged) && `${count(disk.damaged)} files of the prompt cache damaged`,
+    Number(disk.dropped) && `${count(disk.dropped)} nodes not written, too many were waiting`,
+  ];
+  const shown = lines.filter(Boolean).map((line) => element("p", { class: "bad" }, line));
+  part("errors").replaceChildren(...(shown.length ? shown : [element("p", { class: "quiet" }, "none")]));
+}
+
+class TokenNeeded extends Error {}
+
+async function ask(path) {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const reply = await fetch(path, { headers, cache: "no-store" });
+  if (reply.status === 401) throw new TokenNeeded("the token is missing or wrong");
+  const told = await reply.json();
+  if (!reply.ok) throw new Error(told.error);
+  return told;
+}
+
+function showProblem(text) {
+  part("problem").textContent = text;
+  part("problem").hidden = !text;
+}
+
+async function look() {
+  try {
+    const report = await ask("inspect");
+    const now = performance.now() / 1000;
+    showState(report);
+    showRequests(report, now);
+    showMemory(report, now);
+    showSpeculation(report);
+    showErrors(report);
+    if (looks % LOOKS_PER_CACHE_LOOK === 0) await lookAtCache();
+    looks += 1;
+    showProblem("");
+    part("door").hidden = true;
+    part("view").hidden = false;
+  } catch (error) {
+    if (error instanceof TokenNeeded) {
+      showProblem(token ? error.message : "");
+      part("door").hidden = false;
+      part("view").hidden = true;
+      return;
+    }
+    showProblem(`the backend does not answer: ${error.message}`);
+  }
+  setTimeout(look, POLL_MS);
+}
+
+part("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = part("token").value;
+  look();
+});
+
+legend("phases", PHASES);
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given) {
+  token = given;
+  history.replaceState(null, "", location.pathname);
+}
+look();
