@@ -155,8 +155,9 @@ class PromptCache:
         self._used_tokens = None
         self._nodes.used.pop(owner, None)
         self._once.discard(owner)
-        self._books.forget(owner)
-        if node := self._nodes.held.pop(owner, None):
+        node = self._nodes.held.pop(owner, None)
+        self._books.forget(owner, node)
+        if node is not None:
             self._released[owner] = node
             if len(self._released) > MAX_RELEASED:
                 self._released.popitem(last=False)

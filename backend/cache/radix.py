@@ -43,7 +43,7 @@ class Node(Link, Generic[V]):
         is_pin: Whether `RadixTree.pin` was called for this very node.
         pins: Its own pin and its pinned children, counted.
         used_at: The number of the last request that went through the node, for its owner to set.
-        hits: How many requests took the node up, for its owner to count.
+        hits: How many requests took the whole node up, for its owner to count.
         branches: How many requests have parted here from what was stored below.
         place: The part of a conversation that ends here.
         is_expected: Whether a request is sure to go on from here.
@@ -311,7 +311,7 @@ class RadixTree(Generic[V]):
         self._siblings(upper)[upper.label[0]] = lower
         lower.label = TokenKey.concat((upper.label, lower.label))
         lower.value, lower.parent = value, upper.parent
-        lower.is_once, lower.hits = lower.is_once and upper.is_once, upper.hits
+        lower.is_once = lower.is_once and upper.is_once
         lower.unlink()
         lower.place_after(upper)
         upper.unlink()

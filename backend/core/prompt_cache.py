@@ -14,7 +14,7 @@ class StoredPrefix:
         number: From 1 on; parents come before their children.
         parent: The number of the node that it goes on from; 0 for none.
         start: Tokens before it.
-        hits: Requests that took it up.
+        hits: Requests that took all of it up, and have ended.
         idle_requests: Requests since one used it.
         worth: Tokens that it is expected to save, per MiB; of an inner node, the best below.
         is_pinned: Whether it goes last, with a system prompt that ends here or below.

@@ -10,6 +10,7 @@ from backend.cache.kv import LooseNode, Segment
 from backend.cache.node_store import NodeStore
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
+from backend.cache.worth import SegmentNode
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.status import HitKind, PromptCacheStatus
 
@@ -24,10 +25,10 @@ class Books:
         self._stateless_tokens = 0
         self._reuse = ReuseHistory()
         self._evicted = EvictedPrefixes()
-        self._asked: set[str] = set()
+        self._asked: dict[str, int] = {}
 
     def note_prompt(self, owner: str, key: TokenKey, found: Match[Segment], length: int) -> None:
-        """Count, once for each owner, what it takes up, and what it computes though it was stored.
+        """Count, once for each owner, what it computes though it was stored.
 
         Args:
             owner: Who looks a prompt up; known until `forget`.
@@ -37,15 +38,20 @@ class Books:
         """
         if owner in self._asked:
             return
-        self._asked.add(owner)
+        self._asked[owner] = length
         self._evicted.note_prompt(key, found.length)
         self._stateless_tokens += max(min(found.length, len(key) - 1) - length, 0)
-        for node in found.nodes:
-            node.hits += node.start < length
 
-    def forget(self, owner: str) -> None:
-        """Count the next prompt of this owner anew."""
-        self._asked.discard(owner)
+    def forget(self, owner: str, end: SegmentNode | None) -> None:
+        """Count what an owner has taken up, now that it was divided where the owner left it.
+
+        Args:
+            owner: Its next prompt is counted anew.
+            end: Where its path ends, if it holds one.
+        """
+        length = self._asked.pop(owner, 0)
+        for node in end.lineage() if end is not None else ():
+            node.hits += node.end <= length
 
     def note_evicted(self, nodes: Iterable[LooseNode]) -> None:
         """Note nodes that only this cache held."""
