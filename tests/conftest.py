@@ -3,7 +3,7 @@
 import gc
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from nursery import forked_engines
 
 # The same examples every time, however slow the machine is.
 settings.register_profile(
@@ -27,6 +28,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         importlib.import_module("backend.model.checkpoint.upstream").import_mlx_lm()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines() -> Iterator[None]:
+    """Engines that need not import anything, unless a test starts a backend of its own."""
+    with forked_engines():
+        yield
 
 
 TinyModels = Callable[[str], Path]

@@ -149,8 +149,10 @@ def workers_of(process_id: int) -> list[int]:
 
 
 def _is_worker(process_id: int) -> bool:
+    place = Path(f"/proc/{process_id}")
     try:
-        return b"backend.rank" in Path(f"/proc/{process_id}/cmdline").read_bytes()
+        # A forked one has the name, and the command line of what it was forked from.
+        return any(b"backend.rank" in (place / file).read_bytes() for file in ("cmdline", "comm"))
     except OSError:
         return False
 

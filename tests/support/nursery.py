@@ -1,0 +1,178 @@
+"""Forks the engines of tests from one process that has done their imports.
+
+An engine process spends two thirds of its start on imports. Here it is what `python -m
+backend.rank` would be: a child of this process, with its arguments, environment, connection and
+stderr, fresh from the imports. As a program, this module is the process that it is forked from.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[2]
+NAME = "backend.rank"
+# What an engine would import in the end, for one model or another.
+MODULES = (
+    *(NAME, "backend.engine.leading.leader", "backend.engine.leading.injected_fault"),
+    *("backend.sampling.grammar.compiler", "numpy.random", "multiprocessing.synchronize"),
+    *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "transformers.models.auto"),
+    *("mlx_vlm.utils", "mlx_vlm.models.qwen3_vl", "mlx_vlm.models.gemma4", "PIL.ImageFile"),
+)
+# All else in the environment might matter to an import.
+FREE_NAMES = {
+    *("PYTEST_CURRENT_TEST", "MLX_BACKEND_TEST_FAULT", "LOCALAI_LOG_LEVEL"),
+    # Set by the import itself, in this process too.
+    *("TRANSFORMERS_NO_ADVISORY_WARNINGS", "TRANSFORMERS_VERBOSITY"),
+}
+SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
+CLONE_PARENT = 0x8000
+LIMIT_BYTES = 2**20
+
+
+class Forked(subprocess.Popen):
+    """A child of this process that another one has forked."""
+
+    def __init__(self, arguments: Sequence[str], fork: Callable[[], int]) -> None:
+        self._fork = fork
+        super().__init__(arguments)
+
+    def _execute_child(self, *_: Any) -> None:
+        self.pid = self._fork()
+        self._child_created = True
+
+
+class Nursery:
+    """Starts engines; one that might differ from a forked one is started as the product does."""
+
+    def __init__(self, start: Callable[..., subprocess.Popen]) -> None:
+        self._start = start
+        self._environment = _fixed(os.environ)
+        # The kernel ends the children with the thread that started what they are forked from.
+        self._thread = threading.current_thread()
+        self._process: subprocess.Popen | None = None
+        self._socket: socket.socket | None = None
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        inherited: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen:
+        is_alike = environment is None and _fixed(os.environ) == self._environment
+        if not is_alike or not inherited or threading.current_thread() is not self._thread:
+            return self._start(arguments, inherited=inherited, environment=environment)
+        return Forked(arguments, lambda: self._fork(arguments, inherited))
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._socket.close()
+            self._process.wait()
+
+    def _fork(self, arguments: Sequence[str], inherited: Sequence[int]) -> int:
+        if self._process is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", __file__, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    pass_fds=[theirs.fileno()],
+                    cwd="/",
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                )
+        order = [["--parent", str(os.getpid()), *arguments], dict(os.environ), list(inherited)]
+        socket.send_fds(self._socket, [json.dumps(order).encode()], [2, *inherited])
+        return int(self._socket.recv(LIMIT_BYTES))
+
+
+def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in FREE_NAMES}
+
+
+@contextmanager
+def forked_engines() -> Iterator[None]:
+    """Have the engines of this process forked, where the system can."""
+    from backend.engine import processes
+
+    if sys.platform != "linux" or SYSCALL_CLONE is None:
+        yield
+        return
+    start = processes._start
+    nursery = Nursery(start)
+    processes._start = nursery.start
+    try:
+        yield
+    finally:
+        processes._start = start
+        nursery.close()
+
+
+def fork_sibling() -> int:
+    """Fork as `os.fork` does, but a child of this process's own parent."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    libc = ctypes.PyDLL(None, use_errno=True)
+    process_id = libc.syscall(SYSCALL_CLONE, CLONE_PARENT | signal.SIGCHLD, *[0] * 4)
+    if process_id == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if process_id < 0:
+        raise OSError(ctypes.get_errno(), "clone failed")
+    return process_id
+
+
+def be_engine(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
+    """Become what `python -m backend.rank` is."""
+    from backend import rank
+
+    arguments, environment, numbers = order
+    stderr, *inherited = descriptors
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(stderr, number)
+    os.close(stderr)
+    Path("/proc/self/comm").write_text(NAME)
+    os.environ.clear()
+    os.environ.update(environment)
+    given = dict(zip(map(str, numbers), map(str, inherited), strict=True))
+    sys.argv = [NAME, *(given.get(word, word) for word in arguments)]
+    sys.exit(rank.main())
+
+
+def main() -> None:
+    """Import what engines import, then fork one for each order."""
+    orders = socket.socket(fileno=int(sys.argv[1]))
+    sys.path.insert(0, str(ROOT))
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork takes one thread along"
+    while True:
+        order, descriptors, _, _ = socket.recv_fds(orders, LIMIT_BYTES, 8)
+        if not order:
+            return
+        process_id = fork_sibling()
+        if process_id == 0:
+            orders.close()
+            be_engine(json.loads(order), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        orders.send(str(process_id).encode())
+
+
+if __name__ == "__main__":
+    main()
