@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from engine_driver import make_request, prompt_of
-from groups import descendants, grouped, is_alive, take, workers, workers_of
+from groups import Outcome, descendants, grouped, is_alive, take, workers, workers_of
 from serving import Stub, until
 
 from backend.config import ModelOptions, TuningOptions
@@ -39,18 +39,24 @@ def in_phase(engine, phase):
 
 
 async def test_a_rank_that_dies_costs_no_request(engine, small_llama):
-    await engine.load(grouped(small_llama, 2, prefill_chunk_alone=16, max_cache_bytes=0))
-    requests = [make_request(f"a{i}", prompt_of(1500, i), max_tokens=300) for i in range(3)]
+    await engine.load(grouped(small_llama, 2, prefill_chunk=16, max_cache_bytes=0))
+    requests = [make_request(f"a{i}", prompt_of(700, i), max_tokens=200) for i in range(3)]
     alone = [(await take(engine, request)).tokens for request in requests]
+    endless = make_request("endless", prompt_of(9), max_tokens=ENDLESS, may_speculate=False)
     for number, rank in enumerate((1, 0), start=1):
-        streams = [asyncio.ensure_future(take(engine, request)) for request in requests]
-        await until(lambda: engine.status().state is EngineState.BUSY)
+        outcomes = [Outcome() for _ in requests]
+        calls = map(partial(take, engine), [*requests, endless], [*outcomes, Outcome()])
+        *streams, last = [asyncio.ensure_future(call) for call in calls]
+        # Rank 1 goes with the prompts that have just come, rank 0 amid the replies.
+        await asyncio.sleep(0)
+        await until(lambda rank=rank, got=outcomes: rank == 1 or any(each.tokens for each in got))
         before = workers()
         os.kill(before[rank], signal.SIGKILL)
         assert [outcome.tokens for outcome in await asyncio.gather(*streams)] == alone
-        assert not any(map(is_alive, before))
+        await until(lambda before=before: not any(map(is_alive, before)))
+        await until(lambda number=number: engine.status().restarts == number)
+        last.cancel()
         status = engine.status()
-        assert status.restarts == number
         reason = status.latest_restarts[-1].reason
         assert "SIGKILL" in reason
         assert ("rank 1 of 2" in reason) == (rank == 1)
@@ -67,7 +73,7 @@ async def test_a_request_that_ends_a_group_each_time_fails_and_its_neighbour_fin
     await engine.load(grouped(small_llama, 2))
     bias = SamplingParams(logit_bias={poison: -100.0})
     prompt = [token for token in prompt_of(20) if token != poison]
-    neighbour = make_request("n", prompt, sampling=bias, max_tokens=1200)
+    neighbour = make_request("n", prompt, sampling=bias, max_tokens=1200, may_speculate=False)
     alone = (await take(engine, neighbour)).tokens
     stream = asyncio.ensure_future(take(engine, neighbour))
     await until(partial(in_phase, engine, RequestPhase.ACTIVE))
@@ -81,7 +87,7 @@ async def test_a_rank_that_hangs_is_told_and_can_be_freed(small_llama, caplog, r
     engine = Engine(serve=ServedModel.of, long_turn_s=1.0)
     await engine.load(grouped(small_llama, 2))
     stream = asyncio.ensure_future(
-        take(engine, make_request("a", prompt_of(9), max_tokens=ENDLESS))
+        take(engine, make_request("a", prompt_of(9), max_tokens=ENDLESS, may_speculate=False))
     )
     await until(partial(in_phase, engine, RequestPhase.ACTIVE))
     before = workers()
@@ -114,7 +120,7 @@ async def test_a_group_with_nothing_to_do_is_not_stuck(engine, small_llama):
     engine.cancel("never known")
     await until(lambda: engine.status().turn_s == 0.0)
     stream = asyncio.ensure_future(
-        take(engine, make_request("b", prompt_of(9), max_tokens=ENDLESS))
+        take(engine, make_request("b", prompt_of(9), max_tokens=ENDLESS, may_speculate=False))
     )
     await until(partial(in_phase, engine, RequestPhase.ACTIVE))
     engine.cancel("b")

@@ -6,7 +6,7 @@ import re
 import grpc
 import pytest
 from engine_driver import room_for
-from serving import Stderr, code_of, served, stream, until
+from serving import UNENDING, Stderr, code_of, served, stream, until
 
 from backend.core.status import RequestPhase
 from backend.model.checkpoint.weights import memory_bytes
@@ -39,8 +39,9 @@ async def ask(directory, requests, options=(), **fields):
     async with served(directory, MaxModelLen=CONTEXT, Options=options, **fields) as backend:
         replies = await asyncio.gather(*map(backend.stub.Predict, requests))
         await until(lambda: backend.is_idle)
-        memory = backend.engine.status().memory_bytes
-        assert memory["kv_active"] == memory["kv_reserved"] == 0
+        # The pass that was in flight for the last of them ends a turn later.
+        await until(lambda: backend.engine.status().memory_bytes["kv_active"] == 0)
+        assert backend.engine.status().memory_bytes["kv_reserved"] == 0
     return [(reply.message, reply.tokens) for reply in replies]
 
 
@@ -75,7 +76,7 @@ async def test_what_could_never_fit_is_refused_at_once_and_the_numbers_are_told(
     options = tight(networks("llama"), 100)
     async with served(tiny_models("llama"), Options=options) as backend:
         running = backend.stub.PredictStream(raw(Tokens=60))
-        await running.read()
+        tokens = (await running.read()).tokens
         code, details = await code_of(backend.stub.Predict(raw(Tokens=100)))
         assert code is CODE.RESOURCE_EXHAUSTED
         pattern = r"(\d+) prompt tokens and 100 generated .* MiB: room for 100 tokens"
@@ -92,17 +93,20 @@ async def test_requests_whose_limits_do_not_fit_together_take_turns(tiny_models,
 
 
 async def test_the_prompt_cache_gives_way_before_anyone_waits(tiny_models, networks):
-    options = tight(networks("llama"), 400, rows=2)
+    options = tight(networks("llama"), 1500, rows=2)
     async with served(tiny_models("llama"), Options=options) as backend:
         for number in range(8):
             await backend.stub.Predict(raw(f"{number} " + "ba bo bu be " * 8, Tokens=2))
         stored = backend.engine.status().prompt_cache.bytes
-        calls = [stream(backend.stub, raw(f"{number} bi", Tokens=380)) for number in range(2)]
+        calls = [
+            stream(backend.stub, raw(f"{number} bi", **UNENDING | {"Tokens": 1400}))
+            for number in range(2)
+        ]
         tasks = [asyncio.create_task(call) for call in calls]
         await until(lambda: backend.engine.status().slots_taken == 2)
         await until(lambda: backend.engine.status().prompt_cache.bytes < stored)
         assert backend.engine.status().waiting == 0
-        assert [folded.last.tokens for folded in await asyncio.gather(*tasks)] == [380, 380]
+        assert [folded.last.tokens for folded in await asyncio.gather(*tasks)] == [1400, 1400]
 
 
 async def test_the_host_says_how_much_of_the_memory_may_be_used(tiny_models):
@@ -116,14 +120,15 @@ async def test_the_host_says_how_much_of_the_memory_may_be_used(tiny_models):
 
 
 async def test_a_higher_priority_is_served_first_and_an_unknown_one_is_normal(tiny_models):
-    async with served(tiny_models("llama"), Options=["max_slots:1"]) as backend:
+    options = ["max_slots:1"]
+    async with served(tiny_models("llama"), MaxModelLen=16_384, Options=options) as backend:
         ended = []
 
         async def send(priority):
             await backend.stub.Predict(raw(f"{priority} ba", Metadata={"priority": priority}))
             ended.append(priority)
 
-        first = backend.stub.PredictStream(raw(Tokens=0))
+        first = backend.stub.PredictStream(raw(**UNENDING))
         await first.read()
         tasks = []
         for number, priority in enumerate(["low", "normal", "high"], start=1):
@@ -144,13 +149,20 @@ async def test_a_deadline_ends_a_request_in_every_phase(tiny_models, rpc, phase)
     async with served(tiny_models("llama"), MaxModelLen=16_384, Options=options) as backend:
         blocker = None
         if phase is RequestPhase.WAITING:
-            blocker = backend.stub.PredictStream(raw(Tokens=0))
+            blocker = backend.stub.PredictStream(raw(**UNENDING))
             await blocker.read()
         prompt = "ba bo bu be " * (1000 if phase is RequestPhase.PREFILLING else 2)
-        call = getattr(backend.stub, rpc)(raw(prompt, Tokens=0), timeout=1.0)
-        ending = asyncio.create_task(code_of(call if rpc == "Predict" else drained(call)))
-        await until(lambda: phase in phases(backend))
-        assert (await ending)[0] is CODE.DEADLINE_EXCEEDED
+        is_seen = False
+        for timeout_s in (1.0, 4.0, 16.0):
+            call = getattr(backend.stub, rpc)(raw(prompt, **UNENDING), timeout=timeout_s)
+            ending = asyncio.create_task(code_of(call if rpc == "Predict" else drained(call)))
+            await until(lambda ending=ending: phase in phases(backend) or ending.done())
+            is_seen = phase in phases(backend)
+            assert (await ending)[0] is CODE.DEADLINE_EXCEEDED
+            if is_seen:
+                break
+            # A busy machine has not brought it so far: it needs more time.
+        assert is_seen
         if blocker is not None:
             await until(lambda: backend.engine.status().waiting == 0)
             blocker.cancel()

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.mlx
 
 TEXT = "be bi ba bo du " * 20
 LONG_TEXT = "be bi ba bo du " * 300
+# A long text has not ended before a snapshot shows it.
+SLOWLY = ["prefill_chunk:4", "prefill_chunk_alone:4"]
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
@@ -218,7 +220,7 @@ async def test_a_storm_of_embeddings_changes_no_token_of_the_streams(tiny_models
 
 
 async def test_more_calls_than_may_wait_are_refused(tiny_models):
-    async with served(tiny_models("llama"), Options=["max_waiting:2"]) as backend:
+    async with served(tiny_models("llama"), Options=["max_waiting:2", *SLOWLY]) as backend:
         calls = [embed(backend, LONG_TEXT) for _ in range(8)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         refused = [o.code() for o in outcomes if isinstance(o, grpc.aio.AioRpcError)]
@@ -228,7 +230,7 @@ async def test_more_calls_than_may_wait_are_refused(tiny_models):
 
 
 async def test_free_ends_what_waits(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+    async with served(tiny_models("llama"), Options=SLOWLY) as backend:
         calls = [asyncio.create_task(code_of(embed(backend, LONG_TEXT))) for _ in range(8)]
         await until(lambda: backend.engine.status().state is EngineState.BUSY)
         await backend.stub.Free(pb.HealthMessage())
@@ -239,7 +241,7 @@ async def test_free_ends_what_waits(tiny_models):
 
 
 async def test_a_caller_that_leaves_makes_room(tiny_models):
-    async with served(tiny_models("llama"), Options=["max_waiting:0"]) as backend:
+    async with served(tiny_models("llama"), Options=["max_waiting:0", *SLOWLY]) as backend:
         call = backend.stub.Embedding(pb.PredictOptions(Embeddings=LONG_TEXT))
         await until(lambda: backend.engine.status().state is EngineState.BUSY)
         assert (await code_of(embed(backend)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED

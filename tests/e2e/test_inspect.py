@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from click.testing import CliRunner
-from serving import served, until
+from serving import UNENDING, served, until
 
 from backend.cli.app import main
 from backend.pb import backend_pb2 as pb
@@ -29,7 +29,7 @@ async def inspected(backend):
 async def test_a_running_request_is_told_with_its_cache_hit_and_its_progress(tiny_models):
     async with served(tiny_models("llama")) as backend:
         first = await backend.stub.Predict(raw("first"))
-        running = backend.stub.PredictStream(raw("second", Tokens=0))
+        running = backend.stub.PredictStream(raw("second", **UNENDING))
         await until(lambda: any(r.generated_tokens > 1 for r in backend.engine.status().requests))
         reply = await inspected(backend)
         running.cancel()
@@ -48,7 +48,7 @@ async def test_a_running_request_is_told_with_its_cache_hit_and_its_progress(tin
 
 async def test_who_has_a_reply_finds_it_counted_and_no_longer_running(tiny_models):
     async with served(tiny_models("llama")) as backend:
-        running = backend.stub.PredictStream(raw("running", Tokens=0))
+        running = backend.stub.PredictStream(raw("running", **UNENDING))
         await running.read()
         for i in range(10):
             await backend.stub.Predict(raw(f"quick{i}"))

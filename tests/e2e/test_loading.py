@@ -10,7 +10,7 @@ import grpc
 import mlx.core as mx
 import pytest
 from adapters import write_adapter
-from serving import Stderr, code_of, served, stream, until
+from serving import UNENDING, Stderr, code_of, served, stream, until
 
 from backend.core.status import EngineState
 from backend.pb import backend_pb2 as pb
@@ -224,7 +224,7 @@ async def test_request_fields_win_over_model_options(tiny_models):
 
 async def test_free_gives_back_and_the_next_load_works(tiny_models):
     async with served(tiny_models("llama")) as backend:
-        running = asyncio.create_task(code_of(stream(backend.stub, raw(Tokens=0))))
+        running = asyncio.create_task(code_of(stream(backend.stub, raw(**UNENDING))))
         await until(lambda: not backend.is_idle)
         assert (await backend.stub.Free(pb.HealthMessage())).success
         assert (await running)[0] is grpc.StatusCode.ABORTED
@@ -265,7 +265,7 @@ async def test_status_tells_the_state_and_the_memory(tiny_models):
         ready = await backend.stub.Status(pb.HealthMessage())
         assert ready.state == pb.StatusResponse.READY
         assert ready.memory.total >= ready.memory.breakdown["weights"] > 0
-        running = backend.stub.PredictStream(raw(Tokens=0))
+        running = backend.stub.PredictStream(raw(**UNENDING))
         await running.read()
         await until(lambda: backend.engine.status().state is EngineState.BUSY)
         running.cancel()
@@ -289,13 +289,13 @@ async def test_metrics_list_each_request_with_its_progress(tiny_models):
             listed = json.loads(metrics.prompt_json_for_slot)["requests"]
             return {request["request_id"][0]: request for request in listed}
 
-        active = backend.stub.PredictStream(raw(Tokens=0, CorrelationId="a"))
+        active = backend.stub.PredictStream(raw(**UNENDING, CorrelationId="a"))
         await active.read()
         prefilling = backend.stub.PredictStream(
             pb.PredictOptions(Prompt="ba be bi " * 600, IgnoreEOS=True, CorrelationId="p")
         )
         await until(lambda: backend.engine.status().slots_taken == 2)
-        waiting = backend.stub.PredictStream(raw(Tokens=0, CorrelationId="w"))
+        waiting = backend.stub.PredictStream(raw(**UNENDING, CorrelationId="w"))
         await until(lambda: backend.engine.status().waiting == 1)
         seen = await requests()
         assert seen["a"]["phase"] == "active"

@@ -120,6 +120,8 @@ async def test_the_log_says_how_much_was_cached(tiny_models, caplog):
 async def test_status_tells_what_the_prompt_cache_holds_until_the_model_is_freed(tiny_models):
     async with served(tiny_models("llama")) as backend:
         await ask(backend, raw("ba be bi bo bu " * 9))
+        # The pass that was in flight for it ends a turn later.
+        await until(lambda: backend.engine.status().memory_bytes["kv_active"] == 0)
         status = await backend.stub.Status(pb.HealthMessage())
         assert status.memory.breakdown["prompt_cache"] > 0
         assert status.memory.breakdown["kv_active"] == 0

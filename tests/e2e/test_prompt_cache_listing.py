@@ -6,7 +6,7 @@ import json
 import grpc
 import pytest
 from click.testing import CliRunner
-from serving import chat, code_of, served, until, user
+from serving import UNENDING, chat, code_of, served, until, user
 
 from backend.cli.app import main
 from backend.pb import backend_pb2 as pb
@@ -47,7 +47,9 @@ async def test_conversations_are_told_below_the_system_prompt_that_they_share(ti
         reply = await looked(backend)
         told = await run_cache(backend)
         few = json.loads(await run_cache(backend, "--nodes", "2", "--json"))
-        running = backend.stub.PredictStream(chat([SYSTEM, user("so?")], IgnoreEOS=True))
+        running = backend.stub.PredictStream(
+            chat([SYSTEM, user("so?")], IgnoreEOS=True, **UNENDING)
+        )
         await running.read()
         meanwhile = await looked(backend)
         running.cancel()

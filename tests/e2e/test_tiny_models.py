@@ -8,7 +8,7 @@ import sys
 
 import grpc
 import pytest
-from serving import chat, code_of, served, stream, until, user
+from serving import UNENDING, chat, code_of, served, stream, until, user
 
 from backend.core.status import EngineState
 from backend.pb import backend_pb2 as pb
@@ -180,7 +180,7 @@ async def test_health_answers_during_a_long_prefill(tiny_models):
 @pytest.mark.parametrize("rpc", ["Predict", "PredictStream"])
 async def test_a_client_that_leaves_frees_its_slot(tiny_models, rpc):
     async with served(tiny_models("llama")) as backend:
-        call = getattr(backend.stub, rpc)(raw(Tokens=0))
+        call = getattr(backend.stub, rpc)(raw(**UNENDING))
         if rpc == "PredictStream":
             await call.read()
         else:
@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_frees_its_slot(tiny_models, rpc):
 
 async def test_a_deadline_ends_the_request(tiny_models):
     async with served(tiny_models("llama")) as backend:
-        code, _ = await code_of(backend.stub.Predict(raw(Tokens=0), timeout=0.3))
+        code, _ = await code_of(backend.stub.Predict(raw(**UNENDING), timeout=0.3))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: backend.is_idle)
 
@@ -200,10 +200,15 @@ async def test_a_deadline_ends_the_request(tiny_models):
 async def test_too_many_waiting_are_refused_and_the_others_served(tiny_models):
     options = ["max_slots:1", "max_waiting:2"]
     async with served(tiny_models("llama"), Options=options) as backend:
-        calls = [backend.stub.Predict(raw(Tokens=40)) for _ in range(6)]
+        first = backend.stub.PredictStream(raw(**UNENDING))
+        await first.read()
+        calls = [asyncio.ensure_future(backend.stub.Predict(raw())) for _ in range(5)]
+        await until(lambda: sum(call.done() for call in calls) == 3)
+        first.cancel()
         results = await asyncio.gather(*calls, return_exceptions=True)
         refused = [r for r in results if isinstance(r, grpc.aio.AioRpcError)]
         assert len(refused) == 3
+        assert {r.tokens for r in results if r not in refused} == {12}
         assert {r.code() for r in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert "max_waiting 2" in refused[0].details()
 
@@ -256,7 +261,7 @@ async def test_the_log_tells_how_each_request_ended(tiny_models, caplog):
     caplog.set_level("INFO")
     async with served(tiny_models("llama"), Options=["max_slots:1", "max_waiting:0"]) as backend:
         await backend.stub.Predict(raw())
-        running = backend.stub.PredictStream(raw(Tokens=0))
+        running = backend.stub.PredictStream(raw(**UNENDING))
         await running.read()
         code, _ = await code_of(backend.stub.Predict(raw()))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED

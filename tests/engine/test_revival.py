@@ -144,7 +144,7 @@ async def test_a_process_that_is_stopped_is_given_up_and_its_requests_go_on(engi
 
 
 async def test_an_embedding_is_computed_by_the_next_process(engine, tiny_models):
-    await engine.load(options(tiny_models("llama"), prefill_chunk=16))
+    await engine.load(options(tiny_models("llama"), prefill_chunk=4, prefill_chunk_alone=4))
     text = EmbeddingRequest(
         token_ids=tuple(prompt_of(ENDLESS)), pooling=Pooling.MEAN, is_normalized=True
     )
@@ -194,7 +194,7 @@ async def test_what_comes_while_a_process_is_replaced_waits_for_the_next(engine,
 async def test_free_ends_a_recovery_and_its_requests(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
     stream = asyncio.ensure_future(
-        take(engine, make_request("a", prompt_of(5), max_tokens=ENDLESS))
+        take(engine, make_request("a", prompt_of(5), max_tokens=ENDLESS, may_speculate=False))
     )
     await until(lambda: engine.status().slots_taken == 1)
     os.kill(engine.process_id, signal.SIGKILL)
@@ -214,7 +214,7 @@ async def test_an_engine_that_cannot_be_replaced_says_so_until_a_load_works(
     engine.on_fault(lambda: told.append(engine.fault))
     await engine.load(options(moved))
     stream = asyncio.ensure_future(
-        take(engine, make_request("a", prompt_of(5), max_tokens=ENDLESS))
+        take(engine, make_request("a", prompt_of(5), max_tokens=ENDLESS, may_speculate=False))
     )
     await until(lambda: engine.status().slots_taken == 1)
     moved.unlink()

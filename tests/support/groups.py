@@ -51,9 +51,11 @@ class Outcome:
     cached_tokens: int = 0
 
 
-async def take(engine: Engine, request: Any, *, leave_after: int | None = None) -> Outcome:
+async def take(
+    engine: Engine, request: Any, outcome: Outcome | None = None, *, leave_after: int | None = None
+) -> Outcome:
     """Take a stream, or leave it after some tokens."""
-    outcome = Outcome()
+    outcome = Outcome() if outcome is None else outcome
     try:
         async for events in engine.submit(engine.model, request):
             for event in events:

@@ -20,6 +20,8 @@ from backend.pipeline.served_model import ServedModel
 from backend.rpc.server import BackendServer
 
 Stub = backend_pb2_grpc.BackendStub
+# Fields of a request that is still running whenever a test looks: drafts would soon fill a context.
+UNENDING: dict[str, Any] = {"Tokens": 0, "Metadata": {"speculation": "off"}}
 LIMITS = [
     ("grpc.max_send_message_length", 2 * MESSAGE_LIMIT_BYTES),
     ("grpc.max_receive_message_length", 2 * MESSAGE_LIMIT_BYTES),

@@ -2,8 +2,10 @@
 
 import queue
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
@@ -24,6 +26,9 @@ from backend.model.checkpoint.config import read_config
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
 from backend.model.loader import look
+
+# How long the news of who has gone may take behind the failure that it causes.
+NEWS_DELAY_S = 2.0
 
 
 class Members:
@@ -56,14 +61,16 @@ class Members:
     def join(self, joins: Sequence[Join]) -> None:
         """Have every rank link up and load its shard."""
         for member in self._members:
-            member.channel.send(joins[member.rank])
+            with self._named(member):
+                member.channel.send(joins[member.rank])
 
     def agree(self, own: Ready) -> Start:
         """Wait until all have loaded, and return what they begin with."""
         others = [self._ready[member.rank].get() for member in self._members]
         start = agreement([own, *others])
         for member in self._members:
-            member.channel.send(start)
+            with self._named(member):
+                member.channel.send(start)
         synchronise()
         return start
 
@@ -75,7 +82,8 @@ class Members:
         """Tell everyone the plan of a turn."""
         frame = self._codec.encode(turn)
         for member in self._members:
-            member.channel.send_frame(frame)
+            with self._named(member):
+                member.channel.send_frame(frame)
 
     def check(self, turn: Turn, replica: Replica) -> None:
         """Compare the tokens that others have drawn with those of rank 0.
@@ -92,6 +100,20 @@ class Members:
         """Return the memory of each, by part."""
         return {rank: each.memory_bytes for rank, each in self._check.statuses.items()}
 
+    @contextmanager
+    def _named(self, member: Member) -> Iterator[None]:
+        """Tell of the rank that cannot be reached: an orderly end would hide it."""
+        try:
+            yield
+        except ChannelClosedError as error:
+            # The thread that listens to it says how it ended, and ends this process first.
+            time.sleep(NEWS_DELAY_S)
+            raise GroupLostError(f"{self._name(member)} has hung up") from error
+
+    def _name(self, member: Member) -> str:
+        size = len(self._members) + 1
+        return f"rank {member.rank} of {size} (process {member.hello.process_id})"
+
     def _listen(self, member: Member) -> None:
         """Take what another rank says; if it fails or hangs up, all is lost."""
         try:
@@ -104,10 +126,7 @@ class Members:
                     case Failed(failure):
                         self._fail(failure.error())
         except ChannelClosedError:
-            number = member.hello.process_id
-            how = ending(member.process)
-            name = f"rank {member.rank} of {len(self._members) + 1} (process {number})"
-            self._fail(GroupLostError(f"{name} {how}"))
+            self._fail(GroupLostError(f"{self._name(member)} {ending(member.process)}"))
 
 
 def form_group(

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from backend.core.status import EngineStatus
 from backend.engine.distributed.grammars import GrammarWorkshop
-from backend.engine.distributed.members import Members, form_group
+from backend.engine.distributed.members import NEWS_DELAY_S, Members, form_group
 from backend.engine.distributed.messages import Form, GroupCommand, Turn
 from backend.engine.distributed.replica import Replica
 from backend.engine.distributed.shard import load_whole
@@ -48,8 +48,6 @@ from common.garbage import LASTING
 from common.lifecycle import exit_at_once
 
 STATUS_INTERVAL_S = 0.25
-# How long the news of who has gone may take behind the failure that it causes.
-_NEWS_DELAY_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +97,7 @@ class Leader:
             log.critical("the engine has failed", exc_info=error)
             if self._members is not None:
                 # If a rank has gone, its thread says so and ends this process first.
-                time.sleep(_NEWS_DELAY_S)
+                time.sleep(NEWS_DELAY_S)
                 self._fail(GroupLostError(f"rank 0 failed: {error}"))
             self._fail(error)
         exit_at_once(0)
