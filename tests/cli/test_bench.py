@@ -32,8 +32,15 @@ def test_a_spread_is_of_values_that_were_measured(values, spread):
 
 def test_a_stream_counts_from_its_request_and_its_rate_from_the_first_text():
     stream = Stream(10.0, 30, ((10.5, 2), (11.0, 3), (12.5, 8)))
-    assert (stream.first_token_ms, stream.tokens, stream.tokens_per_s) == (500.0, 8, 3.0)
+    assert (stream.first_token_ms, stream.tokens) == (500.0, 8)
     assert list(stream.gaps_ms()) == [500.0, 1500.0]
+    assert Figures.of([[stream]]).stream_tokens_per_s == 3.0
+
+
+def test_tokens_that_come_late_and_together_make_no_stream_fast():
+    steady = Stream(0.0, 30, ((1.0, 1), (2.0, 11)))
+    late = Stream(0.0, 30, ((1.999, 9), (2.0, 11)))
+    assert Figures.of([[steady, late, late]]).stream_tokens_per_s == pytest.approx(14 / 1.002)
 
 
 def test_a_reply_of_one_piece_has_no_rate():
