@@ -5,8 +5,10 @@ import asyncio
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from grpc.aio import ServerInterceptor
 
@@ -31,6 +33,9 @@ DESCRIPTION = (
 OPTIONS = ("--addr", "--metrics-addr", "--dashboard", "--help")
 # What other servers call the address.
 SYNONYMS = dict.fromkeys(("--port", "--host", "--listen", "--bind", "-p"), "--addr HOST:PORT")
+# Whose directory belongs to one user and goes with the last session.
+RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
+LEDGER_NAME = "mlx-grpc-backend"
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
 # No engine process can load the model any more.
@@ -77,7 +82,11 @@ async def serve(config: ServerConfig) -> int:
     """
     stop_request = StopRequest()
     stop_request.listen()
-    engine = Engine(serve=ServedModel.of, environment=engine_environment(os.environ))
+    engine = Engine(
+        serve=ServedModel.of,
+        environment=engine_environment(os.environ),
+        memory_ledger=memory_ledger(os.environ),
+    )
     with _metrics_served(config.metrics_address, engine), _page_served(config, engine):
         server = BackendServer(config, engine, _tracing() if config.traces else ())
         log.info("listening on %s", await server.start())
@@ -189,6 +198,14 @@ def _max_slots(environment: Mapping[str, str], default: int) -> int:
         return int(text)
     log.warning("%s: %r is no number from 1 to %d; taking %d", name, text, MAX_SLOTS, default)
     return default
+
+
+def memory_ledger(environment: Mapping[str, str]) -> Path:
+    """Return the directory that the backends of this user have in common."""
+    runtime = environment.get(RUNTIME_VARIABLE, "")
+    if Path(runtime).is_absolute() and Path(runtime).is_dir():
+        return Path(runtime) / LEDGER_NAME
+    return Path(tempfile.gettempdir()) / f"{LEDGER_NAME}-{os.geteuid()}"
 
 
 def _interval_s(text: str, default: float) -> float:

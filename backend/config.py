@@ -56,8 +56,10 @@ CPU_MEMORY_SHARE = 0.75
 CUDA_MEMORY_SHARE = 0.95
 # Of the memory besides the weights, for activations and copies of KV.
 RESERVE_SHARE = 0.1
-# Of the memory: the least for KV caches, however large the weights are.
+# Of the usable memory: the least for KV caches, however large the weights are.
 MIN_KV_SHARE = 0.02
+# How long weights, and requests, wait for memory that other backends of the machine hold.
+LOAD_ROOM_WAIT_S, MEMORY_WAIT_S = 3.0, 30.0
 # Recent outputs of towers, and of processors.
 MEDIA_MEMO_BYTES = 256 * 2**20
 PREPARED_MEDIA_BYTES = 64 * 2**20
@@ -69,9 +71,7 @@ MAX_QUEUED_WORK = 1024
 MAX_QUEUED_WORK_BYTES = 2**30
 
 # Limits of one medium, as a file and decoded.
-MAX_IMAGE_BYTES = 20 * 2**20
-MAX_AUDIO_BYTES = 32 * 2**20
-MAX_VIDEO_BYTES = 32 * 2**20
+MAX_IMAGE_BYTES, MAX_AUDIO_BYTES, MAX_VIDEO_BYTES = 20 * 2**20, 32 * 2**20, 32 * 2**20
 MAX_IMAGE_PIXELS = 50_000_000
 # Processors of mlx-vlm fail beyond it.
 MAX_ASPECT_RATIO = 200
@@ -137,6 +137,7 @@ class MemoryOptions:
 
     max_kv_bytes: int | None = None
     expected_tokens: int = 1024
+    memory_ledger: bool = True
     kv_bits: int | None = None
     kv_group_size: int = 64
     wired_limit_mb: int = 0

@@ -37,6 +37,15 @@ def _engines() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A runtime directory: servers that tests start share no memory with others of this user."""
+    directory = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        yield directory
+
+
 TinyModels = Callable[[str], Path]
 
 

@@ -51,6 +51,8 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, RenderableType]]:
     if report.processes:
         yield "processes", _processes(report)
     yield "memory", _memory(report.memory)
+    if report.HasField("machine"):
+        yield "machine", _machine(report.machine)
     if is_loaded:
         yield "cache", prompt_cache_facts(report.prompt_cache)
     if report.prompt_cache.disk.bytes:
@@ -99,6 +101,24 @@ def _memory(memory: pb.MemoryUsageData) -> Table:
     for part, size in parts.items():
         bars.add_row(Text(printable(part)), decimal(size), _bar(size, largest, MEMORY_BAR_WIDTH))
     return bars
+
+
+def _machine(machine: pb.MachineReport) -> RenderableType:
+    """Return who may take what of the memory that backends share."""
+    rows = Table.grid(padding=(0, 2))
+    claimed = sum(backend.held_bytes + backend.budget_bytes for backend in machine.backends)
+    for backend in machine.backends:
+        rows.add_row(*_shares(backend))
+    return Group(f"{decimal(claimed)} of {decimal(machine.usable_bytes)} claimed", rows)
+
+
+def _shares(backend: pb.BackendReport) -> Iterator[RenderableType]:
+    name = f"{backend.model} ({'this one' if backend.is_own else backend.process_id})"
+    yield Text(printable(name), "" if backend.is_busy else QUIET_STYLE)
+    yield f"{decimal(backend.held_bytes)} held"
+    taken = decimal(backend.reserved_bytes + backend.cached_bytes)
+    yield f"{taken} of {decimal(backend.budget_bytes)} KV"
+    yield f"wants {decimal(backend.wanted_bytes)}" if backend.wanted_bytes else ""
 
 
 def prompt_cache_facts(books: pb.PromptCacheReport) -> Text:

@@ -57,6 +57,7 @@ class Engine(Generic[HandleT]):
         locate: Callable[[ModelOptions], Awaitable[Path]] = locate,
         long_turn_s: float = LONG_TURN_S,
         environment: Mapping[str, str] | None = None,
+        memory_ledger: Path | None = None,
     ) -> None:
         """Start idle, without a process.
 
@@ -65,10 +66,12 @@ class Engine(Generic[HandleT]):
             locate: Finds the directory of a model, downloading it if need be.
             long_turn_s: A turn of the engine that takes longer is reported.
             environment: Of the engine's processes; `None` is that of this one.
+            memory_ledger: The directory where backends share the machine's memory; `None` shares
+                with nobody.
         """
         self._serve = serve
         self._locate = locate
-        self._supervisor = Supervisor(self._give_up, long_turn_s, environment)
+        self._supervisor = Supervisor(self._give_up, long_turn_s, environment, memory_ledger)
         self._ledger = self._supervisor.ledger
         self._fault = ""
         self._must_exit = asyncio.Event()

@@ -19,9 +19,11 @@ from backend.model.checkpoint.config import own_context_length, read_json
 from backend.model.checkpoint.retrieval import encoder_profile
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import (
+    MakeRoom,
     cast,
     evaluate,
     memory_bytes,
+    need_no_room,
     require_memory,
     weights_bytes,
 )
@@ -80,6 +82,7 @@ def load_encoder(
     options: ModelOptions,
     directory: Path,
     config: Mapping[str, Any],
+    make_room: MakeRoom = need_no_room,
     *,
     renders: bool = True,
 ) -> RunnableModel:
@@ -89,6 +92,7 @@ def load_encoder(
         options: What the LoadModel asked for.
         directory: The model's.
         config: Its config.json.
+        make_room: Told the size of the weights before they are read.
         renders: Whether this process needs the chat template.
 
     Raises:
@@ -118,6 +122,7 @@ def load_encoder(
         kind=kind,
         labels=labels,
     )
+    make_room(size)
     evaluate(network)
     return RunnableModel(tokenizer, template, card, network)
 

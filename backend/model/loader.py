@@ -41,9 +41,11 @@ from backend.model.checkpoint.mends import mend
 from backend.model.checkpoint.retrieval import embedding_profile, reranker_kind
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
 from backend.model.checkpoint.weights import (
+    MakeRoom,
     cast,
     evaluate,
     memory_bytes,
+    need_no_room,
     require_memory,
     weights_bytes,
     widen_experts,
@@ -70,6 +72,7 @@ def load(
     *,
     divide: Divide | None = None,
     renders: bool = True,
+    make_room: MakeRoom = need_no_room,
 ) -> RunnableModel:
     """Load a model; after a failure nothing of it stays in memory.
 
@@ -79,6 +82,7 @@ def load(
         divide: Leaves of the network what this process computes; `None` leaves all.
         renders: Whether this process needs the chat template, and the card what it can do; a
             model that takes media has it in any case.
+        make_room: Told the size of the weights before they are read.
 
     Raises:
         LoadError: Says in a user's words what is wrong.
@@ -88,10 +92,11 @@ def load(
         config = read_config(directory)
         require_weights(directory)
         if is_encoder(config):
-            model = load_encoder(options, directory, config, renders=renders)
+            model = load_encoder(options, directory, config, make_room, renders=renders)
         else:
             model = _lazy_model(options, directory, config, divide, renders=renders)
             require_memory(model.card.weights_bytes, memory_bytes())
+            make_room(model.card.weights_bytes)
             evaluate(model.network)
     log.info(
         "loaded %s: %s, %.2f GB in %.1f s",

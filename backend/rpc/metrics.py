@@ -85,6 +85,7 @@ class EngineCollector:
             facts = {"name": model.card.name, "type": model.card.model_type}
             yield InfoMetricFamily("mlx_backend_model", "The loaded model", facts)
         yield _memory(status)
+        yield from _machine(status)
         yield _requests(status)
         yield CounterMetricFamily(
             "mlx_backend_prompt_tokens_processed",
@@ -144,6 +145,19 @@ def _memory(status: EngineStatus) -> Metric:
     for part, size in status.memory_bytes.items():
         family.add_metric([part], size)
     return family
+
+
+def _machine(status: EngineStatus) -> Iterator[Metric]:
+    if (machine := status.machine) is None:
+        return
+    prefix = "mlx_backend_machine"
+    yield GaugeMetricFamily(
+        f"{prefix}_usable_bytes", "What all backends may take together", machine.usable_bytes
+    )
+    yield GaugeMetricFamily(
+        f"{prefix}_claimed_bytes", "What their weights and budgets take", machine.claimed_bytes
+    )
+    yield GaugeMetricFamily(f"{prefix}_backends", "Backends of it", len(machine.backends))
 
 
 def _requests(status: EngineStatus) -> Metric:

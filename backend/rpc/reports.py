@@ -7,7 +7,13 @@ from typing import Any
 
 from backend.core.media import MEDIA_MARKER
 from backend.core.prompt import Message
-from backend.core.status import EngineState, EngineStatus, PromptCacheStatus, RequestStatus
+from backend.core.status import (
+    EngineState,
+    EngineStatus,
+    MachineStatus,
+    PromptCacheStatus,
+    RequestStatus,
+)
 from backend.errors import InvalidRequestError
 from backend.model.text.template import ChatTemplate
 from backend.output.format import OutputFormat
@@ -26,7 +32,11 @@ _SAMPLE = (Message(role="user", content="test"),)
 
 def status_response(status: EngineStatus) -> pb.StatusResponse:
     """Return state and memory."""
-    return pb.StatusResponse(state=_STATES[status.state], memory=_memory(status))
+    memory = _memory(status)
+    if status.machine is not None:
+        memory.breakdown["machine_usable"] = status.machine.usable_bytes
+        memory.breakdown["machine_claimed"] = status.machine.claimed_bytes
+    return pb.StatusResponse(state=_STATES[status.state], memory=memory)
 
 
 def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
@@ -67,12 +77,18 @@ def inspect_reply(model: ServedModel | None, status: EngineStatus) -> pb.Inspect
             for restart in status.latest_restarts
         ],
         requests=[pb.RequestReport(**_request_entry(request)) for request in status.requests],
+        machine=_machine(status.machine) if status.machine else None,
     )
 
 
 def prompt_cache_report(books: PromptCacheStatus) -> pb.PromptCacheReport:
     """Return the books of the prompt cache."""
     return pb.PromptCacheReport(**_prompt_cache_entry(books))
+
+
+def _machine(machine: MachineStatus) -> pb.MachineReport:
+    backends = [pb.BackendReport(**asdict(backend)) for backend in machine.backends]
+    return pb.MachineReport(usable_bytes=machine.usable_bytes, backends=backends)
 
 
 def _memory(status: EngineStatus) -> pb.MemoryUsageData:

@@ -32,6 +32,22 @@ def test_memory_is_a_bar_per_part_as_long_as_its_share_of_the_largest(script):
     assert [line.count("━") for line in lines] == [12, 24, 6]
 
 
+def test_the_machine_is_shown_where_backends_share_it(script):
+    report = script.report()
+    assert not any(line.startswith("machine") for line in frame(report))
+    kinds = [
+        {"model": "a", "is_own": True, "is_busy": True, "wanted_bytes": 500_000},
+        {"model": "b", "reserved_bytes": 1_000_000},
+    ]
+    sizes = {"held_bytes": 4_000_000, "cached_bytes": 1_000_000, "budget_bytes": 3_000_000}
+    backends = [pb.BackendReport(process_id=7, **sizes, **kind) for kind in kinds]
+    report.machine.CopyFrom(pb.MachineReport(usable_bytes=20_000_000, backends=backends))
+    lines = frame(report)
+    start = lines.index("machine 14.0 MB of 20.0 MB claimed")
+    assert lines[start + 1] == "a (this one) 4.0 MB held 1.0 MB of 3.0 MB KV wants 500.0 kB"
+    assert lines[start + 2] == "b (7) 4.0 MB held 2.0 MB of 3.0 MB KV"
+
+
 def test_the_prompt_cache_tells_its_room_and_its_use(script):
     lines = frame(script.report())
     assert "cache 2.0 GB of 8.0 GB · 35 nodes, 12,345 tokens, 3 evictions" in lines

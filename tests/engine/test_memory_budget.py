@@ -32,8 +32,8 @@ def test_the_option_decides_alone():
 
 def test_weights_that_leave_nothing_leave_a_little_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
-        assert kv_budget_bytes(options(), 9 * GIB, 10 * GIB) == int(0.2 * GIB)
-    assert "the weights take 9.0 of 9.0 GiB: 0.20 GiB" in caplog.text
+        assert kv_budget_bytes(options(), 9 * GIB, 10 * GIB) == int(0.02 * 9 * GIB)
+    assert "the weights take 9.0 of 9.0 GiB: 0.18 GiB" in caplog.text
 
 
 def test_the_working_set_is_a_part_of_the_machine():

@@ -1,8 +1,11 @@
+import os
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from backend.__main__ import OPTIONS, TRACE_ENDPOINTS, server_config
+from backend.__main__ import OPTIONS, TRACE_ENDPOINTS, memory_ledger, server_config
 from backend.config import ServerConfig
 
 SESAME = "s3cret"
@@ -10,6 +13,16 @@ SESAME = "s3cret"
 
 def test_nothing_given_is_the_defaults():
     assert server_config([], {}) == ServerConfig()
+
+
+def test_backends_of_a_user_meet_in_the_runtime_directory_or_beside_temporary_files(tmp_path):
+    def ledger(runtime):
+        return memory_ledger({"XDG_RUNTIME_DIR": runtime})
+
+    assert ledger(str(tmp_path)) == tmp_path / "mlx-grpc-backend"
+    beside = Path(tempfile.gettempdir()) / f"mlx-grpc-backend-{os.geteuid()}"
+    assert memory_ledger({}) == ledger("") == ledger("not/absolute") == beside
+    assert ledger(str(tmp_path / "missing")) == beside
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,24 @@ class RealBackend:
         """Tell whether nothing waits or runs."""
         reply = self.inspector.Inspect(pb.InspectRequest(), timeout=TIMEOUT_S)
         return not (reply.slots_taken or reply.waiting or reply.requests)
+
+
+@contextmanager
+def real_backends(
+    directory: Path, count: int, environment: dict[str, str]
+) -> Iterator[list[RealBackend]]:
+    """Start several backends at once, with a log each, and end them."""
+    with ExitStack() as cleanup:
+        logs = [directory / f"log{number}" for number in range(count)]
+        processes = [
+            cleanup.enter_context(ServerProcess.start(log, environment=environment)) for log in logs
+        ]
+        backends = []
+        for process, log in zip(processes, logs, strict=True):
+            asyncio.run(process.wait_until_ready())
+            channel = cleanup.enter_context(grpc.insecure_channel(process.address))
+            backends.append(RealBackend(channel, process, log))
+        yield backends
 
 
 @contextmanager

@@ -52,10 +52,14 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    model: Path | None = None, *, auth_token: str = "", **options: Any
+    model: Path | None = None,
+    *,
+    auth_token: str = "",
+    memory_ledger: Path | None = None,
+    **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve, with a model loaded if one is given; everything is gone afterwards."""
-    engine = Engine(serve=ServedModel.of)
+    engine = Engine(serve=ServedModel.of, memory_ledger=memory_ledger)
     server = BackendServer(ServerConfig(address="127.0.0.1:0", auth_token=auth_token), engine)
     address = await server.start()
     try:

@@ -26,6 +26,7 @@ from backend.engine.messages.commands import (
     Compute,
     Expect,
     Fetched,
+    Resize,
     SessionRequest,
     Submit,
 )
@@ -140,9 +141,9 @@ class Replica:
             raise DeviceLostError(f"{error}; then a trial prompt failed: {failure}") from error
         self._session.recover(error)
 
-    def take_in(self, fetched: Fetched) -> None:
-        """Go on with a request that waited for the disk."""
-        self._session.obey(fetched)
+    def take_in(self, news: Fetched | Resize) -> None:
+        """Go on with a request that waited for the disk, or keep to another budget."""
+        self._session.obey(news)
 
     def close(self) -> None:
         """Bring to disk what belongs there, and end."""

@@ -11,6 +11,7 @@ from backend.config import ModelOptions
 from backend.engine.distributed.linking import divide, link
 from backend.engine.distributed.messages import Join
 from backend.model.checkpoint.hub import locate
+from backend.model.checkpoint.weights import MakeRoom, need_no_room
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load
 
@@ -32,14 +33,21 @@ def load_shard(join: Join) -> RunnableModel:
     )
 
 
-def load_whole(options: ModelOptions, directory: Path) -> RunnableModel:
+def load_whole(
+    options: ModelOptions, directory: Path, make_room: MakeRoom = need_no_room
+) -> RunnableModel:
     """Load a model into this process alone.
+
+    Args:
+        options: Of its LoadModel.
+        directory: The model's.
+        make_room: Told the size of the weights before they are read.
 
     Raises:
         LoadError: Says in a user's words what is wrong.
     """
     _set_wired_limit(options)
-    return load(options, directory, renders=False)
+    return load(options, directory, renders=False, make_room=make_room)
 
 
 def synchronise() -> None:

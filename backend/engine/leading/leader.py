@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+import mlx.core as mx
+
 from backend.core.status import EngineStatus
 from backend.engine.distributed.grammars import GrammarWorkshop
 from backend.engine.distributed.members import NEWS_DELAY_S, Members, form_group
@@ -23,9 +25,10 @@ from backend.engine.distributed.replica import Replica
 from backend.engine.distributed.shard import load_whole
 from backend.engine.distributed.topology import Topology, topology_of
 from backend.engine.leading.intake import Command, Intake
+from backend.engine.leading.machine_share import MachineShare
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.codec import Codec
-from backend.engine.messages.commands import Fetched
+from backend.engine.messages.commands import Fetched, Resize
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
     Answered,
@@ -42,6 +45,7 @@ from backend.engine.messages.results import packed
 from backend.engine.messages.stream import Publication
 from backend.engine.session.session import Outlets
 from backend.errors import BackendError, GrammarError, GroupLostError
+from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
 from backend.model.loader import tokenizer_defaults
 from common.garbage import LASTING
@@ -78,6 +82,7 @@ class Leader:
         self._status_due_at = 0.0
         self._passing: Passing | None = None
         self._is_stopping = False
+        self._share = MachineShare()
 
     def run(self) -> NoReturn:
         """Load a model and compute until told to stop; never returns."""
@@ -89,6 +94,7 @@ class Leader:
                 while not self._is_stopping:
                     self._lead_turn()
                 self._replica.close()
+                self._share.leave()
         except ChannelClosedError:
             pass
         except BackendError as error:
@@ -104,10 +110,14 @@ class Leader:
 
     def _begin(self, load: Load) -> None:
         outlets = Outlets(self._hand_over, self._commands.put, note_pass=self._note_pass)
+        self._share.join(load)
         topology = topology_of(load.options.tuning)
         if topology is None:
-            model = self._tampered(load_whole(load.options, load.directory))
+            make_room = self._share.make_room
+            model = self._tampered(load_whole(load.options, load.directory, make_room))
             self._replica = Replica.alone(model, load.options, outlets)
+            status, has_media = self._replica.status(), model.media is not None
+            self._share.begin(status, self._commands.put, has_media=has_media)
         else:
             form = _form(load, topology)
             self._members, model, start = form_group(form, self._fail)
@@ -115,6 +125,7 @@ class Leader:
             model = self._tampered(model)
             self._replica = Replica.shared(model, options, start, outlets)
             self._members.begin()
+            self._share.begin_fixed(_held_by_group(self._replica.status(), topology))
         self._serve(model)
 
     def _tampered(self, model: RunnableModel) -> RunnableModel:
@@ -183,6 +194,9 @@ class Leader:
             match command:
                 case Fetched():
                     self._replica.take_in(command)
+                case Resize():
+                    self._replica.take_in(command)
+                    self._share.answer(command)
                 case Stop():
                     self._is_stopping = True
                 case Publication():
@@ -209,7 +223,7 @@ class Leader:
 
     def _status(self) -> EngineStatus:
         """Return the status of rank 0, with the memory of every rank if there are several."""
-        own = self._replica.status()
+        own = self._share.note(self._replica.status())
         if self._members is None:
             return own
         memories = {0: own.memory_bytes, **self._members.memories()}
@@ -233,6 +247,13 @@ def _form(load: Load, topology: Topology) -> Form:
         directory=load.directory,
         timeout_s=load.options.tuning.group.worker_timeout_s,
     )
+
+
+def _held_by_group(status: EngineStatus, topology: Topology) -> int:
+    """Return what the ranks of this machine take, or this one where each has a GPU."""
+    parts = status.memory_bytes
+    ranks = 1 if mx.cuda.is_available() else topology.neighbours(0)
+    return ranks * (parts["weights"] + min(parts["kv_budget"], memory_bytes()))
 
 
 def _held(parts: Mapping[str, int]) -> int:

@@ -69,6 +69,22 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """Keep to another budget; comes from the thread that looks at the machine's ledger.
+
+    Attributes:
+        number: Of the order; the first is 1.
+        budget_bytes: What requests and prompt cache may take from now on; what running requests
+            have reserved beyond it is theirs until they end.
+        attainable_bytes: What the budget may become, once the others have given what is due.
+    """
+
+    number: int
+    budget_bytes: int
+    attainable_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The result of a computation, or the error that ended it, for the caller that waits for it."""
 

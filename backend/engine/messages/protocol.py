@@ -21,10 +21,15 @@ from backend.engine.messages.stream import Publication
 
 
 class Load(Struct, frozen=True, tag=True, array_like=True):
-    """Load a model; the first and only one of a process."""
+    """Load a model; the first and only one of a process.
+
+    Attributes:
+        ledger: The directory where backends divide the memory; `None` divides nothing.
+    """
 
     options: ModelOptions
     directory: Path
+    ledger: Path | None = None
 
 
 class PrepareMedium(Struct, frozen=True, tag=True, kw_only=True, array_like=True):

@@ -99,6 +99,7 @@ class Reservations:
     counted with what it is likely to need, and asks for more when it decodes beyond.
 
     Attributes:
+        wish_bytes: What the budget is unless other backends need memory.
         budget_bytes: What all of them may take.
         most_tokens: What a row may hold that is alone.
         used_tokens: Tokens of the prompt cache that rows use in place, each counted once.
@@ -112,10 +113,12 @@ class Reservations:
             budget_bytes: What all rows together may take.
             expected_tokens: What a row is likely to generate that states no limit.
         """
-        self.budget_bytes = budget_bytes
-        self.most_tokens = profile.max_tokens(budget_bytes)
+        self.wish_bytes = budget_bytes
         self.used_tokens = 0
         self._profile = profile
+        self._goal_bytes = self._attainable_bytes = budget_bytes
+        self._set_budget(budget_bytes)
+        self._wish_tokens = self.most_tokens
         self._expected_tokens = expected_tokens
         self._extension_tokens = math.ceil(EXTENSION_SHARE * expected_tokens)
         self._tokens: dict[Row, int] = {}
@@ -142,21 +145,57 @@ class Reservations:
         taken = self.reserved_bytes + self.shared_bytes
         return len(self._tokens) > 1 and taken > self.budget_bytes
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether other backends have what could be a part of the budget."""
+        return self.budget_bytes < self.wish_bytes
+
+    def resize(self, budget_bytes: int, attainable_bytes: int) -> None:
+        """Keep to another budget, or as close to it as what is taken lets it come.
+
+        Args:
+            budget_bytes: What all rows together may take.
+            attainable_bytes: What the budget may become.
+        """
+        self._goal_bytes = budget_bytes
+        self._attainable_bytes = attainable_bytes
+        if budget_bytes >= self.budget_bytes:
+            self._set_budget(budget_bytes)
+        self.approach()
+
+    def approach(self) -> None:
+        """Come closer to the budget that is due, now that less is taken."""
+        if self.budget_bytes > self._goal_bytes:
+            taken = self.reserved_bytes + self.shared_bytes
+            if taken < self.budget_bytes:
+                self._set_budget(max(self._goal_bytes, taken))
+
+    def wanted_bytes(self, waiting: Iterable[Row]) -> int:
+        """Return what rows would reserve beyond what they have, if there were room.
+
+        Args:
+            waiting: Rows for which there are slots.
+        """
+        rows = [(self._grown(row, count), row.shared) for row, count in self._tokens.items()] + [
+            (len(row.token_ids) + self._expected(row), 0) for row in waiting
+        ]
+        return max(self._bytes_of(rows) - self.reserved_bytes, 0)
+
     def require_fit(self, row: Row) -> None:
-        """Refuse a row that would not fit if it were alone.
+        """Refuse a row that would not fit if it were alone on the machine.
 
         Raises:
             OverloadedError: Holds the numbers.
         """
         prompt_tokens = len(row.request.prompt.token_ids)
         generated = 1 if row.request.is_open_ended else row.request.max_tokens
-        if prompt_tokens + generated <= self.most_tokens:
+        if prompt_tokens + generated <= self._wish_tokens:
             return
         needed = self._profile.row_bytes(prompt_tokens + generated)
         raise OverloadedError(
             f"the KV cache of {prompt_tokens} prompt tokens and {generated} generated ones "
-            f"takes {needed / _MIB:.1f} MiB, and there are {self.budget_bytes / _MIB:.1f} MiB: "
-            f"room for {max(self.most_tokens, 0)} tokens"
+            f"takes {needed / _MIB:.1f} MiB, and there are {self.wish_bytes / _MIB:.1f} MiB: "
+            f"room for {max(self._wish_tokens, 0)} tokens"
         )
 
     def reserve(self, row: Row, sharing: Sharing | None = None) -> bool:
@@ -166,11 +205,11 @@ class Reservations:
             row: That would run.
             sharing: What it would use of the prompt cache; `None` changes nothing there.
         """
-        generated = row.request.max_tokens - row.generated
-        if row.request.is_open_ended:
-            generated = min(generated, self._expected_tokens)
+        tokens = len(row.token_ids) + self._expected(row)
+        if self.is_alone(row) and not self._has_enough(row, tokens):
+            return False
         sharing = sharing or Sharing(row.shared, self.used_tokens)
-        return self._set(row, len(row.token_ids) + generated, sharing)
+        return self._set(row, tokens, sharing)
 
     def extend(self, row: Row) -> bool:
         """See that a row has reserved what its next step adds; false when there is no room."""
@@ -201,6 +240,30 @@ class Reservations:
             raise AssertionError("rows run without a reservation, or have one and do not run")
         if self.reserved_bytes > self.budget_bytes:
             raise AssertionError("more is reserved than there is")
+
+    def _set_budget(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.most_tokens = self._profile.max_tokens(budget_bytes)
+
+    def _has_enough(self, row: Row, tokens: int) -> bool:
+        """Tell whether a row that is alone should run, and not wait for other backends to give.
+
+        With less than it asks for it runs when no more is to come, and it gets somewhere.
+        """
+        if tokens <= self.most_tokens or not self.may_grow:
+            return True
+        is_final = self.budget_bytes >= self._attainable_bytes
+        return is_final and len(row.token_ids) + self._extension_tokens <= self.most_tokens
+
+    def _expected(self, row: Row) -> int:
+        """Return how many more tokens a row is likely to generate."""
+        left = row.request.max_tokens - row.generated
+        return min(left, self._expected_tokens) if row.request.is_open_ended else left
+
+    def _grown(self, row: Row, tokens: int) -> int:
+        """Return what a row is going to ask for, if it goes on."""
+        most = len(row.token_ids) + row.request.max_tokens - row.generated
+        return max(tokens, min(tokens + self._extension_tokens, most))
 
     def _set(self, row: Row, tokens: int, sharing: Sharing) -> bool:
         others = [(count, each.shared) for each, count in self._tokens.items() if each is not row]

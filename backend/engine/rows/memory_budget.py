@@ -29,9 +29,9 @@ def kv_budget_bytes(
     """
     if options.tuning.memory.max_kv_bytes is not None:
         return options.tuning.memory.max_kv_bytes
-    usable = int(working_set_bytes * options.memory_utilization)
+    usable = usable_bytes(options, working_set_bytes)
     budget = int((usable - weights_bytes - media_bytes) * (1.0 - RESERVE_SHARE))
-    least = int(MIN_KV_SHARE * working_set_bytes)
+    least = least_kv_bytes(usable)
     if budget < least:
         log.warning(
             "the weights take %.1f of %.1f GiB: %.2f GiB are taken for KV caches all the same",
@@ -40,6 +40,22 @@ def kv_budget_bytes(
             least / 2**30,
         )
     return max(budget, least)
+
+
+def usable_bytes(options: ModelOptions, working_set_bytes: int) -> int:
+    """Return what the host lets this backend, and with a ledger all of them, take of a device."""
+    return int(working_set_bytes * options.memory_utilization)
+
+
+def least_kv_bytes(usable_bytes: int) -> int:
+    """Return the smallest budget that is of use."""
+    return int(MIN_KV_SHARE * usable_bytes)
+
+
+def device_name() -> str:
+    """Return what tells the default device from others: backends of one share its memory."""
+    info = mx.device_info()
+    return str(info.get("uuid") or info.get("device_name") or "")
 
 
 def working_set_bytes() -> int:

@@ -51,6 +51,11 @@ class Scheduler:
         """Rows that hold a slot."""
         return len(self.prefilling) + len(self.active)
 
+    @property
+    def free_slots(self) -> int:
+        """How many more rows could be admitted, as far as slots go."""
+        return self._slot_limit - self.slots_taken
+
     def rows(self) -> list[Row]:
         """Return every row, in no particular order."""
         return [*self.fetching, *self.waiting, *self.prefilling, *self.active]
@@ -89,7 +94,7 @@ class Scheduler:
             reserve: Whether there is memory for a row; it is taken if there is.
         """
         admitted = []
-        while self.slots_taken < self._slot_limit and (row := self.waiting.take(reserve)):
+        while self.free_slots > 0 and (row := self.waiting.take(reserve)):
             self.prefilling.append(row)
             admitted.append(row)
         return admitted

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
+import mlx.core as mx
+
+from backend.config import MEMORY_WAIT_S
 from backend.core.model import ModelCard
 from backend.core.prompt_cache import ListingRequest
 from backend.core.request import GenerationRequest
@@ -15,6 +18,7 @@ from backend.engine.messages.commands import (
     Compute,
     Expect,
     Fetched,
+    Resize,
     Submit,
 )
 from backend.engine.rows.row import Row
@@ -45,17 +49,19 @@ class DecoderSession:
         self._parts = parts
         self._turns = Turns(self._parts)
         self._active_at = time.monotonic()
+        self._order: Resize | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether a turn would have nothing to compute."""
         parts = self._parts
-        return parts.scheduler.is_idle and parts.batch.is_empty and parts.background.is_idle
+        has_no_rows = parts.scheduler.is_idle or parts.memory.is_starved
+        return has_no_rows and parts.batch.is_empty and parts.background.is_idle
 
     @property
     def idle_timeout_s(self) -> float | None:
         """How long an idle session may be left without a turn; `None` is for ever."""
-        waits = self._parts.scheduler.fetching or self._parts.prefixes.wants_rest
+        waits = self._parts.scheduler.waiting_count or self._parts.prefixes.wants_rest
         return IDLE_TIMEOUT_S if waits else None
 
     @property
@@ -82,6 +88,8 @@ class DecoderSession:
                 self.compute(command)
             case Fetched():
                 self.take_in(command)
+            case Resize():
+                self._order = command
             case _:
                 assert_never(command)
 
@@ -140,11 +148,13 @@ class DecoderSession:
         Args:
             pace: What the clock allows; `None` looks at it.
         """
-        if not self.is_idle or self._parts.scheduler.fetching:
+        self._resize()
+        if not self.is_idle or self._parts.scheduler.waiting_count:
             self._turns.run(pace or self.pace())
             self._active_at = time.monotonic()
         elif time.monotonic() - self._active_at >= IDLE_TIMEOUT_S:
             self._parts.prefixes.rest()
+        self._refuse_overdue()
         self._answer_ended()
 
     def recover(self, error: Exception) -> None:
@@ -168,6 +178,25 @@ class DecoderSession:
         self._parts.prefixes.check()
         self._parts.memory.check()
         self._parts.requests.check()
+
+    def _resize(self) -> None:
+        """Keep to the latest budget that other backends leave."""
+        order, self._order = self._order, None
+        if order is None:
+            return
+        self._parts.memory.resize(order.budget_bytes, order.attainable_bytes)
+        if self.is_idle:
+            # What the prompt cache has given up is for others.
+            mx.clear_cache()
+
+    def _refuse_overdue(self) -> None:
+        for row in self._parts.memory.overdue(MEMORY_WAIT_S):
+            problem = (
+                f"other backends of this machine hold the memory for its KV cache, and gave none "
+                f"within {MEMORY_WAIT_S:.0f} s"
+            )
+            self._parts.requests.fail(row, OverloadedError(problem))
+        self._parts.publisher.hurry()
 
     def _answer_ended(self) -> None:
         if ended := self._parts.background.take_ended():

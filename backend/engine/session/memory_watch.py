@@ -1,13 +1,15 @@
 """Keeps running rows and the prompt cache within the memory that they share.
 
 First the prompt cache gives way, then a row waits. A row that decodes beyond what was expected of
-it makes the last row of the least priority pause; if it is the only one, it ends.
+it makes the last row of the least priority pause; if it is the only one, it ends, or waits for the
+memory that other backends of the machine have.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from backend.engine.rows.admission import Reservations
@@ -15,7 +17,7 @@ from backend.engine.rows.row import Row
 from backend.engine.rows.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from backend.engine.prefixes.store import PrefixStore
 
@@ -38,6 +40,31 @@ class MemoryWatch:
         self._reservations = reservations
         self._scheduler = scheduler
         self._prefixes = prefixes
+        self._is_starved = False
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether rows wait and none could be let run: the memory is with other backends."""
+        return self._is_starved and bool(self._scheduler.waiting)
+
+    def resize(self, budget_bytes: int, attainable_bytes: int) -> None:
+        """Keep to another budget: the prompt cache gives way, running rows do not.
+
+        Args:
+            budget_bytes: What rows and prompt cache may take.
+            attainable_bytes: What the budget may become.
+        """
+        self._reservations.resize(budget_bytes, attainable_bytes)
+        self._share()
+
+    def overdue(self, wait_s: float) -> list[Row]:
+        """Return new rows that have waited so long for memory of other backends."""
+        if not self.is_starved or not self._reservations.may_grow:
+            return []
+        since = time.monotonic() - wait_s
+        return [
+            row for row in self._scheduler.waiting if not row.generated and row.submitted_at < since
+        ]
 
     def require_fit(self, row: Row) -> None:
         """Refuse a row that would not fit if it were alone.
@@ -56,6 +83,7 @@ class MemoryWatch:
             for row in admitted:
                 self._prefixes.claim(row)
             self._share()
+        self._is_starved = not self._scheduler.slots_taken
         return admitted
 
     def relieve(self) -> None:
@@ -75,7 +103,7 @@ class MemoryWatch:
         """
         for row in list(self._scheduler.active):
             while row.wants_more and not self._reservations.extend(row):
-                if self._reservations.is_alone(row):
+                if self._reservations.is_alone(row) and not self._reservations.may_grow:
                     self._end(row)
                     break
                 self._pause(self._scheduler.yielding() or row)
@@ -85,6 +113,7 @@ class MemoryWatch:
         """Let a row that has left the batch in order to pause wait for its turn."""
         if row.is_paused and not row.has_left:
             row.suspend()
+            self._is_starved = False
             self._prefixes.claim(row)
             self._scheduler.put_back(row)
 
@@ -103,8 +132,13 @@ class MemoryWatch:
         return {
             "kv_reserved": self._reservations.reserved_bytes,
             "kv_shared": self._reservations.shared_bytes,
+            "kv_wanted": self._reservations.wanted_bytes(self._next_rows()),
             "kv_budget": self._reservations.budget_bytes,
         }
+
+    def _next_rows(self) -> Iterator[Row]:
+        """Yield the waiting rows for which there are slots."""
+        return islice(self._scheduler.waiting, self._scheduler.free_slots)
 
     def held_bytes(self, row: Row) -> tuple[int, int]:
         """Return what a row's KV cache takes by itself, and what it uses of the prompt cache."""
@@ -125,6 +159,7 @@ class MemoryWatch:
 
     def _share(self) -> None:
         """Leave the prompt cache what the rows do not need."""
+        self._reservations.approach()
         self._prefixes.leave_room(self._reservations.left_bytes)
 
     def _pause(self, row: Row) -> None:

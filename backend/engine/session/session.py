@@ -12,13 +12,14 @@ from backend.engine.messages.commands import (
     Compute,
     Expect,
     Fetched,
+    Resize,
     Submit,
     deliver_all,
 )
 from backend.engine.messages.publisher import HandOver
 from backend.engine.session.pace import NotePass, Pace, ignore_pass
 
-SessionCommand: TypeAlias = Submit | Cancel | Expect | Compute | Fetched
+SessionCommand: TypeAlias = Submit | Cancel | Expect | Compute | Fetched | Resize
 """The commands that concern the loaded model; a session ignores news that is not its own."""
 
 

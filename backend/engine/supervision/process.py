@@ -34,10 +34,11 @@ _REFUSALS = (LoadError, InvalidRequestError, UnsupportedError)
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a process is to compute."""
+    """What a process is to compute, and where backends divide the memory for it, if anywhere."""
 
     options: ModelOptions
     directory: Path
+    ledger: Path | None = None
 
 
 class EngineProcess(asyncio.Protocol):
@@ -121,7 +122,7 @@ class EngineProcess(asyncio.Protocol):
         self._loading = asyncio.get_running_loop().create_future()
         if self._farewell is not None:
             self._loading.set_exception(self._load_failure())
-        self.send(Load(charge.options, charge.directory))
+        self.send(Load(charge.options, charge.directory, charge.ledger))
         return await self._loading
 
     def send(self, order: Order) -> None:

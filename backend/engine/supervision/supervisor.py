@@ -62,6 +62,7 @@ class Supervisor:
         note_fault: Callable[[BackendError], None],
         long_turn_s: float,
         environment: Mapping[str, str] | None,
+        memory_ledger: Path | None = None,
     ) -> None:
         """Start without a process.
 
@@ -69,10 +70,12 @@ class Supervisor:
             note_fault: Called when no process can load the model any more.
             long_turn_s: A turn that takes longer is reported.
             environment: Of the processes; `None` is that of this one.
+            memory_ledger: The directory where they share the machine's memory with others.
         """
         self.ledger = Ledger()
         self._starter = Starter(self._hear, self._note_end, environment)
         self._handover = Handover(self.ledger, self._give)
+        self._memory_ledger = memory_ledger
         self._note_fault = note_fault
         self._long_turn_s = long_turn_s
         self._process: EngineProcess | None = None
@@ -108,7 +111,8 @@ class Supervisor:
             UnsupportedError: The model cannot be loaded as asked.
         """
         self._losses, self._failed_starts = Losses(), 0
-        process, loaded = await self._starter.loaded(Charge(options, directory))
+        charge = Charge(options, directory, self._memory_ledger)
+        process, loaded = await self._starter.loaded(charge)
         self._install(process, loaded)
         return loaded
 

@@ -1,6 +1,7 @@
 """A network's weights: cast, weighed, and read into memory piece by piece."""
 
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
@@ -8,6 +9,9 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from backend.errors import OutOfMemoryError
 from backend.model.checkpoint.upstream import Network
 from common.machine_memory import machine_bytes
+
+MakeRoom: TypeAlias = Callable[[int], None]
+"""Told the size of weights before they are read."""
 
 PIECE_BYTES = 256 * 2**20
 
@@ -61,6 +65,10 @@ def memory_bytes() -> int:
     device = mx.device_info()
     total = device.get("memory_size") or device.get("total_memory")
     return int(total or machine_bytes())
+
+
+def need_no_room(_needed: int) -> None:
+    """Make no room for weights: nobody else has any."""
 
 
 def require_memory(needed: int, available: int) -> None:

@@ -1,0 +1,101 @@
+"""The engine's part of the machine's memory: the session's books to the ledger, orders back."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from backend.config import LOAD_ROOM_WAIT_S, MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES
+from backend.core.status import EngineState, EngineStatus
+from backend.engine.machine.entry import MAX_NAME_CHARS, Entry
+from backend.engine.machine.ledger import Books, MemoryLedger
+from backend.engine.messages.commands import Resize
+from backend.engine.messages.protocol import Load
+from backend.engine.rows.memory_budget import (
+    device_name,
+    least_kv_bytes,
+    usable_bytes,
+    working_set_bytes,
+)
+
+log = logging.getLogger(__name__)
+
+
+class MachineShare:
+    """What this engine takes of the machine's memory; does nothing where nobody shares."""
+
+    def __init__(self) -> None:
+        """Share with nobody; see `join`."""
+        self._ledger: MemoryLedger | None = None
+        self._answered = 0
+
+    def join(self, load: Load) -> None:
+        """Open the ledger that a load names, unless its options switch it off."""
+        if load.ledger is None or not load.options.tuning.memory.memory_ledger:
+            return
+        usable = usable_bytes(load.options, working_set_bytes())
+        name = (load.options.model or load.directory.name)[:MAX_NAME_CHARS]
+        entry = Entry(
+            process_id=os.getpid(),
+            model=name,
+            device=device_name()[:MAX_NAME_CHARS],
+            least=least_kv_bytes(usable),
+        )
+        self._ledger = MemoryLedger.opened(load.ledger, entry, usable)
+
+    def make_room(self, weights_bytes: int) -> None:
+        """Let other backends give what they can spare, before weights are read."""
+        if self._ledger is not None:
+            self._ledger.make_room(weights_bytes, LOAD_ROOM_WAIT_S)
+
+    def begin(
+        self, status: EngineStatus, post: Callable[[Resize], None], *, has_media: bool
+    ) -> None:
+        """Divide the memory from here on.
+
+        Args:
+            status: Of the idle session.
+            post: Takes orders for it.
+            has_media: Whether media are kept too.
+        """
+        if self._ledger is None:
+            return
+        parts = status.memory_bytes
+        media = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if has_media else 0
+        self._ledger.begin(parts["weights"] + media, parts.get("kv_budget", 0), post)
+        self._ledger.start()
+
+    def begin_fixed(self, held: int) -> None:
+        """Tell the others of memory that is not divided: ranks of a group keep their budgets."""
+        if self._ledger is not None:
+            self._ledger.begin(held, 0, lambda _: None)
+            self._ledger.start()
+
+    def leave(self) -> None:
+        """Let the others have all of it: this process ends."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def answer(self, order: Resize) -> None:
+        """Note that the session is about to carry out an order: the next status is after it."""
+        self._answered = order.number
+
+    def note(self, status: EngineStatus) -> EngineStatus:
+        """Tell the ledger what a session holds; return the status with the machine."""
+        if self._ledger is None:
+            return status
+        self._ledger.note(_books(status, self._answered))
+        return replace(status, machine=self._ledger.status)
+
+
+def _books(status: EngineStatus, answered: int) -> Books:
+    parts = status.memory_bytes
+    shared = parts.get("kv_shared", 0)
+    return Books(
+        reserved=parts.get("kv_reserved", 0) + shared,
+        wanted=parts.get("kv_wanted", 0),
+        cached=max(parts.get("prompt_cache", 0) - shared, 0),
+        budget=parts.get("kv_budget", 0),
+        is_busy=status.state is EngineState.BUSY,
+        answered=answered,
+    )

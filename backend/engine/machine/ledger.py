@@ -1,0 +1,259 @@
+"""The memory of a machine, which the backends of a user divide by a directory of locked files.
+
+A budget that grows is written before it is used, and one that shrinks when it has shrunk, both
+with the directory locked: what all have written never grows beyond what there is.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from msgspec.structs import replace
+
+from backend.core.status import BackendStatus, MachineStatus
+from backend.engine.machine.entry import DamagedEntryError, Entry, decoded, encoded
+from backend.engine.machine.shares import free_bytes, shares
+from backend.engine.messages.commands import Resize
+from common.locked_directory import LockedDirectory
+
+LOOK_INTERVAL_S = 0.25
+# While a budget is on its way from somebody else.
+SHORT_INTERVAL_S = 0.05
+# News of others that change nothing here are told no more often.
+NEWS_INTERVAL_S = 1.0
+# Others hold the lock for less than a millisecond, unless they were stopped.
+_LOCK_TIMEOUT_S = 0.2
+
+_GIB = 2**30
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What a session's KV caches hold and want, in bytes.
+
+    Attributes:
+        reserved: By running requests, with what they use of the prompt cache.
+        wanted: Beyond that, by requests that wait or grow.
+        cached: By the rest of the prompt cache.
+        budget: What the session keeps to.
+        answered: The number of the last order that it has carried out.
+    """
+
+    reserved: int = 0
+    wanted: int = 0
+    cached: int = 0
+    budget: int = 0
+    is_busy: bool = False
+    answered: int = 0
+
+
+class MemoryLedger:
+    """The entry of this backend, and a look at the others now and then by a thread."""
+
+    def __init__(self, directory: LockedDirectory, entry: Entry, usable_bytes: int) -> None:
+        """Prepare; nothing is written yet.
+
+        Args:
+            directory: Used by nobody else in this process.
+            entry: Who this backend is.
+            usable_bytes: What all backends may take together.
+        """
+        self._directory = directory
+        self._entry = entry
+        self._usable_bytes = usable_bytes
+        self._books = Books()
+        self._others: Sequence[Entry] = ()
+        self._order = Resize(0, 0, 0)
+        self._told: Sequence[Entry] = ()
+        self._told_at = 0.0
+        self._damaged: set[str] = set()
+        self._is_failing = False
+        self._changed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_closing = False
+        self._post: Callable[[Resize], None] = lambda _: None
+
+    @classmethod
+    def opened(cls, path: Path, entry: Entry, usable_bytes: int) -> Self | None:
+        """Return the ledger in a directory; `None` where it cannot be used, and the log says why.
+
+        Args:
+            path: The directory.
+            entry: Who this backend is.
+            usable_bytes: What all backends may take together.
+        """
+        try:
+            return cls(LockedDirectory(path), entry, usable_bytes)
+        except OSError as error:
+            log.warning("memory is not shared with other backends: no ledger: %s", error)
+            return None
+
+    @property
+    def status(self) -> MachineStatus:
+        """The machine as of the last look; from any thread."""
+        own = _status(self._entry, is_own=True)
+        others = (_status(other, is_own=False) for other in self._others)
+        return MachineStatus(usable_bytes=self._usable_bytes, backends=(own, *others))
+
+    def make_room(self, held: int, timeout_s: float) -> None:
+        """Announce weights before they are read, and let the others give what they can spare.
+
+        Args:
+            held: What weights and media are going to take.
+            timeout_s: How long to wait at most.
+        """
+        self._entry = replace(self._entry, held=held, wish=self._entry.least, is_busy=True)
+        deadline = time.monotonic() + timeout_s
+        while self._look(self._announce) and self._is_too_much():
+            if time.monotonic() >= deadline or not self._can_give():
+                problem = "%d other backends leave too little of %.1f GiB for %.2f GiB of weights"
+                log.warning(problem, len(self._others), self._usable_bytes / _GIB, held / _GIB)
+                return
+            time.sleep(SHORT_INTERVAL_S)
+
+    def begin(self, held: int, wish: int, post: Callable[[Resize], None]) -> None:
+        """Divide the memory for the first time; see `start`.
+
+        Args:
+            held: What weights and media take.
+            wish: What the budget would be without other backends.
+            post: Takes orders for the session; called by whoever looks.
+        """
+        least = min(self._entry.least, wish)
+        self._entry = replace(
+            self._entry, held=held, wish=wish, least=least, budget=0, is_busy=False
+        )
+        self._books = Books(budget=wish)
+        self._post = post
+        self.look()
+
+    def start(self) -> None:
+        """Have a thread look from here on."""
+        self._thread = threading.Thread(target=self._run, name="memory-ledger", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take the entry away: what this backend held is free. One that is killed need not."""
+        self._is_closing = True
+        self._changed.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._directory.close()
+
+    def note(self, books: Books) -> None:
+        """Take what the session holds and wants; cheap, from any thread."""
+        before, self._books = self._books, books
+        if (before.is_busy, before.budget, before.answered, before.wanted > 0) != (
+            books.is_busy,
+            books.budget,
+            books.answered,
+            books.wanted > 0,
+        ):
+            self._changed.set()
+
+    def look(self) -> None:
+        """Divide the memory once."""
+        self._look(self._divide)
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            is_growing = self._books.wanted > 0 and self._entry.budget < self._entry.wish
+            self._changed.wait(SHORT_INTERVAL_S if is_growing else LOOK_INTERVAL_S)
+            self._changed.clear()
+            self.look()
+
+    def _look(self, act: Callable[[], None]) -> bool:
+        """Do something with the directory locked; false where that is not possible now."""
+        try:
+            with self._directory.exclusive(_LOCK_TIMEOUT_S):
+                self._others = self._read()
+                act()
+        except OSError as error:
+            if not self._is_failing:
+                log.warning("the ledger of the machine's memory cannot be used now: %s", error)
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        return True
+
+    def _read(self) -> Sequence[Entry]:
+        """Return the entries of the others that share this device."""
+        entries = []
+        for name, data in self._directory.others().items():
+            try:
+                entries.append(decoded(data))
+            except DamagedEntryError as error:
+                if name not in self._damaged:
+                    log.warning("%s in the ledger is ignored: %s", name, error)
+                self._damaged.add(name)
+        return [entry for entry in entries if entry.device == self._entry.device]
+
+    def _announce(self) -> None:
+        self._directory.write(encoded(self._entry))
+
+    def _is_too_much(self) -> bool:
+        entries = [self._entry, *self._others]
+        return free_bytes(self._usable_bytes, entries) < self._entry.least
+
+    def _can_give(self) -> bool:
+        entries = [self._entry, *self._others]
+        due = shares(self._usable_bytes, entries)
+        return any(entry.budget > share for entry, share in zip(entries, due, strict=True))
+
+    def _divide(self) -> None:
+        books = self._books
+        mine = replace(
+            self._entry,
+            reserved=books.reserved,
+            wanted=books.wanted,
+            cached=books.cached,
+            is_busy=books.is_busy,
+        )
+        due = shares(self._usable_bytes, [mine, *self._others])[0]
+        greedy = replace(mine, wanted=mine.wish, is_busy=True)
+        attainable = shares(self._usable_bytes, [greedy, *self._others])[0]
+        budget, ordered = self._step(mine, due)
+        self._entry = replace(mine, budget=budget)
+        self._directory.write(encoded(self._entry))
+        self._give(ordered, max(attainable, ordered))
+
+    def _step(self, mine: Entry, due: int) -> tuple[int, int]:
+        """Return the budget to write, and the one to order, on the way to the one that is due."""
+        if due >= mine.budget:
+            room = max(free_bytes(self._usable_bytes, [mine, *self._others]), 0)
+            budget = max(min(due, mine.budget + room), mine.least)
+            return budget, budget
+        if self._books.answered < self._order.number:
+            return mine.budget, due
+        return min(max(due, self._books.budget), mine.budget), due
+
+    def _give(self, budget: int, attainable: int) -> None:
+        """Tell the session what is new for it, and now and then what is new elsewhere."""
+        before, now = self._order, time.monotonic()
+        has_news = self._others != self._told and now >= self._told_at + NEWS_INTERVAL_S
+        is_same = (before.budget_bytes, before.attainable_bytes) == (budget, attainable)
+        if is_same and not has_news:
+            return
+        self._told, self._told_at = self._others, now
+        self._order = Resize(before.number + 1, budget, attainable)
+        self._post(self._order)
+
+
+def _status(entry: Entry, *, is_own: bool) -> BackendStatus:
+    return BackendStatus(
+        process_id=entry.process_id,
+        model=entry.model,
+        held_bytes=entry.held,
+        reserved_bytes=entry.reserved,
+        wanted_bytes=entry.wanted,
+        cached_bytes=entry.cached,
+        budget_bytes=entry.budget,
+        is_busy=entry.is_busy,
+        is_own=is_own,
+    )

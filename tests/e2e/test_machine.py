@@ -1,0 +1,115 @@
+"""Three backends on one machine that is too small for what each would take alone."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from real_process import TIMEOUT_S, real_backends
+from serving import served
+
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+from common.locked_directory import LockedDirectory
+
+pytestmark = pytest.mark.mlx
+
+# A row of 4096 tokens takes 2 MiB, the weights half a MiB.
+USABLE_BYTES = 4 * 2**20
+
+
+def inspect(backend):
+    return backend.inspector.Inspect(pb.InspectRequest(), timeout=TIMEOUT_S)
+
+
+def budget(backend):
+    return inspect(backend).memory.breakdown["kv_budget"]
+
+
+def claimed(machine):
+    return sum(each.held_bytes + each.budget_bytes for each in machine.backends)
+
+
+def wait_until(condition):
+    """Wait for what the backends tell of themselves, which has no event."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def share_of_machine():
+    """Return the share of this machine's memory with which a backend sees a small one."""
+    from backend.engine.rows.memory_budget import working_set_bytes
+
+    return USABLE_BYTES / working_set_bytes()
+
+
+def say(backend, prompt, tokens):
+    options = pb.PredictOptions(Prompt=prompt, Tokens=tokens, IgnoreEOS=True, Temperature=0.0)
+    return backend.stub.Predict(options, timeout=TIMEOUT_S).tokens
+
+
+async def told(backend):
+    """Return the machine as `Status` and as `Inspect` tell of it."""
+    status = await backend.stub.Status(pb.HealthMessage())
+    inspector = backend_pb2_grpc.InspectorStub(backend.channel)
+    return status.memory.breakdown, (await inspector.Inspect(pb.InspectRequest()))
+
+
+async def test_status_and_inspect_show_the_machine_until_the_model_is_freed(tiny_models, tmp_path):
+    path = tmp_path / "ledger"
+    async with served(tiny_models("llama"), memory_ledger=path) as backend:
+        parts, inspected = await told(backend)
+        (own,) = inspected.machine.backends
+        assert (own.is_own, own.held_bytes) == (True, parts["weights"])
+        assert own.budget_bytes == parts["kv_budget"]
+        assert parts["machine_usable"] == inspected.machine.usable_bytes
+        assert parts["machine_claimed"] == own.held_bytes + own.budget_bytes
+        await backend.stub.Free(pb.HealthMessage())
+        directory = LockedDirectory(path)
+        with directory.exclusive(TIMEOUT_S):
+            assert directory.others() == {}
+        directory.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a killed server takes its engine along")
+def test_three_backends_share_a_machine_that_is_too_small_for_their_wishes(tiny_models, tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
+    with real_backends(tmp_path, 3, environment) as backends:
+        wishes = []
+        for backend in backends:
+            backend.load(
+                tiny_models("llama"),
+                GPUMemoryUtilization=share_of_machine(),
+                Options=["batching:false"],
+            )
+            wishes.append(budget(backend))
+        first, second, third = backends
+        wait_until(lambda: all(len(inspect(each).machine.backends) == 3 for each in backends))
+        wait_until(lambda: claimed(inspect(first).machine) <= USABLE_BYTES)
+        assert 3 * wishes[0] > USABLE_BYTES
+        assert [say(each, "ba " * 100, 20) for each in backends] == [20, 20, 20]
+        wait_until(lambda: min(map(budget, backends)) > USABLE_BYTES // 8)
+        before = budget(first)
+        assert before < wishes[0]
+
+        # More than a third of what there is: the idle ones give.
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(say(third, "ba " * 300, 3000)))
+        asking.start()
+        wait_until(lambda: budget(first) < before)
+        assert claimed(inspect(third).machine) <= USABLE_BYTES
+        asking.join()
+        assert answers == [3000]
+        wait_until(lambda: budget(first) >= before)
+
+        os.kill(second.process.pid, signal.SIGKILL)
+        wait_until(lambda: len(inspect(first).machine.backends) == 2)
+        wait_until(lambda: budget(first) > before)
+        assert [say(each, "ba " * 100, 20) for each in (first, third)] == [20, 20]
+        assert "killed" not in first.log_text + third.log_text
