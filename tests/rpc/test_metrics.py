@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import STATUS, ScriptedEngine
 
 from backend.config import ModelOptions
-from backend.core.status import BackendStatus, MachineStatus
 from backend.rpc.metrics import MetricsServer
 from common.address import AddressError
 
@@ -50,27 +49,12 @@ def test_a_scrape_reads_the_snapshot():
 
 def test_a_scrape_tells_of_the_machine_where_backends_share_it():
     engine = ScriptedEngine()
-    assert ("machine_backends",) not in scraped(engine)
-    backends = tuple(
-        BackendStatus(
-            process_id=number,
-            model="m",
-            held_bytes=10,
-            reserved_bytes=1,
-            wanted_bytes=0,
-            cached_bytes=1,
-            budget_bytes=5,
-            is_busy=False,
-            is_own=number == 0,
-        )
-        for number in range(2)
-    )
-    machine = MachineStatus(usable_bytes=40, backends=backends)
-    engine.status = lambda: replace(STATUS, machine=machine)
     series = scraped(engine)
-    assert series["machine_usable_bytes",] == 40
-    assert series["machine_claimed_bytes",] == 30
-    assert series["machine_backends",] == 2
+    assert series["machine_usable_bytes",] == 2**36
+    assert series["machine_claimed_bytes",] == 2**34 + 2**35
+    assert series["machine_backends",] == 1
+    engine.status = lambda: replace(STATUS, machine=None)
+    assert not [name for name, *_ in scraped(engine) if name.startswith("machine")]
 
 
 def test_a_scrape_reads_the_books_of_the_prompt_cache():

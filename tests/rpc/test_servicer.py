@@ -311,7 +311,13 @@ async def test_status_tells_state_and_memory():
         status = await stub(channel).Status(pb.HealthMessage())
     assert status.state == pb.StatusResponse.READY
     assert status.memory.total == 10
-    assert dict(status.memory.breakdown) == {"weights": 5, "mlx_active": 7, "mlx_cache": 3}
+    assert dict(status.memory.breakdown) == {
+        "weights": 5,
+        "mlx_active": 7,
+        "mlx_cache": 3,
+        "machine_usable": 2**36,
+        "machine_claimed": 2**34 + 2**35,
+    }
 
 
 async def test_metrics_are_the_counters_of_the_engine():

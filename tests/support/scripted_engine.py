@@ -13,10 +13,12 @@ from backend.core.delta import FinishReason
 from backend.core.model import ModelCard
 from backend.core.request import GenerationRequest
 from backend.core.status import (
+    BackendStatus,
     DiskCacheStatus,
     EngineState,
     EngineStatus,
     HitKind,
+    MachineStatus,
     ProcessStatus,
     PromptCacheStatus,
     RequestPhase,
@@ -50,6 +52,22 @@ STATUS = EngineStatus(
     restarts=1,
     lost_s=2.5,
     latest_restarts=(Restart(reason="it was ended by SIGKILL", lost_s=2.5),),
+    machine=MachineStatus(
+        usable_bytes=2**36,
+        backends=(
+            BackendStatus(
+                process_id=22,
+                model="org/tiny",
+                held_bytes=2**34,
+                reserved_bytes=2**33,
+                wanted_bytes=2**32,
+                cached_bytes=2**31,
+                budget_bytes=2**35,
+                is_busy=True,
+                is_own=True,
+            ),
+        ),
+    ),
     prompt_cache=PromptCacheStatus(
         bytes=2**33,
         budget_bytes=2**34,
