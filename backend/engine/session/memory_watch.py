@@ -40,12 +40,12 @@ class MemoryWatch:
         self._reservations = reservations
         self._scheduler = scheduler
         self._prefixes = prefixes
-        self._is_starved = False
+        self._starved_since: float | None = None
 
     @property
     def is_starved(self) -> bool:
         """Whether rows wait and none could be let run: the memory is with other backends."""
-        return self._is_starved and bool(self._scheduler.waiting)
+        return self._starved_since is not None and bool(self._scheduler.waiting)
 
     def resize(self, budget_bytes: int, attainable_bytes: int) -> None:
         """Keep to another budget: the prompt cache gives way, running rows do not.
@@ -59,12 +59,13 @@ class MemoryWatch:
 
     def overdue(self, wait_s: float) -> list[Row]:
         """Return new rows that have waited so long for memory of other backends."""
-        if not self.is_starved or not self._reservations.may_grow:
+        if self._starved_since is None or not self._reservations.may_grow:
             return []
-        since = time.monotonic() - wait_s
-        return [
-            row for row in self._scheduler.waiting if not row.generated and row.submitted_at < since
-        ]
+        until = time.monotonic() - wait_s
+        if self._starved_since > until:
+            return []
+        waiting = self._scheduler.waiting
+        return [row for row in waiting if not row.generated and row.submitted_at <= until]
 
     def require_fit(self, row: Row) -> None:
         """Refuse a row that would not fit if it were alone.
@@ -83,7 +84,7 @@ class MemoryWatch:
             for row in admitted:
                 self._prefixes.claim(row)
             self._share()
-        self._is_starved = not self._scheduler.slots_taken
+        self._note_starvation()
         return admitted
 
     def relieve(self) -> None:
@@ -113,7 +114,7 @@ class MemoryWatch:
         """Let a row that has left the batch in order to pause wait for its turn."""
         if row.is_paused and not row.has_left:
             row.suspend()
-            self._is_starved = False
+            self._starved_since = None
             self._prefixes.claim(row)
             self._scheduler.put_back(row)
 
@@ -148,6 +149,13 @@ class MemoryWatch:
         """Raise AssertionError unless just the running rows have reserved memory."""
         running = (*self._scheduler.prefilling, *self._scheduler.active)
         self._reservations.check(row for row in running if not row.is_paused)
+
+    def _note_starvation(self) -> None:
+        """Note since when rows wait and none runs, though somebody has just tried to admit one."""
+        if self._scheduler.slots_taken or not self._scheduler.waiting:
+            self._starved_since = None
+        elif self._starved_since is None:
+            self._starved_since = time.monotonic()
 
     def _reserve(self, row: Row) -> bool:
         """Reserve what a row needs beyond what it finds in the prompt cache."""
