@@ -31,7 +31,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _engines() -> Iterator[None]:
+def _engines(runtime_directory: Path) -> Iterator[None]:  # noqa: ARG001 (set in the environment)
     """Engines that need not import anything, unless a test starts a backend of its own."""
     with forked_engines():
         yield

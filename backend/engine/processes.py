@@ -9,9 +9,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-Process: TypeAlias = subprocess.Popen[bytes]
+from common.lifeline import Process, tied
 
 _PR_SET_PDEATHSIG = 1
 # It has another working directory, where Python would look for this package.
@@ -37,7 +36,8 @@ def start_engine(server_fd: int, environment: Mapping[str, str] | None) -> Proce
     """Start the engine process, with a process group of its own, which waits for a model.
 
     Args:
-        server_fd: The connection to this process, which is all that it inherits but stderr.
+        server_fd: The connection to this process, which is all that it inherits but stderr, and
+            a pipe that ends with this process.
         environment: Its own; `None` is that of this process.
     """
     arguments = ["--server-fd", str(server_fd)]
@@ -63,15 +63,21 @@ def _start(
     inherited: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start `python -m backend.rank`, which dies with the thread that calls this."""
-    return subprocess.Popen(  # noqa: S603 (our own module, arguments of ours)
-        [sys.executable, "-c", _BOOT, _PLACE, "--parent", str(os.getpid()), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=_STDERR,
-        pass_fds=inherited,
-        start_new_session=bool(inherited),
-        cwd="/",
-        env=environment,
+    """Start `python -m backend.rank`, which dies with the thread that calls this.
+
+    Until it has seen to that itself, it dies with this process.
+    """
+    command = [sys.executable, "-c", _BOOT, _PLACE, "--parent", str(os.getpid()), *arguments]
+    return tied(
+        lambda descriptors: subprocess.Popen(  # noqa: S603 (our own module, arguments of ours)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,
+            pass_fds=[*inherited, *descriptors],
+            start_new_session=bool(inherited),
+            cwd="/",
+            env=environment,
+        )
     )
 
 

@@ -20,12 +20,13 @@ from backend.engine.distributed.token_check import TokenCheck
 from backend.engine.distributed.topology import Topology
 from backend.engine.messages.channel import ChannelClosedError
 from backend.engine.messages.protocol import Failed
-from backend.engine.processes import Process, ending, start_follower
+from backend.engine.processes import ending, start_follower
 from backend.errors import BackendError, GroupLostError, UnsupportedError
 from backend.model.checkpoint.config import read_config
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
 from backend.model.loader import look
+from common.lifeline import Process
 
 # How long the news of who has gone may take behind the failure that it causes.
 NEWS_DELAY_S = 2.0

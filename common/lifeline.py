@@ -1,0 +1,42 @@
+"""Children that the kernel ends with this process, even those that were stopped as they began.
+
+A child that asks for a signal at its parent's death can be stopped before it has asked. So the
+parent sees to it as well: the child inherits one end of a pipe, whose other end closes with the
+parent, and fcntl(2) has that send SIGKILL. Nothing is ever written.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeAlias
+
+Process: TypeAlias = subprocess.Popen[bytes]
+
+
+def tied(start: Callable[[list[int]], Process]) -> Process:
+    """Start a child that ends with this process, or when its `Popen` is forgotten.
+
+    Where the kernel does not offer it (macOS), the child has to see to it alone.
+
+    Args:
+        start: Starts the child, which inherits these descriptors and need not use them.
+    """
+    if sys.platform != "linux":
+        return start([])
+    theirs, ours = os.pipe()
+    with ExitStack() as cleanup:
+        cleanup.callback(os.close, theirs)
+        with ExitStack() as unless_started:
+            unless_started.callback(os.close, ours)
+            process = start([theirs])
+            unless_started.pop_all()
+        weakref.finalize(process, os.close, ours)
+        fcntl.fcntl(theirs, fcntl.F_SETOWN, process.pid)
+        fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
+    return process
