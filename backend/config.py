@@ -23,8 +23,7 @@ MAX_MESSAGES, MAX_TOOLS = 10_000, 1024
 MAX_CANDIDATES = 1024
 MAX_JOBS, MAX_ENDED_JOBS = 2, 64
 MAX_TARGET_MODULES = 256
-JOB_STOP_TIMEOUT_S = 60.0
-JOB_REPORT_INTERVAL_S = 0.5
+JOB_STOP_TIMEOUT_S, JOB_REPORT_INTERVAL_S = 60.0, 0.5
 MAX_TOKEN_IDS = 2**20
 # A text with more characters per token than this, of the context or of MAX_TOKEN_IDS where that is
 # more, is not tokenised.
@@ -221,6 +220,7 @@ class SpeculationOptions:
 
     speculation: str = "auto"
     max_draft_tokens: int = 16
+    draft_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ class BenchModel:
     Attributes:
         name: What reports call it: its parameters, or its family.
         family: A key of `FAMILIES` in `scripts/tiny_models.py`.
-        shape: Hidden size, layers and vocabulary; empty for the family's tiny model.
+        shape: Hidden size, layers and vocabulary; empty for the family's tiny model. Of a
+            `paired_llama` also what all layers but the first add, in percent of what they would.
     """
 
     name: str
@@ -27,6 +28,11 @@ class BenchModel:
     def directory(self) -> Path:
         """Where it lies, built or not; another shape lies elsewhere."""
         return CACHE / "-".join(map(str, (self.family, *self.shape)))
+
+    @property
+    def draft(self) -> Path:
+        """Where the draft model of a `paired_llama` lies."""
+        return self.directory / "draft"
 
     @property
     def is_built(self) -> bool:
@@ -47,6 +53,13 @@ WIDEST = BenchModel("60M, 151k tokens", "llama", (192, 4, 151_936))
 RECURRENT = BenchModel("3M mamba2", "mamba2", (256, 4, 2048))
 """A state instead of keys and values, computed by matrix products also without a GPU."""
 
+RIGHT, NEAR, WRONG = (
+    BenchModel(f"60M, {words}", "paired_llama", (512, 18, 4096, rest))
+    for words, rest in (("draft always right", 0), ("draft often right", 10), ("draft wrong", 100))
+)
+"""Models of 18 layers, and drafts by the first of them alone: 7M. The less the others add, the more
+often the two agree."""
+
 TINY = {
     family: BenchModel(family, family)
     for family in (
@@ -57,7 +70,7 @@ TINY = {
 }
 """One of each family, by its name."""
 
-ALL = (SMALL, LARGE, WIDE, WIDEST, RECURRENT, *TINY.values())
+ALL = (SMALL, LARGE, WIDE, WIDEST, RECURRENT, RIGHT, NEAR, WRONG, *TINY.values())
 
 
 def ensure_built() -> None:

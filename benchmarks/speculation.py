@@ -7,7 +7,7 @@ from statistics import median
 
 from backend.pb import backend_pb2 as pb
 from benchmarks.figure import Figure, Settings, Target, at_least
-from benchmarks.models import LARGE, SMALL, BenchModel
+from benchmarks.models import LARGE, NEAR, RIGHT, SMALL, WRONG, BenchModel
 from benchmarks.served import Served, served
 
 PROMPT_TOKENS = 90
@@ -46,6 +46,11 @@ def free(prompt: str, seed: int) -> pb.PredictOptions:
     return pb.PredictOptions(Prompt=prompt, Temperature=1.0, Seed=seed)
 
 
+def likeliest(prompt: str, seed: int) -> pb.PredictOptions:
+    """Return a greedy request: two random models draw nearly the same of a seed when they draw."""
+    return pb.PredictOptions(Prompt=prompt, Seed=seed)
+
+
 def calling(prompt: str, seed: int) -> pb.PredictOptions:
     """Return a request that has to call a tool."""
     return pb.PredictOptions(
@@ -75,6 +80,14 @@ CASES = (
 )
 
 
+DRAFTED = {
+    RIGHT: Case("greedy text", likeliest, {1: at_least(1.3)}),
+    NEAR: Case("greedy text", likeliest, {1: at_least(1.3)}),
+    WRONG: Case("greedy text", likeliest, dict.fromkeys(ROWS, NO_LOSS)),
+}
+"""Models with a draft model, which alone drafts."""
+
+
 async def measure(settings: Settings) -> list[Figure]:
     """Measure every case; the small model has to do for a quick look."""
     figures = []
@@ -82,6 +95,9 @@ async def measure(settings: Settings) -> list[Figure]:
         async with served(model) as server:
             for case in CASES:
                 figures += [await _measure(settings, model, case, rows, server) for rows in ROWS]
+    for model, case in DRAFTED.items():
+        async with served(model, f"draft_model:{model.draft}", "speculation:draft") as server:
+            figures += [await _measure(settings, model, case, rows, server) for rows in ROWS]
     return figures
 
 

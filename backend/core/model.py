@@ -40,6 +40,7 @@ class ModelCard:
         single_media: Kinds of which a prompt may hold one, each with the reason.
         reranker: The family of rerankers that it belongs to, if any.
         labels: Of tokens, by their numbers; none unless it is a token classifier.
+        draft_model: The directory of the model that drafts for it; empty for none.
     """
 
     name: str
@@ -61,3 +62,4 @@ class ModelCard:
     single_media: Mapping[MediaKind, str] = field(default_factory=dict)
     kind: ModelKind = ModelKind.DECODER
     labels: tuple[str, ...] = ()
+    draft_model: str = ""

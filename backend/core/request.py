@@ -103,6 +103,7 @@ class GenerationCall:
         shares_system_prompt: Whether they may meet its system prompt and tools all the same.
         priority: Its rank when not all requests can run.
         may_speculate: Whether its tokens may be drafted; no reply depends on it.
+        max_draft_tokens: The most of a draft; `None` leaves it to the model's options.
         debug: Whether the log may hold the text of this request.
         size_bytes: Of the whole request as it came.
     """
@@ -130,6 +131,7 @@ class GenerationCall:
     shares_system_prompt: bool = False
     priority: Priority = Priority.NORMAL
     may_speculate: bool = True
+    max_draft_tokens: int | None = None
     debug: bool = False
     size_bytes: int = 0
 
@@ -154,6 +156,7 @@ class GenerationRequest:
         cache_path: The caller's path for its prefix on disk; empty for none.
         priority: Its rank when not all requests can run.
         may_speculate: Whether its tokens may be drafted; no reply depends on it.
+        max_draft_tokens: The most of a draft; `None` leaves it to the model's options.
     """
 
     request_id: str
@@ -169,3 +172,4 @@ class GenerationRequest:
     cache_path: str = ""
     priority: Priority = Priority.NORMAL
     may_speculate: bool = True
+    max_draft_tokens: int | None = None

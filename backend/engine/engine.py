@@ -22,11 +22,13 @@ from backend.errors import (
     BackendError,
     InvalidRequestError,
     LoadCancelledError,
+    LoadError,
     ModelNotLoadedError,
     OverloadedError,
     RequestCancelledError,
     ShuttingDownError,
 )
+from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.hub import locate
 from backend.model.checkpoint.paths import rooted
 from backend.model.loaded import LoadedModel
@@ -272,9 +274,9 @@ class Engine(Generic[HandleT]):
 
     async def _load(self, options: ModelOptions) -> HandleT:
         directory = (await self._locate(options)).absolute()
+        own = await self._with_draft(rooted(options))
         self._model = None
         await self._supervisor.end(RequestCancelledError("another model is being loaded"))
-        own = rooted(options)
         text = asyncio.create_task(asyncio.to_thread(read_text_part, own, directory))
         try:
             loaded = await self._supervisor.load(own, directory)
@@ -283,6 +285,17 @@ class Engine(Generic[HandleT]):
             text.cancel()
             await self._supervisor.end(RequestCancelledError("loading the model failed"))
             raise
+
+    async def _with_draft(self, options: ModelOptions) -> ModelOptions:
+        """Return options that name the directory of the draft model, if there is to be one."""
+        draft = draft_options(options)
+        if draft is None:
+            return replace(options, tuning=options.tuning.updated(draft_model=None))
+        try:
+            directory = (await self._locate(draft)).absolute()
+        except LoadError as error:
+            raise type(error)(f"draft_model: {error}") from error
+        return replace(options, tuning=options.tuning.updated(draft_model=str(directory)))
 
     def _give_up(self, error: BackendError) -> None:
         if self._options is not None and self._options.tuning.process.exit_when_broken:

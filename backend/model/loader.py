@@ -73,6 +73,7 @@ def load(
     divide: Divide | None = None,
     renders: bool = True,
     make_room: MakeRoom = need_no_room,
+    beside_bytes: int = 0,
 ) -> RunnableModel:
     """Load a model; after a failure nothing of it stays in memory.
 
@@ -82,7 +83,8 @@ def load(
         divide: Leaves of the network what this process computes; `None` leaves all.
         renders: Whether this process needs the chat template, and the card what it can do; a
             model that takes media has it in any case.
-        make_room: Told the size of the weights before they are read.
+        make_room: Told the size of the weights, and of those beside them, before they are read.
+        beside_bytes: Weights of another model that are in memory already.
 
     Raises:
         LoadError: Says in a user's words what is wrong.
@@ -95,8 +97,8 @@ def load(
             model = load_encoder(options, directory, config, make_room, renders=renders)
         else:
             model = _lazy_model(options, directory, config, divide, renders=renders)
-            require_memory(model.card.weights_bytes, memory_bytes())
-            make_room(model.card.weights_bytes)
+            require_memory(model.card.weights_bytes, memory_bytes() - beside_bytes)
+            make_room(model.card.weights_bytes + beside_bytes)
             evaluate(model.network)
     log.info(
         "loaded %s: %s, %.2f GB in %.1f s",

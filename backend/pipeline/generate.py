@@ -127,6 +127,7 @@ def _request(
         cache_path=call.cache_path,
         priority=call.priority,
         may_speculate=call.may_speculate,
+        max_draft_tokens=call.max_draft_tokens,
     )
 
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from backend.config import ModelOptions
-from backend.core.model import ModelCard
+from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Message, Tool
+from backend.model.checkpoint.draft import asks_for_several
 from backend.pb import backend_pb2 as pb
 
 _OWN_NAMES = ("mlx", "mlx-vlm", "mlx-distributed")
@@ -30,11 +31,10 @@ def is_load_for_jobs(options: ModelOptions) -> bool:
     return options.model in _OWN_NAMES and not any(place.exists() for place in places)
 
 
-def unmet_wishes(request: pb.ModelOptions, card: ModelCard) -> Iterator[str]:
+def unmet_wishes(request: pb.ModelOptions, card: ModelCard, options: ModelOptions) -> Iterator[str]:
     """Yield, for the log, what holds instead of fields of a LoadModel that nothing comes of.
 
-    The host always sends a `ContextSize`, its default where its user set none. It puts the path of
-    the models before any `DraftModel`, whether that is there or not.
+    The host always sends a `ContextSize`, its default where its user set none.
     """
     limit = card.context_length
     if request.ContextSize > 0 and (limit is None or request.ContextSize < limit):
@@ -43,8 +43,9 @@ def unmet_wishes(request: pb.ModelOptions, card: ModelCard) -> Iterator[str]:
             f"ContextSize {request.ContextSize} does not limit the context: {held}; "
             "MaxModelLen (max_model_len) limits it"
         )
-    if request.DraftModel:
-        yield f"DraftModel {request.DraftModel!r} is ignored: no model drafts for another here"
+    wanted = options.tuning.speculation.draft_model
+    if wanted and not card.draft_model:
+        yield f"draft_model {wanted!r} is not loaded: {_why_without(options, card)}"
 
 
 def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -107,6 +108,17 @@ class AnswerlessReply:
             reply.chat_deltas.append(pb.ChatDelta(content="\n"))
             reply.message = b"\n"
         return reply
+
+
+def _why_without(options: ModelOptions, card: ModelCard) -> str:
+    speculation = options.tuning.speculation.speculation
+    if speculation not in ("auto", "draft"):
+        return f"speculation is {speculation}"
+    if card.kind is not ModelKind.DECODER:
+        return f"a model of the kind {card.kind.value} generates nothing"
+    if asks_for_several(options):
+        return "nothing is drafted for a model on several processes"
+    return "nothing is drafted for this model, and the log of its load says why"
 
 
 def _results_in(message: Message, names: dict[str, str]) -> Iterator[Message]:

@@ -106,6 +106,7 @@ def _model_report(model: ServedModel) -> pb.ModelReport:
         path=card.path,
         context_length=card.context_length or 0,
         max_slots=model.tuning.scheduling.max_slots,
+        draft_model=card.draft_model,
     )
 
 

@@ -103,7 +103,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
             await self._engine.free()
             return pb.Result(success=True, message="no model is loaded: ready for jobs")
         card = await self._engine.load(options)
-        for wish in unmet_wishes(request, card):
+        for wish in unmet_wishes(request, card, options):
             log.warning("%s", wish)
         # Reading a vocabulary for grammars holds the GIL: better now than during a stream.
         if (model := self._engine.model) is not None:

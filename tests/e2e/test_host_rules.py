@@ -169,9 +169,9 @@ async def test_a_tool_parser_that_the_importer_guessed_does_not_cost_the_calls(o
 
 
 async def test_fields_that_nothing_comes_of_are_told_once_at_load(caplog):
-    fields = {"ContextSize": 64, "DraftModel": "/models/org/none"}
+    fields = {"ContextSize": 64, "DraftModel": "/none", "Options": ["speculation:off"]}
     async with served(MODEL_DIR, **fields) as backend:
         request = pb.PredictOptions(Prompt="Hello " * 100, Tokens=1)
         assert (await backend.stub.Predict(request)).prompt_tokens > 64
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [text.split()[0] for text in told] == ["ContextSize", "DraftModel"]
+    assert [text.split()[0] for text in told] == ["ContextSize", "draft_model"]

@@ -1,12 +1,19 @@
 """Where drafts come from, and when they pay."""
 
 import random
+from dataclasses import replace
 
 import pytest
+from drafting import Cycle
+from engine_driver import VOCAB, make_request
 
+from backend.config import SpeculationOptions
 from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.lookup import MATCH_TOKENS, MAX_MATCH_TOKENS, Lookup
 from backend.engine.drafts.trust import Trust
+from backend.engine.rows.counters import Counters
+from backend.engine.rows.row import Row
 
 
 def test_what_followed_the_latest_tokens_before_is_drafted():
@@ -121,3 +128,147 @@ def test_a_pass_without_drafts_is_due_when_its_cost_is_a_guess_or_old():
     assert costs.wants_plain(4), "other rows tell nothing"
     costs.observe(4, 1, 1.2)
     assert not costs.wants_plain(4)
+
+
+class ScriptedModel:
+    """A draft model that writes what it was told."""
+
+    nbytes = 0
+
+    def __init__(self, seconds, text=(7,) * 99):
+        self.costs = PassCosts(seconds)
+        self.text = text
+        self.written = []
+        self._read = {}
+
+    def follow(self, rows):
+        self._read = {row: count for row, count in self._read.items() if row in rows}
+
+    def unread(self, row):
+        return len(row.token_ids) - 1 - self._read.get(row, 0)
+
+    def read(self, row, count):
+        self._read[row] = self._read.get(row, 0) + count
+
+    def write(self, rows, depth):
+        self.written.append((len(rows), depth))
+        for row in rows:
+            self._read[row] = len(row.token_ids)
+        return [list(self.text[:depth]) for _ in rows]
+
+
+def row_of(prompt, max_tokens=400):
+    row = Row(make_request(f"r{len(prompt)}", prompt, max_tokens=max_tokens))
+    row.take(3)
+    row.drawn, row.fed = 1, len(prompt)
+    return row
+
+
+def drafting_of(model, *rows, seconds=None, **options):
+    costs = PassCosts(seconds or {1: 1.0, 8: 1.2})
+    drafting = Drafting(costs, Counters(), VOCAB, SpeculationOptions(**options), model)
+    drafting.follow(rows)
+    return drafting
+
+
+def advance(row, count=1):
+    """Let a row take tokens that nobody drafted."""
+    for _ in range(count):
+        row.take(len(row.token_ids) % 50 + 100)
+        row.drawn += 1
+        row.fed += 1
+
+
+@pytest.mark.parametrize(("own_s", "depth"), [(0.01, 6), (0.2, 2), (0.9, 0)])
+def test_a_draft_model_writes_as_much_as_pays(own_s, depth):
+    model = ScriptedModel({1: own_s, 64: own_s})
+    drafting = drafting_of(model, row_of([1, 2]), max_draft_tokens=8)
+    assert drafting.may_draft
+    assert drafting.drafts() == [(7,) * depth]
+    assert model.written == ([(1, depth)] if depth else [])
+
+
+def test_a_draft_model_writes_for_rows_whose_text_tells_nothing():
+    text = [*range(20, 40), 3, *range(20, 40)]
+    told, other = row_of(text), row_of([1, 2])
+    model = ScriptedModel({1: 0.001, 64: 0.001})
+    drafting = drafting_of(model, told, other, max_draft_tokens=4)
+    drafting.observe(2, 1, 1.0)
+    assert drafting.drafts() == [(20, 21, 22, 23), (7, 7, 7, 7)]
+    assert model.written == [(1, 4)]
+
+
+def test_a_draft_model_alone_looks_nothing_up():
+    told = row_of([*range(20, 34), 3, *range(20, 34)])
+    model = ScriptedModel({1: 0.001, 64: 0.001})
+    drafting = drafting_of(model, told, speculation="draft", max_draft_tokens=4)
+    for _ in range(3):
+        drafts = drafting.drafts()
+    assert drafts == [(7, 7, 7, 7)]
+
+
+def test_a_prompt_is_read_in_parts_that_let_nobody_wait_long_before_a_model_writes():
+    row = row_of(list(range(100, 300)))
+    # 25 tokens in the time of a pass of the model.
+    model = ScriptedModel({1: 0.04, 100: 4.0})
+    drafting = drafting_of(model, row, seconds={1: 1.0, 8: 1.0})
+    unread = []
+    while not any(drafting.drafts()):
+        unread.append(model.unread(row))
+        assert drafting.may_draft
+    assert unread == [136, 72, 8]
+    assert model.unread(row) == -1
+
+
+@pytest.mark.parametrize(("length", "limit"), [(4000, 400), (300, 4)])
+def test_a_prompt_is_not_read_where_that_costs_more_than_drafts_save(length, limit):
+    row = row_of([n % 400 + 100 for n in range(length)], limit)
+    model = ScriptedModel({1: 0.1, 100: 10.0})
+    drafting = drafting_of(model, row, speculation="draft")
+    assert drafting.drafts() == [()]
+    assert model.unread(row) == length
+    assert not drafting.may_draft
+
+
+def test_a_draft_model_that_is_wrong_rests_and_is_tried_again():
+    row = row_of([1, 2])
+    model = ScriptedModel({1: 0.01, 64: 0.01})
+    drafting = drafting_of(model, row, speculation="draft")
+    rounds = 0
+    while any(drafting.drafts()):
+        drafting.learn([0])
+        drafting.observe(1, 4, 1.2)
+        advance(row)
+        rounds += 1
+        assert rounds < 30
+    assert not drafting.may_draft
+    tried = 0
+    for _ in range(600):
+        drafting.observe(1, 1, 1.0)
+        advance(row)
+        if drafting.may_draft and any(drafting.drafts()):
+            tried += 1
+            drafting.learn([0])
+    assert 1 <= tried < 600 / 32
+
+
+def test_a_draft_that_a_grammar_forbids_counts_as_wrong():
+    row = row_of([1, 2])
+    row.request = replace(row.request, grammar=Cycle([8], 400))
+    row._matcher = None
+    model = ScriptedModel({1: 0.01, 64: 0.01})
+    drafting = drafting_of(model, row, speculation="draft")
+    for _ in range(30):
+        assert drafting.drafts() == [()]
+    assert len(model.written) < 20
+
+
+def test_a_draft_model_that_fails_is_asked_no_more(caplog):
+    class Failing(ScriptedModel):
+        def write(self, _rows, _depth):
+            raise RuntimeError("gone")
+
+    drafting = drafting_of(Failing({1: 0.01, 64: 0.01}), row_of([1, 2]))
+    assert drafting.drafts() == [()]
+    assert not drafting.may_draft
+    assert "the draft model fails, and drafts no more" in caplog.text

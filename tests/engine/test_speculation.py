@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from drafting import FEW, FREE, Cycle, assert_same, requests_of, samplings
 from engine_driver import VOCAB, Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
@@ -20,60 +21,15 @@ from backend.engine.trials.batch_check import batch_plan
 
 pytestmark = pytest.mark.mlx
 
-# Passes of any width cost the same: whatever may be right is drafted.
-FREE = {1: 1.0, 64: 1.0}
 FAMILIES = [
     *("llama", "llama_sliding", "qwen3_moe", "gemma3_text", "gpt_oss", "deepseek_v3"),
     *("qwen3_next", "qwen3_5", "mamba2", "granitemoehybrid", "kimi_linear"),
 ]
-# Replies of so few tokens repeat themselves: many drafts are right, and many nearly are.
-FEW = dict.fromkeys((5, 9), 60.0)
-
-
-def samplings(seed):
-    """Return one of each kind: greedy, drawn, penalised over all and over a window, filtered."""
-    return [
-        SamplingParams(),
-        SamplingParams(temperature=0.3, seed=seed),
-        SamplingParams(repetition_penalty=1.1, presence_penalty=0.3, frequency_penalty=0.01),
-        SamplingParams(temperature=0.2, seed=seed, frequency_penalty=0.2, penalty_window=5),
-        SamplingParams(temperature=0.5, top_k=3, top_p=0.9, seed=seed),
-        SamplingParams(temperature=1.5, min_p=0.1, seed=seed),
-    ]
-
-
-def requests_of(seed, count):
-    rng = random.Random(seed)
-    return [
-        make_request(
-            f"r{seed}-{n}",
-            prompt_of(rng.randint(3, 90), n),
-            max_tokens=rng.randint(20, 60),
-            sampling=replace(
-                samplings(n)[(seed + n) % 6], logit_bias=FEW if rng.random() < 0.8 else {}
-            ),
-            stop=[7, 9] if rng.random() < 0.2 else [],
-            top_logprobs=3 if n % 2 else None,
-        )
-        for n in range(count)
-    ]
 
 
 def repeating(name, **options):
     sampling = SamplingParams(logit_bias=FEW)
     return make_request(name, prompt_of(20), sampling=sampling, **options)
-
-
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.finish is other.finish
-        assert one.error is other.error is None
-        for a, b in zip(one.logprobs, other.logprobs, strict=True):
-            assert (a is None) == (b is None)
-            if a is not None:
-                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-                assert [v for _, v in a.top] == pytest.approx([v for _, v in b.top], abs=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -214,46 +170,6 @@ def test_lookup_alone_is_a_choice(networks):
     driver = Driver(networks("llama"), pass_seconds=FREE, speculation="lookup")
     driver.run(repeating("a", max_tokens=60))
     assert driver.session.status().accepted_tokens > 10
-
-
-class Cycle:
-    """A grammar of one text: a cycle of tokens, then the end."""
-
-    def __init__(self, tokens, count):
-        self.tokens = [tokens[n % len(tokens)] for n in range(count)]
-
-    def matcher(self):
-        return CycleMatcher(self.tokens)
-
-
-class CycleMatcher:
-    error = None
-    may_force = True
-
-    def __init__(self, tokens):
-        self._tokens = [*tokens, 1]
-        self._place = 0
-
-    def consume(self, token_id):
-        self._place += 1
-        return token_id == self._tokens[self._place - 1]
-
-    def step_back(self, count):
-        self._place -= count
-
-    def forced(self):
-        return self._tokens[self._place :]
-
-    def count_allowed(self, token_ids):
-        pairs = zip(token_ids, self.forced(), strict=False)
-        wrong = (n for n, (a, b) in enumerate(pairs) if a != b)
-        return next(wrong, min(len(token_ids), len(self.forced())))
-
-    def fill_mask(self, row):
-        row[:] = 0
-        if self._place < len(self._tokens):
-            token_id = self._tokens[self._place]
-            row[token_id // 32] |= 1 << token_id % 32
 
 
 def test_what_a_grammar_forces_takes_few_passes(networks):

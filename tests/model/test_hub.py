@@ -14,6 +14,7 @@ import pytest
 
 from backend.config import ModelOptions
 from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.fetch import EXIT_FAILED
 from backend.model.checkpoint.hub import HubModel, download, locate, resolve
 
@@ -270,3 +271,27 @@ def test_the_child_ends_with_its_parent(online: dict[str, str], hub: Hub):
 
 async def test_a_model_on_disk_is_located_without_a_child(options: Options, model: Path):
     assert await locate(options(model=str(model))) == model
+
+
+class TestDraftModel:
+    def test_it_is_found_like_any_model(self, options: Options, model: Path, tmp_path: Path):
+        for name in (str(model), str(model.relative_to(tmp_path)), f"{tmp_path}{model}"):
+            assert resolve(_draft_of(options, name, tmp_path)) == model
+
+    @pytest.mark.parametrize(
+        "name", ["org/tiny", "hf://org/tiny", "{}/org/tiny", "{}/hf:/org/tiny"]
+    )
+    def test_it_may_be_on_the_hub_though_hosts_put_a_directory_before_it(
+        self, options: Options, tmp_path: Path, name: str
+    ):
+        assert resolve(_draft_of(options, name.format(tmp_path), tmp_path)) == HubModel("org/tiny")
+
+    @pytest.mark.parametrize("given", [{}, {"draft_model": "org/tiny", "speculation": "lookup"}])
+    def test_there_may_be_none(self, options: Options, given: dict[str, str]):
+        assert draft_options(options(given)) is None
+
+
+def _draft_of(options: Options, name: str, models_dir: Path) -> ModelOptions:
+    found = draft_options(options({"draft_model": name}, models_dir=models_dir))
+    assert found is not None
+    return found

@@ -268,6 +268,11 @@ def test_weights_larger_than_the_memory_are_refused_with_both_numbers():
     assert weights.memory_bytes() > 2**30
 
 
+def test_weights_that_are_there_already_take_their_memory(options: Options, tiny_models: Build):
+    with pytest.raises(OutOfMemoryError, match=r"need 0\.0 GiB .* there are 0\.0 GiB"):
+        load(options(), tiny_models("llama"), beside_bytes=weights.memory_bytes())
+
+
 def test_a_failed_load_leaves_nothing_in_memory(
     options: Options, tiny_models: Build, llama_copy: Path
 ):

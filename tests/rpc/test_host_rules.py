@@ -1,12 +1,13 @@
 """The rules for the host's habits, each with the request or reply that the host sends or gets."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from backend.config import ModelOptions
-from backend.core.model import ModelCard
+from backend.config import ModelOptions, TuningOptions
+from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Message, ToolCall
 from backend.pb import backend_pb2 as pb
 from backend.rpc.host_rules import AnswerlessReply, restore_tool_results, unmet_wishes
@@ -177,10 +178,27 @@ UNCAPPED = "does not limit the context: {}; MaxModelLen (max_model_len) limits i
     ],
 )
 def test_a_context_size_below_the_models_own_is_told_not_to_count(size, context_length, held):
-    wishes = list(unmet_wishes(pb.ModelOptions(ContextSize=size), card(context_length)))
+    options = ModelOptions(model="m")
+    wishes = list(unmet_wishes(pb.ModelOptions(ContextSize=size), card(context_length), options))
     assert wishes == ([f"ContextSize {size} {UNCAPPED.format(held)}"] if held else [])
 
 
-def test_a_draft_model_is_told_to_be_ignored():
-    (wish,) = unmet_wishes(pb.ModelOptions(DraftModel="/models/org/tiny"), card(4096))
-    assert wish == "DraftModel '/models/org/tiny' is ignored: no model drafts for another here"
+@pytest.mark.parametrize(
+    ("options", "facts", "reason"),
+    [
+        ({"speculation": "off"}, {}, "speculation is off"),
+        ({}, {"kind": ModelKind.ENCODER}, "a model of the kind encoder generates nothing"),
+        (
+            {"tensor_parallel_size": 2},
+            {},
+            "nothing is drafted for a model on several processes",
+        ),
+        ({}, {}, "nothing is drafted for this model, and the log of its load says why"),
+        ({}, {"draft_model": "/models/small"}, None),
+    ],
+)
+def test_why_a_draft_model_is_not_loaded_is_told(options, facts, reason):
+    tuning = TuningOptions.of(draft_model="small", **options)
+    loaded = replace(card(4096), **facts)
+    wishes = list(unmet_wishes(pb.ModelOptions(), loaded, ModelOptions(model="m", tuning=tuning)))
+    assert wishes == ([f"draft_model 'small' is not loaded: {reason}"] if reason else [])

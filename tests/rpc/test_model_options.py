@@ -42,6 +42,19 @@ def test_every_field_is_taken_over():
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"DraftModel": "/models/small", "ModelPath": "/models"}, "/models/small"),
+        ({"DraftModel": "/models", "ModelPath": "/models/"}, None),
+        ({"DraftModel": "/models/a", "Options": ["draft_model:org/b"]}, "org/b"),
+        ({"EngineArgs": '{"draft_model": "org/b", "speculation": "draft"}'}, "org/b"),
+    ],
+)
+def test_a_draft_model_is_named_by_field_or_by_option(given, named):
+    assert read(**given).tuning.speculation.draft_model == named
+
+
 def test_the_context_size_that_hosts_always_send_does_not_cap():
     assert read(ContextSize=512).max_model_len is None
 

@@ -58,6 +58,7 @@ class Driver:
         batches: bool = True,
         is_replicated: bool = False,
         pass_seconds: Any = None,
+        draft: Any = None,
         **tuning: Any,
     ) -> None:
         from backend.cache.packing import Packing
@@ -66,7 +67,7 @@ class Driver:
         from backend.engine.prefixes.caching_store import make_prefix_store
         from backend.engine.prefixes.disk_link import DiskSettings
         from backend.engine.rows.admission import KvProfile, Reservations
-        from backend.engine.session.decoder_parts import make_parts
+        from backend.engine.session.decoder_parts import Resources, make_parts
         from backend.engine.session.decoder_session import DecoderSession
         from backend.engine.session.session import Outlets
         from backend.engine.trials.kv_profile import measure
@@ -109,11 +110,16 @@ class Driver:
         )
         is_free = options.memory.max_kv_bytes is None
         profile = KvProfile() if is_free else measure(network, fresh_caches)
-        profile = replace(profile, has_own_lengths=plan.has_own_lengths)
+        profile = replace(
+            profile,
+            has_own_lengths=plan.has_own_lengths,
+            draft=draft.profile if draft and not is_free else None,
+        )
         kv_bytes = options.memory.max_kv_bytes or 2**30
         reservations = Reservations(profile, kv_bytes, options.memory.expected_tokens)
         outlets = Outlets(self.published.extend, self.fetched.put)
-        parts = make_parts(model, fresh_caches, keeper, reservations, options, outlets)
+        resources = Resources(keeper, reservations, draft)
+        parts = make_parts(model, fresh_caches, resources, options, outlets)
         self.session = DecoderSession(model, parts, outlets)
         self.outcomes: dict[str, Outcome] = {}
 

@@ -1,6 +1,6 @@
 """The drafts of one row, from all of its sources."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,15 +18,22 @@ class Source(Enum):
         FORCED: The grammar of the reply allows one text only.
         MATCH: The latest few tokens stood in the row's text before.
         LONG_MATCH: Many of the latest tokens did.
+        MODEL: A draft model has written it.
     """
 
     FORCED = "forced"
     MATCH = "match"
     LONG_MATCH = "long match"
+    MODEL = "model"
 
 
 # That a drafted token is right, until the source has shown how often it is.
-FIRST_CHANCES = {Source.FORCED: 0.9, Source.MATCH: 0.5, Source.LONG_MATCH: 0.8}
+FIRST_CHANCES = {
+    Source.FORCED: 0.9,
+    Source.MATCH: 0.5,
+    Source.LONG_MATCH: 0.8,
+    Source.MODEL: 0.7,
+}
 
 
 class Draft(NamedTuple):
@@ -35,30 +42,29 @@ class Draft(NamedTuple):
     Attributes:
         source: Where they come from.
         trust: In this source, for this row.
+        is_cut: Whether one more token was drafted, which cannot be right.
     """
 
     tokens: tuple[int, ...]
     source: Source
     trust: Trust
+    is_cut: bool = False
 
 
 class Drafter:
     """Drafts of a row while it is in a batch."""
 
-    def __init__(
-        self, row: Row, vocab_size: int, chances: Mapping[Source, float], *, forces: bool
-    ) -> None:
+    def __init__(self, row: Row, vocab_size: int, chances: Mapping[Source, float]) -> None:
         """Take a row with what it has said.
 
         Args:
             row: One that has a token of its reply.
             vocab_size: Ids beyond it stand for media, and are never drafted.
-            chances: That a token of each source is right, from other rows.
-            forces: Whether what a grammar forces is drafted.
+            chances: That a token of each source is right, from other rows. A source that is not
+                among them does not draft.
         """
         self.row = row
         self._vocab_size = vocab_size
-        self._forces = forces
         self._lookup = Lookup(row.token_ids)
         self._trusts = {source: Trust(chance) for source, chance in chances.items()}
         spans = row.request.prompt.media
@@ -73,7 +79,9 @@ class Drafter:
         """
         if self._room <= 0:
             return False
-        matcher = self.row.matcher if self._forces else None
+        if self._is_worth_it(Source.MODEL, tries=tries):
+            return True
+        matcher = self.row.matcher
         may_force = matcher is not None and self._is_worth_it(Source.FORCED, tries=tries)
         # The first of them is the one in flight.
         if matcher and may_force and matcher.may_force and len(matcher.forced()) > 1:
@@ -82,35 +90,72 @@ class Drafter:
         return bool(tokens) and self._is_worth_it(_kind(matched), tries=tries)
 
     def propose(self, limit: int) -> Draft | None:
-        """Return at most `limit` tokens that may come next, if any source knows some."""
+        """Return at most `limit` tokens that may come next, if the row's text or grammar tells."""
         limit = min(limit, self._room)
         if limit <= 0:
             return None
         matcher = self.row.matcher
-        if matcher is not None and self._forces and (forced := matcher.forced()):
+        if matcher and Source.FORCED in self._trusts and (forced := matcher.forced()):
             return self._draft(forced[:limit], Source.FORCED)
         tokens, matched = self._lookup.follow(limit)
+        if _kind(matched) not in self._trusts:
+            return None
         if matcher is not None:
             tokens = tokens[: matcher.count_allowed(tokens)]
         return self._draft(tokens, _kind(matched))
 
     @property
+    def model_trust(self) -> Trust:
+        """The trust in what a draft model writes for the row."""
+        return self._trusts[Source.MODEL]
+
+    def writable(self, limit: int, found: Draft | None) -> int:
+        """Return how many tokens a draft model may write; none where a better draft was found."""
+        trust = self._trusts.get(Source.MODEL)
+        if trust is None:
+            return 0
+        if found and (found.source is not Source.MATCH or found.trust.chance >= trust.chance):
+            return 0
+        return max(min(limit, self._room), 0)
+
+    def written(self, tokens: Sequence[int]) -> Draft:
+        """Return the draft that a draft model has written, as far as it can be right."""
+        # Other rows of the pass may have room for more.
+        tokens, matcher = tokens[: self._room], self.row.matcher
+        allowed = len(tokens) if matcher is None else matcher.count_allowed(tokens)
+        usable = self._usable(tokens[:allowed])
+        # What ends the reply may be right, but is not fed.
+        is_cut = usable == 0 or usable == allowed < len(tokens)
+        return Draft(tuple(tokens[:usable]), Source.MODEL, self.model_trust, is_cut)
+
+    def leave_out(self, source: Source) -> None:
+        """Let a source draft no more."""
+        self._trusts.pop(source, None)
+
+    @property
     def _room(self) -> int:
         """How many tokens may be drafted before the one that is drawn after them is the last."""
         row = self.row
-        return row.request.max_tokens - row.drawn - 1 if row.generated else 0
+        left = row.request.max_tokens - row.drawn - 1 if row.generated else 0
+        most = row.request.max_draft_tokens
+        return left if most is None else min(left, most)
 
     def _is_worth_it(self, source: Source, *, tries: bool) -> bool:
-        trust = self._trusts[source]
+        trust = self._trusts.get(source)
+        if trust is None:
+            return False
         return trust.pays or (tries and trust.wants_trial(self.row.drawn))
 
-    def _draft(self, tokens: list[int], source: Source) -> Draft | None:
-        usable = 0
-        for token_id in tokens:
-            if token_id >= self._vocab_size or token_id in self._never:
-                break
-            usable += 1
+    def _draft(self, tokens: Sequence[int], source: Source) -> Draft | None:
+        usable = self._usable(tokens)
         return Draft(tuple(tokens[:usable]), source, self._trusts[source]) if usable else None
+
+    def _usable(self, tokens: Sequence[int]) -> int:
+        """Return how many of the tokens come before the first that is never drafted."""
+        return next(
+            (n for n, t in enumerate(tokens) if t >= self._vocab_size or t in self._never),
+            len(tokens),
+        )
 
 
 def _kind(matched: int) -> Source:

@@ -1,13 +1,26 @@
 """How many drafted tokens a pass of a batch takes."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from math import ceil, prod
+from typing import NamedTuple
 
 from backend.config import SpeculationOptions
 from backend.engine.drafts.costs import PassCosts
-from backend.engine.drafts.drafter import FIRST_CHANCES, Draft, Drafter
+from backend.engine.drafts.draft_model import DraftModel, ModelSource
+from backend.engine.drafts.drafter import FIRST_CHANCES, Draft, Drafter, Source
+from backend.engine.drafts.trust import Trust
+from backend.engine.network import MODEL_ERRORS
 from backend.engine.rows.counters import Counters
 from backend.engine.rows.row import Row
+
+SOURCES: Mapping[str, Sequence[Source]] = {
+    "auto": tuple(Source),
+    "lookup": (Source.MATCH, Source.LONG_MATCH),
+    "draft": (Source.MODEL,),
+    "off": (),
+}
+"""Which sources draft, by the option `speculation`."""
 
 # By how much the rate of tokens has to grow: what is measured is not exact.
 _LEAST_GAIN = 1.2
@@ -18,6 +31,29 @@ _TRIAL_TOKENS = 3
 _MAX_PASS_TOKENS = 128
 # Of a row's latest draft in what the next row begins with.
 _PRIOR_SHARE = 0.1
+# A row goes on for as long as it has gone on, and at first for so many tokens.
+_LIKELY_TOKENS = 64
+# Of what a draft model is expected to save for a row: reading its text may take so much.
+_READING_SHARE = 0.5
+# While a draft model reads, rows wait for as long as so many passes take.
+_READING_PASSES = 4
+
+log = logging.getLogger(__name__)
+
+
+class _Offer(NamedTuple):
+    """A draft that there is, or that a draft model would write: how long, and how sure."""
+
+    length: int
+    trust: Trust
+
+
+class _Plan(NamedTuple):
+    """How many tokens of each draft a pass takes, and how many tokens a second that gives."""
+
+    depth: int
+    rate: float
+    writing: Sequence[Row] = ()
 
 
 class Drafting:
@@ -29,6 +65,7 @@ class Drafting:
         counters: Counters,
         vocab_size: int,
         options: SpeculationOptions,
+        model: DraftModel | None = None,
     ) -> None:
         """Start without rows.
 
@@ -37,31 +74,43 @@ class Drafting:
             counters: Count drafted tokens.
             vocab_size: Of the model.
             options: Which sources draft, and how much.
+            model: Drafts for rows whose text and grammar tell nothing.
         """
         self.costs = costs
         self._counters = counters
         self._vocab_size = vocab_size
         self._max_tokens = options.max_draft_tokens
-        self._forces = options.speculation == "auto"
+        self._source = ModelSource(model) if model else None
         self._rows: Sequence[Row] = ()
         self._drafters: dict[Row, Drafter] = {}
         self._offered: dict[Row, Draft] = {}
         self._trial_s = 0.0
-        self._chances = dict(FIRST_CHANCES)
+        self._keeps_parts = True
+        self._chances = {source: FIRST_CHANCES[source] for source in SOURCES[options.speculation]}
+        if model is None:
+            self._chances.pop(Source.MODEL, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the caches of the draft model."""
+        return self._source.model.nbytes if self._source else 0
 
     def follow(self, rows: Sequence[Row]) -> None:
         """Take the rows of the batch, after some have left or joined."""
         known, self._rows = self._drafters, rows
         self._drafters = {
-            row: known.get(row) or self._new_drafter(row)
+            row: known.get(row) or Drafter(row, self._vocab_size, self._chances)
             for row in rows
             if row.request.may_speculate
         }
+        if self._source is not None:
+            self._source.model.follow(list(self._drafters))
 
     @property
     def may_draft(self) -> bool:
         """Whether it is worth while to read the tokens in flight first, and to look for drafts."""
-        tries = self._trial_price() <= self._trial_s
+        price_s = self._trial_price(len(self._drafters) if self._source else 0)
+        tries = price_s <= self._trial_s
         return any(drafter.may_draft(tries=tries) for drafter in self._active().values())
 
     def drafts(self, *, keeps_parts: bool = True) -> list[tuple[int, ...]]:
@@ -71,28 +120,28 @@ class Drafting:
             keeps_parts: Whether a row may keep a part of what it feeds. Else what is right of a
                 draft that is not all right has to be fed again, with the next pass.
         """
+        self._keeps_parts = keeps_parts
         limit = min(self._max_tokens, _MAX_PASS_TOKENS // len(self._rows) - 1)
-        found = {
-            row: draft
-            for row, drafter in self._active().items()
-            if row.unfed == 1 and (draft := drafter.propose(limit))
+        drafters = {row: each for row, each in self._active().items() if row.unfed == 1}
+        proposed = ((row, drafter.propose(limit)) for row, drafter in drafters.items())
+        found = {row: draft for row, draft in proposed if draft}
+        writable = {
+            row: _Offer(length, drafter.model_trust)
+            for row, drafter in drafters.items()
+            if (length := drafter.writable(limit, found.get(row)))
         }
-        depth = self._best_depth(list(found.values()), keeps_parts=keeps_parts)
-        for draft in found.values():
-            draft.trust.pays = depth > 0
-        if depth == 0:
-            found = {row: d for row, d in found.items() if d.trust.wants_trial(row.drawn)}
-            depth = _TRIAL_TOKENS if found and self._affords_trial() else 0
-        self._offered = {row: d._replace(tokens=d.tokens[:depth]) for row, d in found.items()}
+        plan = self._chosen(found, self._read(writable))
+        self._offered = {
+            **{row: d._replace(tokens=d.tokens[: plan.depth]) for row, d in found.items()},
+            **self._written(plan),
+        }
         return [self._offered[row].tokens if row in self._offered else () for row in self._rows]
 
     def learn(self, accepted: Sequence[int]) -> None:
         """Learn how many tokens of the draft of each row were right."""
         for row, count in zip(self._rows, accepted, strict=True):
             if draft := self._offered.get(row):
-                draft.trust.learn(len(draft.tokens), count, row.drawn)
-                chance = self._chances[draft.source]
-                self._chances[draft.source] += _PRIOR_SHARE * (draft.trust.chance - chance)
+                self._learn(row, draft, count)
                 self._counters.count_draft(len(draft.tokens), count)
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
@@ -104,39 +153,146 @@ class Drafting:
         """Return the drafters that may draft now: none when a pass without drafts is due."""
         return {} if self.costs.wants_plain(len(self._rows)) else self._drafters
 
-    def _new_drafter(self, row: Row) -> Drafter:
-        return Drafter(row, self._vocab_size, self._chances, forces=self._forces)
+    def _learn(self, row: Row, draft: Draft, right: int) -> None:
+        draft.trust.learn(len(draft.tokens) + draft.is_cut, right, row.drawn)
+        chance = self._chances[draft.source]
+        self._chances[draft.source] += _PRIOR_SHARE * (draft.trust.chance - chance)
 
-    def _affords_trial(self) -> bool:
-        """Take the time for a trial out of what has been put by for it, if there is enough."""
-        price = self._trial_price()
-        if price > self._trial_s:
+    def _chosen(self, found: dict[Row, Draft], ready: Mapping[Row, _Offer]) -> _Plan:
+        """Decide on a pass; drafts that it does not take are left out of `found`.
+
+        Args:
+            found: Drafts that are there.
+            ready: Rows for which a draft model may write others.
+        """
+        offers = {row: _Offer(len(draft.tokens), draft.trust) for row, draft in found.items()}
+        plain = plan = self._best(offers)
+        if ready:
+            plan = max(plain, self._best({**offers, **ready}, list(ready)), key=lambda p: p.rate)
+        for offer in offers.values():
+            offer.trust.pays = plan.depth > 0
+        for offer in ready.values():
+            offer.trust.pays = plan.depth > 0 and bool(plan.writing)
+        if plan.depth == 0:
+            plan = self._trial(offers, ready)
+            offers = {row: o for row, o in offers.items() if o.trust.wants_trial(row.drawn)}
+        for row in list(found):
+            if plan.depth == 0 or row not in offers or row in plan.writing:
+                del found[row]
+        return plan
+
+    def _trial(self, offers: Mapping[Row, _Offer], ready: Mapping[Row, _Offer]) -> _Plan:
+        """Return a pass that only shows whether drafts would pay, if it is time for one."""
+        wanting = [
+            (row, offer)
+            for row, offer in (*offers.items(), *ready.items())
+            if offer.trust.wants_trial(row.drawn)
+        ]
+        writing = [row for row, _ in wanting if row in ready]
+        if wanting and self._affords(self._trial_price(len(writing))):
+            return _Plan(_TRIAL_TOKENS, 0.0, writing)
+        for row, offer in wanting:
+            offer.trust.rest(row.drawn)
+        return _Plan(0, 0.0)
+
+    def _affords(self, price_s: float) -> bool:
+        """Take a time out of what has been put by for trials, if there is enough."""
+        if price_s > self._trial_s:
             return False
-        self._trial_s -= price
+        self._trial_s -= price_s
         return True
 
-    def _trial_price(self) -> float:
+    def _trial_price(self, writing: int) -> float:
+        """Return what a trial takes in which the draft model writes for so many rows."""
         rows = len(self._rows)
-        return self.costs.of(rows, 1 + _TRIAL_TOKENS) - self.costs.of(rows, 1)
+        own_s = self.costs.of(rows, 1 + _TRIAL_TOKENS) - self.costs.of(rows, 1)
+        if not writing or self._source is None:
+            return own_s
+        return own_s + _TRIAL_TOKENS * self._source.model.costs.of(writing, 1)
 
-    def _best_depth(self, drafts: Sequence[Draft], *, keeps_parts: bool) -> int:
-        """Return how much of each draft gives the most tokens per second; 0 is no gain at all."""
+    def _best(self, offers: Mapping[Row, _Offer], writing: Sequence[Row] = ()) -> _Plan:
+        """Return how much of each draft gives the most tokens per second; 0 is no gain at all.
+
+        Args:
+            offers: Of each row that has one.
+            writing: Those that a draft model has yet to write.
+        """
         rows = len(self._rows)
-        best, best_rate = 0, _LEAST_GAIN * rows / self.costs.of(rows, 1)
-        for depth in range(1, max((len(draft.tokens) for draft in drafts), default=0) + 1):
-            offered = [d._replace(tokens=d.tokens[:depth]) for d in drafts]
-            expected = sum(d.trust.expected(len(d.tokens)) for d in offered)
-            seconds = self.costs.of(rows, 1 + depth)
-            if not keeps_parts:
-                seconds += self._repeating_s(offered)
+        first_s, next_s = self._source.writing_s(writing) if writing and self._source else (0, 0)
+        best = _Plan(0, _LEAST_GAIN * rows / self.costs.of(rows, 1))
+        for depth in range(1, max((offer.length for offer in offers.values()), default=0) + 1):
+            cut = [_Offer(min(offer.length, depth), offer.trust) for offer in offers.values()]
+            expected = sum(offer.trust.expected(offer.length) for offer in cut)
+            seconds = self.costs.of(rows, 1 + depth) + first_s + (depth - 1) * next_s
+            if not self._keeps_parts:
+                seconds += self._repeating_s(cut)
             rate = (rows + expected) / seconds
-            if rate > best_rate:
-                best, best_rate = depth, rate
+            if rate > best.rate:
+                best = _Plan(depth, rate, writing)
         return best
 
-    def _repeating_s(self, drafts: Sequence[Draft]) -> float:
+    def _repeating_s(self, offers: Sequence[_Offer]) -> float:
         """Return what it takes on average to feed again what was right of drafts that were not."""
-        all_right = prod(draft.trust.chance ** len(draft.tokens) for draft in drafts)
-        longest = max(draft.trust.expected(len(draft.tokens)) for draft in drafts)
+        all_right = prod(offer.trust.chance**offer.length for offer in offers)
+        longest = max(offer.trust.expected(offer.length) for offer in offers)
         rows = len(self._rows)
         return (1.0 - all_right) * (self.costs.of(rows, 2 + ceil(longest)) - self.costs.of(rows, 1))
+
+    def _read(self, writable: Mapping[Row, _Offer]) -> Mapping[Row, _Offer]:
+        """Return the rows that the draft model has read; let it read on in one that it has not."""
+        if self._source is None:
+            return {}
+        ready = {row: o for row, o in writable.items() if self._source.is_ready(row)}
+        behind = {row: o for row, o in writable.items() if row not in ready}
+        if behind:
+            self._read_on(self._source, behind)
+        return ready
+
+    def _read_on(self, source: ModelSource, behind: Mapping[Row, _Offer]) -> None:
+        """Let the draft model read a part of one row's text, if that is likely to pay."""
+        row = min(behind, key=source.model.unread)
+        trust, price_s = behind[row].trust, source.reading_s(row)
+        trust.pays = price_s <= _READING_SHARE * self._saving_s(row, behind)
+        plain_s = self.costs.of(len(self._rows), 1)
+        if not trust.pays and (not trust.wants_trial(row.drawn) or price_s > self._trial_s):
+            trust.rest(row.drawn)
+            return
+        try:
+            read_s = source.read_on(row, _READING_PASSES * plain_s)
+        except MODEL_ERRORS as error:
+            self._lose_model(error)
+            return
+        if not trust.pays:
+            self._trial_s -= read_s
+
+    def _saving_s(self, row: Row, behind: Mapping[Row, _Offer]) -> float:
+        """Return what drafts are likely to save up to the end of a row that has yet to be read."""
+        plan = self._best(behind, list(behind))
+        if plan.depth == 0:
+            return 0.0
+        rows = len(self._rows)
+        left = min(row.request.max_tokens - row.drawn, max(row.drawn, _LIKELY_TOKENS))
+        return (self.costs.of(rows, 1) - rows / plan.rate) * left / len(behind)
+
+    def _written(self, plan: _Plan) -> Mapping[Row, Draft]:
+        """Return what the draft model writes, as far as it can be right."""
+        if not plan.writing or self._source is None:
+            return {}
+        try:
+            texts = self._source.write(plan.writing, plan.depth)
+        except MODEL_ERRORS as error:
+            self._lose_model(error)
+            return {}
+        drafts = {row: self._drafters[row].written(tokens) for row, tokens in texts.items()}
+        for row, draft in drafts.items():
+            if not draft.tokens:
+                self._learn(row, draft, 0)
+        return {row: draft for row, draft in drafts.items() if draft.tokens}
+
+    def _lose_model(self, error: Exception) -> None:
+        """Go on without the draft model: no reply depends on it."""
+        log.warning("the draft model fails, and drafts no more", exc_info=error)
+        self._source = None
+        self._chances.pop(Source.MODEL, None)
+        for drafter in self._drafters.values():
+            drafter.leave_out(Source.MODEL)

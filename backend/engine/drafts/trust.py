@@ -38,6 +38,11 @@ class Trust:
             self.chance += _SHARE * ((n < accepted) - self.chance)
         self._tries_at = position + _REST_TOKENS
 
+    def rest(self, position: int) -> None:
+        """Take no more drafts until the row has drawn some tokens beyond `position`."""
+        self.pays = False
+        self._tries_at = position + _REST_TOKENS
+
     def wants_trial(self, position: int) -> bool:
         """Tell whether it is time to see if a source that did not pay does by now."""
         return not self.pays and position >= self._tries_at

@@ -135,7 +135,7 @@ class BatchCaches:
         if not all(kept):
             for leaf, arrays in before:
                 leaf.cache = _chosen(kept, leaf.cache, arrays)
-        self._give_back([width - n for n in kept])
+        self.give_back([width - n for n in kept])
 
     def _forward(self, network: Network, tokens: mx.array) -> mx.array:
         if self._ledger is None:
@@ -148,8 +148,14 @@ class BatchCaches:
         self._ledger.advance()
         return logits
 
-    def _give_back(self, counts: Sequence[int]) -> None:
-        """Let each row forget so many of its latest positions."""
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether every layer keeps every position: then rows go back over any number of passes."""
+        leaves = cache_leaves(self.layers)
+        return all(isinstance(leaf, RaggedKV) or _class_name(leaf) in _POSITIONS for leaf in leaves)
+
+    def give_back(self, counts: Sequence[int]) -> None:
+        """Let each row forget so many of its latest positions, where all are kept."""
         if not any(counts):
             return
         if self._ledger is not None:
@@ -314,6 +320,9 @@ _RAGGED: Mapping[Batching, Mapping[str, type[RaggedKV]]] = {
     Batching.RAGGED: {"KVCache": RaggedKV, "QuantizedKVCache": QuantizedKV},
     Batching.LATENT: {"KVCache": LatentKV},
 }
+
+# Keep every position; others can only give back what the latest pass has taken.
+_POSITIONS = ("KVCache", "QuantizedKVCache", "BatchKVCache")
 
 _GIVE_BACK: Mapping[str, Callable[[UpstreamCache, Sequence[int]], None]] = {
     "KVCache": _trim,

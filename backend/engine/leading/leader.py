@@ -109,7 +109,12 @@ class Leader:
         exit_at_once(0)
 
     def _begin(self, load: Load) -> None:
-        outlets = Outlets(self._hand_over, self._commands.put, note_pass=self._note_pass)
+        outlets = Outlets(
+            self._hand_over,
+            self._commands.put,
+            note_pass=self._note_pass,
+            make_room=self._share.make_room,
+        )
         self._share.join(load)
         topology = topology_of(load.options.tuning)
         if topology is None:

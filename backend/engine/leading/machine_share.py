@@ -62,7 +62,8 @@ class MachineShare:
             return
         parts = status.memory_bytes
         media = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if has_media else 0
-        self._ledger.begin(parts["weights"] + media, parts.get("kv_budget", 0), post)
+        weights = parts["weights"] + parts.get("draft_weights", 0)
+        self._ledger.begin(weights + media, parts.get("kv_budget", 0), post)
         self._ledger.start()
 
     def begin_fixed(self, held: int) -> None:

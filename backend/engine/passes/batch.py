@@ -191,8 +191,8 @@ class Batch:
         self._departed = []
 
     def cache_bytes(self) -> int:
-        """Return what the batch's KV caches occupy."""
-        return self._caches.nbytes
+        """Return what the batch's KV caches occupy, those of a draft model too."""
+        return self._caches.nbytes + (self._drafting.nbytes if self._drafting else 0)
 
     def _drawn(self, inputs: mx.array, logits: mx.array) -> _Flight:
         """Build the graph of the next tokens; nothing of it is computed yet."""

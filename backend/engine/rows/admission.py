@@ -54,12 +54,14 @@ class KvProfile:
         fixed_bytes: Of recurrent states.
         windows: Layers that keep some positions.
         has_own_lengths: Whether rows that decode together keep their own lengths.
+        draft: What the caches of a draft model take besides, which share nothing.
     """
 
     bytes_per_token: int = 0
     fixed_bytes: int = 0
     windows: tuple[WindowProfile, ...] = ()
     has_own_lengths: bool = False
+    draft: "KvProfile | None" = None
 
     def batch_bytes(self, tokens: Sequence[int], shared: Sequence[int] = ()) -> int:
         """Return what the caches of rows take at most that decode together.
@@ -69,9 +71,21 @@ class KvProfile:
             shared: How many of them lie in the prompt cache and are not counted; none at all if
                 left out.
         """
+        drafting = self.draft.batch_bytes(tokens) if self.draft else 0
+        return drafting + self._own_batch_bytes(tokens, shared)
+
+    def row_bytes(self, tokens: int) -> int:
+        """Return what caches of so many tokens take at most: they are allocated in steps."""
+        return self._own_row_bytes(tokens) + (self.draft.row_bytes(tokens) if self.draft else 0)
+
+    def max_tokens(self, budget_bytes: int) -> int:
+        """Return how many tokens one sequence may have; below 0 when not even none fit."""
+        return bisect_right(range(_ENDLESS), budget_bytes, key=self.row_bytes) - 1
+
+    def _own_batch_bytes(self, tokens: Sequence[int], shared: Sequence[int]) -> int:
         if not tokens:
             return 0
-        padded = len(tokens) * self.row_bytes(max(tokens))
+        padded = len(tokens) * self._own_row_bytes(max(tokens))
         if len(tokens) == 1 or not self.has_own_lengths:
             return padded - sum(shared) * self.bytes_per_token
         fixed = padded - len(tokens) * self.bytes_per_token * _room(max(tokens))
@@ -81,15 +95,10 @@ class KvProfile:
         own = sum(_room(count) + math.ceil(PADDING_SHARE * count) for count in tails)
         return min(padded, fixed + own * self.bytes_per_token)
 
-    def row_bytes(self, tokens: int) -> int:
-        """Return what caches of so many tokens take at most: they are allocated in steps."""
+    def _own_row_bytes(self, tokens: int) -> int:
         room = _room(tokens)
         windows = sum(min(room, layer.size) * layer.bytes_per_token for layer in self.windows)
         return self.fixed_bytes + room * self.bytes_per_token + windows
-
-    def max_tokens(self, budget_bytes: int) -> int:
-        """Return how many tokens one sequence may have; below 0 when not even none fit."""
-        return bisect_right(range(_ENDLESS), budget_bytes, key=self.row_bytes) - 1
 
 
 class Reservations:

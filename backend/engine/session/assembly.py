@@ -24,11 +24,12 @@ from backend.engine.prefixes.caching_store import make_prefix_store
 from backend.engine.prefixes.disk_link import DiskSettings
 from backend.engine.rows.admission import KvProfile, Reservations
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
-from backend.engine.session.decoder_parts import make_parts
+from backend.engine.session.decoder_parts import Resources, make_parts
 from backend.engine.session.decoder_session import DecoderSession
 from backend.engine.session.encoder_session import EncoderSession
 from backend.engine.session.session import Outlets, Session
 from backend.engine.trials.batch_check import batch_plan
+from backend.engine.trials.draft_model import LoadedDraft, load_draft
 from backend.engine.trials.kv_profile import measure
 from backend.engine.trials.media_check import media_faults, text_fault
 from backend.engine.trials.self_check import (
@@ -89,24 +90,37 @@ def assemble_decoder_session(
     fresh_caches = replace(fresh_caches, plan=plan)
     batches = plan.batching is not Batching.NONE
     model = replace(model, card=replace(model.card, batches=batches))
-    budget_bytes = kv_budget_bytes(
-        options,
-        model.card.weights_bytes,
-        working_set_bytes(),
-        media_bytes=MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0,
-    )
+    draft = load_draft(options, model, sample, outlets.make_room) if plan.pass_seconds else None
+    if draft is not None:
+        model = replace(model, card=replace(model.card, draft_model=draft.model.card.path))
+    budget_bytes = _kv_budget_bytes(options, model, draft)
     cache_bytes = prompt_cache_bytes(tuning, budget_bytes)
     disk = _disk_settings(Path(model.card.path), options, outlets.post)
     packing = Packing(tuning.prompt_cache.cache_bits)
     prefixes = make_prefix_store(
         fresh_caches, cache_bytes, packing, disk, is_replicated=ranks.are_several
     )
-    profile = measure(model.network, fresh_caches)
-    profile = replace(profile, has_own_lengths=plan.has_own_lengths)
+    profile = replace(
+        measure(model.network, fresh_caches),
+        has_own_lengths=plan.has_own_lengths,
+        draft=draft.profile if draft else None,
+    )
     _log_memory(profile, budget_bytes)
     reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens)
-    parts = make_parts(model, fresh_caches, prefixes, reservations, tuning, outlets)
+    resources = Resources(prefixes, reservations, draft)
+    parts = make_parts(model, fresh_caches, resources, tuning, outlets)
     return DecoderSession(model, parts, outlets)
+
+
+def _kv_budget_bytes(options: ModelOptions, model: RunnableModel, draft: LoadedDraft | None) -> int:
+    """Return what the weights leave for KV caches."""
+    draft_bytes = draft.model.card.weights_bytes if draft else 0
+    return kv_budget_bytes(
+        options,
+        model.card.weights_bytes + draft_bytes,
+        working_set_bytes(),
+        media_bytes=MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0,
+    )
 
 
 def _log_memory(profile: KvProfile, budget_bytes: int) -> None:

@@ -25,6 +25,7 @@ from backend.engine.session.open_requests import OpenRequests
 from backend.engine.session.prefilling import Prefilling
 from backend.engine.session.recovery import Recovery
 from backend.engine.session.session import Outlets
+from backend.engine.trials.draft_model import LoadedDraft
 from backend.model.loaded import RunnableModel
 
 
@@ -46,6 +47,7 @@ class DecoderParts:
         prefilling: Computes chunks.
         decoding: Computes steps.
         counters: Count tokens.
+        draft_bytes: Weights of the draft model.
     """
 
     prefixes: PrefixStore
@@ -61,13 +63,28 @@ class DecoderParts:
     prefilling: Prefilling
     decoding: Decoding
     counters: Counters
+    draft_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a session has beside its model.
+
+    Attributes:
+        prefixes: Stores its prefixes.
+        reservations: The memory for its KV caches.
+        draft: Drafts for it, if anything does.
+    """
+
+    prefixes: PrefixStore
+    reservations: Reservations
+    draft: LoadedDraft | None = None
 
 
 def make_parts(
     model: RunnableModel,
     fresh_caches: CacheFactory,
-    prefixes: PrefixStore,
-    reservations: Reservations,
+    resources: Resources,
     tuning: TuningOptions,
     outlets: Outlets,
 ) -> DecoderParts:
@@ -76,11 +93,11 @@ def make_parts(
     Args:
         model: A model that belongs to this thread.
         fresh_caches: Makes its caches.
-        prefixes: Stores its prefixes.
-        reservations: The memory for its KV caches.
+        resources: What there is beside it.
         tuning: Its limits.
         outlets: Where events go.
     """
+    prefixes, draft = resources.prefixes, resources.draft
 
     def new_batch(drafting: Drafting | None = None) -> Batch:
         return Batch(model.network, fresh_caches, model.card.vocab_size, drafting)
@@ -88,11 +105,11 @@ def make_parts(
     max_active = tuning.scheduling.max_slots if model.card.batches else 1
     scheduler = Scheduler(max_slots=tuning.scheduling.max_slots, max_active=max_active)
     publisher = Publisher(outlets.hand_over, tuning.scheduling.max_replies_per_s)
-    memory = MemoryWatch(reservations, scheduler, prefixes)
+    memory = MemoryWatch(resources.reservations, scheduler, prefixes)
     requests = OpenRequests(scheduler, memory, prefixes, publisher)
     feeder = make_feeder(model.network, fresh_caches)
     counters = Counters()
-    batch = new_batch(_make_drafting(model, fresh_caches.plan, tuning, counters))
+    batch = new_batch(_make_drafting(model, fresh_caches.plan, tuning, counters, draft))
     background = BackgroundJobs(tuning.scheduling.prefill_chunk, tuning.scheduling.side_share)
     pacer = _make_pacer(tuning)
     isolation = Isolation(feeder, new_batch)
@@ -115,17 +132,23 @@ def make_parts(
         prefilling=prefilling,
         decoding=decoding,
         counters=counters,
+        draft_bytes=draft.model.card.weights_bytes if draft else 0,
     )
 
 
 def _make_drafting(
-    model: RunnableModel, plan: BatchPlan, tuning: TuningOptions, counters: Counters
+    model: RunnableModel,
+    plan: BatchPlan,
+    tuning: TuningOptions,
+    counters: Counters,
+    draft: LoadedDraft | None,
 ) -> Drafting | None:
     """Return the drafts of a batch, if they are on and the model can take them."""
     if not plan.pass_seconds:
         return None
-    costs = PassCosts(plan.pass_seconds)
-    return Drafting(costs, counters, model.card.vocab_size, tuning.speculation)
+    costs, vocab_size = PassCosts(plan.pass_seconds), model.card.vocab_size
+    writer = draft.batch(vocab_size) if draft else None
+    return Drafting(costs, counters, vocab_size, tuning.speculation, writer)
 
 
 def _make_pacer(tuning: TuningOptions) -> PrefillPacer:

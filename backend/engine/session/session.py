@@ -18,6 +18,7 @@ from backend.engine.messages.commands import (
 )
 from backend.engine.messages.publisher import HandOver
 from backend.engine.session.pace import NotePass, Pace, ignore_pass
+from backend.model.checkpoint.weights import MakeRoom, need_no_room
 
 SessionCommand: TypeAlias = Submit | Cancel | Expect | Compute | Fetched | Resize
 """The commands that concern the loaded model; a session ignores news that is not its own."""
@@ -31,6 +32,7 @@ class Outlets:
         hand_over: Takes the events of all requests, in order.
         post: Takes news from other threads; it comes back as a command.
         answer: Takes the results of background computations.
+        make_room: Told the size of all weights before more of them are read.
         note_pass: Takes the beginning of each pass: the ids of its requests, and whether it is a
             piece of a background computation.
     """
@@ -39,6 +41,7 @@ class Outlets:
     post: Callable[[Fetched], None]
     answer: Callable[[Sequence[Answer]], None] = deliver_all
     note_pass: NotePass = ignore_pass
+    make_room: MakeRoom = need_no_room
 
 
 class Session(Protocol):

@@ -22,6 +22,7 @@ def take_snapshot(parts: DecoderParts, weights_bytes: int) -> EngineStatus:
         state=EngineState.READY if is_ready else EngineState.BUSY,
         memory_bytes={
             "weights": weights_bytes,
+            **({"draft_weights": parts.draft_bytes} if parts.draft_bytes else {}),
             "kv_active": parts.batch.cache_bytes() + sum(row.cache_bytes() for row in rows),
             **parts.memory.status(),
             "prompt_cache": prompt_cache.bytes,

@@ -33,7 +33,7 @@ DTYPES = {
     "bf16": "bfloat16",
 }
 
-PATH_FIELDS = ("Model", "ModelFile", "ModelPath", "Tokenizer")
+PATH_FIELDS = ("Model", "ModelFile", "ModelPath", "Tokenizer", "DraftModel")
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ def model_options(
     if request.LoraBase:
         log.warning("LoraBase is ignored: an adapter applies to the model it is loaded with")
     tuning = tuning_options(request.Options, request.EngineArgs, defaults)
+    tuning = _with_draft_model(_with_cache_types(tuning, request), request)
     return ModelOptions(
         model=request.Model or request.ModelFile,
         model_file=request.ModelFile,
@@ -69,7 +70,7 @@ def model_options(
         adapters=_adapters(request),
         grammar_triggers=tuple(trigger.word for trigger in request.GrammarTriggers if trigger.word),
         media_limits=_media_limits(request),
-        tuning=_with_group_size(_with_cache_types(tuning, request), request.TensorParallelSize),
+        tuning=_with_group_size(tuning, request.TensorParallelSize),
     )
 
 
@@ -77,6 +78,17 @@ def _with_cache_types(tuning: TuningOptions, request: pb.ModelOptions) -> Tuning
     """Use the fields where the option is not set."""
     bits = kv_bits(request.CacheTypeKey, request.CacheTypeValue)
     return tuning.updated(kv_bits=bits) if tuning.memory.kv_bits is None else tuning
+
+
+def _with_draft_model(tuning: TuningOptions, request: pb.ModelOptions) -> TuningOptions:
+    """Use the field where the option is not set; a host may send its models directory for unset."""
+    named = tuning.speculation.draft_model or ""
+    if not named and request.DraftModel.rstrip("/") != request.ModelPath.rstrip("/"):
+        named = request.DraftModel
+    require_path("draft_model", named)
+    if tuning.speculation.speculation == "draft" and not named:
+        raise InvalidRequestError("draft_model", "is missing, and speculation is draft")
+    return tuning.updated(draft_model=named or None)
 
 
 def _with_group_size(tuning: TuningOptions, size: int) -> TuningOptions:

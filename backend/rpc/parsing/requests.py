@@ -77,6 +77,7 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
         shares_system_prompt=_shares_system_prompt(request),
         priority=_known(PRIORITY_KEY, request, PRIORITIES, Priority.NORMAL),
         may_speculate=request.Metadata.get(SPECULATION_KEY, "") != SPECULATION_OFF,
+        max_draft_tokens=_max_draft_tokens(request.NDraft),
         debug=request.Debug or request.DebugMode,
         size_bytes=request.ByteSize(),
     )
@@ -160,6 +161,13 @@ def _stop_strings(stop_prompts: Iterable[str]) -> tuple[str, ...]:
         problem = f"has a text of {longest} characters, at most {MAX_STOP_STRING_CHARS} are allowed"
         raise InvalidRequestError("StopPrompts", problem)
     return distinct
+
+
+def _max_draft_tokens(count: int) -> int | None:
+    """Return the most tokens of a draft; hosts send 0 for unset."""
+    if count < 0:
+        raise InvalidRequestError("NDraft", f"is negative: {count}")
+    return count or None
 
 
 def _top_logprobs(request: pb.PredictOptions) -> int | None:

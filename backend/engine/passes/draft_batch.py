@@ -1,0 +1,196 @@
+"""The rows of a batch as a draft model reads them, and the drafts that it writes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+
+import mlx.core as mx
+
+from backend.cache.layers import cache_bytes
+from backend.engine.drafts.costs import PassCosts
+from backend.engine.kv.batch_caches import BatchCaches
+from backend.engine.network import Caches, Network
+from backend.engine.passes.caches import CacheFactory
+from backend.engine.rows.row import Row
+from backend.sampling.processors import History, LogitsAdjuster
+from backend.sampling.sampler import Sampler
+
+# A row that lacks more is read by itself: the others would be padded as far.
+_MOST_UNREAD_TOKENS = 32
+# Read in the place of what its vocabulary lacks.
+_UNKNOWN = 0
+
+
+class DraftBatch:
+    """The `DraftModel` of a batch; belongs to the main thread.
+
+    A draft is what the row itself would draw, with its own keys, if the draft model were the model.
+
+    Attributes:
+        costs: What passes of the draft model take.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        fresh_caches: CacheFactory,
+        costs: PassCosts,
+        *,
+        own_vocab_size: int,
+        vocab_size: int,
+    ) -> None:
+        """Start without rows.
+
+        Args:
+            network: The draft model.
+            fresh_caches: Makes its caches, which keep every position.
+            costs: What its passes took at load.
+            own_vocab_size: Width of its logits; it reads ids beyond as another token.
+            vocab_size: Of the model that it drafts for.
+        """
+        self.costs = costs
+        self._network = network
+        self._fresh_caches = fresh_caches
+        self._own_vocab_size = own_vocab_size
+        self._vocab_size = vocab_size
+        self._caches = BatchCaches(fresh_caches.plan)
+        # Those in the batch, with what each has been fed beyond what is known to be right.
+        self._rows: list[Row] = []
+        self._ahead: list[list[int]] = []
+        # By themselves.
+        self._apart: dict[Row, Caches] = {}
+        self._read: dict[Row, int] = {}
+        self._sampler: tuple[list[Row], Sampler] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its caches."""
+        apart = sum(cache_bytes(layer) for caches in self._apart.values() for layer in caches)
+        return self._caches.nbytes + apart
+
+    def follow(self, rows: Sequence[Row]) -> None:
+        """Forget all other rows."""
+        kept = set(rows)
+        self._apart = {row: caches for row, caches in self._apart.items() if row in kept}
+        self._read = {row: count for row, count in self._read.items() if row in kept}
+        if not kept.issuperset(self._rows):
+            self._settle()
+            self._regroup([row for row in self._rows if row in kept])
+
+    def unread(self, row: Row) -> int:
+        """Return how many tokens of a row it lacks, but for the latest."""
+        self._settle()
+        return len(row.token_ids) - 1 - self._read.get(row, 0)
+
+    def read(self, row: Row, count: int) -> None:
+        """Read the next `count` tokens of a row, at most those it lacks; computed on return."""
+        self._settle()
+        started = perf_counter()
+        self._part([row])
+        caches = self._apart.get(row) or self._fresh_caches()
+        first = self._read.get(row, 0)
+        tokens = self._known(row.token_ids[first : first + count])
+        self._network(mx.array([tokens]), cache=caches)
+        mx.eval([cache.state for cache in caches])
+        self._apart[row], self._read[row] = caches, first + count
+        self.costs.observe(1, count, perf_counter() - started)
+
+    def write(self, rows: Sequence[Row], depth: int) -> list[list[int]]:
+        """Return `depth` tokens that may come next in each row."""
+        self._settle()
+        self._part([row for row in self._rows if self.unread(row) > _MOST_UNREAD_TOKENS])
+        self._regroup(self._rows, [row for row in rows if row not in self._rows])
+        started = perf_counter()
+        unread = [row.token_ids[self._read.get(row, 0) :] for row in self._rows]
+        self._ahead = [list(tokens) for tokens in unread]
+        drafts = self._drafted(unread, depth)
+        for ahead, draft in zip(self._ahead, drafts, strict=True):
+            ahead += draft[:-1]
+        self.costs.observe(len(self._rows), 1, (perf_counter() - started) / depth)
+        places = {row: place for place, row in enumerate(self._rows)}
+        return [drafts[places[row]] for row in rows]
+
+    def _drafted(self, unread: Sequence[Sequence[int]], depth: int) -> list[list[int]]:
+        """Feed the rows what they lack, then each draft; all passes are computed as one."""
+        adjuster = LogitsAdjuster(list(map(_history, self._rows)), self._vocab_size)
+        counts = list(map(len, unread))
+        logits = self._caches.forward(self._network, mx.array(self._padded(unread)), counts)
+        self._caches.keep(counts)
+        logits = logits[mx.arange(len(counts)), mx.array(counts) - 1]
+        tokens = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
+        drafts: list[mx.array] = []
+        for place in range(depth):
+            if place:
+                fed = mx.where(tokens < self._own_vocab_size, tokens, _UNKNOWN)
+                logits = self._caches.forward(self._network, fed[:, None])[:, -1]
+            adjusted = adjuster.adjust(self._fitted(logits.astype(mx.float32)), tokens)
+            positions = [row.drawn + place for row in self._rows]
+            tokens = self._current_sampler().draw(adjusted, positions)
+            drafts.append(tokens)
+        found: list[list[int]] = mx.stack(drafts, axis=1).tolist()
+        return found
+
+    def _settle(self) -> None:
+        """Go back to the last token of each row that turned out to be its own."""
+        if not any(self._ahead):
+            return
+        wrong = []
+        for row, ahead in zip(self._rows, self._ahead, strict=True):
+            first = self._read.get(row, 0)
+            right = _count_common(ahead, row.token_ids[first:-1])
+            self._read[row] = first + right
+            wrong.append(len(ahead) - right)
+        self._ahead = [[] for _ in self._rows]
+        self._caches.give_back(wrong)
+
+    def _part(self, rows: Sequence[Row]) -> None:
+        """Take rows out of the batch."""
+        leaving = [row for row in rows if row in self._rows]
+        for row in leaving:
+            self._apart[row] = self._caches.extract(self._rows.index(row))
+        if leaving:
+            self._regroup([row for row in self._rows if row not in leaving])
+
+    def _regroup(self, staying: Sequence[Row], joining: Sequence[Row] = ()) -> None:
+        if not joining and len(staying) == len(self._rows):
+            return
+        places = [self._rows.index(row) for row in staying]
+        arrivals = [self._apart.pop(row, []) or self._fresh_caches() for row in joining]
+        self._caches.regroup(places, arrivals)
+        self._rows = [*staying, *joining]
+        self._ahead = [[] for _ in self._rows]
+        self._sampler = None
+
+    def _current_sampler(self) -> Sampler:
+        if self._sampler is None or self._sampler[0] != self._rows:
+            params = [row.request.sampling for row in self._rows]
+            self._sampler = list(self._rows), Sampler(params, self._vocab_size)
+        return self._sampler[1]
+
+    def _padded(self, unread: Sequence[Sequence[int]]) -> list[list[int]]:
+        width = max(map(len, unread))
+        known = map(self._known, unread)
+        return [[*tokens, *tokens[-1:] * (width - len(tokens))] for tokens in known]
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        return [t if t < self._own_vocab_size else _UNKNOWN for t in tokens]
+
+    def _fitted(self, logits: mx.array) -> mx.array:
+        """Return logits as wide as those of the model, whose draws take a number for each id."""
+        missing = self._vocab_size - self._own_vocab_size
+        if missing <= 0:
+            return logits[:, : self._vocab_size]
+        return mx.pad(logits, ((0, 0), (0, missing)), constant_values=-mx.inf)
+
+
+def _history(row: Row) -> History:
+    """Return what the penalties of a row count: a window neither moves nor ends within a draft."""
+    params, tokens = row.request.sampling, row.token_ids
+    if params.penalty_window:
+        tokens = tokens[-params.penalty_window :]
+    return History(replace(params, penalty_window=0), tokens, len(tokens) - 1)
+
+
+def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,0 +1,167 @@
+"""Load a draft model beside the model that it drafts for, and find out if it can."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backend.config import ModelOptions
+from backend.core.model import ModelKind
+from backend.engine.drafts.costs import PassCosts
+from backend.engine.kv.batch_caches import BatchCaches, Batching
+from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.draft_batch import DraftBatch
+from backend.engine.rows.admission import KvProfile
+from backend.engine.trials.batch_check import batch_plan
+from backend.engine.trials.kv_profile import measure
+from backend.engine.trials.self_check import require_sense
+from backend.errors import LoadError, UnsupportedModelError
+from backend.model.checkpoint.draft import draft_options
+from backend.model.checkpoint.weights import MakeRoom, need_no_room
+from backend.model.loaded import RunnableModel
+from backend.model.loader import load
+from backend.model.text.tokenizer import Tokenizer
+
+_PROBE_TOKENS = 8
+# A text of the model is one of the draft model too: it knows at least so many of its tokens.
+_LEAST_SHARE = 0.9
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model, ready to draft.
+
+    Attributes:
+        model: Its network and facts.
+        fresh_caches: Makes its caches.
+        profile: What the caches of one row take.
+    """
+
+    model: RunnableModel
+    fresh_caches: CacheFactory
+    profile: KvProfile
+
+    def batch(self, vocab_size: int) -> DraftBatch:
+        """Return what drafts for the batches of a model.
+
+        Args:
+            vocab_size: Width of the logits of that model.
+        """
+        return DraftBatch(
+            self.model.network,
+            self.fresh_caches,
+            PassCosts(self.fresh_caches.plan.pass_seconds),
+            own_vocab_size=self.model.card.vocab_size,
+            vocab_size=vocab_size,
+        )
+
+
+def load_draft(
+    options: ModelOptions,
+    model: RunnableModel,
+    sample: Sequence[int],
+    make_room: MakeRoom = need_no_room,
+) -> LoadedDraft | None:
+    """Return the draft model that the options name, if they name one.
+
+    Args:
+        options: Of the LoadModel, with the directory of the draft model.
+        model: That it drafts for, in memory.
+        sample: Tokens of a text.
+        make_room: Told the size of the weights of both before those of the draft model are read.
+
+    Raises:
+        LoadError: It cannot be loaded beside the model, or cannot draft for it.
+    """
+    own = draft_options(options)
+    if own is None:
+        return None
+    directory = Path(own.model)
+    try:
+        draft = load(
+            own,
+            directory,
+            renders=False,
+            make_room=make_room,
+            beside_bytes=model.card.weights_bytes,
+        )
+        loaded = _examined(draft, model, sample)
+    except LoadError as error:
+        raise type(error)(f"draft_model: {error}") from error
+    log.info(
+        "%s (%s, %.2f GB) drafts for %s",
+        draft.card.name,
+        draft.card.model_type,
+        draft.card.weights_bytes / 1e9,
+        model.card.name,
+    )
+    return loaded
+
+
+def _examined(draft: RunnableModel, model: RunnableModel, sample: Sequence[int]) -> LoadedDraft:
+    if draft.card.kind is not ModelKind.DECODER:
+        kind, name = draft.card.kind.value, draft.card.path
+        raise UnsupportedModelError(f"{name} is of the kind {kind}: it generates nothing")
+    require_same_vocabulary(draft.tokenizer, model.tokenizer)
+    known = [token_id for token_id in sample if token_id < draft.card.vocab_size] or [0]
+    fresh_caches = CacheFactory(draft.network)
+    require_sense(draft.network, fresh_caches, known[:_PROBE_TOKENS])
+    return look_at_draft(draft, known, batches=model.card.batches)
+
+
+def look_at_draft(draft: RunnableModel, sample: Sequence[int], *, batches: bool) -> LoadedDraft:
+    """Find out what a draft model's passes cost, and whether its rows can go back.
+
+    Args:
+        draft: A decoder, in memory.
+        sample: Tokens that it knows, of a text.
+        batches: Whether it has to draft for several rows at once.
+
+    Raises:
+        UnsupportedModelError: They cannot.
+    """
+    fresh_caches = CacheFactory(draft.network)
+    caches = BatchCaches(fresh_caches.plan)
+    caches.regroup([], [fresh_caches()])
+    if not caches.keeps_positions:
+        raise UnsupportedModelError(
+            f"{draft.card.path} ({draft.card.model_type}) cannot draft: it has windows or "
+            "recurrent layers, which cannot go back to where a draft was wrong"
+        )
+    plan = batch_plan(draft.network, fresh_caches, sample, drafts=True)
+    if not plan.pass_seconds or (batches and plan.batching is Batching.NONE):
+        raise UnsupportedModelError(
+            f"{draft.card.path} ({draft.card.model_type}) cannot draft: its rows cannot take "
+            "several tokens in a pass, and give some back, as they would by themselves"
+        )
+    # Its caches never meet the prompt cache.
+    fresh_caches = replace(fresh_caches, plan=replace(plan, shares_prefixes=False))
+    profile = replace(measure(draft.network, fresh_caches), has_own_lengths=plan.has_own_lengths)
+    return LoadedDraft(draft, fresh_caches, profile)
+
+
+def require_same_vocabulary(draft: Tokenizer, model: Tokenizer) -> None:
+    """Refuse a draft model whose tokens mean something else.
+
+    Special tokens may differ: instructions are marked in many ways, and they are rarely drafted.
+
+    Raises:
+        LoadError: Holds a token that differs, or how many are missing.
+    """
+    special = draft.special_ids | model.special_ids
+    theirs = {i: text for text, i in draft.vocabulary.items() if i not in special}
+    ours = {i: text for text, i in model.vocabulary.items() if i not in special}
+    both = theirs.keys() & ours.keys()
+    wrong = sorted(token_id for token_id in both if theirs[token_id] != ours[token_id])
+    if wrong:
+        first = wrong[0]
+        raise LoadError(
+            f"it has another vocabulary than the model: {len(wrong)} of {len(both)} tokens are "
+            f"others; {first} is {theirs[first]!r} and not {ours[first]!r}"
+        )
+    if len(both) < _LEAST_SHARE * len(ours):
+        raise LoadError(
+            f"it has another vocabulary than the model: {len(both)} of {len(ours)} tokens are there"
+        )

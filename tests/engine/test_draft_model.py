@@ -1,0 +1,252 @@
+"""A draft model changes no reply, whatever it writes, and is right where it is the model."""
+
+import random
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from drafting import FEW, FREE, Cycle, assert_same, requests_of, samplings
+from engine_driver import VOCAB, Driver, make_request, prompt_of, room_for
+from wrapped_network import WrappedNetwork
+
+from backend.core.model import ModelCard
+from backend.core.request import SamplingParams
+from backend.engine.drafts.costs import PassCosts
+from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
+from backend.errors import UnsupportedModelError
+from backend.model.loaded import RunnableModel
+
+pytestmark = pytest.mark.mlx
+
+FAMILIES = ("llama", "gemma3_text", "deepseek_v3", "gpt_oss", "qwen3_5", "mamba2")
+
+
+class Free(PassCosts):
+    """Passes that cost nothing: whatever is likely to be right is drafted."""
+
+    def of(self, _rows, _width):
+        return 0.0
+
+
+class FreeDraft(LoadedDraft):
+    def batch(self, vocab_size):
+        batch = super().batch(vocab_size)
+        batch.costs = Free(FREE)
+        return batch
+
+
+def model_of(network, vocab=VOCAB):
+    card = ModelCard(
+        name="draft",
+        path="/models/draft",
+        model_type="tiny",
+        context_length=4096,
+        vocab_size=vocab,
+        eos_token_ids=frozenset(),
+        weights_bytes=0,
+        supports_tools=False,
+        supports_thinking=False,
+    )
+    return RunnableModel(tokenizer=None, template=None, card=card, network=network)
+
+
+_LOOKS = {}
+
+
+def draft_of(network, *, free=True):
+    """Return a network as a draft model; it is looked at once."""
+    inner = network
+    while hasattr(inner, "network"):
+        inner = inner.network
+    if id(inner) not in _LOOKS:
+        _LOOKS[id(inner)] = inner, look_at_draft(model_of(inner), range(VOCAB), batches=True)
+    look = _LOOKS[id(inner)][1]
+    kind = FreeDraft if free else LoadedDraft
+    return kind(model_of(network), replace(look.fresh_caches, network=network), look.profile)
+
+
+def driver_of(network, draft, **options):
+    """Return a driver that drafts by a model alone."""
+    options = {"pass_seconds": FREE, "speculation": "draft", **options}
+    return Driver(network, draft=draft_of(draft), **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("rows", "other"), [(1, "qwen3"), (4, "llama")])
+def test_a_reply_is_the_same_whoever_drafts(networks, family, rows, other):
+    network, drafted = networks(family), 0
+    for seed in range(2):
+        requests = requests_of(seed, rows)
+        expected = Driver(network).run(*requests)
+        driver = driver_of(network, networks(other))
+        assert_same(driver.run(*requests), expected)
+        drafted += driver.session.status().drafted_tokens
+    assert drafted > 10
+
+
+def greedy(name, count, salt=0):
+    return make_request(name, prompt_of(30, salt), max_tokens=count)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=5)]
+)
+def test_the_model_as_its_own_draft_is_nearly_always_right(networks, rows, sampling):
+    network = networks("llama")
+    requests = [
+        make_request(f"r{n}", prompt_of(30 + 9 * n, n), max_tokens=90, sampling=sampling)
+        for n in range(rows)
+    ]
+    expected = Driver(network).run(*requests)
+    driver = driver_of(network, network)
+    assert_same(driver.run(*requests), expected)
+    status = driver.session.status()
+    assert status.accepted_tokens > 60 * rows
+    assert status.accepted_tokens > 0.95 * status.drafted_tokens
+
+
+def test_its_passes_replace_those_of_the_model(networks):
+    class Counting(WrappedNetwork):
+        passes = 0
+
+        def __call__(self, inputs, cache):
+            self.passes += 1
+            return super().__call__(inputs, cache)
+
+    network = Counting(networks("llama"))
+    driver_of(network, networks("llama")).run(greedy("a", 200))
+    assert network.passes < 40
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_it_is_the_same_while_rows_come_go_and_pause(networks, family):
+    network = networks(family)
+    rng = random.Random(4)
+    shared = prompt_of(70)
+    requests = [
+        make_request(
+            f"r{n}",
+            [*shared[: rng.randint(8, 70)], *prompt_of(rng.randint(1, 60), n)],
+            max_tokens=rng.randint(5, 50),
+            sampling=replace(samplings(n)[n % 6], logit_bias=FEW),
+        )
+        for n in range(24)
+    ]
+    expected = {r.request_id: Driver(network).run(r)[0].token_ids for r in requests}
+    budget = room_for(network, 300, rows=3)
+    driver = driver_of(network, networks("llama"), speculation="auto", max_kv_bytes=budget)
+    left, cancelled = list(requests), set()
+    while left or not driver.session.is_idle or driver.session.status().waiting:
+        if left and rng.random() < 0.3:
+            driver.session.submit(left.pop())
+        running = [r for r in requests if driver.outcome(r).token_ids]
+        if running and rng.random() < 0.02:
+            request = rng.choice(running)
+            if driver.outcome(request).finish is None:
+                cancelled.add(request.request_id)
+                driver.session.cancel(request.request_id)
+        driver.turn()
+    for name, tokens in expected.items():
+        found = driver.outcomes[name].token_ids
+        assert found == tokens[: len(found)]
+        assert name in cancelled or found == tokens
+    assert driver.session.status().accepted_tokens > 50
+
+
+def test_a_grammar_cuts_what_it_drafts(networks):
+    network = networks("llama")
+    request = make_request(
+        "a", prompt_of(20), max_tokens=60, grammar=Cycle(range(10, 30), 40), stop=[1]
+    )
+    free = greedy("b", 60, 1)
+    alone = Driver(network).run(free)[0]
+    outcome, other = driver_of(network, network).run(request, free)
+    assert outcome.token_ids == [*(10 + n % 20 for n in range(40)), 1]
+    assert other.token_ids == alone.token_ids
+
+
+def test_a_request_bounds_its_drafts(networks):
+    class Widths(WrappedNetwork):
+        widest = 0
+
+        def __call__(self, inputs, cache):
+            if inputs.shape[1] < 20:
+                self.widest = max(self.widest, inputs.shape[1])
+            return super().__call__(inputs, cache)
+
+    network = Widths(networks("llama"))
+    request = make_request("a", prompt_of(30), max_tokens=60, max_draft_tokens=3)
+    driver_of(network, networks("llama")).run(request)
+    assert network.widest == 4
+
+
+def test_a_draft_model_that_fails_is_left_out_and_costs_no_reply(networks, caplog):
+    class Failing(WrappedNetwork):
+        passes = 0
+
+        def __call__(self, inputs, cache):
+            self.passes += 1
+            if self.passes > 40:
+                raise RuntimeError("out of memory")
+            return super().__call__(inputs, cache)
+
+    network = networks("llama")
+    requests = [greedy("a", 80), greedy("b", 60, 1)]
+    expected = Driver(network).run(*requests)
+    driver = driver_of(network, Failing(network))
+    assert_same(driver.run(*requests), expected)
+    assert driver.session.status().accepted_tokens > 5
+    assert caplog.text.count("the draft model fails, and drafts no more") == 1
+
+
+def test_one_with_a_smaller_vocabulary_reads_what_it_does_not_know(networks):
+    class Narrow(WrappedNetwork):
+        def __call__(self, inputs, cache):
+            assert mx.max(inputs).item() < VOCAB // 2
+            return super().__call__(inputs, cache)[..., : VOCAB // 2]
+
+    network = networks("llama")
+    draft = replace(draft_of(Narrow(network)), model=model_of(Narrow(network), VOCAB // 2))
+    requests = requests_of(3, 3)
+    expected = Driver(network).run(*requests)
+    driver = Driver(network, draft=draft, pass_seconds=FREE, speculation="draft")
+    assert_same(driver.run(*requests), expected)
+    assert driver.session.status().drafted_tokens > 10
+
+
+def test_a_wrong_draft_model_that_costs_as_much_as_the_model_is_hardly_asked(networks):
+    class Counting(WrappedNetwork):
+        passes = 0
+
+        def __call__(self, inputs, cache):
+            self.passes += 1
+            return super().__call__(inputs, cache)
+
+    network, counting = networks("llama"), Counting(networks("qwen3"))
+    measured = draft_of(network).fresh_caches.plan.pass_seconds
+    draft = draft_of(counting, free=False)
+    driver = Driver(network, draft=draft, pass_seconds=measured, speculation="draft")
+    driver.run(*(make_request(f"r{n}", prompt_of(20, n), max_tokens=200) for n in range(3)))
+    asked = counting.passes
+    driver.run(make_request("last", prompt_of(20, 9), max_tokens=200))
+    assert counting.passes - asked < 40
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "mamba2", "qwen3_5", "kimi_linear"])
+def test_one_that_cannot_go_back_is_refused_by_name(networks, family):
+    with pytest.raises(
+        UnsupportedModelError, match=r"/models/draft .*cannot draft: it has windows"
+    ):
+        look_at_draft(model_of(networks(family)), range(VOCAB), batches=True)
+
+
+def test_its_caches_are_part_of_what_a_row_reserves(networks):
+    network = networks("llama")
+    profile = draft_of(network).profile
+    both = replace(profile, draft=profile)
+    assert both.row_bytes(100) == 2 * profile.row_bytes(100)
+    assert both.batch_bytes([100, 200], [50, 0]) == profile.batch_bytes(
+        [100, 200], [50, 0]
+    ) + profile.batch_bytes([100, 200])
+    assert both.max_tokens(both.row_bytes(700)) == 700
