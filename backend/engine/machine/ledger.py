@@ -110,7 +110,7 @@ class MemoryLedger:
         """
         self._entry = replace(self._entry, held=held, wish=self._entry.least, is_busy=True)
         deadline = time.monotonic() + timeout_s
-        while self._look(self._announce) and self._is_too_much():
+        while self._look(self._announce) and self._others and self._is_too_much():
             if time.monotonic() >= deadline or not self._can_give():
                 problem = "%d other backends leave too little of %.1f GiB for %.2f GiB of weights"
                 log.warning(problem, len(self._others), self._usable_bytes / _GIB, held / _GIB)
@@ -215,19 +215,21 @@ class MemoryLedger:
             cached=books.cached,
             is_busy=books.is_busy,
         )
-        due = shares(self._usable_bytes, [mine, *self._others])[0]
-        greedy = replace(mine, wanted=mine.wish, is_busy=True)
-        attainable = shares(self._usable_bytes, [greedy, *self._others])[0]
+        due, attainable = self._due(mine), self._due(replace(mine, wanted=mine.wish, is_busy=True))
         budget, ordered = self._step(mine, due)
         self._entry = replace(mine, budget=budget)
         self._directory.write(encoded(self._entry))
         self._give(ordered, max(attainable, ordered))
 
+    def _due(self, mine: Entry) -> int:
+        """Return the budget of an entry; who is alone has what its options say."""
+        return shares(self._usable_bytes, [mine, *self._others])[0] if self._others else mine.wish
+
     def _step(self, mine: Entry, due: int) -> tuple[int, int]:
         """Return the budget to write, and the one to order, on the way to the one that is due."""
         if due >= mine.budget:
             room = max(free_bytes(self._usable_bytes, [mine, *self._others]), 0)
-            budget = max(min(due, mine.budget + room), mine.least)
+            budget = max(min(due, mine.budget + room), mine.least) if self._others else due
             return budget, budget
         if self._books.answered < self._order.number:
             return mine.budget, due
