@@ -37,7 +37,9 @@ def tight(network, tokens, *, rows=1):
 async def ask(directory, requests, options=(), **fields):
     """Return the replies to requests sent at once, by a server that is idle in the end."""
     async with served(directory, MaxModelLen=CONTEXT, Options=options, **fields) as backend:
-        replies = await asyncio.gather(*map(backend.stub.Predict, requests))
+        async with backend.held(len(requests)):
+            calls = [asyncio.ensure_future(backend.stub.Predict(each)) for each in requests]
+        replies = await asyncio.gather(*calls)
         await until(lambda: backend.is_idle)
         # The pass that was in flight for the last of them ends a turn later.
         await until(lambda: backend.engine.status().memory_bytes["kv_active"] == 0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -64,8 +65,14 @@ class Backend:
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """Return a port that no system hands out by itself before the backend has it."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", port)) as server,
+        ):
+            return server.getsockname()[1]
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,6 +47,18 @@ class Served:
         """Whether the engine holds no request, waiting or running."""
         status = self.engine.status()
         return not (status.slots_taken or status.waiting)
+
+    @asynccontextmanager
+    async def held(self, count: int) -> AsyncIterator[None]:
+        """Stop the engine until so many requests are sent: it gets them all at once."""
+        process_id = self.engine.process_id
+        assert process_id is not None
+        os.kill(process_id, signal.SIGSTOP)
+        try:
+            yield
+            await until(lambda: len(self.engine._ledger.requests) == count)
+        finally:
+            os.kill(process_id, signal.SIGCONT)
 
     async def load(self, directory: Path | str, **options: Any) -> pb.Result:
         return await self.stub.LoadModel(pb.ModelOptions(Model=str(directory), **options))
