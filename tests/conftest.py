@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
-from nursery import forked_engines
+from nursery import Nursery, forked_engines
 
 # The same examples every time, however slow the machine is.
 settings.register_profile(
@@ -31,10 +31,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _engines(runtime_directory: Path) -> Iterator[None]:  # noqa: ARG001 (set in the environment)
+def nursery(runtime_directory: Path) -> Iterator[Nursery]:  # noqa: ARG001 (set in the environment)
     """Engines that need not import anything, unless a test starts a backend of its own."""
-    with forked_engines():
-        yield
+    with forked_engines() as nursery:
+        yield nursery
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,13 +56,17 @@ class Forked(subprocess.Popen):
 class Nursery:
     """Starts engines; one that might differ from a forked one is started as the product does."""
 
-    def __init__(self, start: Callable[..., subprocess.Popen]) -> None:
+    def __init__(
+        self, start: Callable[..., subprocess.Popen], orders: socket.socket | None = None
+    ) -> None:
         self._start = start
         self._environment = _fixed(os.environ)
         # The kernel ends the children with the thread that started what they are forked from.
         self._thread = threading.current_thread()
         self._process: subprocess.Popen | None = None
-        self._socket: socket.socket | None = None
+        self._orders = orders
+        # Whether engines fork the other ranks of their groups, too.
+        self.has_ranks = False
 
     def start(
         self,
@@ -72,18 +76,18 @@ class Nursery:
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen:
         is_alike = environment is None and _fixed(os.environ) == self._environment
-        if not is_alike or not inherited or threading.current_thread() is not self._thread:
+        if not is_alike or threading.current_thread() is not self._thread:
             return self._start(arguments, inherited=inherited, environment=environment)
         return Forked(arguments, lambda: self._fork(arguments, inherited))
 
     def close(self) -> None:
         if self._process is not None:
-            self._socket.close()
+            self._orders.close()
             self._process.wait()
 
     def _fork(self, arguments: Sequence[str], inherited: Sequence[int]) -> int:
-        if self._process is None:
-            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if self._orders is None:
+            self._orders, theirs = connection()
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", __file__, str(theirs.fileno())],
@@ -93,9 +97,14 @@ class Nursery:
                     cwd="/",
                     env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 )
-        order = [["--parent", str(os.getpid()), *arguments], dict(os.environ), list(inherited)]
-        socket.send_fds(self._socket, [json.dumps(order).encode()], [2, *inherited])
-        return int(self._socket.recv(LIMIT_BYTES))
+        words = ["--parent", str(os.getpid()), *arguments]
+        order = [words, dict(os.environ), list(inherited), self.has_ranks]
+        socket.send_fds(self._orders, [json.dumps(order).encode()], [2, *inherited])
+        return int(self._orders.recv(LIMIT_BYTES))
+
+
+def connection() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -103,18 +112,16 @@ def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def forked_engines() -> Iterator[None]:
+def forked_engines() -> Iterator[Nursery]:
     """Have the engines of this process forked, where the system can."""
     from backend.engine import processes
 
-    if sys.platform != "linux" or SYSCALL_CLONE is None:
-        yield
-        return
     start = processes._start
     nursery = Nursery(start)
-    processes._start = nursery.start
+    if sys.platform == "linux" and SYSCALL_CLONE is not None:
+        processes._start = nursery.start
     try:
-        yield
+        yield nursery
     finally:
         processes._start = start
         nursery.close()
@@ -134,22 +141,41 @@ def fork_sibling() -> int:
     return process_id
 
 
-def be_engine(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
+def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     """Become what `python -m backend.rank` is."""
     from backend import rank
+    from backend.engine import processes
 
-    arguments, environment, numbers = order
+    arguments, environment, numbers, has_ranks = order
     stderr, *inherited = descriptors
-    os.setsid()
+    orders = fork_nursery(descriptors) if has_ranks else None
+    if inherited:
+        os.setsid()
     for number in (1, 2):
         os.dup2(stderr, number)
     os.close(stderr)
     Path("/proc/self/comm").write_text(NAME)
     os.environ.clear()
     os.environ.update(environment)
+    if orders is not None:
+        processes._start = Nursery(processes._start, orders).start
     given = dict(zip(map(str, numbers), map(str, inherited), strict=True))
     sys.argv = [NAME, *(given.get(word, word) for word in arguments)]
     sys.exit(rank.main())
+
+
+def fork_nursery(descriptors: Sequence[int]) -> socket.socket:
+    """Leave a copy of this process as it is, and return the connection for orders to it."""
+    orders, theirs = connection()
+    if os.fork() == 0:
+        orders.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with suppress(OSError):
+            serve(theirs)
+        os._exit(0)
+    theirs.close()
+    return orders
 
 
 def main() -> None:
@@ -161,6 +187,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork takes one thread along"
+    serve(orders)
+
+
+def serve(orders: socket.socket) -> None:
+    """Fork a process for each order."""
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, LIMIT_BYTES, 8)
         if not order:
@@ -168,7 +199,7 @@ def main() -> None:
         process_id = fork_sibling()
         if process_id == 0:
             orders.close()
-            be_engine(json.loads(order), descriptors)
+            be_rank(json.loads(order), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         orders.send(str(process_id).encode())
