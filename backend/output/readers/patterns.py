@@ -10,11 +10,11 @@ MAX_TAG_CHARS = 400
 
 _ATTRIBUTE_NAME = r"[\w:.-]+"
 # Models forget one quote of two, or double one. No value is read in two ways: such tags take
-# exponential time.
+# exponential time, and one that lacks a quote ends at the end of its tag, whatever follows.
 _VALUE_END = r"(?=[\s<>/|]|\Z)"
-_QUOTED = rf""""{{1,2}}[^"\n]*"{{1,2}}{_VALUE_END}|'{{1,2}}[^'\n]*'{{1,2}}{_VALUE_END}"""
+_QUOTED = rf""""{{1,2}}[^">\n]*"{{1,2}}{_VALUE_END}|'{{1,2}}[^'>\n]*'{{1,2}}{_VALUE_END}"""
 _VALUE = rf"""(?>{_QUOTED}|["']?[^\s"'<>/|=]+["']?)"""
-_BEGUN_VALUE = r"""(?:"{1,2}[^"\n]*|'{1,2}[^'\n]*|["']?[^\s"'<>/|=]*["']?)"""
+_BEGUN_VALUE = r"""(?:"{1,2}[^">\n]*|'{1,2}[^'>\n]*|["']?[^\s"'<>/|=]*["']?)"""
 _ATTRIBUTE = re.compile(rf"\s({_ATTRIBUTE_NAME})\s*=\s*({_VALUE})")
 
 

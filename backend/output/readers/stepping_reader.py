@@ -66,6 +66,7 @@ class SteppingReader(ABC):
         except NotACallError as error:
             return self._reject(text, error.position)
         self._buffer = rest = self._buffer[position:]
+        self._unread_opener = max(self._unread_opener - position, 0)
         deltas = self._outbox.end(text)
         return ReaderOutput(deltas, rest=rest if self._is_over else None)
 
