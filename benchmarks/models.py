@@ -55,7 +55,7 @@ RECURRENT = BenchModel("3M mamba2", "mamba2", (256, 4, 2048))
 
 RIGHT, NEAR, WRONG = (
     BenchModel(f"60M, {words}", "paired_llama", (512, 18, 4096, rest))
-    for words, rest in (("draft always right", 0), ("draft often right", 10), ("draft wrong", 100))
+    for words, rest in (("draft always right", 0), ("draft often right", 2), ("draft wrong", 100))
 )
 """Models of 18 layers, and drafts by the first of them alone: 7M. The less the others add, the more
 often the two agree."""

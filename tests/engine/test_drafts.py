@@ -252,6 +252,22 @@ def test_a_draft_model_that_is_wrong_rests_and_is_tried_again():
     assert 1 <= tried < 600 / 32
 
 
+def test_what_one_row_has_learnt_of_a_draft_model_the_next_row_knows():
+    first, second = row_of([1, 2]), row_of([1, 2])
+    model = ScriptedModel({1: 0.01, 64: 0.01})
+    drafting = drafting_of(model, first, speculation="draft")
+    rounds = []
+    for row in (first, second):
+        drafting.follow([row])
+        rounds.append(0)
+        while any(drafting.drafts()):
+            drafting.learn([0])
+            advance(row)
+            rounds[-1] += 1
+    assert rounds[0] > 3
+    assert rounds[1] < 3
+
+
 def test_a_draft_that_a_grammar_forbids_counts_as_wrong():
     row = row_of([1, 2])
     row.request = replace(row.request, grammar=Cycle([8], 400))

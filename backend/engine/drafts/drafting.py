@@ -29,8 +29,9 @@ _TRIAL_SHARE = 0.01
 _TRIAL_TOKENS = 3
 # Of all rows together: each has logits of its own, as wide as the vocabulary.
 _MAX_PASS_TOKENS = 128
-# Of a row's latest draft in what the next row begins with.
-_PRIOR_SHARE = 0.1
+# Of a row's latest draft in what the next row begins with; of a draft model nearly all rows think
+# alike.
+_PRIOR_SHARE, _MODEL_PRIOR_SHARE = 0.1, 0.5
 # A row goes on for as long as it has gone on, and at first for so many tokens.
 _LIKELY_TOKENS = 64
 # Of what a draft model is expected to save for a row: reading its text may take so much.
@@ -156,7 +157,8 @@ class Drafting:
     def _learn(self, row: Row, draft: Draft, right: int) -> None:
         draft.trust.learn(len(draft.tokens) + draft.is_cut, right, row.drawn)
         chance = self._chances[draft.source]
-        self._chances[draft.source] += _PRIOR_SHARE * (draft.trust.chance - chance)
+        share = _MODEL_PRIOR_SHARE if draft.source is Source.MODEL else _PRIOR_SHARE
+        self._chances[draft.source] += share * (draft.trust.chance - chance)
 
     def _chosen(self, found: dict[Row, Draft], ready: Mapping[Row, _Offer]) -> _Plan:
         """Decide on a pass; drafts that it does not take are left out of `found`.
