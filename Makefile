@@ -30,7 +30,8 @@ $(STAMP): pyproject.toml constraints.txt backend.proto scripts/build_hook.py scr
 demo: install ## Run the main job on the embedded model: thought, tool call, answer, over a real socket
 	$(PYTHON) -m backend.cli demo
 
-PYTEST = $(PYTHON) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+# Hundreds of processes import the same modules: the first one compiles them for all.
+PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX='$(CURDIR)/build/pycache' $(PYTHON) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
 	$(PYTEST) $(PYTEST_FLAGS)
