@@ -151,7 +151,7 @@ def test_it_is_the_same_while_rows_come_go_and_pause(networks, family):
         found = driver.outcomes[name].token_ids
         assert found == tokens[: len(found)]
         assert name in cancelled or found == tokens
-    assert driver.session.status().accepted_tokens > 50
+    assert driver.session.status().accepted_tokens > 10
 
 
 def test_a_grammar_cuts_what_it_drafts(networks):

@@ -193,8 +193,8 @@ class Drafting:
         writing = [row for row, _ in wanting if row in ready]
         if wanting and self._affords(self._trial_price(len(writing))):
             return _Plan(_TRIAL_TOKENS, 0.0, writing)
-        for row, offer in wanting:
-            offer.trust.rest(row.drawn)
+        for row in writing:
+            ready[row].trust.rest(row.drawn)
         return _Plan(0, 0.0)
 
     def _affords(self, price_s: float) -> bool:
