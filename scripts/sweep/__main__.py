@@ -1,7 +1,6 @@
 """Try every family, or some, through a server, and print what was found."""
 
 import asyncio
-import json
 import os
 import pkgutil
 import re
@@ -19,7 +18,7 @@ from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from scripts.sweep.families import Family, all_families
 from scripts.sweep.references import References
-from scripts.sweep.table import Row, page
+from scripts.sweep.table import Row, page, rows_of
 from scripts.sweep.text_check import check_text
 from scripts.sweep.verdict import Expected, Outcome, Verdict
 from scripts.sweep.vision_check import check_vision
@@ -148,25 +147,29 @@ def _is_model(folder: str, module: str) -> bool:
     return "class Model(" in Path(folder, f"{module}.py").read_text(encoding="utf-8")
 
 
-async def sweep(families: Sequence[Family]) -> list[Row]:
-    """Try families one after another, and print each as it is done."""
+async def sweep(families: Sequence[Family], *, writes: bool) -> list[Row]:
+    """Try families one after another, print each as it is done, and perhaps write the page."""
     rows = []
     with Trials(WORK / "server.log") as trials:
         for family in families:
             rows.append(await trials.row(family))
             click.echo(" | ".join(asdict(rows[-1]).values()))
-            _remember(rows[-1:])
+            if writes:
+                _write(rows[-1:])
     return rows
 
 
-def _remember(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
-    """Keep rows for the page, together with those of earlier runs, and return all."""
-    memory = WORK / "rows.json"
-    known = json.loads(memory.read_text(encoding="utf-8")) if memory.is_file() else []
-    found = {(row.family, row.library): row for row in (*(Row(**row) for row in known), *rows)}
-    text = json.dumps([asdict(row) for row in found.values()], indent=1)
-    memory.write_text(text, encoding="utf-8")
-    return found
+def _write(rows: Sequence[Row]) -> None:
+    """Put rows into the page; those of other families stay as they are there."""
+    merged = merge(PAGE.read_text(encoding="utf-8"), rows, all_families())
+    PAGE.write_text(page(merged, untried(merged)), encoding="utf-8")
+
+
+def merge(written: str, rows: Sequence[Row], families: Sequence[Family]) -> list[Row]:
+    """Return the rows of families, in their order: new ones, or those of a page."""
+    found = {(row.family, row.library): row for row in (*rows_of(written), *rows)}
+    keys = ((family.name, family.library) for family in families)
+    return [found[key] for key in keys if key in found]
 
 
 @click.command()
@@ -175,14 +178,8 @@ def _remember(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
 def main(names: tuple[str, ...], *, write: bool) -> None:
     """Try the families NAMES, or all."""
     WORK.mkdir(parents=True, exist_ok=True)
-    everything = all_families()
-    families = [family for family in everything if not names or family.name in names]
-    rows = asyncio.run(sweep(families))
-    if write:
-        known = _remember(rows)
-        keys = ((family.name, family.library) for family in everything)
-        ordered = [known[key] for key in keys if key in known]
-        PAGE.write_text(page(ordered, untried(ordered)), encoding="utf-8")
+    families = [family for family in all_families() if not names or family.name in names]
+    rows = asyncio.run(sweep(families, writes=write))
     if any(cell.startswith("wrong") for row in rows for cell in (row.text, row.pictures)):
         raise SystemExit(1)
 

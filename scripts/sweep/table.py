@@ -1,5 +1,6 @@
 """What the sweep found, as the page docs/reference/families.md."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ _FURTHER = (
     "Model types that a library knows and the sweep has not tried; among them are other names of "
     "the above, parts of other models, and models that generate no text, which are refused at load."
 )
+_BAR = re.compile(r" (?<!\\)\| ")
 _COLUMNS = ("family", "library", "text", "pictures", "sounds", "videos", "batched", "prompt cache")
 
 
@@ -54,6 +56,17 @@ def page(rows: Sequence[Row], further: Sequence[str]) -> str:
     if further:
         lines += ["", _FURTHER, "", ", ".join(f"`{name}`" for name in further) + "."]
     return HEADER + "\n".join(lines) + "\n"
+
+
+def rows_of(text: str) -> list[Row]:
+    """Return the rows of a page; the reverse of `page`."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [Row(*_cells(line)) for line in lines[2:]]
+
+
+def _cells(line: str) -> list[str]:
+    cells = _BAR.split(line.removeprefix("| ").removesuffix(" |"))
+    return [cell.replace("\\|", "|") for cell in cells]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -6,8 +6,9 @@ import pytest
 from grpc import StatusCode
 from serving import code_of, served
 
+from scripts.sweep.__main__ import merge
 from scripts.sweep.families import PARTS, all_families, due, from_json, to_json
-from scripts.sweep.table import HEADER, Row, page
+from scripts.sweep.table import HEADER, Row, page, rows_of
 from scripts.sweep.text_check import check_text
 from scripts.sweep.verdict import TIE, Expected, Outcome, Verdict, worst
 from scripts.sweep.vision_check import check_vision
@@ -84,3 +85,12 @@ def test_the_page_has_a_line_for_each_family_and_counts_them():
     assert "wrong: a \\| b" in text
     assert "1 equal, 1 wrong" in text
     assert "`y`" in text
+
+
+def test_a_run_of_some_families_leaves_the_rows_of_others_on_the_page():
+    told = [Row("llama", "mlx-lm", "wrong: a | b"), Row("gemma2", "mlx-lm", "equal")]
+    gone = Row("no such family", "mlx-lm", "equal")
+    new = Row("llama", "mlx-lm", "equal", batched="no: x | y")
+    assert rows_of(page([*told, gone], [])) == [*told, gone]
+    merged = merge(page([*told, gone], []), [new], all_families())
+    assert merged == [told[1], new]
