@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_vlm.utils import get_model_and_args, update_module_configs
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from scripts.tiny_models import CHAT_TEMPLATE, PADDING, TURN_END, VOCAB_SIZE, train_bpe
@@ -36,7 +36,8 @@ _FLATTENED = """\
         {%- set flat.text = '' %}
         {%- for part in message.content %}
             {%- set flat.text = flat.text + (part.text or '' if part.type == 'text' else
-                placeholders[part.type] or raise_exception('unknown part: ' + part.type)) %}
+                placeholders[part.type] if part.type in placeholders else
+                raise_exception('unknown part: ' + part.type)) %}
         {%- endfor %}
     {%- endif %}
     {%- set flat.messages = flat.messages + [dict(message, content=flat.text)] %}
@@ -66,8 +67,13 @@ def build_shape(shape: VisionFamily, directory: Path, *, seed: int = 0) -> Path:
 
 def _write_tokenizer(shape: VisionFamily, directory: Path) -> PreTrainedTokenizerFast:
     """Write tokenizer and chat template."""
-    bpe = train_bpe()
-    media = (*shape.token_ids.values(), *shape.named_tokens.values(), *shape.further_tokens)
+    bpe = _reserved(train_bpe(), shape.fixed_ids)
+    media = (
+        *shape.fixed_ids,
+        *shape.token_ids.values(),
+        *shape.named_tokens.values(),
+        *shape.further_tokens,
+    )
     bpe.add_special_tokens([AddedToken(token, normalized=False) for token in dict.fromkeys(media)])
     placeholders = f"{{%- set placeholders = {json.dumps(shape.placeholders)} %}}\n"
     tokenizer = PreTrainedTokenizerFast(
@@ -81,6 +87,19 @@ def _write_tokenizer(shape: VisionFamily, directory: Path) -> PreTrainedTokenize
     )
     tokenizer.save_pretrained(str(directory))
     return tokenizer
+
+
+def _reserved(bpe: Tokenizer, fixed_ids: Mapping[str, int]) -> Tokenizer:
+    """Give tokens the ids that a processor of upstream takes for granted, and fill the gaps."""
+    if not fixed_ids:
+        return bpe
+    content = json.loads(bpe.to_str())
+    known = content["model"]["vocab"]
+    known.update({token["content"]: token["id"] for token in content["added_tokens"]})
+    names = {number: token for token, number in fixed_ids.items()}
+    for number in range(len(known), max(names) + 1):
+        known[names.get(number, f"<unused_{number}>")] = number
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def _complete_config(shape: VisionFamily, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

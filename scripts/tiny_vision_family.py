@@ -21,6 +21,7 @@ class VisionFamily:
         embedding_scale: Standard deviation of the token embeddings.
         gain: How much a matrix widens its input.
         bos_token: What a prompt of the processor begins with, if anything.
+        fixed_ids: Special tokens whose ids the processor has in its code.
         section: The part of config.json that holds the model's own configuration, if not all of it.
     """
 
@@ -33,6 +34,7 @@ class VisionFamily:
     embedding_scale: float = 0.08
     gain: float = 2.0
     bos_token: str | None = None
+    fixed_ids: Mapping[str, int] = field(default_factory=dict)
     section: str | None = None
 
 

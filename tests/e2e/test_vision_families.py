@@ -1,9 +1,11 @@
 """Families whose pictures reach the text in a way of their own: equal to mlx-vlm, or refused."""
 
 import grpc
+import mlx.core as mx
+import numpy as np
 import pytest
 from serving import chat, code_of, served, stream, user
-from vision import Reference, parts, picture, shown, token_ids
+from vision import Reference, parts, picture, shown, token_ids, wav
 
 from scripts.sweep.vision_models import build_vision_model
 
@@ -33,6 +35,8 @@ async def replies(backend):
         *("gemma4_bidirectional", "gemma4_unified"),  # pictures that attend in both directions
         "minicpmv4_6",  # pixels in nested lists
         "qwen3_omni_moe",  # features of deeper layers for every token, in a part of the model
+        "minicpmo",  # the language model of a family whose towers have other settings
+        "minicpmv4_7",  # a text among the processor's arrays
     ],
 )
 # As an error it would be swallowed, and the processor of gemma4 not be found.
@@ -56,6 +60,7 @@ async def test_tokens_are_those_of_mlx_vlm(tmp_path, family):
         ("idefics2", "in a prompt it writes other tokens for it than by itself"),
         ("llava_next", "embeddings"),
         ("granite_vision", "embeddings"),
+        ("hunyuan_vl", "would not be those of mlx-vlm"),  # keeps positions of the latest prompt
     ],
 )
 async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
@@ -89,6 +94,32 @@ async def test_a_model_whose_text_would_be_misread_is_refused_by_name(tmp_path, 
     assert family in details
     assert reason in details
     assert "vision:false" not in details
+
+
+async def test_sounds_that_change_the_weights_of_text_are_refused(tmp_path):
+    """Upstream contract: phi4mm goes on with the weights of the latest medium."""
+    directory = build_vision_model("phi4mm", tmp_path)
+    add_speech_adapter(directory / "model.safetensors")
+    async with served(directory) as backend:
+        sounds = {"Audios": [wav(np.sin(np.arange(16_000) / 10))]}
+        code, details = await code_of(stream(backend.stub, chat([user("What is it?")], **sounds)))
+        _, told = await code_of(stream(backend.stub, ask("What is it?", [picture(1)])))
+        text = await stream(backend.stub, ask("Text, be bi bo.", []))
+    assert "what stands for it is no token" in told
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "reads the text beside them with other weights" in details
+    assert token_ids(*text.replies)
+
+
+def add_speech_adapter(path):
+    weights = mx.load(str(path))
+    name = next(name for name in weights if name.endswith("layers.0.self_attn.o_proj.weight"))
+    layer = name.removesuffix(".weight")
+    base = weights.pop(name)
+    weights[f"{layer}.base_layer.weight"] = base
+    weights[f"{layer}.lora_A.speech.weight"] = mx.ones((2, base.shape[1]))
+    weights[f"{layer}.lora_B.speech.weight"] = mx.ones((base.shape[0], 2))
+    mx.save_safetensors(str(path), weights)
 
 
 @pytest.mark.parametrize("family", ["llama4", "minicpmv4_6"])

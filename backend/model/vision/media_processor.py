@@ -222,6 +222,8 @@ class MediaProcessor:
         self, kind: MediaKind, digest: bytes, inputs: dict[str, np.ndarray]
     ) -> PreparedMedium:
         ids: list[int] = inputs.pop("input_ids").reshape(-1).tolist()
+        if min(ids, default=0) < 0:
+            raise ProcessorError("what stands for it is no token")
         start, stop = self._core(ids)
         for name in _PER_TOKEN:
             if name in inputs:

@@ -34,6 +34,10 @@ _CROSSINGS = {
 }
 # Where some models leave the positions of the prompt that was embedded last.
 _LEFT_POSITIONS = "_position_ids"
+# Packages of mlx-vlm whose `get_rope_index` only counts tokens: they know positions by their caches.
+_COUNTING = frozenset({"minimax_m3_vl"})
+# What models keep that read text with other weights beside media.
+_OTHER_WEIGHTS = "_base_weights"
 _DEEPSTACK = "deepstack_visual_embeds"
 _AXES = 3
 _PROBE = (0, 1, 2, 3)
@@ -98,7 +102,7 @@ class VisionNetwork:
     def __init__(self, model: Network) -> None:
         """Wrap a model of mlx-vlm."""
         self.model = model
-        self._has_rope_positions = hasattr(model.language_model, "get_rope_index")
+        self._has_rope_positions = _has_rope_positions(model.language_model)
         self._axes_come_last = self._has_rope_positions and _axes_come_last(model.language_model)
         mend(model.language_model)
 
@@ -183,6 +187,8 @@ class VisionNetwork:
         Raises:
             NotEmbeddableError: It does not.
         """
+        if getattr(self.model, _OTHER_WEIGHTS, None):
+            raise NotEmbeddableError("the model reads the text beside them with other weights")
         self._found(token_ids, inputs)
 
     def embed_media(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> MediaFeatures:
@@ -224,7 +230,7 @@ class VisionNetwork:
     def _found(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the towers give, lazily, by the names of the language model's arguments."""
         tokens = mx.array([token_ids])
-        arrays = {name: mx.array(array) for name, array in inputs.items()}
+        arrays = {name: _setting(array) or mx.array(array) for name, array in inputs.items()}
         pixels = arrays.pop("pixel_values", None)
         self._forget_positions()
         found = self.model.get_input_embeddings(
@@ -260,6 +266,8 @@ class VisionNetwork:
 
     def _forward(self, inputs: mx.array, cache: Caches, arguments: dict[str, Any]) -> mx.array:
         layers = cache
+        # Some models would give this prompt the positions of the one before it.
+        self._forget_positions()
         if self._has_rope_positions:
             layers, counter = cache[:-1], cache[-1]
             positions = counter.take(inputs.shape[1])
@@ -275,16 +283,37 @@ class VisionNetwork:
 
 def _on_device(array: Untyped) -> Arrays:
     """Return a NumPy array, or a list of some whose shapes differ, as MLX has them."""
-    return [_on_device(each) for each in array] if isinstance(array, list) else mx.array(array)
+    if isinstance(array, list):
+        return [_on_device(each) for each in array]
+    return _setting(array) or mx.array(array)
+
+
+def _setting(array: Untyped) -> str | None:
+    """Return the text that a processor tells the towers among its arrays, if this is one."""
+    is_text = getattr(array, "dtype", None) is not None and array.dtype.kind == "U"
+    return str(array.item()) if is_text and array.size == 1 else None
 
 
 def _on_all_axes(positions: mx.array) -> mx.array:
     return mx.broadcast_to(positions[None], (_AXES, *positions.shape))
 
 
+def _has_rope_positions(language_model: Network) -> bool:
+    """Tell whether a model has to be told where its tokens stand."""
+    package = type(language_model).__module__.split(".")[-2]
+    return hasattr(language_model, "get_rope_index") and package not in _COUNTING
+
+
 def _axes_come_last(language_model: Network) -> bool:
-    """Tell whether a model takes the positions of a sequence as [B, T, 3], not as [3, B, T]."""
-    positions, _ = language_model.get_rope_index(mx.array([_PROBE]))
+    """Tell whether a model takes the positions of a sequence as [B, T, 3], not as [3, B, T].
+
+    Some families share the language model of another one and have no settings of its towers, which
+    `get_rope_index` reads: they leave positions that count tokens.
+    """
+    try:
+        positions, _ = language_model.get_rope_index(mx.array([_PROBE]))
+    except AttributeError:
+        return False
     return bool(positions.shape == (1, len(_PROBE), _AXES))
 
 
