@@ -58,9 +58,11 @@ class Trials:
 
     async def row(self, family: Family) -> Row:
         """Ask a family's library and the server, and compare."""
+        row = Row(family.name, family.library, "")
+        if family.needs is not None:
+            return replace(row, text=f"not tried: {family.needs}")
         directory = WORK / "models" / f"{family.library}-{family.name}"
         expected = await asyncio.to_thread(self._references.of, family, directory)
-        row = Row(family.name, family.library, "")
         if isinstance(expected, Verdict):
             return replace(row, text=str(expected))
         server = self._server = self._server or ServerProcess.start(

@@ -7,6 +7,8 @@ import pytest
 from serving import chat, code_of, served, stream, user
 from vision import Reference, parts, picture, shown, token_ids, wav
 
+from scripts.sweep.verdict import Outcome
+from scripts.sweep.vision_check import check_vision, vision_reference
 from scripts.sweep.vision_models import build_vision_model
 
 pytestmark = pytest.mark.mlx
@@ -52,6 +54,15 @@ async def test_tokens_are_those_of_mlx_vlm(tmp_path, family):
         )
         assert len(theirs) > 1
         assert tokens[: len(theirs)] == theirs
+
+
+async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path):
+    """Upstream contract: minimax_m3_vl takes those of the batch before where it is told none."""
+    directory = build_vision_model("minimax_m3_vl", tmp_path)
+    expected = vision_reference(directory)
+    async with served(directory) as backend:
+        found = await check_vision(backend.stub, expected)
+    assert [verdict.outcome for verdict in found] == [Outcome.EQUAL] * 2, found
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ The towers and the language model are mlx-vlm's; its generation, batches and pro
 used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
@@ -34,8 +34,8 @@ _CROSSINGS = {
 }
 # Where some models leave the positions of the prompt that was embedded last.
 _LEFT_POSITIONS = "_position_ids"
-# Packages of mlx-vlm whose `get_rope_index` only counts tokens: they know positions by their caches.
-_COUNTING = frozenset({"minimax_m3_vl"})
+# Packages of mlx-vlm whose positions have one axis, though they have `get_rope_index`.
+_ONE_AXIS = frozenset({"minimax_m3_vl"})
 # What models keep that read text with other weights beside media.
 _OTHER_WEIGHTS = "_base_weights"
 _DEEPSTACK = "deepstack_visual_embeds"
@@ -53,7 +53,7 @@ class MediaFeatures:
 
     Attributes:
         per_token: Keyword arguments [1, T, ...], the embeddings among them.
-        positions: By M-RoPE, [3, 1, T], the first token's being 0; `None` without M-RoPE.
+        positions: By M-RoPE, [3, 1, T] or [1, T], the first token's being 0; `None` without.
         deepstack: For each layer that takes some, features [V, D] of the V visual tokens.
         is_visual: Which tokens those are, [1, T].
     """
@@ -102,7 +102,11 @@ class VisionNetwork:
     def __init__(self, model: Network) -> None:
         """Wrap a model of mlx-vlm."""
         self.model = model
-        self._has_rope_positions = _has_rope_positions(model.language_model)
+        self._has_rope_positions = hasattr(model.language_model, "get_rope_index")
+        package = type(model.language_model).__module__.split(".")[-2]
+        self._spread: Callable[[mx.array], mx.array] = (
+            _unchanged if package in _ONE_AXIS else _on_all_axes
+        )
         self._axes_come_last = self._has_rope_positions and _axes_come_last(model.language_model)
         mend(model.language_model)
 
@@ -262,7 +266,7 @@ class VisionNetwork:
             return None
         if self._axes_come_last:
             found = found.transpose(2, 0, 1)
-        return found if found.ndim == _AXES else _on_all_axes(found)
+        return found if found.ndim == _AXES else self._spread(found)
 
     def _forward(self, inputs: mx.array, cache: Caches, arguments: dict[str, Any]) -> mx.array:
         layers = cache
@@ -271,7 +275,7 @@ class VisionNetwork:
         if self._has_rope_positions:
             layers, counter = cache[:-1], cache[-1]
             positions = counter.take(inputs.shape[1])
-            arguments.setdefault("position_ids", _on_all_axes(positions))
+            arguments.setdefault("position_ids", self._spread(positions))
             if self._axes_come_last:
                 arguments["position_ids"] = arguments["position_ids"].transpose(1, 2, 0)
         output = self.language_model(inputs, cache=layers, **arguments)
@@ -294,14 +298,12 @@ def _setting(array: Untyped) -> str | None:
     return str(array.item()) if is_text and array.size == 1 else None
 
 
+def _unchanged(positions: mx.array) -> mx.array:
+    return positions
+
+
 def _on_all_axes(positions: mx.array) -> mx.array:
     return mx.broadcast_to(positions[None], (_AXES, *positions.shape))
-
-
-def _has_rope_positions(language_model: Network) -> bool:
-    """Tell whether a model has to be told where its tokens stand."""
-    package = type(language_model).__module__.split(".")[-2]
-    return hasattr(language_model, "get_rope_index") and package not in _COUNTING
 
 
 def _axes_come_last(language_model: Network) -> bool:
