@@ -6,12 +6,11 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 from drafting import FEW, FREE, Cycle, assert_same, requests_of, samplings
-from engine_driver import VOCAB, Driver, make_request, prompt_of, room_for
+from engine_driver import VOCAB, Driver, FixedCosts, make_request, prompt_of, room_for
 from wrapped_network import WrappedNetwork
 
 from backend.core.model import ModelCard
 from backend.core.request import SamplingParams
-from backend.engine.drafts.costs import PassCosts
 from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
 from backend.errors import UnsupportedModelError
 from backend.model.loaded import RunnableModel
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.mlx
 FAMILIES = ("llama", "gemma3_text", "deepseek_v3", "gpt_oss", "qwen3_5", "mamba2")
 
 
-class Free(PassCosts):
+class Free(FixedCosts):
     """Passes that cost nothing: whatever is likely to be right is drafted."""
 
     def of(self, _rows, _width):
@@ -226,7 +225,9 @@ def test_a_wrong_draft_model_that_costs_as_much_as_the_model_is_hardly_asked(net
     network, counting = networks("llama"), Counting(networks("qwen3"))
     measured = draft_of(network).fresh_caches.plan.pass_seconds
     draft = draft_of(counting, free=False)
-    driver = Driver(network, draft=draft, pass_seconds=measured, speculation="draft")
+    driver = Driver(
+        network, draft=draft, pass_seconds=measured, learns_costs=True, speculation="draft"
+    )
     driver.run(*(make_request(f"r{n}", prompt_of(20, n), max_tokens=200) for n in range(3)))
     asked = counting.passes
     driver.run(make_request("last", prompt_of(20, 9), max_tokens=200))

@@ -12,6 +12,7 @@ from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
+from backend.engine.drafts.costs import PassCosts
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.stream import Publication
 from backend.errors import BackendError
@@ -48,6 +49,16 @@ def _plan_of(network: Any, fresh_caches: Any) -> Any:
     return _PLANS[key][1]
 
 
+class FixedCosts(PassCosts):
+    """Passes that cost the same however busy the machine is."""
+
+    def observe(self, _rows, _width, _seconds):
+        """Learn nothing."""
+
+    def wants_plain(self, _rows):
+        return False
+
+
 class Driver:
     """A session and what it has published so far."""
 
@@ -58,6 +69,7 @@ class Driver:
         batches: bool = True,
         is_replicated: bool = False,
         pass_seconds: Any = None,
+        learns_costs: bool = False,
         draft: Any = None,
         **tuning: Any,
     ) -> None:
@@ -120,6 +132,8 @@ class Driver:
         outlets = Outlets(self.published.extend, self.fetched.put)
         resources = Resources(keeper, reservations, draft)
         parts = make_parts(model, fresh_caches, resources, options, outlets)
+        if pass_seconds and not learns_costs:
+            parts.batch._drafting.costs = FixedCosts(pass_seconds)
         self.session = DecoderSession(model, parts, outlets)
         self.outcomes: dict[str, Outcome] = {}
 

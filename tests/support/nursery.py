@@ -149,8 +149,6 @@ def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     arguments, environment, numbers, has_ranks = order
     stderr, *inherited = descriptors
     orders = fork_nursery(descriptors) if has_ranks else None
-    if inherited:
-        os.setsid()
     for number in (1, 2):
         os.dup2(stderr, number)
     os.close(stderr)
@@ -193,13 +191,24 @@ def main() -> None:
 def serve(orders: socket.socket) -> None:
     """Fork a process for each order."""
     while True:
-        order, descriptors, _, _ = socket.recv_fds(orders, LIMIT_BYTES, 8)
-        if not order:
+        text, descriptors, _, _ = socket.recv_fds(orders, LIMIT_BYTES, 8)
+        if not text:
             return
+        order = json.loads(text)
+        begun, beginning = os.pipe()
         process_id = fork_sibling()
         if process_id == 0:
             orders.close()
-            be_rank(json.loads(order), descriptors)
+            os.close(begun)
+            _, _, inherited, _ = order
+            if inherited:
+                os.setsid()
+            os.close(beginning)
+            be_rank(order, descriptors)
+        # Whoever starts a process may end its group at once.
+        os.close(beginning)
+        os.read(begun, 1)
+        os.close(begun)
         for descriptor in descriptors:
             os.close(descriptor)
         orders.send(str(process_id).encode())
