@@ -56,9 +56,10 @@ async def test_tokens_are_those_of_mlx_vlm(tmp_path, family):
         assert tokens[: len(theirs)] == theirs
 
 
-async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path):
+@pytest.mark.parametrize("family", ["minimax_m3_vl", "cohere_compass"])
+async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path, family):
     """Upstream contract: minimax_m3_vl takes those of the batch before where it is told none."""
-    directory = build_vision_model("minimax_m3_vl", tmp_path)
+    directory = build_vision_model(family, tmp_path)
     expected = vision_reference(directory)
     async with served(directory) as backend:
         found = await check_vision(backend.stub, expected)
@@ -71,6 +72,7 @@ async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path):
         ("idefics2", "in a prompt it writes other tokens for it than by itself"),
         ("llava_next", "embeddings"),
         ("granite_vision", "embeddings"),
+        ("falcon_ocr", "positions of two axes for every token"),
         ("hunyuan_vl", "would not be those of mlx-vlm"),  # keeps positions of the latest prompt
     ],
 )

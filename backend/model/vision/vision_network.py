@@ -4,7 +4,7 @@ The towers and the language model are mlx-vlm's; its generation, batches and pro
 used.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
@@ -34,8 +34,9 @@ _CROSSINGS = {
 }
 # Where some models leave the positions of the prompt that was embedded last.
 _LEFT_POSITIONS = "_position_ids"
-# Packages of mlx-vlm whose positions have one axis, though they have `get_rope_index`.
-_ONE_AXIS = frozenset({"minimax_m3_vl"})
+# Packages of mlx-vlm that take positions with as many axes as `get_rope_index` gives for text; the
+# others take three, whatever it gives.
+_STRICT = frozenset({"cohere_compass", "minimax_m3_vl"})
 # What models keep that read text with other weights beside media.
 _OTHER_WEIGHTS = "_base_weights"
 _DEEPSTACK = "deepstack_visual_embeds"
@@ -103,11 +104,11 @@ class VisionNetwork:
         """Wrap a model of mlx-vlm."""
         self.model = model
         self._has_rope_positions = hasattr(model.language_model, "get_rope_index")
+        probe = _positions_of_text(model.language_model) if self._has_rope_positions else None
+        self._axes_come_last = probe is not None and probe.shape == (1, len(_PROBE), _AXES)
         package = type(model.language_model).__module__.split(".")[-2]
-        self._spread: Callable[[mx.array], mx.array] = (
-            _unchanged if package in _ONE_AXIS else _on_all_axes
-        )
-        self._axes_come_last = self._has_rope_positions and _axes_come_last(model.language_model)
+        has_one_axis = package in _STRICT and probe is not None and probe.ndim < _AXES
+        self._spread = _unchanged if has_one_axis else _on_all_axes
         mend(model.language_model)
 
     @property
@@ -208,6 +209,8 @@ class VisionNetwork:
         given = self._found(token_ids, inputs)
         types = {name: mx.array(inputs[name]) for name in _TOKEN_TYPES if name in inputs}
         is_visual = given.pop("visual_pos_masks", None)
+        if _DEEPSTACK in given:
+            given[_DEEPSTACK] = getattr(given[_DEEPSTACK], "embeddings", given[_DEEPSTACK])
         # Some models give features of all tokens, [1, T, layers, D]: these are fed like embeddings.
         is_dense = isinstance(given.get(_DEEPSTACK), mx.array)
         features = MediaFeatures(
@@ -306,17 +309,18 @@ def _on_all_axes(positions: mx.array) -> mx.array:
     return mx.broadcast_to(positions[None], (_AXES, *positions.shape))
 
 
-def _axes_come_last(language_model: Network) -> bool:
-    """Tell whether a model takes the positions of a sequence as [B, T, 3], not as [3, B, T].
+def _positions_of_text(language_model: Network) -> mx.array | None:
+    """Return the positions that a model gives a few tokens, [3, 1, T], [1, T, 3] or [1, T].
 
     Some families share the language model of another one and have no settings of its towers, which
     `get_rope_index` reads: they leave positions that count tokens.
     """
     try:
-        positions, _ = language_model.get_rope_index(mx.array([_PROBE]))
+        positions, *_ = language_model.get_rope_index(mx.array([_PROBE]))
     except AttributeError:
-        return False
-    return bool(positions.shape == (1, len(_PROBE), _AXES))
+        return None
+    found: mx.array = positions
+    return found
 
 
 def _require_in_place(given: Mapping[str, Any], count: int) -> None:
