@@ -71,7 +71,7 @@ class RepairReader:
         """Read on, up to the end of the block or to where it is known to be none."""
         self._raw += text
         if self._is_after_call and self._raw.lstrip().startswith(self._format.openers):
-            return self._given_up()
+            return ReaderOutput(rest=self._raw)
         if not self._is_call and not self._decide():
             return ReaderOutput() if self._is_undecided() else self._given_up()
         end = self._end()
