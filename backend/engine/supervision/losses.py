@@ -50,6 +50,8 @@ def _counted_on(status: EngineStatus, earlier: EngineStatus) -> EngineStatus:
         status,
         prompt_tokens=status.prompt_tokens + earlier.prompt_tokens,
         generated_tokens=status.generated_tokens + earlier.generated_tokens,
+        drafted_tokens=status.drafted_tokens + earlier.drafted_tokens,
+        accepted_tokens=status.accepted_tokens + earlier.accepted_tokens,
         media_encoded=status.media_encoded + earlier.media_encoded,
         prompt_cache=replace(
             cache,
