@@ -148,6 +148,23 @@ def test_a_pass_without_drafts_comes_first_where_its_cost_is_not_known():
     assert all(drafting.drafts())
 
 
+def test_a_text_that_foretells_wrong_tokens_is_soon_no_reason_to_wait():
+    drafting = Drafting(PassCosts(FREE), Counters(), VOCAB, SpeculationOptions())
+    row = Row(make_request("a", [1, 2, 3] * 9, max_tokens=90))
+    drafting.follow([row])
+    waits = 0
+    for other in (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15):
+        for token in (1, 2, 3, other):
+            row.take(token)
+            row.drawn += 1
+            row.fed = len(row.token_ids) - 1
+            if token == 3:
+                waits += drafting.may_draft
+            elif token == other:
+                drafting.drafts()
+    assert 0 < waits < 8
+
+
 @pytest.mark.parametrize(("rows", "depth"), [(8, 15), (40, 2), (100, 0)])
 def test_a_pass_is_bounded_however_many_rows_have_drafts(rows, depth):
     drafting = Drafting(PassCosts(FREE), Counters(), VOCAB, SpeculationOptions())

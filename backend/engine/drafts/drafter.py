@@ -9,6 +9,8 @@ from backend.engine.drafts.trust import Trust
 from backend.engine.rows.row import Row
 
 _SURE_MATCH_TOKENS = 8
+# Below it, a match is not worth the wait for the token in flight.
+_LEAST_CHANCE = 0.3
 
 
 class Source(Enum):
@@ -51,6 +53,14 @@ class Draft(NamedTuple):
     is_cut: bool = False
 
 
+class _Foreseen(NamedTuple):
+    """The token in flight as the row's text foretells it, and its place in the text."""
+
+    token_id: int
+    place: int
+    trust: Trust
+
+
 class Drafter:
     """Drafts of a row while it is in a batch."""
 
@@ -67,6 +77,7 @@ class Drafter:
         self._vocab_size = vocab_size
         self._lookup = Lookup(row.token_ids)
         self._trusts = {source: Trust(chance) for source, chance in chances.items()}
+        self._foreseen: _Foreseen | None = None
         spans = row.request.prompt.media
         # What ends a reply saves no pass, and a matcher cannot go back behind it.
         self._never = {row.token_ids[span.start] for span in spans} | row.request.stop_token_ids
@@ -81,28 +92,58 @@ class Drafter:
             return False
         if self._is_worth_it(Source.MODEL, tries=tries):
             return True
-        matcher = self.row.matcher
-        may_force = matcher is not None and self._is_worth_it(Source.FORCED, tries=tries)
+        matcher = self.row.matcher if self._is_worth_it(Source.FORCED, tries=tries) else None
         # The first of them is the one in flight.
-        if matcher and may_force and matcher.may_force and len(matcher.forced()) > 1:
+        if matcher and matcher.may_force and len(self._forced(tries=tries)) > 1:
             return True
-        tokens, matched = self._lookup.follow(1)
-        return bool(tokens) and self._is_worth_it(_kind(matched), tries=tries)
+        return self._foretells(tries=tries)
 
-    def propose(self, limit: int) -> Draft | None:
-        """Return at most `limit` tokens that may come next, if the row's text or grammar tells."""
+    def _foretells(self, *, tries: bool) -> bool:
+        """Tell whether the row's text foretells the token in flight, and so what follows it."""
+        tokens, matched = self._lookup.follow(1)
+        if not tokens or not self._is_worth_it(_kind(matched), tries=tries):
+            return False
+        trust = self._trusts[_kind(matched)]
+        self._foreseen = _Foreseen(tokens[0], len(self.row.token_ids), trust)
+        return True
+
+    def propose(self, limit: int, *, tries: bool) -> Draft | None:
+        """Return at most `limit` tokens that may come next, if the row's text or grammar tells.
+
+        Args:
+            limit: At least 0.
+            tries: As in `may_draft`. Where what is forced does not pay, the text may know better
+                how the model spells it.
+        """
+        self._check_foreseen()
         limit = min(limit, self._room)
         if limit <= 0:
             return None
-        matcher = self.row.matcher
-        if matcher and Source.FORCED in self._trusts and (forced := matcher.forced()):
+        if forced := self._forced(tries=tries):
             return self._draft(forced[:limit], Source.FORCED)
         tokens, matched = self._lookup.follow(limit)
         if _kind(matched) not in self._trusts:
             return None
-        if matcher is not None:
-            tokens = tokens[: matcher.count_allowed(tokens)]
-        return self._draft(tokens, _kind(matched))
+        matcher = self.row.matcher
+        allowed = len(tokens) if matcher is None else matcher.count_allowed(tokens)
+        return self._draft(tokens[:allowed], _kind(matched))
+
+    def _forced(self, *, tries: bool) -> list[int]:
+        """Return the tokens that the grammar forces, if they are worth a draft."""
+        matcher = self.row.matcher
+        is_worth_it = matcher is not None and self._is_worth_it(Source.FORCED, tries=tries)
+        return matcher.forced() if matcher and is_worth_it else []
+
+    def _check_foreseen(self) -> None:
+        """Learn from a token that the whole batch waited for, and that was another."""
+        foreseen, self._foreseen = self._foreseen, None
+        row = self.row
+        if foreseen is None or foreseen.place != len(row.token_ids) - 1:
+            return
+        if row.token_ids[-1] != foreseen.token_id:
+            foreseen.trust.learn(1, 0, row.drawn)
+            if foreseen.trust.chance < _LEAST_CHANCE:
+                foreseen.trust.rest(row.drawn)
 
     @property
     def model_trust(self) -> Trust:

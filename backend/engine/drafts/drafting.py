@@ -110,8 +110,7 @@ class Drafting:
     @property
     def may_draft(self) -> bool:
         """Whether it is worth while to read the tokens in flight first, and to look for drafts."""
-        price_s = self._trial_price(len(self._drafters) if self._source else 0)
-        tries = price_s <= self._trial_s
+        tries = self._may_try
         return any(drafter.may_draft(tries=tries) for drafter in self._active().values())
 
     def drafts(self, *, keeps_parts: bool = True) -> list[tuple[int, ...]]:
@@ -124,7 +123,8 @@ class Drafting:
         self._keeps_parts = keeps_parts
         limit = min(self._max_tokens, _MAX_PASS_TOKENS // len(self._rows) - 1)
         drafters = {row: each for row, each in self._active().items() if row.unfed == 1}
-        proposed = ((row, drafter.propose(limit)) for row, drafter in drafters.items())
+        tries = self._may_try
+        proposed = ((row, each.propose(limit, tries=tries)) for row, each in drafters.items())
         found = {row: draft for row, draft in proposed if draft}
         writable = {
             row: _Offer(length, drafter.model_trust)
@@ -149,6 +149,11 @@ class Drafting:
         """Learn what a pass took over `rows` rows of `width` tokens."""
         self.costs.observe(rows, width, seconds)
         self._trial_s += _TRIAL_SHARE * seconds
+
+    @property
+    def _may_try(self) -> bool:
+        """Whether there is time for drafts that did not pay of late."""
+        return self._trial_price(len(self._drafters) if self._source else 0) <= self._trial_s
 
     def _active(self) -> Mapping[Row, Drafter]:
         """Return the drafters that may draft now: none when a pass without drafts is due."""
