@@ -1,7 +1,7 @@
 """A machine on which no further process can be started."""
 
+import os
 import resource
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +13,13 @@ from backend.errors import LoadFailedError
 
 @pytest.fixture
 def no_descriptors():
-    """Leave no number for the connection to a process."""
+    """Leave no number for the connection to a process, also none that a closed file left free."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    count = len(list(Path("/proc/self/fd").iterdir()))
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
 
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
