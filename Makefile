@@ -90,7 +90,7 @@ bench-distributed: install ## Measure one model on 1, 2 and 4 processes of this 
 sweep: install ## Try every family of both libraries, tiny, and write docs/reference/families.md; FAMILIES='llama glm4v'
 	$(PYTHON) -m scripts.sweep --write $(FAMILIES)
 
-soak: install ## Ten minutes of 32 clients of every kind that leave, time out and lie; SOAK_FLAGS='--minutes 2 --kill-every 5' loses engines
+soak: install ## Ten minutes of 32 clients of every kind that leave, time out and lie; SOAK_FLAGS='--kill-every 5 --replace-every 10 --small-disk'
 	$(PYTHON) -m benchmarks.soak $(SOAK_FLAGS)
 
 fuzz: $(STAMP) ## Fuzz every field of every RPC for some minutes

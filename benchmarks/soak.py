@@ -11,11 +11,13 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +31,7 @@ from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from benchmarks.soak_clients import Answer, Client, Tally, answer, watch_health
+from benchmarks.soak_host import Host, Replacements, on_small_disk
 from benchmarks.soak_requests import Ask, asks
 
 CLIENTS = 32
@@ -39,6 +42,7 @@ REQUESTS = 160
 CACHE_BYTES = 8 * 2**20
 # Beside the prompt cache, once everything has been used.
 MAX_GROWTH_BYTES = 64 * 2**20
+MAX_GROWTH_DESCRIPTORS = 32
 SETTLING_SHARE = 0.25
 SETTLED_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
@@ -47,6 +51,9 @@ SHOWN_FAULTS = 10
 LOSSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1)
 FAULT = {"MLX_BACKEND_TEST_FAULT": "usr1:"}
 STOPPED_AFTER_S = 3
+# Below the directory of a soak.
+DISK, INCOMPLETE = "disk", "incomplete"
+FULL = "No space left on device"
 
 Stub: TypeAlias = backend_pb2_grpc.BackendStub
 
@@ -57,6 +64,8 @@ class Plan:
 
     Attributes:
         kill_every_s: How long an engine process may work before it is lost; 0 spares them all.
+        replace_every_s: How long a host leaves the model alone; 0 is always.
+        has_small_disk: Whether the prompt cache is kept on a disk that is soon full.
     """
 
     seconds: float
@@ -64,6 +73,17 @@ class Plan:
     requests: int = REQUESTS
     seed: int = 0
     kill_every_s: float = 0.0
+    replace_every_s: float = 0.0
+    has_small_disk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What the server's process holds: memory in bytes, descriptors and threads."""
+
+    resident_bytes: int
+    descriptors: int
+    threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,54 +91,77 @@ class Report:
     """What a soak came to; sizes in bytes.
 
     Attributes:
+        calls: How many there were.
         ends: How often calls ended how.
         faults: What was wrong, in words; empty when all is well.
-        resident_bytes: After settling, and at the end.
-        restarts: Engine processes that were replaced.
+        measures: Before the clients came, after settling, and at the end.
+        losses: Engine processes that were ended.
+        restarts: How many of them since the last load.
+        replaced: How often a host replaced the model how.
+        disk_tokens: Read back from disk since the last load.
     """
 
     seconds: float
+    calls: int
     ends: dict[str, int]
     faults: list[str]
     health_p99_ms: float
     health_max_ms: float
-    resident_bytes: tuple[int, int]
+    measures: tuple[Measure, Measure, Measure]
     prompt_cache_bytes: int
     kv_active_bytes: int
+    losses: int
     restarts: int
+    replaced: dict[str, int]
+    disk_bytes: int
+    disk_tokens: int
 
 
-async def soak(plan: Plan, address: str, pid: int) -> Report:
-    """Let clients loose on a server without a model, and report what became of it."""
+async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
+    """Let clients loose on a server without a model, and report what became of it.
+
+    Args:
+        plan: Of the soak.
+        address: The server's.
+        pid: The server's.
+        directory: For files; the disk that is small is below it, for the server alone.
+    """
     async with grpc.aio.insecure_channel(address) as channel:
         stub = backend_pb2_grpc.BackendStub(channel)
-        await stub.LoadModel(
-            pb.ModelOptions(
-                Model=str(MODEL_DIR),
-                DType=DTYPE,
-                Options=[
-                    f"max_cache_bytes:{CACHE_BYTES}",
-                    *([f"engine_timeout_s:{STOPPED_AFTER_S}"] if plan.kill_every_s else []),
-                ],
-            )
-        )
+        host = Host(stub, _options(plan, directory), directory / INCOMPLETE, Replacements())
+        await host.load()
         references = await _references(stub, asks(plan.requests, plan.seed))
         tally = Tally()
         started = time.monotonic()
         end = started + plan.seconds
+        before = _measure(pid)
         seeds = range(plan.seed, plan.seed + plan.clients)
-        crowd = [Client(address, references, tally, seed) for seed in seeds]
-        settled, *_ = await asyncio.gather(
-            _resident_after(plan.seconds * SETTLING_SHARE, pid),
-            watch_health(address, tally, end),
+        crowd = [Client(address, references, tally, host.replacements, seed) for seed in seeds]
+        settled, losses, *_ = await asyncio.gather(
+            _measure_after(plan.seconds * SETTLING_SHARE, pid),
             lose_engines(channel, plan.kill_every_s, end),
+            watch_health(address, tally, end),
+            host.run_until(end, plan.replace_every_s),
             *(client.run_until(end) for client in crowd),
         )
-        books = await _settled_books(channel, tally)
-        restarts = (await _inspect(channel)).restarts
+        await _settled(channel, tally)
         await _compare_again(stub, references, tally)
-    return _report(
-        time.monotonic() - started, tally, (settled, _resident_bytes(pid)), books, restarts
+        reply = await _settled(channel, tally)
+    tally.faults += host.faults
+    seconds = time.monotonic() - started
+    measures = (before, settled, _measure(pid))
+    return _report(seconds, tally, measures, reply, losses, dict(host.done))
+
+
+def _options(plan: Plan, directory: Path) -> pb.ModelOptions:
+    return pb.ModelOptions(
+        Model=str(MODEL_DIR),
+        DType=DTYPE,
+        Options=[
+            f"max_cache_bytes:{CACHE_BYTES}",
+            *([f"engine_timeout_s:{STOPPED_AFTER_S}"] if plan.kill_every_s else []),
+            *([f"cache_dir:{directory / DISK}"] if plan.has_small_disk else []),
+        ],
     )
 
 
@@ -133,37 +176,49 @@ async def _compare_again(stub: Stub, references: Mapping[Ask, Answer], tally: Ta
             tally.faults.append(f"{ask.shape}: another reply after the soak")
 
 
-async def _settled_books(channel: grpc.aio.Channel, tally: Tally) -> dict[str, int]:
-    """Return the memory by part, once nothing waits or runs; note what stays behind."""
+async def _settled(channel: grpc.aio.Channel, tally: Tally) -> pb.InspectReply:
+    """Return what the backend tells once nothing waits or runs; note what stays behind."""
     deadline = time.monotonic() + SETTLED_TIMEOUT_S
     while True:
         reply = await _inspect(channel)
         memory: dict[str, int] = dict(reply.memory.breakdown)
         left = len(reply.requests) + reply.slots_taken + reply.waiting
         if not left and memory["kv_active"] == 0:
-            return memory
+            return reply
         if time.monotonic() > deadline:
             tally.faults.append(
                 f"left behind: {reply.slots_taken} slots, {reply.waiting} waiting, "
                 f"{len(reply.requests)} requests, {memory['kv_active']} bytes of KV"
             )
-            return memory
+            return reply
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def lose_engines(channel: grpc.aio.Channel, every_s: float, end: float) -> None:
+async def lose_engines(channel: grpc.aio.Channel, every_s: float, end: float) -> int:
     """End the engine process again and again, each time in another way, until the soak is over.
 
     The next one is left alone until it has worked for so long.
+
+    Returns:
+        How many there were.
     """
+    losses = 0
     for kind in itertools.cycle(LOSSES if every_s else ()):
         await asyncio.sleep(every_s)
         engine = await _engine(channel)
         if time.monotonic() > end:
-            return
+            break
+        losses += 1
+        await _lose(channel, engine, kind)
+    return losses
+
+
+async def _lose(channel: grpc.aio.Channel, engine: int, kind: signal.Signals) -> None:
+    # A host may have ended it meanwhile.
+    with suppress(ProcessLookupError):
         os.kill(engine, kind)
-        while await _engine(channel) == engine:  # noqa: ASYNC110 (another process is watched)
-            await asyncio.sleep(POLL_INTERVAL_S)
+    while await _engine(channel) == engine:  # noqa: ASYNC110 (another process is watched)
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
 async def _engine(channel: grpc.aio.Channel) -> int:
@@ -179,61 +234,98 @@ async def _inspect(channel: grpc.aio.Channel) -> pb.InspectReply:
     return await backend_pb2_grpc.InspectorStub(channel).Inspect(pb.InspectRequest())
 
 
-async def _resident_after(seconds: float, pid: int) -> int:
+async def _measure_after(seconds: float, pid: int) -> Measure:
     await asyncio.sleep(seconds)
-    return _resident_bytes(pid)
+    return _measure(pid)
 
 
-def _resident_bytes(pid: int) -> int:
+def _measure(pid: int) -> Measure:
     command = ["ps", "-o", "rss=", "-p", str(pid)]
-    return int(subprocess.check_output(command, text=True)) * 1024
+    resident = int(subprocess.check_output(command, text=True)) * 1024
+    process = Path(f"/proc/{pid}")
+    if not process.exists():
+        return Measure(resident, 0, 0)
+    return Measure(resident, *(len(list((process / name).iterdir())) for name in ("fd", "task")))
 
 
 def _report(
     seconds: float,
     tally: Tally,
-    resident: tuple[int, int],
-    books: dict[str, int],
-    restarts: int,
+    measures: tuple[Measure, Measure, Measure],
+    reply: pb.InspectReply,
+    losses: int,
+    replaced: dict[str, int],
 ) -> Report:
-    faults = list(tally.faults)
-    if books["prompt_cache"] > CACHE_BYTES:
-        faults.append(f"the prompt cache holds {books['prompt_cache']} of {CACHE_BYTES} bytes")
-    if resident[1] - resident[0] > MAX_GROWTH_BYTES:
-        faults.append(f"the process grew by {resident[1] - resident[0]} bytes")
+    books = reply.memory.breakdown
     health = sorted(tally.health_s)
     return Report(
         seconds=round(seconds, 1),
+        calls=tally.ends.total(),
         ends=dict(sorted(tally.ends.items())),
-        faults=faults,
+        faults=[*tally.faults, *_growth(measures), *_excess(books["prompt_cache"])],
         health_p99_ms=round(health[math.ceil(0.99 * len(health)) - 1] * 1e3, 1),
         health_max_ms=round(health[-1] * 1e3, 1),
-        resident_bytes=resident,
+        measures=measures,
         prompt_cache_bytes=books["prompt_cache"],
         kv_active_bytes=books["kv_active"],
-        restarts=restarts,
+        losses=losses,
+        restarts=reply.restarts,
+        replaced=replaced,
+        disk_bytes=reply.prompt_cache.disk.bytes,
+        disk_tokens=reply.prompt_cache.disk.read_tokens,
     )
+
+
+def _growth(measures: tuple[Measure, Measure, Measure]) -> Iterator[str]:
+    _, settled, last = measures
+    if last.resident_bytes - settled.resident_bytes > MAX_GROWTH_BYTES:
+        yield f"the process grew by {last.resident_bytes - settled.resident_bytes} bytes"
+    if last.descriptors - settled.descriptors > MAX_GROWTH_DESCRIPTORS:
+        yield f"descriptors: {settled.descriptors}, and in the end {last.descriptors}"
+
+
+def _excess(prompt_cache_bytes: int) -> Iterator[str]:
+    if prompt_cache_bytes > CACHE_BYTES:
+        yield f"the prompt cache holds {prompt_cache_bytes} of {CACHE_BYTES} bytes"
 
 
 async def run(plan: Plan) -> Report:
     """Start a server as a host does, soak it, and stop it."""
     environment = os.environ | (FAULT if plan.kill_every_s else {})
-    with (
-        TemporaryDirectory(prefix="mlx-backend-soak-") as directory,
-        ServerProcess.start(Path(directory) / "server.log", environment=environment) as process,
-    ):
-        await process.wait_until_ready()
-        return await soak(plan, process.address, process.pid)
+    with TemporaryDirectory(prefix="mlx-backend-soak-") as name:
+        directory, log = Path(name), Path(name) / "server.log"
+        for made in (DISK, INCOMPLETE):
+            (directory / made).mkdir()
+        shutil.copy(MODEL_DIR / "config.json", directory / INCOMPLETE)
+        command = on_small_disk(directory / DISK) if plan.has_small_disk else ()
+        with ServerProcess.start(log, command=command, environment=environment) as process:
+            await process.wait_until_ready()
+            report = await soak(plan, process.address, process.pid, directory)
+        if plan.has_small_disk and FULL not in log.read_text(encoding="utf-8", errors="replace"):
+            report.faults.append("the disk has never been full")
+    return report
 
 
 @click.command()
 @click.option("--minutes", default=10.0, show_default=True, help="How long.")
 @click.option("--clients", default=CLIENTS, show_default=True, help="How many at once.")
 @click.option("--seed", default=0, show_default=True, help="Of all random choices.")
-@click.option("--kill-every", default=0.0, metavar="SECONDS", help="Lose the engine so often.")
-def main(*, minutes: float, clients: int, seed: int, kill_every: float) -> None:
+@click.option(
+    "--kill-every", "kill_every_s", default=0.0, metavar="SECONDS", help="Lose the engine so often."
+)
+@click.option(
+    "--replace-every",
+    "replace_every_s",
+    default=0.0,
+    metavar="SECONDS",
+    help="Load again so often.",
+)
+@click.option(
+    "--small-disk", "has_small_disk", is_flag=True, help="Cache on a disk that gets full."
+)
+def main(minutes: float, **options: int | float | bool) -> None:
     """Let clients of every kind loose on a backend, and compare each reply with the right one."""
-    plan = Plan(seconds=60.0 * minutes, clients=clients, seed=seed, kill_every_s=kill_every)
+    plan = Plan(seconds=60.0 * minutes, **options)
     report = asyncio.run(run(plan))
     shown = asdict(report) | {"faults": report.faults[:SHOWN_FAULTS]}
     click.echo(json.dumps(shown, indent=2, ensure_ascii=False))

@@ -5,15 +5,17 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
 
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from benchmarks.soak_host import Replacements
 from benchmarks.soak_requests import Ask, malformed
 
 PATIENCE_S = 120.0
@@ -23,7 +25,10 @@ TOLERANCE = 1e-3
 # Hosts open a connection for each call.
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
+Behaviour: TypeAlias = Callable[[grpc.aio.Channel], Awaitable[str]]
+
 _LEFT = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
+_REPLACED = {grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION}
 _REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
@@ -91,12 +96,18 @@ class Client:
     """One client; its random choices are the same for the same seed."""
 
     def __init__(
-        self, address: str, references: Mapping[Ask, Answer], tally: Tally, seed: int
+        self,
+        address: str,
+        references: Mapping[Ask, Answer],
+        tally: Tally,
+        replacements: Replacements,
+        seed: int,
     ) -> None:
         self._address = address
         self._references = references
         self._asks = tuple(references)
         self._tally = tally
+        self._replacements = replacements
         self._rng = Random(seed)
 
     async def run_until(self, deadline: float) -> None:
@@ -105,16 +116,22 @@ class Client:
         while time.monotonic() < deadline:
             (behave,) = self._rng.choices(behaviours, weights=(12, 3, 2, 2, 3))
             name = behave.__name__.strip("_").replace("_", " ")
-            try:
-                async with self._channel() as channel:
-                    end = await behave(channel)
-            except grpc.aio.AioRpcError as error:
-                end = error.code().name
-                if not error.details():
-                    self._fault(name, f"{end} without a message")
-                if error.code() not in _LEFT:
-                    self._fault(name, f"{end}: {error.details()}")
-            self._tally.note(name, end)
+            self._tally.note(name, await self._end_of(name, behave))
+
+    async def _end_of(self, name: str, behave: Behaviour) -> str:
+        replacements = self._replacements.number
+        try:
+            async with self._channel() as channel:
+                return await behave(channel)
+        except grpc.aio.AioRpcError as error:
+            if not error.details():
+                self._fault(name, f"{error.code().name} without a message")
+            if error.code() in _REPLACED and self._replacements.overlap(replacements):
+                await self._replacements.wait()
+                return "the model was replaced"
+            if error.code() not in _LEFT:
+                self._fault(name, f"{error.code().name}: {error.details()}")
+            return error.code().name
 
     async def _stay(self, channel: grpc.aio.Channel) -> str:
         ask = self._rng.choice(self._asks)

@@ -32,6 +32,7 @@ from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.hub import locate
 from backend.model.checkpoint.paths import rooted
 from backend.model.loaded import LoadedModel
+from common.own_thread import in_own_thread
 
 
 class Handle(Protocol):
@@ -277,7 +278,7 @@ class Engine(Generic[HandleT]):
         own = await self._with_draft(rooted(options))
         self._model = None
         await self._supervisor.end(RequestCancelledError("another model is being loaded"))
-        text = asyncio.create_task(asyncio.to_thread(read_text_part, own, directory))
+        text = asyncio.create_task(in_own_thread(read_text_part, own, directory))
         try:
             loaded = await self._supervisor.load(own, directory)
             return self._serve(await loaded_model(own, loaded, await text, self._prepared), options)

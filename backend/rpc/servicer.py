@@ -43,6 +43,7 @@ from backend.rpc.replies import completion_reply, increment_reply
 from backend.rpc.reports import metadata_response, metrics_response, status_response
 from common.handlers import Context
 from common.heap import Heap
+from common.own_thread import in_own_thread
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         """Load a model; a caller that leaves cancels the load."""
         options = model_options(request, self._defaults)
         self.models_dir = str(options.models_dir or "")
-        if await asyncio.to_thread(is_load_for_jobs, options):
+        if await in_own_thread(is_load_for_jobs, options):
             await self._engine.free()
             return pb.Result(success=True, message="no model is loaded: ready for jobs")
         card = await self._engine.load(options)

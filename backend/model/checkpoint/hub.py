@@ -18,6 +18,7 @@ from backend.config import ModelOptions
 from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from backend.model.checkpoint.fetch import EXIT_NOT_FOUND
 from backend.model.checkpoint.paths import candidates
+from common.own_thread import in_own_thread
 
 PROGRESS_INTERVAL_S = 5.0
 TERMINATE_TIMEOUT_S = 5.0
@@ -42,7 +43,7 @@ async def locate(options: ModelOptions) -> Path:
     Raises:
         LoadError: There is no such model, or it could not be fetched.
     """
-    place = await asyncio.to_thread(resolve, options)
+    place = await in_own_thread(resolve, options)
     if isinstance(place, Path):
         return place
     return await download(place.repo_id, with_code=options.trusts_remote_code)

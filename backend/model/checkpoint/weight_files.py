@@ -1,6 +1,7 @@
 """Safetensors files, judged by their headers before MLX is asked to read them."""
 
 import json
+import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +19,7 @@ def require_whole(path: Path) -> None:
     Raises:
         LoadError: It does not; names the file and what may be done.
     """
-    size = path.stat().st_size
+    size = require_regular(path)
     if size == 0:
         raise LoadError(f"{path} is empty: it has to be downloaded again")
     with path.open("rb") as file:
@@ -35,6 +36,18 @@ def require_whole(path: Path) -> None:
         raise LoadError(
             f"{path} is cut short: it has {size} of {needed} bytes and has to be downloaded again"
         )
+
+
+def require_regular(path: Path) -> int:
+    """Return the size of a file.
+
+    Raises:
+        LoadError: It is a pipe, a device or a directory: a pipe might never begin.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise LoadError(f"{path} is no regular file")
+    return status.st_size
 
 
 def _needed_bytes(file: BinaryIO, size: int) -> int | None:

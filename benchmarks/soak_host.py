@@ -1,0 +1,139 @@
+"""What goes on beside the clients of the soak: a host that replaces the model, and a full disk."""
+
+import asyncio
+import itertools
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from backend.cli.server_process import server_command
+from backend.pb import backend_pb2 as pb
+
+# Under load; the model itself is there in a second.
+LOAD_TIMEOUT_S = 120.0
+SLOTS = (16, 8)
+DISK_BYTES = 4 * 2**20
+# As an ordinary user: in a namespace of its own everybody may mount.
+_ON_SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+
+
+class Replacements:
+    """When the model was being replaced, for calls that ended meanwhile.
+
+    Attributes:
+        number: How often one began or ended: odd while one goes on.
+    """
+
+    def __init__(self) -> None:
+        """Begin with the first model."""
+        self.number = 0
+        self._are_over = asyncio.Event()
+        self._are_over.set()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Note that one goes on."""
+        self.number += 1
+        self._are_over.clear()
+        yield
+        self.number += 1
+        self._are_over.set()
+
+    def overlap(self, number: int) -> bool:
+        """Tell whether one went on at any time since the number was this."""
+        return bool(number % 2) or self.number != number
+
+    async def wait(self) -> None:
+        """Wait until none goes on."""
+        await self._are_over.wait()
+
+
+@dataclass(slots=True)
+class Host:
+    """Replaces the model again and again, each time in another way, with the same model.
+
+    Attributes:
+        stub: Of the backend.
+        options: Of the model, which every load has.
+        incomplete: A directory that holds a part of a model.
+        replacements: Told of each.
+        done: How often what was done.
+        faults: What went wrong, in words.
+    """
+
+    stub: Any
+    options: pb.ModelOptions
+    incomplete: Path
+    replacements: Replacements
+    done: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    async def run_until(self, end: float, every_s: float) -> None:
+        """Do one thing after another, with pauses; nothing if there is no pause."""
+        slots = itertools.cycle(SLOTS[::-1])
+        acts = (self._load_other_options, self._free, self._load_nothing, self._load_incomplete)
+        for act in itertools.cycle(acts if every_s else ()):
+            await asyncio.sleep(every_s)
+            if time.monotonic() > end:
+                return
+            self.done[act.__name__.strip("_").replace("_", " ")] += 1
+            await act(next(slots))
+
+    async def load(self, slots: int = SLOTS[0]) -> None:
+        """Load the model."""
+        request = pb.ModelOptions()
+        request.CopyFrom(self.options)
+        request.Options.append(f"max_slots:{slots}")
+        try:
+            await self.stub.LoadModel(request, timeout=LOAD_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            self.faults.append(f"LoadModel: {error.code().name}: {error.details()}")
+
+    async def _load_other_options(self, slots: int) -> None:
+        with self.replacements.one():
+            await self.load(slots)
+
+    async def _free(self, slots: int) -> None:
+        with self.replacements.one():
+            await self.stub.Free(pb.HealthMessage(), timeout=LOAD_TIMEOUT_S)
+            await self.load(slots)
+
+    async def _load_nothing(self, _slots: int) -> None:
+        """Load what is not there: the model stays, and no client may notice."""
+        await self._fail_to_load("/nowhere", grpc.StatusCode.NOT_FOUND)
+
+    async def _load_incomplete(self, slots: int) -> None:
+        with self.replacements.one():
+            await self._fail_to_load(str(self.incomplete), grpc.StatusCode.INVALID_ARGUMENT)
+            await self.load(slots)
+
+    async def _fail_to_load(self, model: str, expected: grpc.StatusCode) -> None:
+        try:
+            await self.stub.LoadModel(pb.ModelOptions(Model=model), timeout=LOAD_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not expected:
+                self.faults.append(f"LoadModel: {error.code().name}: {error.details()}")
+        else:
+            self.faults.append(f"{model} was loaded")
+
+
+def on_small_disk(directory: Path) -> Sequence[str]:
+    """Return the command of a server that finds a small and soon full disk in a directory.
+
+    Raises:
+        OSError: This system lets its users mount nothing.
+    """
+    mount = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs '{directory}'"
+    try:
+        subprocess.run([*_ON_SMALL_DISK, mount], check=True, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        raise OSError(error.stderr.decode().strip()) from error
+    return (*_ON_SMALL_DISK, f'{mount} && exec "$@"', "sh", *server_command())

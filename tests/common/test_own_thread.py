@@ -1,0 +1,40 @@
+"""Work on a thread that nobody has to wait for."""
+
+import asyncio
+import threading
+
+import pytest
+
+from common.own_thread import in_own_thread
+
+
+async def test_the_result_comes_back_from_another_thread():
+    def work(number, *, added):
+        return number + added, threading.current_thread().daemon
+
+    assert await in_own_thread(work, 3, added=4) == (7, True)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+async def test_what_is_raised_comes_back_too(error):
+    def work():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        await in_own_thread(work)
+    assert caught.value is error
+
+
+async def test_whoever_leaves_does_not_wait_for_the_work():
+    go_on, has_begun = threading.Event(), threading.Event()
+
+    def work():
+        has_begun.set()
+        go_on.wait()
+
+    task = asyncio.create_task(in_own_thread(work))
+    await asyncio.to_thread(has_begun.wait)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    go_on.set()
