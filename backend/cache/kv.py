@@ -4,7 +4,7 @@ All arrays are the store's own copies. They are never written to. Cuts are lazy:
 computes them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -46,6 +46,10 @@ class Block:
             for arrays in self.layers
         )
         return Block(stop - start, layers, self.has_windows)
+
+
+# Returns a block with its windows, given where it begins.
+Refill: TypeAlias = Callable[[Block, int], Block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,23 @@ class Segment:
                 right.append(second)
             at -= block.tokens
         return Segment(tuple(left)), Segment(tuple(right), self.snapshot)
+
+    def refilled(self, start: int, first: int, refill: Refill) -> "Segment":
+        """Return the segment with windows from a place on.
+
+        Args:
+            start: Where the segment begins.
+            first: The place.
+            refill: Returns a block that begins at a place with its windows.
+        """
+        if start < first < start + self.tokens:
+            head, tail = self.split(first - start)
+            return Segment(head.blocks + tail.refilled(first, first, refill).blocks, self.snapshot)
+        blocks: list[Block] = []
+        for block in self.blocks:
+            blocks.append(block if block.has_windows else refill(block, start))
+            start += block.tokens
+        return Segment(tuple(blocks), self.snapshot)
 
     def behind(self, known: int) -> "Segment":
         """Return what follows the first tokens; of all of them the snapshot is left."""

@@ -69,7 +69,7 @@ class CacheLayout:
         """
         leaves = list(cache_leaves(caches))
         self._check_end(leaves, stop)
-        known_from = min(max(self._windows_known_from(leaves), start), stop)
+        known_from = min(max(self.windows_from(caches), start), stop)
         return (
             *self._blocks(leaves, start, known_from, has_windows=not self.has_windows),
             *self._blocks(leaves, known_from, stop, has_windows=True),
@@ -83,6 +83,29 @@ class CacheLayout:
         return Snapshot(
             tuple(kind.snapshot(leaf) for kind, leaf in pairs if isinstance(kind, StateLayer))
         )
+
+    def windows_from(self, caches: Caches) -> int:
+        """Return the first position of which all layers with a window still know."""
+        pairs = zip(self._kinds, cache_leaves(caches), strict=True)
+        return max(
+            (k.known_from(leaf) for k, leaf in pairs if isinstance(k, WindowLayer)), default=0
+        )
+
+    def with_windows(self, caches: Caches, block: Block, start: int) -> Block:
+        """Return a block with its windows, copied from caches that know of them; lazily.
+
+        Args:
+            caches: Which hold the tokens of the block.
+            block: Perhaps without windows.
+            start: Where it begins.
+        """
+        stop = start + block.tokens
+        rows = zip(self._kinds, cache_leaves(caches), block.layers, strict=True)
+        layers = tuple(
+            kind.slices(leaf, start, stop) if isinstance(kind, WindowLayer) else arrays
+            for kind, leaf, arrays in rows
+        )
+        return Block(block.tokens, layers)
 
     @property
     def thinning(self) -> Thinning | None:
@@ -189,12 +212,6 @@ class CacheLayout:
         layers = zip(self._kinds, block.layers, strict=True)
         rest = tuple(() if isinstance(kind, WindowLayer) else arrays for kind, arrays in layers)
         return Block(block.tokens, rest, has_windows=not self.has_windows)
-
-    def _windows_known_from(self, leaves: Sequence[UpstreamCache]) -> int:
-        pairs = zip(self._kinds, leaves, strict=True)
-        return max(
-            (k.known_from(leaf) for k, leaf in pairs if isinstance(k, WindowLayer)), default=0
-        )
 
     def _check_end(self, leaves: Sequence[UpstreamCache], stop: int) -> None:
         for kind, leaf in zip(self._kinds, leaves, strict=True):

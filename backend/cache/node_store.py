@@ -9,6 +9,7 @@ from collections.abc import Container
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+from backend.cache.disk.unsaved import UnsavedNodes
 from backend.cache.kv import LooseNode, Segment, Snapshot
 from backend.cache.radix import Match, RadixTree
 from backend.cache.token_key import TokenKey
@@ -19,7 +20,7 @@ from backend.cache.worth import (
     Thinning,
     Worth,
     path_bytes,
-    path_nodes,
+    path_tokens,
 )
 from backend.core.prompt import Place
 
@@ -37,7 +38,8 @@ class NodeStore:
         held: By owner, the deepest node of a path that must not be evicted.
         used: By owner, the deepest node of a path that is used where it lies, and how many tokens
             of the path are: to evict it would free nothing.
-        unsaved: Nodes that nobody else holds.
+        pinned: Ends of system prompts, the least recent first.
+        unsaved: Nodes of which nobody else holds all.
         version: Counts the insertions.
         now: The number of the present request.
         worth: Tells what is given up first.
@@ -58,13 +60,13 @@ class NodeStore:
         self.bytes = 0
         self.held: dict[str, SegmentNode] = {}
         self.used: dict[str, tuple[SegmentNode, int]] = {}
-        self.unsaved: dict[SegmentNode, None] = {}
+        self.unsaved: UnsavedNodes[Segment] = UnsavedNodes()
         self.version = 0
         self.now = 0
         self.evictions = 0
         self.worth = Worth(forecast, thinning)
         self._thinning = thinning
-        self._pinned: OrderedDict[SegmentNode, None] = OrderedDict()
+        self.pinned: OrderedDict[SegmentNode, None] = OrderedDict()
         self._used_ends: set[SegmentNode] = set()
         self._divided: list[Segment] = []
         self._evicted: list[LooseNode] = []
@@ -89,7 +91,7 @@ class NodeStore:
         if found.length > start:
             segment = segment.behind(found.length - start)
         worth = self.worth.of_newcomer(key, found.last, segment.nbytes)
-        if not self._make_room(segment.nbytes, found.last, worth):
+        if not self.make_room(segment.nbytes, found.last, worth):
             return None
         found = self.tree.match(key)
         if found.length == len(key):
@@ -109,11 +111,7 @@ class NodeStore:
     def used_tokens(self, key: TokenKey) -> int:
         """Return how many tokens are in use, shared ones once, if a prefix were in use too."""
         found = self.tree.match(key)
-        counted: dict[SegmentNode, int] = {}
-        for end, stop in [*self.used.values(), *((node, found.length) for node in found.nodes)]:
-            for node in end.lineage():
-                counted[node] = max(counted.get(node, 0), min(stop, node.end) - node.start)
-        return sum(counted.values())
+        return path_tokens([*self.used.values(), *((node, found.length) for node in found.nodes)])
 
     def pin(self, key: TokenKey) -> None:
         """Evict a prefix after everything else; no effect unless it is stored whole."""
@@ -122,11 +120,11 @@ class NodeStore:
             return
         node = self._ending_at(found)
         self.tree.pin(node)
-        self._pinned[node] = None
-        self._pinned.move_to_end(node)
+        self.pinned[node] = None
+        self.pinned.move_to_end(node)
         most = MAX_PINNED_SHARE * self.budget_bytes
-        while len(self._pinned) > 1 and path_bytes(self._pinned) > most:
-            oldest, _ = self._pinned.popitem(last=False)
+        while len(self.pinned) > 1 and path_bytes(self.pinned) > most:
+            oldest, _ = self.pinned.popitem(last=False)
             self.tree.unpin(oldest)
 
     def resize(self, budget_bytes: int) -> None:
@@ -141,6 +139,22 @@ class NodeStore:
         self.held.clear()
         self._evict_down_to(budget_bytes, set())
 
+    def make_room(self, needed: int, path_end: SegmentNode | None, worth: float) -> bool:
+        """Give up what is worth less until so many bytes fit with the others, or nothing at all."""
+        if self.bytes + needed <= self.budget_bytes:
+            return True
+        held = {*self.held.values(), *filter(None, (path_end,))}
+        room = self.budget_bytes - needed
+        return self.worth.least_bytes(held) <= room and self._evict_down_to(room, held, worth)
+
+    def fill(self, values: dict[SegmentNode, Segment]) -> None:
+        """Give nodes more of the same tokens, for which there must be room."""
+        for node, value in values.items():
+            self.bytes += value.nbytes - node.value.nbytes
+            self._replace(node, value)
+            self._divided.append(value)
+        self.version += 1
+
     def take_divided(self) -> list[Segment]:
         """Return the segments whose arrays were cut since the last call: they want computing."""
         divided, self._divided = self._divided, []
@@ -151,19 +165,10 @@ class NodeStore:
         evicted, self._evicted = self._evicted, []
         return evicted
 
-    def check(self) -> None:
-        """Raise AssertionError unless the counts are right."""
-        self.tree.check()
-        nodes = list(self.tree.walk())
-        if self.bytes != sum(node.value.nbytes for node in nodes):
-            raise AssertionError("bytes are miscounted")
-        if any(node.value.tokens != len(node.label) for node in nodes):
-            raise AssertionError("a node holds other tokens than its own")
-        used = [end for end, _ in self.used.values()]
-        if not set(nodes).issuperset([*self.held.values(), *used, *self._pinned, *self.unsaved]):
-            raise AssertionError("a node that is held, used, pinned or unsaved has been evicted")
-        if self.bytes > max(self.budget_bytes, path_bytes(used)):
-            raise AssertionError("more is stored than may be")
+    def unsaved_part(self, node: SegmentNode) -> LooseNode:
+        """Return what nobody else holds of a node that is unsaved."""
+        start = self.unsaved.start(node)
+        return LooseNode(node.key, start, node.value.behind(start - node.start))
 
     def _add(self, key: TokenKey, found: Match[Segment], segment: Segment) -> SegmentNode:
         if found.last is not None:
@@ -192,21 +197,6 @@ class NodeStore:
         if node.end == found.length:
             return node
         return self._split(node, found.length - node.start)
-
-    def _make_room(self, needed: int, path_end: SegmentNode | None, worth: float) -> bool:
-        """Give up what is worth less until so many bytes fit with the others, or nothing at all."""
-        if self.bytes + needed <= self.budget_bytes:
-            return True
-        held = {*self.held.values(), *filter(None, (path_end,))}
-        room = self.budget_bytes - needed
-        return self._least_bytes(held) <= room and self._evict_down_to(room, held, worth)
-
-    def _least_bytes(self, held: set[SegmentNode]) -> int:
-        """Return the bytes of paths that have given up all that they can."""
-        nodes = path_nodes(held)
-        inner = nodes - held
-        spare = sum(self.worth.spare_bytes(node) for node in inner)
-        return sum(node.value.nbytes for node in nodes) - spare
 
     def _evict_down_to(
         self, nbytes: int, held: set[SegmentNode], worth: float | None = None
@@ -318,8 +308,7 @@ class NodeStore:
         upper = self.tree.split_at(node, at)
         self.worth.forget(node)
         self._divided += [upper.value, node.value]
-        if node in self.unsaved:
-            self.unsaved[upper] = None
+        self.unsaved.divide(upper, node)
         return upper
 
     def _evict(
@@ -327,23 +316,22 @@ class NodeStore:
     ) -> None:
         """Remove a leaf; its parent is not joined with one of the others that go too."""
         if leaf in self.unsaved:
-            self._evicted.append(LooseNode(leaf.key, leaf.start, leaf.value))
+            self._evicted.append(self.unsaved_part(leaf))
         parent, kept = leaf.parent, {*held, *self._used_ends}
         if parent is not None and len(parent.children) == _JOINED_AT:
-            is_kept = any(node in others for node in parent.children.values())
-            kept.update([parent] if is_kept else ())
+            [other] = (node for node in parent.children.values() if node is not leaf)
+            is_joined = other not in others and self.unsaved.may_join(parent, other)
+            kept.update(() if is_joined else [parent])
         self.bytes -= self.tree.remove(leaf, skip=kept).nbytes
         # Whoever still holds the node must not hold its arrays.
         self._replace(leaf, Segment(()))
-        self._pinned.pop(leaf, None)
-        self.unsaved.pop(leaf, None)
+        self.pinned.pop(leaf, None)
+        self.unsaved.discard(leaf)
         self.evictions += 1
         if parent is not None and not parent.is_linked:
             self._note_join(parent)
 
     def _note_join(self, upper: SegmentNode) -> None:
         """Note that a node has become a part of its only child."""
+        self.unsaved.join(upper, self.tree.match(upper.key).nodes[-1])
         self._replace(upper, Segment(()))
-        if upper in self.unsaved:
-            del self.unsaved[upper]
-            self.unsaved[self.tree.match(upper.key).nodes[-1]] = None

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from backend.cache.books.books import Books
-from backend.cache.kv import LooseNode, Piece, Segment, evaluate
+from backend.cache.books.check import check_nodes
+from backend.cache.kv import LooseNode, Piece, Refill, Segment, evaluate
 from backend.cache.node_store import NodeStore
 from backend.cache.radix import Match
+from backend.cache.refill import refill_windows
 from backend.cache.token_key import TokenKey
 from backend.cache.worth import Forecast, LearnedForecast, SegmentNode, Thinning
 from backend.core.prompt import Place
@@ -86,8 +88,8 @@ class PromptCache:
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether there are nodes that only this cache holds."""
-        return bool(self._nodes.unsaved)
+        """Whether there are nodes that only this cache has ever held."""
+        return self._nodes.unsaved.has_new
 
     def note_once(self, owner: str) -> None:
         """Note that nobody is going to come back to what `owner` alone stores: it goes first."""
@@ -117,8 +119,7 @@ class PromptCache:
         for node in () if owner in self._once else last.lineage():
             node.is_once = False
         self._nodes.held[owner] = last
-        kind = _kind(found, key)
-        return PrefixHit(kind, length, _cut(path, length), found.length, beyond)
+        return PrefixHit(_kind(found, key), length, _cut(path, length), found.length, beyond)
 
     def preview(self, key: TokenKey) -> tuple[Piece, ...]:
         """Return the path that `lookup` would restore, and leave no trace."""
@@ -214,9 +215,21 @@ class PromptCache:
         if node is not None and owner is not None:
             self._nodes.held[owner] = node
         if node is not None and self._on_evict is not None and not is_saved:
-            self._nodes.unsaved[node] = None
+            self._nodes.unsaved.add(node, node.start if is_new else node.end)
         self._settle()
         return node is not None
+
+    def refill(self, key: TokenKey, windows_from: int, refill: Refill) -> None:
+        """Give nodes on the path of a prefix the windows back that they have given up.
+
+        Args:
+            key: The prefix.
+            windows_from: The first position whose windows `refill` knows.
+            refill: Returns a block with its windows.
+        """
+        self._require_owner()
+        refill_windows(self._nodes, key, windows_from, refill)
+        self._settle()
 
     def resize(self, budget_bytes: int) -> None:
         """Hold at most so many bytes from now on; what is too much is evicted at once."""
@@ -232,11 +245,22 @@ class PromptCache:
         self._nodes.pin(key)
         self._settle()
 
-    def take_unsaved(self) -> list[LooseNode]:
-        """Return the nodes that only this cache holds, and count them as saved from now on."""
+    def save(self, write: Callable[[LooseNode], bool]) -> None:
+        """Have written what only this cache has ever held, until `write` refuses some of it.
+
+        What is worth most comes first, and nothing before that which it goes on from.
+        """
         self._require_owner()
-        nodes, self._nodes.unsaved = self._nodes.unsaved, {}
-        return [LooseNode(node.key, node.start, node.value) for node in nodes]
+        worths = self._nodes.worth.of_subtrees(self._nodes.tree)
+        for node in sorted(self._nodes.unsaved.new, key=lambda node: (-worths[node], node.end)):
+            if not write(self._nodes.unsaved_part(node)):
+                return
+            self._nodes.unsaved.discard(node)
+
+    def note_lost(self, key: TokenKey, start: int) -> None:
+        """Note that nobody else holds the tokens of `key` from `start` on any more."""
+        self._require_owner()
+        self._nodes.unsaved.note_lost(self._nodes.tree, key, start)
 
     def expect(self, owner: str) -> None:
         """Note that a request is sure to go on soon from where `owner` has ended."""
@@ -265,7 +289,7 @@ class PromptCache:
     def check(self) -> None:
         """Raise AssertionError unless the counts are right."""
         self._require_owner()
-        self._nodes.check()
+        check_nodes(self._nodes)
 
     def _settle(self) -> None:
         """Compute what was cut, so that it keeps nothing else alive, and pass on what has gone."""

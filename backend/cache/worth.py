@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from backend.cache.kv import Segment
-from backend.cache.radix import Node
+from backend.cache.radix import Node, RadixTree
 from backend.cache.token_key import TokenKey
 from backend.core.prompt import Place
 
@@ -140,6 +140,22 @@ class Worth:
         gain = len(key) - self.restorable(last)
         return self.forecast.newcomer(key) * _per_byte(gain, nbytes)
 
+    def of_refill(self, node: SegmentNode, nbytes: int) -> float:
+        """Return the worth of what a node lacks to be restored, which takes so many bytes."""
+        return self._demand(node) * _per_byte(node.end - self.restorable(node), nbytes)
+
+    @property
+    def reach_tokens(self) -> int:
+        """The size of the largest window; 0 without windows."""
+        return self._thinning.reach_tokens if self._thinning else 0
+
+    def lacks_windows(self, node: SegmentNode) -> bool:
+        """Tell whether nothing but windows is missing to restore the prefix that ends at a node."""
+        thinning = self._thinning
+        if thinning is None or (thinning.has_snapshots and node.value.snapshot is None):
+            return False
+        return not self._is_whole(node)
+
     def of_spare(self, node: SegmentNode) -> float | None:
         """Return the worth of what an inner node gives up next; `None` if there is nothing."""
         spare = self.spare_bytes(node)
@@ -170,6 +186,20 @@ class Worth:
             known = self._spare[node] = (node.value, spare)
         return known[1]
 
+    def least_bytes(self, ends: set[SegmentNode]) -> int:
+        """Return the bytes of paths that have given up all that they can."""
+        nodes = path_nodes(ends)
+        spare = sum(self.spare_bytes(node) for node in nodes - ends)
+        return sum(node.value.nbytes for node in nodes) - spare
+
+    def of_subtrees(self, tree: RadixTree[Segment]) -> dict[SegmentNode, float]:
+        """Return the worth of each node: it stays for as long as anything below it does."""
+        worths: dict[SegmentNode, float] = {}
+        for node in reversed(list(tree.walk())):
+            below = [worths[child] for child in node.children.values()]
+            worths[node] = max(below) if below else self.of_leaf(node)
+        return worths
+
     def forget(self, node: SegmentNode) -> None:
         """Forget a node that has left the tree or gives up what it held, and with it the arrays."""
         self._spare.pop(node, None)
@@ -189,7 +219,7 @@ class Worth:
     def _dependents(self, node: SegmentNode) -> list[SegmentNode]:
         """Return the nodes whose ends can no longer be restored without a node's spare parts."""
         found, pending = [], [node]
-        reach = self._thinning.reach_tokens if self._thinning else 0
+        reach = self.reach_tokens
         while pending:
             below = pending.pop()
             if below is node or below.end - node.end < reach:
@@ -216,6 +246,15 @@ def path_nodes(ends: Iterable[SegmentNode]) -> set[SegmentNode]:
 def path_bytes(ends: Iterable[SegmentNode]) -> int:
     """Return what is held by nodes and all that is above them, what they share once."""
     return sum(node.value.nbytes for node in path_nodes(ends))
+
+
+def path_tokens(ends: Iterable[tuple[SegmentNode, int]]) -> int:
+    """Return how many tokens are on paths up to a place in each last node, shared ones once."""
+    counted: dict[SegmentNode, int] = {}
+    for end, stop in ends:
+        for node in end.lineage():
+            counted[node] = max(counted.get(node, 0), min(stop, node.end) - node.start)
+    return sum(counted.values())
 
 
 def _per_byte(tokens: int, nbytes: int) -> float:

@@ -42,6 +42,7 @@ class DiskCacheStatus:
         read_tokens: Tokens whose KV was read back.
         damaged: Files set aside as damaged.
         dropped: Nodes that were not written because too many were waiting.
+        written_bytes: Keys, values and states that were written.
     """
 
     bytes: int = 0
@@ -49,6 +50,7 @@ class DiskCacheStatus:
     read_tokens: int = 0
     damaged: int = 0
     dropped: int = 0
+    written_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

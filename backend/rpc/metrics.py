@@ -194,6 +194,9 @@ def _disk_cache(books: DiskCacheStatus) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{prefix}_read_tokens", "Tokens whose KV was read back", books.read_tokens
     )
+    yield CounterMetricFamily(
+        f"{prefix}_written_bytes", "Keys, values and states written", books.written_bytes
+    )
     yield CounterMetricFamily(f"{prefix}_damaged", "Files set aside as damaged", books.damaged)
     yield CounterMetricFamily(
         f"{prefix}_dropped", "Nodes not written, too many were waiting", books.dropped

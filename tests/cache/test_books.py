@@ -71,7 +71,7 @@ def test_pins_uses_and_the_disk_are_told():
     put(store, FIRST)
     put(store, SECOND, owner="running")
     store.pin(key(*SYSTEM))
-    store.take_unsaved()
+    store.save(lambda _: True)
     put(store, (70, 71))
     told = {each.start + each.tokens: each for each in listed(store, has_disk=True).prefixes}
     assert [each.is_pinned for each in told.values()].count(True) == 1

@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from backend.cache.disk import tier as tier_module
 from backend.cache.disk.folder import FOLDER_NAME
 from backend.cache.disk.node_directory import NodeDirectory, StoredNode
 from backend.cache.disk.node_file import (
@@ -182,6 +183,66 @@ def test_a_node_that_is_larger_than_all_files_may_be_costs_no_other_its_place(tm
     directory.write(stored(0, 2000))
     assert [node.start for node in directory.read(TokenKey.from_ids(range(60)), 0, **ANYWHERE)]
     assert directory.bytes < 20_000
+
+
+def only_state(place):
+    """The state behind the first tokens, without their keys and values."""
+    whole = segment(1, has_snapshot=True)
+    return StoredNode(TokenKey.from_ids(range(place)), place, to_plain(Segment((), whole.snapshot)))
+
+
+@pytest.mark.parametrize("place", [20, 50])
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_a_state_in_a_file_of_its_own_is_read_with_the_tokens_before_it(
+    tmp_path, place, comes_first
+):
+    directory = NodeDirectory(tmp_path, MODEL, 10**9)
+    nodes = [stored(0, 50), only_state(place)]
+    for node in reversed(nodes) if comes_first else nodes:
+        directory.write(node)
+    for reader in (directory, NodeDirectory(tmp_path, MODEL, 10**9)):
+        found = reader.read(TokenKey.from_ids(range(60)), 0, ends_at_snapshot=True)
+        assert [(node.start, len(node.key)) for node in found] == [(0, 50), (place, place)]
+        assert from_plain(found[1].segment).snapshot is not None
+    assert directory.read(TokenKey.from_ids(range(19)), 0, ends_at_snapshot=True) == []
+
+
+def test_what_files_hold_is_not_written_again_however_it_is_divided(tmp_path):
+    directory = NodeDirectory(tmp_path, MODEL, 10**9)
+    directory.write(stored(0, 50, has_snapshot=True))
+    directory.write(stored(50, 80))
+    written = directory.written_bytes
+    directory.write(stored(0, 80))
+    directory.write(stored(20, 50, has_snapshot=True))
+    assert directory.written_bytes == written
+    directory.write(only_state(80))
+    assert directory.written_bytes > written
+    assert directory.take_lost() == []
+
+
+def test_what_is_not_written_or_had_to_make_room_is_told(tmp_path):
+    directory = NodeDirectory(tmp_path, MODEL, 10_000)
+    for start in (0, 50, 100, 150, 200):
+        directory.write(stored(start, start + 50))
+    directory.write(stored(0, 2000))
+    lost = directory.take_lost()
+    assert lost[-1].key == TokenKey.from_ids(range(2000))
+    assert {node.start for node in lost[:-1]}
+    assert directory.take_lost() == []
+    for path in tmp_path.glob("*/*/*.kv"):
+        path.unlink()
+    directory.look_again()
+    assert {node.start for node in [*lost[:-1], *directory.take_lost()]} == {0, 50, 100, 150, 200}
+
+
+def test_a_node_larger_than_all_that_may_wait_is_written_when_nothing_else_waits(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tier_module, "MAX_PENDING_BYTES", 10)
+    tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**9), ends_at_snapshots=False)
+    assert tier.write(stored(0, 50))
+    tier.close(timeout_s=10)
+    assert tier.status.written_bytes == stored(0, 50).segment.nbytes
 
 
 class Failing(NodeDirectory):

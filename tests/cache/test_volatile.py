@@ -2,8 +2,8 @@ import random
 
 import pytest
 
+from backend.cache.books.volatile import MIN_LOST_TOKENS, agrees_again
 from backend.cache.token_key import TokenKey
-from backend.cache.volatile import MIN_LOST_TOKENS, agrees_again
 
 STORED = random.Random(3).sample(range(10_000), 700)
 

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from engine_driver import Driver, make_request, prompt_of
+from serving import until
 
 from backend.cache.disk.folder import FOLDER_NAME
 from backend.core.request import Remembered
@@ -130,6 +131,31 @@ def test_the_files_stay_within_their_budget(networks, tmp_path):
     leave(driver)
     sizes = [path.stat().st_size for path in tmp_path.glob("*/*/*")]
     assert 0.5 * budget < sum(sizes) < 1.2 * budget
+
+
+async def test_what_the_files_had_no_room_for_is_written_when_memory_gives_it_up(
+    networks, tmp_path
+):
+    size = driver_for(networks, "llama", None)
+    size.run(make_request("size", BASE))
+    nbytes = size.session.status().prompt_cache.bytes
+    bounds = {"max_cache_bytes": 5 * nbytes // 2, "max_cache_disk_bytes": 3 * nbytes // 2}
+    driver = driver_for(networks, "llama", tmp_path, **bounds)
+    prompts = [prompt_of(300, salt=salt) for salt in (0, 5, 9)]
+    for count, prompt in enumerate(prompts[:2], start=1):
+        driver.run(make_request(f"r{count}", prompt))
+        driver.session._parts.prefixes.rest()
+        await until(lambda count=count: written_bytes(driver) >= count * nbytes)
+    driver.run(make_request("r3", prompts[2]))
+    assert driver.session.status().prompt_cache.evictions > 0
+    await until(lambda: written_bytes(driver) > 2 * nbytes)
+    outcome = driver.run(make_request("again", prompts[0]))[0]
+    assert outcome.cached_tokens > 0
+    leave(driver)
+
+
+def written_bytes(driver):
+    return driver.session.status().prompt_cache.disk.written_bytes
 
 
 def test_a_prompt_that_memory_knows_does_not_wait_for_the_disk(networks, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of
 from mlx.utils import tree_flatten
 
+from backend.cache.token_key import TokenKey
 from backend.core.request import SamplingParams
 from backend.core.status import HitKind
 
@@ -175,6 +176,31 @@ def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family)
     assert tight_books.tokens == books.tokens
     assert tight.token_ids == roomy.token_ids
     assert tight.cached_tokens == roomy.cached_tokens > 0
+
+
+def parted(tokens, place, salt):
+    return [*tokens[:place], *prompt_of(60, salt)]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
+def test_windows_that_were_given_up_come_back_when_they_are_computed_anyway(networks, family):
+    driver = driver_for(networks, family)
+    driver.run(make_request("first", BASE, max_tokens=3))
+    prefixes = driver.session._parts.prefixes
+    room = driver.session.status().prompt_cache.bytes
+    place = 100
+    key = TokenKey.from_ids(parted(BASE, place, 3))
+    while sum(piece.tokens for piece in prefixes._store.preview(key)) == place:
+        room -= 100
+        prefixes.leave_room(room)
+    prefixes.leave_room(2**30)
+    requests = [make_request(f"{salt}", parted(BASE, place, salt)) for salt in (3, 4)]
+    outcomes = [driver.run(request)[0] for request in requests]
+    assert outcomes[0].cached_tokens < place
+    assert outcomes[1].cached_tokens == place
+    assert [each.token_ids for each in outcomes] == [
+        cold(networks, family, request)[0] for request in requests
+    ]
 
 
 def test_a_failed_restore_is_computed_once_and_never_tried_again(networks, caplog):

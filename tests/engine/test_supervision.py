@@ -240,7 +240,7 @@ def test_no_count_falls_when_a_process_is_lost():
         hit_tokens=40,
         hits={HitKind.MISS: 2, HitKind.EXACT: 1},
         evictions=3,
-        disk=DiskCacheStatus(files=2, read_tokens=7, damaged=1, dropped=4),
+        disk=DiskCacheStatus(files=2, read_tokens=7, written_bytes=5, damaged=1, dropped=4),
     )
     status = EngineStatus(
         prompt_tokens=10, generated_tokens=20, media_encoded=3, prompt_cache=books
@@ -259,5 +259,5 @@ def test_no_count_falls_when_a_process_is_lost():
         hit_tokens=120,
         hits={HitKind.MISS: 6, HitKind.EXACT: 3},
         evictions=9,
-        disk=DiskCacheStatus(files=2, read_tokens=21, damaged=3, dropped=12),
+        disk=DiskCacheStatus(files=2, read_tokens=21, written_bytes=15, damaged=3, dropped=12),
     )

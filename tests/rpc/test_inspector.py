@@ -38,7 +38,7 @@ async def test_the_books_of_the_prompt_cache_are_told():
     assert (books.looked_up_tokens, books.hit_tokens) == (50, 20)
     assert dict(books.hits) == {"miss": 2, "exact": 1}
     assert books.disk == pb.DiskCacheReport(
-        bytes=2**35, files=6, read_tokens=70, damaged=8, dropped=9
+        bytes=2**35, files=6, read_tokens=70, written_bytes=700, damaged=8, dropped=9
     )
 
 

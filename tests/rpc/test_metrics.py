@@ -70,6 +70,7 @@ def test_a_scrape_reads_the_books_of_the_prompt_cache():
         "disk_bytes": 2**35,
         "disk_files": 6,
         "disk_read_tokens_total": 70,
+        "disk_written_bytes_total": 700,
         "disk_damaged_total": 8,
         "disk_dropped_total": 9,
     }

@@ -77,7 +77,9 @@ STATUS = EngineStatus(
         hit_tokens=20,
         hits={HitKind.MISS: 2, HitKind.EXACT: 1},
         evictions=4,
-        disk=DiskCacheStatus(bytes=2**35, files=6, read_tokens=70, damaged=8, dropped=9),
+        disk=DiskCacheStatus(
+            bytes=2**35, files=6, read_tokens=70, written_bytes=700, damaged=8, dropped=9
+        ),
     ),
     requests=(
         RequestStatus(

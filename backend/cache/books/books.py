@@ -55,7 +55,7 @@ class Books:
 
     def note_evicted(self, nodes: Iterable[LooseNode]) -> None:
         """Note nodes that only this cache held."""
-        for node in nodes:
+        for node in (node for node in nodes if node.start < len(node.key)):
             self._evicted.note_evicted(node.key, node.start)
 
     def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:

@@ -22,7 +22,7 @@ def list_prefixes(
         request: How many are listed, and how much of them.
         has_disk: Whether nodes that somebody else holds as well are on disk.
     """
-    worths = _worths(nodes)
+    worths = nodes.worth.of_subtrees(nodes.tree)
     numbers = _numbers(nodes, worths, request.max_prefixes)
     in_use = path_nodes([*nodes.held.values(), *(end for end, _ in nodes.used.values())])
     return tuple(
@@ -62,12 +62,3 @@ def _numbers(nodes: NodeStore, worths: Worths, most: int) -> dict[SegmentNode, i
     order = list(nodes.tree.walk())
     kept = set(sorted(order, key=rank, reverse=True)[:most])
     return {node: number for number, node in enumerate(filter(kept.__contains__, order), 1)}
-
-
-def _worths(nodes: NodeStore) -> Worths:
-    """Return the worth of each node: it stays for as long as anything below it does."""
-    worths: Worths = {}
-    for node in reversed(list(nodes.tree.walk())):
-        below = [worths[child] for child in node.children.values()]
-        worths[node] = max(below) if below else nodes.worth.of_leaf(node)
-    return worths

@@ -7,8 +7,10 @@ and what somebody else has written is found at the next look.
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from backend.cache.disk.folder import SUFFIX, CacheFile, CacheFolder
 from backend.cache.disk.node_file import (
@@ -43,10 +45,16 @@ class StoredNode:
 
 @dataclass(frozen=True, slots=True)
 class _FileSpan:
-    """Consecutive tokens of a file; `ends_file` if the last of them is the file's last."""
+    """Consecutive tokens of a file.
+
+    Attributes:
+        ends_file: Whether the last of them is the file's last.
+        snapshot_name: Of a file with nothing but the state behind them.
+    """
 
     name: str
     ends_file: bool = True
+    snapshot_name: str = ""
 
     def split(self, at: int) -> "tuple[_FileSpan, _FileSpan]":  # noqa: ARG002 (any place will do)
         return _FileSpan(self.name, ends_file=False), self
@@ -61,6 +69,7 @@ class NodeDirectory:
     Attributes:
         bytes: What the files of all models took at the last look.
         damaged: How many files were put into quarantine.
+        written_bytes: Of the arrays that were written.
     """
 
     def __init__(self, root: Path, fingerprint: str, budget_bytes: int) -> None:
@@ -80,8 +89,8 @@ class NodeDirectory:
         self._headers: dict[str, NodeHeader] = {}
         self._index: RadixTree[_FileSpan] = RadixTree()
         self._orphans: set[str] = set()
-        self.bytes = 0
-        self.damaged = 0
+        self._lost: list[NodeHeader] = []
+        self.bytes = self.damaged = self.written_bytes = 0
 
     def look_again(self) -> None:
         """Take in what has appeared, and forget what has gone."""
@@ -90,8 +99,7 @@ class NodeDirectory:
         there = {file.name for file in files if self._is_node(file)}
         gone = self._headers.keys() - there
         new = there - self._headers.keys()
-        for name in gone:
-            del self._headers[name]
+        self._lost += [self._headers.pop(name) for name in gone]
         for name in new:
             self._read_header(name)
         if gone:
@@ -105,18 +113,19 @@ class NodeDirectory:
         Raises:
             OSError: The disk refuses.
         """
-        name = _name(node)
-        known = self._headers.get(name)
-        if known is not None and known.has_snapshot >= node.segment.has_snapshot:
+        header = NodeHeader(node.key, node.start, node.segment.has_snapshot)
+        if self._has(header):
             return
+        # Unless it is written.
+        self._lost.append(header)
         if node.segment.nbytes > self._budget_bytes:
             return
         self._make_room(node.segment.nbytes)
-        self._folder.write(
-            name,
-            lambda file: write_node(file, self._fingerprint, node.key, node.start, node.segment),
-        )
-        self._headers[name] = NodeHeader(node.key, node.start, node.segment.has_snapshot)
+        name = _name(node)
+        self._folder.write(name, partial(_write, fingerprint=self._fingerprint, node=node))
+        self._lost.remove(header)
+        self.written_bytes += node.segment.nbytes
+        self._headers[name] = header
         self._index_files([name])
         self._touch(node.key)
 
@@ -138,6 +147,11 @@ class NodeDirectory:
         self._touch(key)
         return nodes
 
+    def take_lost(self) -> list[NodeHeader]:
+        """Return what has not been written, or is no longer there, since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
     def __len__(self) -> int:
         """Return the number of this model's files."""
         return len(self._headers)
@@ -150,11 +164,26 @@ class NodeDirectory:
                 *spans[-1], limit=min(len(key) - 1, found.length)
             ):
                 spans.pop()
-        wanted = (span.name for span, end in spans if end > known)
-        return list(dict.fromkeys(wanted))
+        beyond = [span for span, end in spans if end > known]
+        names = [name for span in beyond for name in (span.name, span.snapshot_name) if name]
+        return list(dict.fromkeys(names))
 
     def _is_snapshot(self, span: _FileSpan, end: int, *, limit: int) -> bool:
-        return span.ends_file and end <= limit and self._headers[span.name].has_snapshot
+        has_own = span.ends_file and self._headers[span.name].has_snapshot
+        return end <= limit and (has_own or bool(span.snapshot_name))
+
+    def _has(self, wanted: NodeHeader) -> bool:
+        """Tell whether files hold all of a node, perhaps divided otherwise."""
+        known = self._headers.get(_name(wanted))
+        if known is not None and known.has_snapshot >= wanted.has_snapshot:
+            return True
+        found = self._index.match(wanted.key)
+        last = found.last
+        if last is None or found.length < len(wanted.key):
+            return False
+        return not wanted.has_snapshot or self._is_snapshot(
+            last.value, last.end, limit=found.length
+        )
 
     def _read(self, name: str) -> StoredNode | None:
         try:
@@ -188,7 +217,8 @@ class NodeDirectory:
         self._forget([name])
 
     def _forget(self, names: Iterable[str]) -> None:
-        known = [name for name in names if self._headers.pop(name, None)]
+        known = [header for name in names if (header := self._headers.pop(name, None))]
+        self._lost += known
         if known:
             self._reindex()
 
@@ -207,11 +237,20 @@ class NodeDirectory:
                 self._orphans.add(name)
             elif length < len(header.key):
                 self._index.insert(header.key, length, _FileSpan(name))
+            elif header.has_snapshot and header.start == length:
+                self._index_snapshot(name, header.key)
+
+    def _index_snapshot(self, name: str, key: TokenKey) -> None:
+        node = self._index.match(key).nodes[-1]
+        if node.end > len(key):
+            node = self._index.split_at(node, len(key) - node.start)
+        self._index.replace(node, replace(node.value, snapshot_name=name))
 
     def _touch(self, key: TokenKey) -> None:
         """Make the files of a path the latest, those nearer to the root later still."""
         for node in reversed(self._index.match(key).nodes):
-            self._folder.touch(node.value.name)
+            for name in filter(None, (node.value.snapshot_name, node.value.name)):
+                self._folder.touch(name)
 
     def _make_room(self, needed: int) -> None:
         files = sorted(self._folder.files())
@@ -230,6 +269,10 @@ class NodeDirectory:
         return file.model == self._fingerprint and file.name.endswith(SUFFIX)
 
 
-def _name(node: StoredNode) -> str:
+def _name(node: StoredNode | NodeHeader) -> str:
     digest = hashlib.blake2b(node.key.packed, digest_size=_DIGEST_BYTES).hexdigest()
     return f"{node.start}-{len(node.key)}-{digest}{SUFFIX}"
+
+
+def _write(file: BinaryIO, fingerprint: str, node: StoredNode) -> None:
+    write_node(file, fingerprint, node.key, node.start, node.segment)

@@ -11,6 +11,7 @@ from itertools import count
 from typing import TypeAlias, assert_never
 
 from backend.cache.disk.node_directory import NodeDirectory, StoredNode
+from backend.cache.disk.node_file import NodeHeader
 from backend.cache.token_key import TokenKey
 from backend.core.status import DiskCacheStatus
 
@@ -75,22 +76,35 @@ class DiskTier:
         self._pending_bytes = 0
         self._dropped = 0
         self._read_tokens = 0
+        self._lost: list[NodeHeader] = []
         self.status = DiskCacheStatus()
         self.is_open = True
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
         self._thread.start()
 
     def write(self, node: StoredNode) -> bool:
-        """Write a node some time; false when too much is waiting already, or it is closed."""
+        """Write a node some time; false when too much is waiting already, or it is closed.
+
+        What is larger than all that may wait has to be the only one.
+        """
         with self._lock:
-            if not self.is_open:
-                return False
-            if self._pending_bytes + node.segment.nbytes > MAX_PENDING_BYTES:
-                self._dropped += 1
+            is_too_much = self._pending_bytes + node.segment.nbytes > MAX_PENDING_BYTES
+            if not self.is_open or (is_too_much and self._pending_bytes):
                 return False
             self._pending_bytes += node.segment.nbytes
         self._put(1, _Write(node))
         return True
+
+    def count_dropped(self) -> None:
+        """Count a node that is lost because it could not be written."""
+        with self._lock:
+            self._dropped += self.is_open
+
+    def take_lost(self) -> list[NodeHeader]:
+        """Return what has not been written, or is no longer there, since the last call."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+        return lost
 
     def read(self, key: TokenKey, known: int, deliver: Deliver) -> bool:
         """Look for the path of a prompt; false when it is closed.
@@ -126,6 +140,7 @@ class DiskTier:
         self._guarded(self._directory.look_again)
         self._refresh_status()
         while self._turn(self._jobs.get().job):
+            self._note_lost()
             self._refresh_status()
 
     def _close(self) -> None:
@@ -170,11 +185,17 @@ class DiskTier:
         except OSError as error:
             log.warning("prompt cache: the disk failed: %s", error)
 
+    def _note_lost(self) -> None:
+        lost = self._directory.take_lost()
+        with self._lock:
+            self._lost += lost
+
     def _refresh_status(self) -> None:
         self.status = DiskCacheStatus(
             bytes=self._directory.bytes,
             files=len(self._directory),
             read_tokens=self._read_tokens,
+            written_bytes=self._directory.written_bytes,
             damaged=self._directory.damaged,
             dropped=self._dropped,
         )

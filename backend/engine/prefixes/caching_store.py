@@ -6,21 +6,21 @@ by several ranks raises what goes wrong: one rank that went on without would par
 
 import logging
 from dataclasses import replace
-from typing import assert_never
+from functools import partial
 
 import mlx.core as mx
 
+from backend.cache.books.volatile import agrees_again
 from backend.cache.kv import Segment, evaluate
 from backend.cache.layout import CacheLayout, CaptureError
 from backend.cache.packing import Packing
 from backend.cache.plain import from_plain
 from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.token_key import TokenKey
-from backend.cache.volatile import agrees_again
 from backend.cache.worth import Forecast
 from backend.core.prompt import Place
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
-from backend.core.request import CacheHint, Remembered
+from backend.core.request import CacheHint
 from backend.core.status import PromptCacheStatus
 from backend.engine.messages.commands import Fetched
 from backend.engine.network import Caches, FreshCaches
@@ -99,7 +99,7 @@ class CachingPrefixStore:
             budget_bytes,
             layout.usable,
             thinning=layout.thinning,
-            on_evict=self._disk.write,
+            on_evict=self._disk.write_evicted,
             forecast=forecast,
         )
         self._volatile_places: set[int] = set()
@@ -188,7 +188,7 @@ class CachingPrefixStore:
 
     def save(self, row: Row) -> None:
         """Store at boundaries and now and then; windows forget, so with them always."""
-        if row.splits_medium(row.fed) or not _is_remembered(row):
+        if row.splits_medium(row.fed) or not row.is_remembered:
             return
         if self._layout.has_windows or self._is_due(row):
             self._save(row)
@@ -197,7 +197,7 @@ class CachingPrefixStore:
     def leave(self, row: Row) -> None:
         """Store also what is not at a boundary: the next prompt may begin with the reply."""
         is_whole = row.cache is not None and not row.splits_medium(row.fed)
-        if is_whole and row.fed > row.saved and _is_remembered(row):
+        if is_whole and row.fed > row.saved and row.is_remembered:
             self._save(row)
         self._store.release(row.request_id)
         row.shared = 0
@@ -215,6 +215,7 @@ class CachingPrefixStore:
 
     def leave_room(self, nbytes: int) -> None:
         """Let the store shrink, or grow back."""
+        self._note_lost()
         self._store.resize(min(nbytes, self._budget_bytes))
 
     @property
@@ -224,7 +225,7 @@ class CachingPrefixStore:
 
     def rest(self) -> None:
         """Write what is not on disk."""
-        self._disk.write(self._store.take_unsaved())
+        self._store.save(self._disk.write)
 
     def close(self) -> None:
         """Write what is not on disk, as far as time allows."""
@@ -260,9 +261,16 @@ class CachingPrefixStore:
         else:
             row.take_over(caches, hit.length, hit.kind)
 
+    def _note_lost(self) -> None:
+        """Let what the disk has given up be written once more when memory gives it up."""
+        for node in self._disk.take_lost():
+            self._store.note_lost(node.key, node.start)
+
     def _save(self, row: Row) -> None:
+        self._note_lost()
         try:
             self._store_missing(row, row.cache or [])
+            self._refill_windows(row, row.cache or [])
             self._pin_system_prompt(row)
         except self._overlooked as error:
             log.warning("request id=%s cannot be stored", row.request_id, exc_info=error)
@@ -302,12 +310,19 @@ class CachingPrefixStore:
             # One at a time: what there is no room for must not be copied.
             evaluate([segment])
             stop = start + segment.tokens
-            place = _place(row) if stop == row.fed else Place.INNER
+            place = row.place if stop == row.fed else Place.INNER
             if not self._store.insert(
                 key[:stop], start, segment, owner=row.request_id, place=place
             ):
                 return
             start = stop
+
+    def _refill_windows(self, row: Row, caches: Caches) -> None:
+        """Give the tree back what it has given up of the tokens that the row has just computed."""
+        if self._layout.has_windows:
+            windows_from = self._layout.windows_from(caches)
+            refilled = partial(self._layout.with_windows, caches)
+            self._store.refill(row.key(), windows_from, refilled)
 
     def _warn_of_volatile(self, row: Row, hit: PrefixHit) -> None:
         """Say once per place why prompts that are nearly the same do not hit."""
@@ -323,27 +338,3 @@ class CachingPrefixStore:
                 hit.matched,
                 len(row.prompt_key) - hit.matched,
             )
-
-
-def _place(row: Row) -> Place:
-    """Return the part of a conversation that ends where a row is."""
-    if row.generated:
-        return Place.REPLY
-    if row.prefill_left == 0:
-        return Place.PROMPT
-    if row.fed == row.request.prompt.system_tokens:
-        return Place.SYSTEM
-    return Place.MESSAGE if row.fed in row.boundaries else Place.INNER
-
-
-def _is_remembered(row: Row) -> bool:
-    """Tell whether what the row's caches hold may be stored."""
-    match row.request.remembered:
-        case Remembered.ALL:
-            return True
-        case Remembered.PROMPT:
-            return row.fed <= len(row.request.prompt.token_ids)
-        case Remembered.NOTHING:
-            return False
-        case _:
-            assert_never(row.request.remembered)

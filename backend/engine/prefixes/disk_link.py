@@ -1,13 +1,14 @@
 """Lazily opened connection to the disk tier; disabled for good after a failure."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from os.path import realpath
 from pathlib import Path
 
 from backend.cache.disk.node_directory import NodeDirectory, StoredNode
+from backend.cache.disk.node_file import NodeHeader
 from backend.cache.disk.tier import DiskTier
 from backend.cache.kv import LooseNode
 from backend.cache.plain import to_plain
@@ -76,18 +77,28 @@ class DiskLink:
             return False
         return self._tier.read(row.prompt_key, known, partial(self._post, row.request_id))
 
-    def write(self, nodes: Sequence[LooseNode]) -> None:
-        """Have nodes written, as many as may wait."""
+    def write(self, node: LooseNode) -> bool:
+        """Have a node written; false when too much is waiting already, or nothing can be."""
         if self._tier is None or not self._tier.is_open:
-            return
+            return False
+        if not node.segment.tokens and node.segment.snapshot is None:
+            return True
+        return self._tier.write(StoredNode(node.key, node.start, to_plain(node.segment)))
+
+    def write_evicted(self, nodes: Iterable[LooseNode]) -> None:
+        """Have nodes written that memory has given up, as many as may wait."""
         for node in nodes:
-            self._tier.write(StoredNode(node.key, node.start, to_plain(node.segment)))
+            if not self.write(node) and self._tier is not None:
+                self._tier.count_dropped()
+
+    def take_lost(self) -> list[NodeHeader]:
+        """Return what files no longer hold, or never have although `write` took it."""
+        return self._tier.take_lost() if self._tier is not None else []
 
     def close(self) -> None:
         """Write what is waiting, for a bounded time."""
         if self._tier is not None:
             self._tier.close(CLOSE_TIMEOUT_S)
-            self._tier = None
 
     def _post(self, request_id: str, nodes: Sequence[StoredNode]) -> None:
         self._settings.post(Fetched(request_id, tuple(nodes)))

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from backend.cache.layers import cache_bytes
 from backend.cache.token_key import TokenKey
 from backend.core.delta import FinishReason
 from backend.core.guide import ReplyMatcher
-from backend.core.prompt import MediaSpan
-from backend.core.request import GenerationRequest
+from backend.core.prompt import MediaSpan, Place
+from backend.core.request import GenerationRequest, Remembered
 from backend.core.status import HitKind, RequestPhase, RequestStatus
 from backend.engine.network import Caches
 
@@ -126,6 +127,30 @@ class Row:
         """Tell whether a prompt that ends there would hold a part of a medium."""
         span = self.media_at(position)
         return span is not None and span.start < position
+
+    @property
+    def place(self) -> Place:
+        """The part of a conversation that ends with what is fed."""
+        if self.generated:
+            return Place.REPLY
+        if self.prefill_left == 0:
+            return Place.PROMPT
+        if self.fed == self.request.prompt.system_tokens:
+            return Place.SYSTEM
+        return Place.MESSAGE if self.fed in self.boundaries else Place.INNER
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether what is fed may be stored."""
+        match self.request.remembered:
+            case Remembered.ALL:
+                return True
+            case Remembered.PROMPT:
+                return self.fed <= len(self.request.prompt.token_ids)
+            case Remembered.NOTHING:
+                return False
+            case _:
+                assert_never(self.request.remembered)
 
     @property
     def boundaries(self) -> tuple[int, ...]:

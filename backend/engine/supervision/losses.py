@@ -43,6 +43,7 @@ def _counted_on(status: EngineStatus, earlier: EngineStatus) -> EngineStatus:
     disk = replace(
         cache.disk,
         read_tokens=cache.disk.read_tokens + stored.disk.read_tokens,
+        written_bytes=cache.disk.written_bytes + stored.disk.written_bytes,
         damaged=cache.disk.damaged + stored.disk.damaged,
         dropped=cache.disk.dropped + stored.disk.dropped,
     )

@@ -1,4 +1,4 @@
-"""What a prompt cache would give up that knew the requests to come."""
+"""What prompt caches give up that know the requests to come, or only those of the past."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 from backend.cache.token_key import TokenKey
 from backend.cache.worth import SegmentNode
+
+_LESS_PER_REQUEST = 1e-6
 
 
 class Clairvoyant:
@@ -59,3 +61,26 @@ class Clairvoyant:
             shared = [prompt.common_prefix(key) for prompt in self._prompts]
             self._shared[key.packed] = np.array(shared, np.int64)
         return self._shared[key.packed]
+
+
+class LeastRecent:
+    """A forecast that makes an LRU of the same tree: what was used last is wanted next.
+
+    Attributes:
+        now: The number of the present request.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def resumption(self, leaf: SegmentNode) -> float:
+        """Return less than any place that was used later could make up for by its tokens."""
+        return float(_LESS_PER_REQUEST ** (self.now - leaf.used_at))
+
+    def branching(self, node: SegmentNode) -> float:
+        """Return the same for a place inside a conversation."""
+        return self.resumption(node)
+
+    def newcomer(self, key: TokenKey) -> float:  # noqa: ARG002 (the protocol's)
+        """Return that what is used now is used last."""
+        return 1.0
