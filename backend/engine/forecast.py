@@ -8,6 +8,7 @@ from backend.core.model import ModelCard
 from backend.engine.passes.caches import foreseen_cache_factory
 from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
+from backend.engine.trials.draft_model import foresee_draft
 from backend.engine.trials.kv_profile import foresee
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loader import look
@@ -33,6 +34,7 @@ class Forecast:
     """A model on this machine; sizes are in bytes.
 
     Attributes:
+        draft: The card of its draft model, if one was named; its KV is a part of each profile.
         media_bytes: Kept for pictures and sounds; 0 for a model of text alone.
         memory_bytes: The device's memory.
         budget_bytes: For the KV caches of all requests and of the prompt cache.
@@ -40,6 +42,7 @@ class Forecast:
     """
 
     card: ModelCard
+    draft: ModelCard | None
     media_bytes: int
     memory_bytes: int
     working_set_bytes: int
@@ -47,9 +50,14 @@ class Forecast:
     caches: tuple[KvForecast, ...]
 
     @property
+    def weights_bytes(self) -> int:
+        """Size of all weights, those of a draft model too."""
+        return self.card.weights_bytes + (self.draft.weights_bytes if self.draft else 0)
+
+    @property
     def has_room(self) -> bool:
         """Whether the weights fit into the memory."""
-        return self.card.weights_bytes <= self.memory_bytes
+        return self.weights_bytes <= self.memory_bytes
 
     def rows(self, cache: KvForecast, tokens: int) -> int:
         """Return how many requests of so many tokens each run at once."""
@@ -59,21 +67,28 @@ class Forecast:
 def forecast(options: ModelOptions, directory: Path) -> Forecast:
     """Return what a model will take; reads its files but for the weights themselves.
 
+    Args:
+        options: Of the load that is foreseen; a draft model is named by its directory.
+        directory: Of the model.
+
     Raises:
-        LoadError: It cannot be loaded, or is an encoder, which has no KV cache.
+        LoadError: It cannot be loaded, or is an encoder, which has no KV cache; or that is so of
+            its draft model, or that cannot draft for it.
     """
     model = look(options, directory)
+    draft, draft_profile = foresee_draft(options, model) or (None, None)
     media_bytes = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0
     working_set = working_set_bytes()
-    weights_bytes = model.card.weights_bytes
+    weights_bytes = model.card.weights_bytes + (draft.weights_bytes if draft else 0)
     profiles: dict[KvProfile, KvForecast] = {}
     for bits in KV_WIDTHS:
         tuning = _with_width(options.tuning, bits)
         factory = foreseen_cache_factory(model.network, tuning)
-        profile = foresee(model.network, factory)
+        profile = replace(foresee(model.network, factory), draft=draft_profile)
         profiles.setdefault(profile, KvForecast(bits, profile))
     return Forecast(
         card=model.card,
+        draft=draft,
         media_bytes=media_bytes,
         memory_bytes=memory_bytes(),
         working_set_bytes=working_set,

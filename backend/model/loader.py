@@ -110,8 +110,13 @@ def load(
     return model
 
 
-def look(options: ModelOptions, directory: Path) -> RunnableModel:
+def look(options: ModelOptions, directory: Path, *, renders: bool = True) -> RunnableModel:
     """Return a decoder whose weights are not in memory: all else that can fail has not.
+
+    Args:
+        options: As for a load.
+        directory: Of the model.
+        renders: Whether its chat template is of use.
 
     Raises:
         LoadError: Says in a user's words what is wrong.
@@ -123,7 +128,7 @@ def look(options: ModelOptions, directory: Path) -> RunnableModel:
             raise UnsupportedModelError(
                 f"{config['model_type']} is an encoder: it has no KV cache, and cannot be divided"
             )
-        return _lazy_model(options, directory, config, None)
+        return _lazy_model(options, directory, config, None, renders=renders)
 
 
 @contextmanager

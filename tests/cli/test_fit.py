@@ -50,6 +50,42 @@ def test_json_has_the_sizes_in_bytes():
     assert set(told["caches"][0]["requests"]) == {"2048", "4096"}
 
 
+def test_a_draft_model_takes_memory_beside_the_model():
+    alone, both = (
+        json.loads(fit(str(MODEL_DIR), *more, "--json").output)
+        for more in ([], ["--draft-model", str(MODEL_DIR)])
+    )
+    assert alone["draft_model"] == ""
+    assert both["draft_model"] == str(MODEL_DIR)
+    assert both["draft_weights_bytes"] == alone["weights_bytes"] == both["weights_bytes"]
+    assert both["kv_budget_bytes"] < alone["kv_budget_bytes"]
+    wide = alone["caches"][0]
+    # The draft model's own cache is of full width beside each.
+    assert {cache["draft_bytes_per_token"] for cache in both["caches"]} == {wide["bytes_per_token"]}
+    assert both["caches"][0]["requests"]["2048"] == pytest.approx(
+        wide["requests"]["2048"] / 2, rel=0.01
+    )
+    text = fit(str(MODEL_DIR), "--draft-model", str(MODEL_DIR)).output
+    assert "and 1.0 MB of KV for 1,000 tokens" in text
+
+
+def test_a_draft_model_is_found_below_the_models_path_or_named():
+    found = fit("model", "--models-path", str(MODEL_DIR.parent), "--draft-model", "model")
+    assert found.exit_code == 0, found.output
+    missing = fit(str(MODEL_DIR), "--draft-model", "nonsense")
+    assert missing.exit_code == 1
+    assert "draft_model: there is no model 'nonsense'" in missing.stderr
+
+
+def test_one_that_cannot_draft_is_refused_as_by_a_load(tiny_models):
+    refusals = {"llama": "draft_model: it has another vocabulary", "mamba2": "cannot draft: it has"}
+    for family, words in refusals.items():
+        model = MODEL_DIR if family == "llama" else tiny_models("llama")
+        result = fit(str(model), "--draft-model", str(tiny_models(family)))
+        assert result.exit_code == 1
+        assert words in result.stderr
+
+
 def test_a_relative_path_is_found_below_the_models_path():
     assert fit(MODEL_DIR.name, "--models-path", str(MODEL_DIR.parent)).exit_code == 0
 
@@ -70,6 +106,12 @@ def test_weights_beyond_the_memory_are_told_with_what_to_do(foretold):
     text = printed(replace(foretold, memory_bytes=10**6))
     assert "It does not fit: the weights take 1.7 MB of 1.0 MB." in text
     assert "quantised to fewer bits" in text
+
+
+def test_the_weights_of_a_draft_model_count_where_nothing_fits(foretold):
+    both = replace(foretold, draft=foretold.card, memory_bytes=3 * 10**6)
+    assert not both.has_room
+    assert "It does not fit: the weights take 3.5 MB of 3.0 MB." in printed(both)
 
 
 def test_where_few_requests_fit_a_narrower_cache_is_advised(foretold):

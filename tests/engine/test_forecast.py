@@ -8,6 +8,7 @@ import pytest
 from backend.config import MemoryOptions, ModelOptions, TuningOptions
 from backend.engine.forecast import forecast
 from backend.engine.passes.caches import make_cache_factory
+from backend.engine.trials.draft_model import load_draft
 from backend.engine.trials.kv_profile import measure
 from backend.errors import UnsupportedModelError
 from backend.model.loader import load
@@ -35,6 +36,20 @@ def test_what_is_foretold_is_what_a_load_measures(tiny_models, family):
         tuning = TuningOptions(memory=MemoryOptions(kv_bits=cache.bits))
         factory = make_cache_factory(model.network, tuning)
         assert cache.profile == measure(model.network, factory)
+
+
+def test_what_is_foretold_of_a_draft_model_is_what_a_load_finds(tiny_models):
+    directory, draft = tiny_models("llama_sliding"), tiny_models("deepseek_v3")
+    named = replace(options(directory), tuning=TuningOptions.of(draft_model=str(draft)))
+    foretold = forecast(named, directory)
+    model = load(named, directory)
+    loaded = load_draft(named, model, range(8))
+    assert foretold.draft == loaded.model.card
+    alone = forecast(options(directory), directory)
+    assert foretold.budget_bytes < alone.budget_bytes
+    for cache, without in zip(foretold.caches, alone.caches, strict=True):
+        own = without.profile.row_bytes(700)
+        assert cache.profile.row_bytes(700) == own + loaded.profile.row_bytes(700)
 
 
 def test_heads_wide_enough_for_it_can_be_quantised(tiny_models):

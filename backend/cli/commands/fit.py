@@ -4,14 +4,15 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from backend.cli.render import printable
-from backend.config import ModelOptions
-from backend.errors import BackendError, DownloadError, ModelNotFoundError
+from backend.config import ModelOptions, TuningOptions
+from backend.errors import BackendError, DownloadError, LoadError, ModelNotFoundError
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
@@ -23,9 +24,17 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
     type=click.Path(file_okay=False, path_type=Path),
     help="Where a relative path is looked up first, as the host does.",
 )
+@click.option("--draft-model", metavar="MODEL", help="Load this one too, to draft for it.")
 @click.option("--download", is_flag=True, help="Fetch a model of the hub that is not here yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(*, model: str, models_path: Path | None, download: bool, as_json: bool) -> None:
+def command(
+    *,
+    model: str,
+    models_path: Path | None,
+    draft_model: str | None,
+    download: bool,
+    as_json: bool,
+) -> None:
     """Say without loading MODEL (a path or hub id) what it takes and how many requests fit.
 
     Exit code 1 if its weights do not fit into the memory.
@@ -34,9 +43,11 @@ def command(*, model: str, models_path: Path | None, download: bool, as_json: bo
     from backend.cli.fit.report import table, values
     from backend.engine.forecast import forecast
 
-    options = ModelOptions(model=model, models_dir=models_path)
+    tuning = TuningOptions.of(draft_model=draft_model)
+    options = ModelOptions(model=model, models_dir=models_path, tuning=tuning)
     try:
         directory = asyncio.run(_located(options, download=download))
+        options = asyncio.run(_with_draft(options, download=download))
         foreseen = forecast(options, directory)
     except BackendError as error:
         raise click.ClickException(printable(str(error))) from None
@@ -46,6 +57,20 @@ def command(*, model: str, models_path: Path | None, download: bool, as_json: bo
         Console().print(table(foreseen))
     if not foreseen.has_room:
         sys.exit(1)
+
+
+async def _with_draft(options: ModelOptions, *, download: bool) -> ModelOptions:
+    """Return options that name the directory of the draft model, if there is to be one."""
+    from backend.model.checkpoint.draft import draft_options
+
+    draft = draft_options(options)
+    if draft is None:
+        return options
+    try:
+        directory = await _located(draft, download=download)
+    except LoadError as error:
+        raise type(error)(f"draft_model: {error}") from error
+    return replace(options, tuning=options.tuning.updated(draft_model=str(directory)))
 
 
 async def _located(options: ModelOptions, *, download: bool) -> Path:

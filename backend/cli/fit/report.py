@@ -39,6 +39,8 @@ def values(forecast: Forecast) -> dict[str, Any]:
         "type": forecast.card.model_type,
         "context_length": forecast.card.context_length,
         "weights_bytes": forecast.card.weights_bytes,
+        "draft_model": forecast.draft.name if forecast.draft else "",
+        "draft_weights_bytes": forecast.draft.weights_bytes if forecast.draft else 0,
         "media_bytes": forecast.media_bytes,
         "memory_bytes": forecast.memory_bytes,
         "kv_budget_bytes": forecast.budget_bytes,
@@ -47,6 +49,7 @@ def values(forecast: Forecast) -> dict[str, Any]:
             {
                 "kv_bits": cache.bits,
                 "bytes_per_token": cache.profile.bytes_per_token,
+                "draft_bytes_per_token": _draft_bytes(cache),
                 "fixed_bytes": cache.profile.fixed_bytes,
                 "windows": [
                     {"tokens": window.size, "bytes_per_token": window.bytes_per_token}
@@ -80,7 +83,7 @@ def options(forecast: Forecast) -> Iterator[str]:
 def advice(forecast: Forecast) -> Iterator[Text]:
     """Yield sentences on what to do."""
     if not forecast.has_room:
-        needed, there = decimal(forecast.card.weights_bytes), decimal(forecast.memory_bytes)
+        needed, there = decimal(forecast.weights_bytes), decimal(forecast.memory_bytes)
         yield Text(f"It does not fit: the weights take {needed} of {there}.", ERROR_STYLE)
         yield Text("Take a smaller model, or one quantised to fewer bits.")
         return
@@ -99,6 +102,10 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
     context = f"context {card.context_length:,}" if card.context_length else "no context limit"
     yield "model", f"{card.name} ({card.model_type}), {context}"
     yield "weights", decimal(card.weights_bytes)
+    if draft := forecast.draft:
+        unit = decimal(_UNIT_TOKENS * _draft_bytes(forecast.caches[0]))
+        size = f"{decimal(draft.weights_bytes)}, and {unit} of KV for 1,000 tokens"
+        yield "draft model", f"{draft.name} ({draft.model_type}): {size}"
     if forecast.media_bytes:
         yield "media", f"{decimal(forecast.media_bytes)} kept for pictures and sounds"
     usable = f"{decimal(forecast.working_set_bytes)} of {decimal(forecast.memory_bytes)} usable"
@@ -122,11 +129,21 @@ def _requests(forecast: Forecast) -> Table:
 
 
 def _unit(cache: KvForecast) -> str:
-    """Return the size of a thousand positions, as far as layers keep them, and of fixed states."""
+    """Return the size of a thousand positions, as far as layers keep them, and of fixed states.
+
+    Those of a draft model are in it.
+    """
     profile = cache.profile
+    per_token = profile.bytes_per_token + _draft_bytes(cache)
     kept = (min(window.size, _UNIT_TOKENS) * window.bytes_per_token for window in profile.windows)
-    size = decimal(_UNIT_TOKENS * profile.bytes_per_token + sum(kept))
+    size = decimal(_UNIT_TOKENS * per_token + sum(kept))
     return f"{size} + {decimal(profile.fixed_bytes)}" if profile.fixed_bytes else size
+
+
+def _draft_bytes(cache: KvForecast) -> int:
+    """Return what a draft model keeps of each position: it has neither windows nor states."""
+    draft = cache.profile.draft
+    return draft.bytes_per_token if draft else 0
 
 
 def _common_rows(forecast: Forecast, cache: KvForecast) -> int:

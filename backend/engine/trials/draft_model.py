@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backend.config import ModelOptions
-from backend.core.model import ModelKind
+from backend.core.model import ModelCard, ModelKind
 from backend.engine.drafts.costs import PassCosts
-from backend.engine.kv.batch_caches import BatchCaches, Batching
+from backend.engine.kv.batch_caches import BatchCaches, Batching, BatchPlan
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.draft_batch import DraftBatch
 from backend.engine.rows.admission import KvProfile
 from backend.engine.trials.batch_check import batch_plan
-from backend.engine.trials.kv_profile import measure
+from backend.engine.trials.kv_profile import foresee, measure
 from backend.engine.trials.self_check import require_sense
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.weights import MakeRoom, need_no_room
 from backend.model.loaded import RunnableModel
-from backend.model.loader import load
+from backend.model.loader import load, look
 from backend.model.text.tokenizer import Tokenizer
 
 _PROBE_TOKENS = 8
@@ -100,6 +100,30 @@ def load_draft(
     return loaded
 
 
+def foresee_draft(
+    options: ModelOptions, model: RunnableModel
+) -> tuple[ModelCard, KvProfile] | None:
+    """Return what `load_draft` would load, and what its caches take; reads no weight.
+
+    Args:
+        options: Of the model, with the directory of the draft model.
+        model: That it is to draft for.
+
+    Raises:
+        LoadError: It cannot be loaded, or cannot draft for the model.
+    """
+    own = draft_options(options)
+    if own is None:
+        return None
+    try:
+        draft = look(own, Path(own.model), renders=False)
+        require_same_vocabulary(draft.tokenizer, model.tokenizer)
+        _require_positions(draft)
+        return draft.card, foresee(draft.network, CacheFactory(draft.network))
+    except LoadError as error:
+        raise type(error)(f"draft_model: {error}") from error
+
+
 def _examined(draft: RunnableModel, model: RunnableModel, sample: Sequence[int]) -> LoadedDraft:
     if draft.card.kind is not ModelKind.DECODER:
         kind, name = draft.card.kind.value, draft.card.path
@@ -122,14 +146,8 @@ def look_at_draft(draft: RunnableModel, sample: Sequence[int], *, batches: bool)
     Raises:
         UnsupportedModelError: They cannot.
     """
+    _require_positions(draft)
     fresh_caches = CacheFactory(draft.network)
-    caches = BatchCaches(fresh_caches.plan)
-    caches.regroup([], [fresh_caches()])
-    if not caches.keeps_positions:
-        raise UnsupportedModelError(
-            f"{draft.card.path} ({draft.card.model_type}) cannot draft: it has windows or "
-            "recurrent layers, which cannot go back to where a draft was wrong"
-        )
     plan = batch_plan(draft.network, fresh_caches, sample, drafts=True)
     if not plan.pass_seconds or (batches and plan.batching is Batching.NONE):
         raise UnsupportedModelError(
@@ -140,6 +158,16 @@ def look_at_draft(draft: RunnableModel, sample: Sequence[int], *, batches: bool)
     fresh_caches = replace(fresh_caches, plan=replace(plan, shares_prefixes=False))
     profile = replace(measure(draft.network, fresh_caches), has_own_lengths=plan.has_own_lengths)
     return LoadedDraft(draft, fresh_caches, profile)
+
+
+def _require_positions(draft: RunnableModel) -> None:
+    caches = BatchCaches(BatchPlan())
+    caches.regroup([], [CacheFactory(draft.network)()])
+    if not caches.keeps_positions:
+        raise UnsupportedModelError(
+            f"{draft.card.path} ({draft.card.model_type}) cannot draft: it has windows or "
+            "recurrent layers, which cannot go back to where a draft was wrong"
+        )
 
 
 def require_same_vocabulary(draft: Tokenizer, model: Tokenizer) -> None:
