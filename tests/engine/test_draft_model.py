@@ -7,13 +7,18 @@ import mlx.core as mx
 import pytest
 from drafting import FEW, FREE, Cycle, assert_same, requests_of, samplings
 from engine_driver import VOCAB, Driver, FixedCosts, make_request, prompt_of, room_for
+from vision import picture
 from wrapped_network import WrappedNetwork
 
+from backend.config import ModelOptions
+from backend.core.media import MediaKind
 from backend.core.model import ModelCard
 from backend.core.request import SamplingParams
 from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
 from backend.errors import UnsupportedModelError
 from backend.model.loaded import RunnableModel
+from backend.model.loader import load
+from backend.model.vision.media_spans import find_spans
 
 pytestmark = pytest.mark.mlx
 
@@ -81,6 +86,41 @@ def test_a_reply_is_the_same_whoever_drafts(networks, family, rows, other):
         assert_same(driver.run(*requests), expected)
         drafted += driver.session.status().drafted_tokens
     assert drafted > 10
+
+
+def seeing(directory):
+    """Return a model that sees, and requests that show it none, one or two pictures."""
+    model = load(ModelOptions(model=str(directory)), directory)
+
+    def request(count):
+        media = [model.media.prepare(MediaKind.IMAGE, picture(n), bytes([n])) for n in range(count)]
+        text = "".join(f"ba {medium.text} bi " for medium in media)
+        token_ids = model.tokenizer.encode(f"{text}What is it?", adds_special=False)
+        asked = make_request(
+            f"r{count}",
+            token_ids,
+            max_tokens=50,
+            sampling=SamplingParams(temperature=float(count % 2), seed=count, logit_bias=FEW),
+            top_logprobs=2,
+        )
+        prompt = replace(asked.prompt, media=find_spans(token_ids, media))
+        return replace(asked, prompt=prompt)
+
+    return model, list(map(request, range(3)))
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_a_reply_to_pictures_is_the_same_though_it_does_not_see(
+    tiny_vision_models, networks, family
+):
+    model, requests = seeing(tiny_vision_models(family))
+    vocab = model.card.vocab_size
+    expected = Driver(model.network, vocab=vocab).run(*requests)
+    assert len({tuple(outcome.token_ids) for outcome in expected}) == 3
+    driver = driver_of(model.network, networks("llama"), vocab=vocab)
+    assert max(requests[2].prompt.token_ids) >= VOCAB
+    assert_same(driver.run(*requests), expected)
+    assert driver.session.status().accepted_tokens > 10
 
 
 def greedy(name, count, salt=0):

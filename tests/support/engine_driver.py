@@ -71,6 +71,7 @@ class Driver:
         pass_seconds: Any = None,
         learns_costs: bool = False,
         draft: Any = None,
+        vocab: int = VOCAB,
         **tuning: Any,
     ) -> None:
         from backend.cache.packing import Packing
@@ -90,7 +91,7 @@ class Driver:
             path="",
             model_type="tiny",
             context_length=4096,
-            vocab_size=VOCAB,
+            vocab_size=vocab,
             eos_token_ids=frozenset(),
             weights_bytes=0,
             supports_tools=False,
