@@ -5,6 +5,7 @@ from pathlib import Path
 
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, ModelOptions, TuningOptions
 from backend.core.model import ModelCard
+from backend.engine.network import MODEL_ERRORS, Network
 from backend.engine.passes.caches import foreseen_cache_factory
 from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
@@ -82,9 +83,10 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
     weights_bytes = model.card.weights_bytes + (draft.weights_bytes if draft else 0)
     profiles: dict[KvProfile, KvForecast] = {}
     for bits in KV_WIDTHS:
-        tuning = _with_width(options.tuning, bits)
-        factory = foreseen_cache_factory(model.network, tuning)
-        profile = replace(foresee(model.network, factory), draft=draft_profile)
+        own = _foreseen(model.network, _with_width(options.tuning, bits))
+        if own is None:
+            continue
+        profile = replace(own, draft=draft_profile)
         profiles.setdefault(profile, KvForecast(bits, profile))
     return Forecast(
         card=model.card,
@@ -95,6 +97,16 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
         budget_bytes=kv_budget_bytes(options, weights_bytes, working_set, media_bytes=media_bytes),
         caches=tuple(profiles.values()),
     )
+
+
+def _foreseen(network: Network, tuning: TuningOptions) -> KvProfile | None:
+    """Return how caches grow; nothing where the model cannot do with quantised ones."""
+    try:
+        return foresee(network, foreseen_cache_factory(network, tuning))
+    except MODEL_ERRORS:
+        if tuning.memory.kv_bits is None:
+            raise
+        return None
 
 
 def _with_width(tuning: TuningOptions, bits: int | None) -> TuningOptions:

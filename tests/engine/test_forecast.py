@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mlx
 
 FAMILIES = [
     *("llama", "llama_sliding", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2"),
-    *("granitemoehybrid", "kimi_linear", "llama4", "llama_wide"),
+    *("granitemoehybrid", "kimi_linear", "llama4", "llama_wide", "deepseek_v32"),
 ]
 
 
