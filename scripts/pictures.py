@@ -1,6 +1,7 @@
 """Draw the pictures of the documentation from the real program: `make pictures`."""
 
 import asyncio
+import os
 import re
 import shutil
 import sys
@@ -29,7 +30,7 @@ LONGEST = 3000
 # Rich's own pictures fetch a font from elsewhere.
 _FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 _POLL_S = 0.02
-PAGE_WIDTH, PAGE_HEIGHT = 1040, 1020
+PAGE_WIDTH, PAGE_HEIGHT = 1040, 1240
 
 
 def main() -> None:
@@ -45,20 +46,43 @@ async def draw() -> None:
     console = recorder()
     page = f"{LOOPBACK}:{free_port()}"
     with (
-        # A picture shows no path of the machine that drew it.
         TemporaryDirectory(prefix="models-") as directory,
-        ServerProcess.start(
-            Path(directory, "log"), command=(*server_command(), "--dashboard", page)
-        ) as server,
+        started(directory, "first", "--dashboard", page) as server,
+        started(directory, "second") as idle,
     ):
-        model = Path(shutil.copytree(MODEL_DIR, Path(directory, "demo")))
-        await server.wait_until_ready()
-        async with BackendClient(server.address) as client:
-            await client.load_model(model_options(str(model)))
+        shutil.copytree(MODEL_DIR, Path(directory, "demo"))
+        async with loaded(idle, directory), loaded(server, directory) as client:
+            while not await sharing(client):  # noqa: ASYNC110 - a snapshot has no event
+                await asyncio.sleep(_POLL_S)
             async with streaming(client):
                 console.print(dashboard(await inspect(client)))
                 await asyncio.to_thread(draw_page, f"http://{page}/")
     save(console, "status", "mlx-grpc-backend status")
+
+
+def started(directory: str, name: str, *arguments: str) -> ServerProcess:
+    """Start a server that shares the machine with those of this directory only."""
+    return ServerProcess.start(
+        Path(directory, f"{name}.log"),
+        command=(*server_command(), *arguments),
+        environment={**os.environ, "XDG_RUNTIME_DIR": directory},
+    )
+
+
+@asynccontextmanager
+async def loaded(server: ServerProcess, directory: str) -> AsyncIterator[BackendClient]:
+    """Load the demo model; no picture shows a path of the machine that drew it."""
+    await server.wait_until_ready()
+    async with BackendClient(server.address) as client:
+        options = model_options("demo")
+        options.ModelFile = str(Path(directory, "demo"))
+        await client.load_model(options)
+        yield client
+
+
+async def sharing(client: BackendClient) -> bool:
+    """Tell whether a backend knows of the other one."""
+    return len((await inspect(client)).report.machine.backends) > 1
 
 
 @asynccontextmanager

@@ -46,14 +46,18 @@ async def test_the_tree_of_the_prompt_cache_is_told_without_a_word_of_it(tiny_mo
 
 
 @pytest.mark.skipif(find_browser() is None, reason="there is no browser on this machine")
-async def test_a_browser_shows_requests_memory_and_cache_and_no_markup_of_theirs(tiny_models):
+async def test_a_browser_shows_requests_memory_and_cache_and_no_markup_of_theirs(
+    tiny_models, tmp_path
+):
     async with (
-        served(tiny_models("llama"), auth_token=SESAME) as backend,
+        served(tiny_models("llama"), auth_token=SESAME, memory_ledger=tmp_path) as backend,
         BackendClient(backend.address, SESAME) as client,
     ):
         await consume(client, raw("first", Tokens=4))
         running = asyncio.create_task(consume(client, raw(MARKUP)))
         await until(lambda: any(r.generated_tokens for r in backend.engine.status().requests))
+        await until(lambda: backend.engine.status().machine is not None)
+        (own,) = backend.engine.status().machine.backends
         with PageServer(ANY_PORT, backend.engine, SESAME) as page:
             open_door = f"{page.url}#token={SESAME}"
             shown = await asyncio.to_thread(rendered, find_browser(), open_door)
@@ -66,6 +70,10 @@ async def test_a_browser_shows_requests_memory_and_cache_and_no_markup_of_theirs
     assert '<polygon class="weights"' in shown
     assert "<td>prompt</td><td>0</td>" in shown
     assert "nothing has been drafted" in shown or "drafted tokens were right" in shown
+    assert '<section id="machine" aria-labelledby="machine-title">' in shown
+    assert " claimed by 1 backend</p>" in shown
+    assert f"<td>{own.model} (this one)</td>" in shown
+    assert '<rect class="held"' in shown
     assert '<form id="door">' in locked
     assert '<main id="view" hidden="">' in locked
     assert "llama" not in locked

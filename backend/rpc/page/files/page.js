@@ -14,6 +14,7 @@ const MEMORY_HEIGHT = 140;
 const SPAN_S = 300;
 const PHASES = ["waiting", "prefilling", "active"];
 const PARTS = ["weights", "kv_active", "prompt_cache", "media", "other", "mlx_cache"];
+const CLAIMS = ["held", "running", "cached", "spare"];
 const LONG_TURN_S = 2;
 
 const requests = new Map();
@@ -188,6 +189,56 @@ function showMemory(report, now) {
   part("parts").append(`peak ${bytes(report.memory.breakdown.mlx_peak ?? 0)}`);
 }
 
+// Machine --------------------------------------------------------------------
+
+// What a backend holds, and what of its budget is in use and is not.
+function claims(backend) {
+  const told = ["held_bytes", "reserved_bytes", "cached_bytes"].map((name) => Number(backend[name]));
+  return [...told, Math.max(Number(backend.budget_bytes) - told[1] - told[2], 0)];
+}
+
+function backendName(backend) {
+  return `${backend.model || "loading"} (${backend.is_own ? "this one" : backend.process_id})`;
+}
+
+function backendBars(backend, index, pixelsPerByte) {
+  const y = index * ROW;
+  let x = LABELS;
+  const bars = claims(backend).map((size, which) => {
+    const place = { x, width: size * pixelsPerByte, y: y + 3, height: ROW - 6 };
+    x += place.width;
+    const title = shape("title", {}, `${CLAIMS[which]} ${bytes(size)}`);
+    return shape("rect", { class: CLAIMS[which], ...place }, title);
+  });
+  const name = backendName(backend);
+  // Names that are paths differ at their ends.
+  const label = name.length > 34 ? `…${name.slice(-33)}` : name;
+  return shape("g", {}, shape("text", { x: 0, y: y + ROW - 5 }, label), ...bars);
+}
+
+function backendRow(backend) {
+  const sizes = [backend.held_bytes, backend.reserved_bytes, backend.cached_bytes, backend.budget_bytes];
+  const wanted = Number(backend.wanted_bytes) ? bytes(backend.wanted_bytes) : "";
+  return [backendName(backend), ...sizes.map(bytes), wanted, backend.is_busy ? "busy" : "idle"];
+}
+
+function showMachine({ machine }) {
+  part("machine").hidden = !machine;
+  if (!machine) return;
+  const { backends } = machine;
+  const sizes = backends.map((each) => Number(each.held_bytes) + Number(each.budget_bytes));
+  const claimed = sizes.reduce((sum, each) => sum + each, 0);
+  const noun = backends.length === 1 ? "backend" : "backends";
+  part("machine-facts").textContent =
+    `${bytes(claimed)} of ${bytes(machine.usable_bytes)} claimed by ${count(backends.length)} ${noun}`;
+  // Weights alone may be more than there is.
+  const scale = (WIDTH - LABELS) / Math.max(Number(machine.usable_bytes), ...sizes, 1);
+  const rows = backends.map((backend, index) => backendBars(backend, index, scale));
+  part("machine-bars").replaceChildren(drawing(rows.length * ROW, "memory by backend", ...rows));
+  const names = ["backend", "held", "running", "cached", "budget", "wants", "is"];
+  part("backends").replaceChildren(table(names, backends.map(backendRow)));
+}
+
 // Prompt cache ---------------------------------------------------------------
 
 function arranged(prefixes) {
@@ -328,6 +379,7 @@ async function look() {
     showState(report);
     showRequests(report, now);
     showMemory(report, now);
+    showMachine(report);
     showSpeculation(report);
     showErrors(report);
     if (looks % LOOKS_PER_CACHE_LOOK === 0) await lookAtCache();
@@ -354,6 +406,7 @@ part("door").addEventListener("submit", (event) => {
 });
 
 legend("phases", PHASES);
+legend("claims", CLAIMS);
 const given = new URLSearchParams(location.hash.slice(1)).get("token");
 if (given) {
   token = given;
