@@ -5,6 +5,7 @@ set -eu
 name=$1
 case $name in
 grpcurl) module=github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4 ;;
+promtool) module=github.com/prometheus/prometheus/cmd/promtool@v0.316.0 ;;
 crane) module=github.com/google/go-containerregistry/cmd/crane@v0.22.1 ;;
 *)
     echo "go_tool.sh: no such tool: $name" >&2
