@@ -4,7 +4,8 @@ import asyncio
 import os
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from ctypes.util import find_library
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,10 +28,13 @@ ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "sweep"
 PAGE = ROOT / "docs" / "reference" / "families.md"
 
-# Another one rounds otherwise, and tiny experts of equal chances change places.
-_SAME_BLAS = {"MLX_BACKEND_PRELOAD_BLAS": "0"}
+# Library and server have the same BLAS: another one rounds otherwise, and tiny experts of equal
+# chances change places. Families with large parts get the fast one, as `run.sh` preloads it.
+_NO_HUB = {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1"}
+_PLAIN_BLAS = {**_NO_HUB, "MLX_BACKEND_PRELOAD_BLAS": "0"}
+_FAST_BLAS = {**_NO_HUB, "LD_PRELOAD": find_library("openblas") or "", "OPENBLAS_NUM_THREADS": "1"}
 _UNSERVED = ("refused", "wrong")
-_TIMEOUT_S = 600.0
+_TIMEOUT_S, _SLOW_TIMEOUT_S = 600.0, 2400.0
 _MAX_CHARS = 200
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -46,7 +50,8 @@ class Trials:
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._references = References()
+        self._blas = _PLAIN_BLAS
+        self._references = References(self._blas)
         self._server: ServerProcess | None = None
 
     def __enter__(self) -> Self:
@@ -61,17 +66,15 @@ class Trials:
         row = Row(family.name, family.library, "")
         if family.needs is not None:
             return replace(row, text=f"not tried: {family.needs}")
+        self._change_blas(_FAST_BLAS if family.is_slow else _PLAIN_BLAS)
         directory = WORK / "models" / f"{family.library}-{family.name}"
         expected = await asyncio.to_thread(self._references.of, family, directory)
         if isinstance(expected, Verdict):
             return replace(row, text=str(expected))
-        server = self._server = self._server or ServerProcess.start(
-            self._log, environment={**os.environ, **_SAME_BLAS}
-        )
-        await server.wait_until_ready()
+        server = await self._started()
         start = self._log.stat().st_size
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(_SLOW_TIMEOUT_S if family.is_slow else _TIMEOUT_S):
                 row = await _served(row, family, directory, server.address, expected)
         except (TimeoutError, grpc.aio.AioRpcError) as error:
             self._stop()
@@ -80,6 +83,19 @@ class Trials:
             return row
         said = self._log.read_bytes()[start:].decode(errors="replace")
         return _with_facts(row, family, said)
+
+    async def _started(self) -> ServerProcess:
+        if self._server is None:
+            environment = {**os.environ, **self._blas}
+            self._server = ServerProcess.start(self._log, environment=environment)
+        await self._server.wait_until_ready()
+        return self._server
+
+    def _change_blas(self, blas: Mapping[str, str]) -> None:
+        if blas is not self._blas:
+            self._references.close()
+            self._stop()
+            self._blas, self._references = blas, References(blas)
 
     def _stop(self) -> None:
         if self._server is not None:
@@ -93,7 +109,8 @@ async def _served(
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
         stub = backend_pb2_grpc.BackendStub(channel)
         try:
-            await stub.LoadModel(pb.ModelOptions(Model=str(directory)))
+            adapters = [str(path) for path in family.adapters(directory)]
+            await stub.LoadModel(pb.ModelOptions(Model=str(directory), LoraAdapters=adapters))
         except grpc.aio.AioRpcError as error:
             told = (error.details() or "").replace(str(directory), "it")
             is_refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT

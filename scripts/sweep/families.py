@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scripts.sweep.text_check import text_reference
 from scripts.sweep.text_models import TEXT_FAMILIES, build_text_model, text_library
+from scripts.sweep.variants import VARIANTS, Variant
 from scripts.sweep.verdict import Expected
 from scripts.sweep.vision_check import vision_reference
 from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_model
@@ -15,23 +16,34 @@ from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_mode
 # A month of days covers all.
 PARTS = 20
 
-_SLOW = frozenset({"fastvlm", "gemma3n", "phi3_v"})
+_SLOW = frozenset({"deepseekocr", "deepseekocr_2", "fastvlm", "gemma3n", "phi3_v"})
 # What a processor of upstream needs and cannot be built here.
-_NEEDS = {"moondream2": "its processor needs a tokenizer of a hub, whatever the checkpoint brings"}
+_NEEDS = {
+    "plamo2vl": "its tokenizer is code that comes with a checkpoint from a hub",
+}
+# Whatever a checkpoint brings, the library takes the tokenizer from there.
+_HUB_TOKENIZERS = {"moondream2": "moondream/starmie-v1"}
 _CRASHING = frozenset({"phi3small"})
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family, and the library that its checkpoints are loaded by."""
+    """A family, or a variant of one, and the library that its checkpoints are loaded by."""
 
     name: str
     sees: bool
 
     @property
+    def variant(self) -> Variant | None:
+        """How it is quantised and adapted, if it is."""
+        return None if self.sees else VARIANTS.get(self.name)
+
+    @property
     def library(self) -> str:
         """The library that knows what it replies."""
-        return "mlx-vlm" if self.sees else text_library(self.name)
+        if self.sees:
+            return "mlx-vlm"
+        return text_library(self.variant.base if self.variant else self.name)
 
     @property
     def is_slow(self) -> bool:
@@ -44,33 +56,48 @@ class Family:
         return not self.sees and self.name in _CRASHING
 
     @property
+    def hub_tokenizer(self) -> str | None:
+        """The repository that the library takes its tokenizer from, if not from a checkpoint."""
+        return _HUB_TOKENIZERS.get(self.name) if self.sees else None
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it can be tried within a test."""
+        return not (self.is_slow or self.crashes or self.needs or self.hub_tokenizer)
+
+    @property
     def needs(self) -> str | None:
         """Why it cannot be tried without a download."""
         return _NEEDS.get(self.name) if self.sees else None
 
     def build(self, directory: Path) -> Path:
-        """Write a tiny checkpoint."""
+        """Write a tiny checkpoint, and its adapters inside."""
+        if self.variant:
+            return self.variant.build(directory)
         build = build_vision_model if self.sees else build_text_model
         return build(self.name, directory)
+
+    def adapters(self, directory: Path) -> Sequence[Path]:
+        """Return the directories of the adapters that a checkpoint is loaded with."""
+        return self.variant.adapter_paths(directory) if self.variant else []
 
     def reference(self, directory: Path) -> dict[str, Expected]:
         """Return what the library by itself replies with a checkpoint."""
         if self.sees:
             return vision_reference(directory)
-        return text_reference(directory, self.library)
+        return text_reference(directory, self.library, self.adapters(directory))
 
 
 def all_families() -> Sequence[Family]:
     """Return all, in the order of their names."""
-    text = (Family(name, sees=False) for name in TEXT_FAMILIES)
+    text = (Family(name, sees=False) for name in (*TEXT_FAMILIES, *VARIANTS))
     vision = (Family(name, sees=True) for name in (*SWEPT_VISION_FAMILIES, *_NEEDS))
     return sorted([*text, *vision], key=lambda family: (family.sees, family.name))
 
 
 def due(day: datetime.date) -> Sequence[Family]:
     """Return those to be tried on a day: a twentieth, another one every day."""
-    families = all_families()
-    quick = [f for f in families if not f.is_slow and not f.crashes and f.needs is None]
+    quick = [family for family in all_families() if family.is_quick]
     return quick[day.toordinal() % PARTS :: PARTS]
 
 

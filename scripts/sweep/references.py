@@ -1,36 +1,44 @@
 """What libraries reply by themselves, computed in a process that may crash."""
 
 import json
+import os
 import select
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from scripts.sweep.families import Family, from_json, to_json
 from scripts.sweep.verdict import Expected, Outcome, Verdict
 
 _ROOT = Path(__file__).parents[2]
-_TIMEOUT_S = 300.0
+_TIMEOUT_S, _SLOW_TIMEOUT_S = 300.0, 1200.0
 _MAX_CHARS = 200
+_REVISION = "0" * 40
 
 
 class References:
     """Asks one process after another; a family that ends it costs the next family a new one."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
     def of(self, family: Family, directory: Path) -> dict[str, Expected] | Verdict:
         """Build a family's checkpoint and return the library's replies, or why there are none."""
-        process = self._process = self._process or _start()
+        process = self._process = self._process or _start(self._environment)
         question, reply = process.stdin, process.stdout
         if question is None or reply is None:
             raise RuntimeError("the process has no pipes")
         question.write(json.dumps([family.name, family.sees, str(directory)]) + "\n")
         question.flush()
-        if not select.select([reply], [], [], _TIMEOUT_S)[0]:
+        limit = _SLOW_TIMEOUT_S if family.is_slow else _TIMEOUT_S
+        if not select.select([reply], [], [], limit)[0]:
             self.close()
-            return Verdict(Outcome.CANNOT_RUN, f"{family.library} takes more than 5 minutes")
+            return Verdict(
+                Outcome.CANNOT_RUN, f"{family.library} takes more than {limit / 60:.0f} minutes"
+            )
         line = reply.readline()
         if not line:
             code = process.wait()
@@ -49,15 +57,34 @@ class References:
         self._process = None
 
 
-def _start() -> "subprocess.Popen[str]":
+def _start(environment: Mapping[str, str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "scripts.sweep.references"],
         cwd=_ROOT,
+        env={**os.environ, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
+
+
+def offer(directory: Path, repository: str) -> None:
+    """Put a checkpoint's tokenizer into the hub's cache, as if it were that of a repository."""
+    cache = Path(os.environ["HF_HOME"], "hub", f"models--{repository.replace('/', '--')}")
+    snapshot = cache / "snapshots" / _REVISION
+    snapshot.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(directory / name, snapshot)
+    (cache / "refs").mkdir(exist_ok=True)
+    (cache / "refs" / "main").write_text(_REVISION, encoding="utf-8")
+
+
+def _replies(family: Family, directory: Path) -> dict[str, Expected]:
+    family.build(directory)
+    if family.hub_tokenizer:
+        offer(directory, family.hub_tokenizer)
+    return family.reference(directory)
 
 
 def answer() -> None:
@@ -67,8 +94,7 @@ def answer() -> None:
     for line in sys.stdin:
         name, sees, directory = json.loads(line)
         try:
-            family = Family(name, sees=sees)
-            replies = to_json(family.reference(family.build(Path(directory))))
+            replies = to_json(_replies(Family(name, sees=sees), Path(directory)))
             failure = None
         # Upstream's models raise anything, and some exit where a package is missing.
         except (Exception, SystemExit) as error:  # noqa: BLE001

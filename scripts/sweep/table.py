@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
+from scripts.sweep.variants import VARIANTS
+
 HEADER = """# Families
 
 Written by `make sweep`: edits are lost. Every family is tried as a tiny model with random weights,
@@ -22,6 +24,13 @@ _FURTHER = (
     "Model types that a library knows and the sweep has not tried; among them are other names of "
     "the above, parts of other models, and models that generate no text, which are refused at load."
 )
+_VARIANTS = """## Quantised and adapted
+
+The same for models that mlx-lm has quantised, and for adapters in its format with random weights.
+*mixed* has layers of 4 and 8 bits, and of none. Of several adapters all but the last are fused into
+the weights, there as here.
+
+"""
 _BAR = re.compile(r" (?<!\\)\| ")
 _COLUMNS = ("family", "library", "text", "pictures", "sounds", "videos", "batched", "prompt cache")
 
@@ -47,21 +56,33 @@ def page(rows: Sequence[Row], further: Sequence[str]) -> str:
         rows: Of the families that were tried.
         further: Names of model types that the libraries know besides, and that were not tried.
     """
-    counts = Counter(row.text.partition(":")[0] for row in rows)
-    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    families = [row for row in rows if row.family not in VARIANTS]
+    variants = [row for row in rows if row.family in VARIANTS]
     libraries = f"mlx-lm {version('mlx-lm')} and mlx-vlm {version('mlx-vlm')}"
-    table = [_line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
-    table += [_line(list(asdict(row).values())) for row in rows]
-    lines = [f"{len(rows)} families with {libraries}; text: {told}.", "", *table]
+    parts = [HEADER + _part(f"families with {libraries}", families)]
+    if variants:
+        parts.append(_VARIANTS + _part("models", variants))
     if further:
-        lines += ["", _FURTHER, "", ", ".join(f"`{name}`" for name in further) + "."]
-    return HEADER + "\n".join(lines) + "\n"
+        parts += [_FURTHER, ", ".join(f"`{name}`" for name in further) + "."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _part(name: str, rows: Sequence[Row]) -> str:
+    """Return a table, and what is to be said above it."""
+    counts = Counter(row.text.partition(":")[0] for row in rows)
+    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    lines = [_line(list(asdict(row).values())) for row in rows]
+    return "\n".join([f"{len(rows)} {name}; text: {told}.", "", *_head(), *lines])
 
 
 def rows_of(text: str) -> list[Row]:
     """Return the rows of a page; the reverse of `page`."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [Row(*_cells(line)) for line in lines[2:]]
+    return [Row(*_cells(line)) for line in lines if line not in _head()]
+
+
+def _head() -> list[str]:
+    return [_line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
 
 
 def _cells(line: str) -> list[str]:

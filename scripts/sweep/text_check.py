@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from backend.model.checkpoint.upstream import HfTokenizer, import_mlx_lm
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from scripts.sweep.variants import adapted
 from scripts.sweep.verdict import Expected, Outcome, Verdict, worst
 
 # Tokens with the log-probabilities that they were drawn from.
@@ -39,9 +40,12 @@ def prompts() -> Mapping[str, str]:
     return texts
 
 
-def text_reference(directory: Path, library: str) -> dict[str, Expected]:
-    """Return what a library by itself replies to each prompt, and to a second turn."""
-    steps, tokenizer = _from_mlx_vlm(directory) if library == "mlx-vlm" else _from_mlx_lm(directory)
+def text_reference(
+    directory: Path, library: str, adapters: Sequence[Path] = ()
+) -> dict[str, Expected]:
+    """Return what a library replies to each prompt, and a second turn; mlx-lm with adapters."""
+    is_lm = library == "mlx-lm"
+    steps, tokenizer = _from_mlx_lm(directory, adapters) if is_lm else _from_mlx_vlm(directory)
     texts = dict(prompts())
     replies = {name: _generated(steps(tokenizer.encode(text))) for name, text in texts.items()}
     middle = texts["middle"] + tokenizer.decode(list(replies["middle"].tokens)) + _NEXT_TURN
@@ -50,8 +54,9 @@ def text_reference(directory: Path, library: str) -> dict[str, Expected]:
     return {**replies, _IN_PIECES: _generated(pieces)}
 
 
-def _from_mlx_lm(directory: Path) -> tuple[Generate, HfTokenizer]:
+def _from_mlx_lm(directory: Path, adapters: Sequence[Path]) -> tuple[Generate, HfTokenizer]:
     network, _ = import_mlx_lm().load_model(directory)
+    network = adapted(network, adapters)
     from mlx_lm.generate import generate_step
 
     # Without a look into config.json, where transformers refuses what it does not know.

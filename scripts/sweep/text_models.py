@@ -49,15 +49,19 @@ def text_config(family: str) -> dict[str, Any]:
 
 
 def build_text_model(
-    family: str, directory: Path, *, dtype: str = "float32", seed: int = 0
+    family: str,
+    directory: Path,
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    changes: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model of a family, a key of `TEXT_FAMILIES`, and return its directory.
+    """Write a model of a family, with changes of its config.json, and return its directory.
 
-    Each character of a text is a token, and replies hold printable characters only, so that text
-    and tokens can be compared.
+    A character is a token, and replies are printable: text and tokens can be compared.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    config = text_config(family)
+    config = {**text_config(family), **(changes or {})}
     config["eos_token_id"] = _write_tokenizer(directory, family)
     weights = _draw(family, text_network(config, text_library(family)), getattr(mx, dtype), seed)
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
