@@ -55,6 +55,7 @@ from backend.model.loaded import RunnableModel
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
+from backend.model.vision.foreign_tokenizer import require_own_tokenizer
 from backend.model.vision.media_support import MediaSupport, find_media_support
 from backend.model.vision.towers import has_towers, load_from_mlx_vlm, load_processor
 from backend.model.vision.vision_network import NotEmbeddableError, VisionNetwork
@@ -181,6 +182,7 @@ def _lazy_model(
     )
     if not isinstance(network, VisionNetwork):
         return RunnableModel(tokenizer, template, card, network)
+    require_own_tokenizer(options, directory, config["model_type"], tokenizer)
     media = _media_support(options, directory, tokenizer, template, network)
     card = replace(card, refused_media=media.refused)
     return RunnableModel(tokenizer, template, card, network, media=media.processor)

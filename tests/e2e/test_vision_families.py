@@ -1,5 +1,7 @@
 """Families whose pictures reach the text in a way of their own: equal to mlx-vlm, or refused."""
 
+from dataclasses import replace
+
 import grpc
 import mlx.core as mx
 import numpy as np
@@ -9,7 +11,8 @@ from vision import Reference, parts, picture, shown, token_ids, wav
 
 from scripts.sweep.verdict import Outcome
 from scripts.sweep.vision_check import check_vision, vision_reference
-from scripts.sweep.vision_models import build_vision_model
+from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_model
+from scripts.tiny_vision import build_shape
 
 pytestmark = pytest.mark.mlx
 
@@ -90,6 +93,28 @@ async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
     theirs = reference.tokens([SYSTEM, user("Text, be bi bo.")], COUNT)
     assert len(theirs) > 1
     assert token_ids(*reply.replies)[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (
+            replace(SWEPT_VISION_FAMILIES["deepseek_vl_v2"], bos_token=None),
+            "needs a token that tokenizer_config.json does not name: there is no bos_token",
+        ),
+        (SWEPT_VISION_FAMILIES["llava_bunny"], "what stands for it is no token"),
+    ],
+    ids=["deepseek_vl_v2", "llava_bunny"],
+)
+async def test_a_refusal_says_what_is_missing_and_not_that_it_is_a_nonetype(
+    tmp_path, shape, reason
+):
+    async with served(build_shape(shape, tmp_path)) as backend:
+        code, details = await code_of(stream(backend.stub, ask("What is it?", [picture(1)])))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Images[0]: image input of this model is not served" in details
+    assert reason in details
+    assert "NoneType" not in details
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
 
@@ -24,6 +25,9 @@ DEFAULT_FPS = 2.0
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
 _NOTHING = "gives the model nothing of it but tokens"
+_NAMED = ("bos_token", "eos_token", "pad_token")
+# In the place of an id that only the network knows, and that is below 0 in all that have one.
+_NO_TOKEN = -1
 _TOKEN_INPUTS = ("input_ids", *_PER_TOKEN)
 
 # What upstream's processors return.
@@ -174,11 +178,8 @@ class MediaProcessor:
         Raises:
             ProcessorError: The processor refuses it.
         """
-        with self._lock:
-            try:
-                inputs = self._process(kind, content)
-            except PROCESSOR_FAILURES as error:
-                raise ProcessorError(" ".join(str(error).split())) from error
+        with self._lock, self._failures_told():
+            inputs = self._process(kind, content)
         return self._described(kind, digest, inputs)
 
     def prepare_whole(
@@ -194,11 +195,27 @@ class MediaProcessor:
         Raises:
             ProcessorError: The processor refuses it.
         """
-        with self._lock:
-            try:
-                return _read(self._processor, text, _arguments(kind, contents))
-            except PROCESSOR_FAILURES as error:
-                raise ProcessorError(" ".join(str(error).split())) from error
+        with self._lock, self._failures_told():
+            return _read(self._processor, text, _arguments(kind, contents))
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
+        except PROCESSOR_FAILURES as error:
+            raise ProcessorError(self._told(error)) from error
+
+    def _told(self, error: Exception) -> str:
+        """Return what a processor says, or which of the values that it may want are missing."""
+        told = " ".join(str(error).split())
+        if "NoneType" not in told:
+            return told
+        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        missing = [name for name in _NAMED if getattr(tokenizer, name, None) is None]
+        if not missing:
+            return f"needs a setting that the checkpoint's files do not have ({told})"
+        named = " and no ".join(missing)
+        return f"needs a token that tokenizer_config.json does not name: there is no {named}"
 
     def _process(self, kind: MediaKind, content: Content) -> dict[str, np.ndarray]:
         """Run the processor over one medium, as if it were all of a prompt."""
@@ -252,7 +269,7 @@ def _read(processor: HfProcessor, text: str, media: Mapping[str, Any]) -> dict[s
     """Return all that a processor makes of a prompt and has something in it."""
     from mlx_vlm.utils import prepare_inputs
 
-    inputs = prepare_inputs(processor, prompts=text, **media)
+    inputs = prepare_inputs(processor, prompts=text, image_token_index=_NO_TOKEN, **media)
     inputs.pop("attention_mask", None)
     # Upstream makes arrays of MLX, whatever it is asked for: they end in this thread.
     arrays = {name: _as_numpy(value) for name, value in inputs.items() if value is not None}

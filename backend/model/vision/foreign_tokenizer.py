@@ -1,0 +1,46 @@
+"""Families whose checkpoints hold a tokenizer that is not the model's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from backend.config import ModelOptions
+from backend.errors import UnsupportedModelError
+from backend.model.text.tokenizer import Tokenizer
+from backend.model.vision.media_processor import HfProcessor
+from backend.model.vision.towers import load_processor
+
+# Where mlx-vlm takes the tokenizer of a family from, by model type.
+_ELSEWHERE: Mapping[str, str] = dict.fromkeys(("moondream1", "moondream2"), "moondream/starmie-v1")
+_PROBE = "The quick brown fox, 1234567890 times: naïve? def f(x): return x**2\n"
+
+
+def require_own_tokenizer(
+    options: ModelOptions, directory: Path, model_type: str, tokenizer: Tokenizer
+) -> None:
+    """Check that a checkpoint's tokenizer is the one that its model was trained with.
+
+    Raises:
+        UnsupportedModelError: It is not, or cannot be compared; says what to do.
+    """
+    repository = _ELSEWHERE.get(model_type)
+    if repository is None:
+        return
+    if fault := _fault(load_processor(options, directory), repository, tokenizer):
+        raise UnsupportedModelError(
+            f"{directory} is of the model type {model_type!r}, whose tokenizer is {repository}: "
+            f"{fault}"
+        )
+
+
+def _fault(processor: HfProcessor, repository: str, tokenizer: Tokenizer) -> str | None:
+    # Where it cannot be had, upstream goes on with the checkpoint's, and without its own class.
+    theirs = getattr(processor, "tokenizer", None)
+    if theirs is None:
+        return (
+            "it cannot be had, to compare that of the checkpoint with it: allow the download, or "
+            "put it into the cache of Hugging Face"
+        )
+    ours = tokenizer.encode(_PROBE, adds_special=False)
+    if theirs.encode(_PROBE, add_special_tokens=False) == ours:
+        return None
+    return f"put the tokenizer files of {repository} in the place of the checkpoint's, another one"
