@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
-	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak fuzz proto wheel docs pictures package image clean
+	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak fuzz proto wheel docs pictures plots package image clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -70,6 +70,13 @@ docs: $(STAMP) ## Build the documentation into build/site; a link that leads now
 
 pictures: install ## Draw the pictures of the documentation from the real program
 	$(PYTHON) -m scripts.pictures
+
+PLOTS_FLAGS ?= --quick
+PLOTTED := streams ragged prompt_cache speculation
+
+plots: install ## Measure what the plots of the documentation show, and draw them; PLOTS_FLAGS= measures more
+	$(PYTHON) -m benchmarks --json $(PLOTS_FLAGS) $(addprefix --only ,$(PLOTTED)) > build/plots.json
+	$(PYTHON) -m scripts.plots build/plots.json
 
 check: $(STAMP) ## Lint, format, types, import contracts
 	$(VENV)/bin/ruff check .

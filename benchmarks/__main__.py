@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -17,11 +18,12 @@ from benchmarks import (
     speculation,
     startup,
     storm,
+    streams,
     structure,
 )
 from benchmarks.figure import Figure, Settings
 from benchmarks.models import ensure_built
-from benchmarks.report import machine, print_table
+from benchmarks.report import load, machine, print_table
 
 FULL = Settings(runs=5, is_quick=False)
 QUICK = Settings(runs=3, is_quick=True)
@@ -29,6 +31,7 @@ QUICK = Settings(runs=3, is_quick=True)
 BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "startup": startup.measure,
     "decode": decode.measure,
+    "streams": streams.measure,
     "prefill": prefill.measure,
     "prompt_cache": prompt_cache.measure,
     "ragged": ragged.measure,
@@ -53,7 +56,8 @@ def main(*, as_json: bool, quick: bool, only: tuple[str, ...]) -> None:
     seconds = round(time.monotonic() - started)
     if as_json:
         report = {
-            "machine": before,
+            "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+            "machine": {**before, "load_after": f"{load()} at the end"},
             "seconds": seconds,
             "figures": [figure.as_json() for figure in figures],
         }

@@ -26,11 +26,11 @@ MIXED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows with these samplings, and what they should reach of raw mlx-lm."""
+    """Rows with these samplings, and what they should reach of raw mlx-lm, if anything."""
 
     name: str
     samplings: tuple[Sampling, ...]
-    target: Target
+    target: Target | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,14 @@ async def measure(settings: Settings) -> list[Figure]:
             environment = environment_of(server.process.pid)
             with Baseline(subject.model, environment) as baseline:
                 for case in subject.cases:
-                    figures += await _measure(settings, subject, case, server, baseline)
+                    figures += await measure_case(settings, subject, case, server, baseline)
     return figures
 
 
-async def _measure(
+async def measure_case(
     settings: Settings, subject: Subject, case: Case, server: Served, baseline: Baseline
 ) -> list[Figure]:
+    """Compare the speed of a case through the socket with that of raw mlx-lm, run by run."""
     raw, ours = [], []
     for run in range(settings.runs * subject.run_factor + 1):
         workload = await _workload(server, case, subject.new_tokens, run)
@@ -99,7 +100,7 @@ async def _workload(server: Served, case: Case, new_tokens: int, run: int) -> Wo
 
 
 def _figures(
-    name: str, target: Target, raw: Sequence[Speed], ours: Sequence[Speed]
+    name: str, target: Target | None, raw: Sequence[Speed], ours: Sequence[Speed]
 ) -> list[Figure]:
     whole = [(one.whole, other.whole) for one, other in zip(raw, ours, strict=True)]
     decode = [(one.decode, other.decode) for one, other in zip(raw, ours, strict=True)]

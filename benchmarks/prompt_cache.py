@@ -15,7 +15,7 @@ from benchmarks.served import Served, served
 TAIL_TOKENS = 50
 COLD_TOKENS = 10_000  # a long prompt is computed once, short ones more often
 WARM_RUNS = 3
-FULL_SIZES, QUICK_SIZES = (1000, 4000, 16_000), (1000, 4000)
+FULL_SIZES, QUICK_SIZES = (1000, 4000, 16_000), (1000, 2000, 4000, 8000)
 TARGETS = {16_000: at_least(20)}
 
 

@@ -1,5 +1,6 @@
 """The report of a run: one table, and the machine that it was measured on."""
 
+import datetime
 import os
 import platform
 import sys
@@ -14,12 +15,18 @@ from benchmarks.figure import Figure
 PLAIN_WIDTH = 140
 
 
+def load() -> str:
+    """Return how many processes have wanted a core of late."""
+    return f"{os.getloadavg()[0]:.1f}"
+
+
 def machine() -> dict[str, str]:
     """Return what figures of this machine depend on."""
     return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": f"{os.cpu_count()} cores",
-        "load": f"load {os.getloadavg()[0]:.1f}",
+        "load": f"load {load()}",
         "python": f"Python {platform.python_version()}",
         **{name: f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "grpcio")},
     }

@@ -39,10 +39,20 @@ def main() -> None:
 
 
 async def draw() -> None:
-    """Run the demo, then a server with a few streams, and draw what a user sees."""
+    """Draw what a user sees."""
+    await draw_demo()
+    await draw_views()
+
+
+async def draw_demo() -> None:
+    """Draw the demo."""
     console = recorder()
     await run_demo(console)
     save(console, "demo", "mlx-grpc-backend demo")
+
+
+async def draw_views() -> None:
+    """Draw a server with a few streams and another one beside it."""
     console = recorder()
     page = f"{LOOPBACK}:{free_port()}"
     with (

@@ -1,0 +1,56 @@
+"""The plots of the documentation show what stands in the report that lies beside them."""
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from scripts.plots import PICTURES, PLOTS, REPORTS, caption, draw, matched, report_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "performance.md"
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return json.loads(REPORTS.read_text(encoding="utf-8"))
+
+
+def texts(path):
+    found = re.findall(r"<(text|tspan)\b[^>]*>([^<]+)</", path.read_text(encoding="utf-8"))
+    return [unescape(text).strip() for _, text in found]
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_plot_is_drawn_from_the_report_and_says_how_it_was_measured(reports, name, tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn = texts(draw(reports, name, tmp_path))
+    assert drawn == texts(PICTURES / f"{name}.svg")
+    report = report_of(reports, PLOTS[name].benchmark)
+    assert set(caption(report, PLOTS[name].benchmark).splitlines()) <= set(drawn)
+    assert PLOTS[name].title in drawn
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_the_page_shows_a_plot_with_the_command_that_made_it(reports, name):
+    report = report_of(reports, PLOTS[name].benchmark)
+    page = PAGE.read_text(encoding="utf-8")
+    below = page.partition(f"](../pictures/{name}.svg)")[2].split("![")[0]
+    assert f"`{caption(report, PLOTS[name].benchmark).rpartition(' · ')[2]}`" in below
+    assert report["machine"]["date"] in page
+
+
+def test_a_report_without_what_a_plot_shows_is_refused(reports):
+    with pytest.raises(ValueError, match="no report is of storm"):
+        report_of(reports, "storm")
+    with pytest.raises(ValueError, match="the report has no figure like"):
+        matched(reports[0]["figures"], "no such figure")
+
+
+def test_reports_are_those_of_make_bench(reports):
+    for report in reports:
+        assert re.match(r"python -m benchmarks --json( |$)", report["command"])
+    for figure in (figure for report in reports for figure in report["figures"]):
+        assert figure["samples"]
+        assert min(figure["samples"]) <= figure["median"] <= max(figure["samples"])
