@@ -84,7 +84,7 @@ class Family:
     def reference(self, directory: Path) -> dict[str, Expected]:
         """Return what the library by itself replies with a checkpoint."""
         if self.sees:
-            return vision_reference(directory)
+            return vision_reference(directory, briefly=self.is_slow)
         return text_reference(directory, self.library, self.adapters(directory))
 
 
