@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
-	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak fuzz proto wheel docs pictures plots package image clean
+	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak speculation-equality fuzz proto wheel docs pictures plots package image clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -99,6 +99,9 @@ sweep: install ## Try every family of both libraries, tiny, and write docs/refer
 
 soak: install ## Ten minutes of 32 clients of every kind that leave, time out and lie; SOAK_FLAGS='--kill-every 5 --replace-every 10 --small-disk'
 	$(PYTHON) -m benchmarks.soak $(SOAK_FLAGS)
+
+speculation-equality: install ## Compare 100,000 tokens with drafts and without, in 15 families; EQUALITY_FLAGS='--tokens 5000 --only llama'
+	$(PYTHON) -m benchmarks.equality $(EQUALITY_FLAGS)
 
 fuzz: $(STAMP) ## Fuzz every field of every RPC for some minutes
 	$(PYTHON) -m pytest -q tests/fuzz --hypothesis-profile=long
