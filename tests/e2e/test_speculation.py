@@ -75,7 +75,7 @@ async def test_it_can_be_switched_off_for_a_model():
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("speculation:fast", "must be one of auto, lookup, draft, off, not fast"),
+        ("speculation:fast", "must be one of auto, lookup, draft, mtp, off, not fast"),
         ("max_draft_tokens:0", "must be between 1 and 64, not 0"),
         ("max_draft_tokens:many", "max_draft_tokens"),
     ],

@@ -5,18 +5,16 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from drafting import FEW, FREE, Cycle, assert_same, requests_of, samplings
-from engine_driver import VOCAB, Driver, FixedCosts, make_request, prompt_of, room_for
+from drafting import FEW, FREE, Cycle, Free, assert_same, model_of, requests_of, samplings
+from engine_driver import VOCAB, Driver, make_request, prompt_of, room_for
 from vision import picture
 from wrapped_network import WrappedNetwork
 
 from backend.config import ModelOptions
 from backend.core.media import MediaKind
-from backend.core.model import ModelCard
 from backend.core.request import SamplingParams
 from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
 from backend.errors import UnsupportedModelError
-from backend.model.loaded import RunnableModel
 from backend.model.loader import load
 from backend.model.vision.media_spans import find_spans
 
@@ -25,33 +23,11 @@ pytestmark = pytest.mark.mlx
 FAMILIES = ("llama", "gemma3_text", "deepseek_v3", "gpt_oss", "qwen3_5", "mamba2")
 
 
-class Free(FixedCosts):
-    """Passes that cost nothing: whatever is likely to be right is drafted."""
-
-    def of(self, _rows, _width):
-        return 0.0
-
-
 class FreeDraft(LoadedDraft):
     def batch(self, vocab_size):
         batch = super().batch(vocab_size)
         batch.costs = Free(FREE)
         return batch
-
-
-def model_of(network, vocab=VOCAB):
-    card = ModelCard(
-        name="draft",
-        path="/models/draft",
-        model_type="tiny",
-        context_length=4096,
-        vocab_size=vocab,
-        eos_token_ids=frozenset(),
-        weights_bytes=0,
-        supports_tools=False,
-        supports_thinking=False,
-    )
-    return RunnableModel(tokenizer=None, template=None, card=card, network=network)
 
 
 _LOOKS = {}

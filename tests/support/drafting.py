@@ -4,14 +4,39 @@ import random
 from dataclasses import replace
 
 import pytest
-from engine_driver import make_request, prompt_of
+from engine_driver import VOCAB, FixedCosts, make_request, prompt_of
 
+from backend.core.model import ModelCard
 from backend.core.request import SamplingParams
+from backend.model.loaded import RunnableModel
 
 # Passes of any width cost the same: whatever may be right is drafted.
 FREE = {1: 1.0, 64: 1.0}
 # Replies of so few tokens repeat themselves: many drafts are right, and many nearly are.
 FEW = dict.fromkeys((5, 9), 60.0)
+
+
+class Free(FixedCosts):
+    """Passes that cost nothing: whatever is likely to be right is drafted."""
+
+    def of(self, _rows, _width):
+        return 0.0
+
+
+def model_of(network, vocab=VOCAB):
+    """Return a network as a loaded model."""
+    card = ModelCard(
+        name="draft",
+        path="/models/draft",
+        model_type="tiny",
+        context_length=4096,
+        vocab_size=vocab,
+        eos_token_ids=frozenset(),
+        weights_bytes=0,
+        supports_tools=False,
+        supports_thinking=False,
+    )
+    return RunnableModel(tokenizer=None, template=None, card=card, network=network)
 
 
 def samplings(seed):

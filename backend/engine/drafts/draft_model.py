@@ -29,6 +29,9 @@ class DraftModel(Protocol):
     def follow(self, rows: Sequence[Row]) -> None:
         """Forget all other rows."""
 
+    def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        """Take notice of a pass of the model, of which each row keeps `count` tokens."""
+
     def unread(self, row: Row) -> int:
         """Return how many tokens of a row it lacks, but for the latest."""
 

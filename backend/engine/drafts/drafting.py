@@ -18,6 +18,7 @@ SOURCES: Mapping[str, Sequence[Source]] = {
     "auto": tuple(Source),
     "lookup": (Source.MATCH, Source.LONG_MATCH),
     "draft": (Source.MODEL,),
+    "mtp": (Source.MODEL,),
     "off": (),
 }
 """Which sources draft, by the option `speculation`."""
@@ -106,6 +107,16 @@ class Drafting:
         }
         if self._source is not None:
             self._source.model.follow(list(self._drafters))
+
+    def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        """Take notice of a pass of the model that was dispatched.
+
+        Args:
+            rows: Of the pass; what they keep of it counts as fed.
+            counts: How many of its tokens each keeps.
+        """
+        if self._source is not None:
+            self._source.model.see(rows, counts)
 
     @property
     def may_draft(self) -> bool:

@@ -125,9 +125,11 @@ class Batch:
             meanwhile()
             mx.async_eval(*self._flight.drawn.arrays)
             landed(_landed(before))
-        if waits and self._drafting is not None:
-            # It lasted as long as the pass that was in flight.
-            self._drafting.observe(len(self._rows), 1, perf_counter() - started)
+        if self._drafting is not None:
+            self._drafting.see(self._rows, [1] * len(self._rows))
+            if waits:
+                # It lasted as long as the pass that was in flight.
+                self._drafting.observe(len(self._rows), 1, perf_counter() - started)
 
     def _verify(
         self,
@@ -153,6 +155,7 @@ class Batch:
         drafting.learn(attempt.accepted)
         self._caches.keep(attempt.kept)
         self._draws.keep(attempt.kept)
+        drafting.see(self._rows, attempt.kept)
         latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
         drafting.observe(len(self._rows), attempt.width, perf_counter() - started)

@@ -77,10 +77,17 @@ class DraftBatch:
             self._settle()
             self._regroup([row for row in self._rows if row in kept])
 
+    def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        """Take no notice: it reads tokens only."""
+
     def unread(self, row: Row) -> int:
         """Return how many tokens of a row it lacks, but for the latest."""
         self._settle()
-        return len(row.token_ids) - 1 - self._read.get(row, 0)
+        return len(row.token_ids) - 1 - self._first(row)
+
+    def _first(self, row: Row) -> int:
+        """Return the place of the next token of a row that is to be read."""
+        return self._read.get(row, 0)
 
     def read(self, row: Row, count: int) -> None:
         """Read the next `count` tokens of a row, at most those it lacks; computed on return."""
@@ -88,8 +95,9 @@ class DraftBatch:
         started = perf_counter()
         self._part([row])
         caches = self._apart.get(row) or self._fresh_caches()
-        first = self._read.get(row, 0)
+        first = self._first(row)
         tokens = self._known(row.token_ids[first : first + count])
+        self._prepare([row], [first], [count])
         self._network(mx.array([tokens]), cache=caches)
         mx.eval([cache.state for cache in caches])
         self._apart[row], self._read[row] = caches, first + count
@@ -101,7 +109,8 @@ class DraftBatch:
         self._part([row for row in self._rows if self.unread(row) > _MOST_UNREAD_TOKENS])
         self._regroup(self._rows, [row for row in rows if row not in self._rows])
         started = perf_counter()
-        unread = [row.token_ids[self._read.get(row, 0) :] for row in self._rows]
+        self._read |= {row: self._first(row) for row in self._rows}
+        unread = [row.token_ids[self._read[row] :] for row in self._rows]
         self._ahead = [list(tokens) for tokens in unread]
         drafts = self._drafted(unread, depth)
         for ahead, draft in zip(self._ahead, drafts, strict=True):
@@ -114,21 +123,33 @@ class DraftBatch:
         """Feed the rows what they lack, then each draft; all passes are computed as one."""
         adjuster = LogitsAdjuster(list(map(_history, self._rows)), self._vocab_size)
         counts = list(map(len, unread))
+        self._prepare(self._rows, [self._read[row] for row in self._rows], counts)
         logits = self._caches.forward(self._network, mx.array(self._padded(unread)), counts)
         self._caches.keep(counts)
-        logits = logits[mx.arange(len(counts)), mx.array(counts) - 1]
+        logits = self._latest(logits, counts)
         tokens = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         drafts: list[mx.array] = []
         for place in range(depth):
             if place:
-                fed = mx.where(tokens < self._own_vocab_size, tokens, _UNKNOWN)
-                logits = self._caches.forward(self._network, fed[:, None])[:, -1]
+                logits = self._next_logits(tokens)
             adjusted = adjuster.adjust(self._fitted(logits.astype(mx.float32)), tokens)
             positions = [row.drawn + place for row in self._rows]
             tokens = self._current_sampler().draw(adjusted, positions)
             drafts.append(tokens)
         found: list[list[int]] = mx.stack(drafts, axis=1).tolist()
         return found
+
+    def _prepare(self, rows: Sequence[Row], firsts: Sequence[int], counts: Sequence[int]) -> None:
+        """Get ready to read `count` tokens of each row from `first` on."""
+
+    def _latest(self, logits: mx.array, counts: Sequence[int]) -> mx.array:
+        """Return the logits [B, V] after the last of the `count` tokens of each row."""
+        return logits[mx.arange(len(counts)), mx.array(counts) - 1]
+
+    def _next_logits(self, tokens: mx.array) -> mx.array:
+        """Feed each row its latest draft [B], and return the logits [B, V]."""
+        fed = mx.where(tokens < self._own_vocab_size, tokens, _UNKNOWN)
+        return self._caches.forward(self._network, fed[:, None])[:, -1]
 
     def _settle(self) -> None:
         """Go back to the last token of each row that turned out to be its own."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from backend.cache.layers import cache_bytes
 from backend.cache.token_key import TokenKey
@@ -41,6 +41,7 @@ class Row:
         is_system_pinned: Whether its system prompt was marked there.
         drafted: Tokens that were drafted for it.
         accepted: Those of them that it drew itself.
+        states: The hidden states of its latest tokens, where an MTP head reads them.
     """
 
     request: GenerationRequest
@@ -66,6 +67,7 @@ class Row:
     is_system_pinned: bool = False
     drafted: int = 0
     accepted: int = 0
+    states: Any = None
     _places: tuple[int, ...] = field(default=(), init=False, repr=False)
     _matcher: ReplyMatcher | None = field(default=None, init=False, repr=False)
     _prompt_key: TokenKey | None = field(default=None, init=False, repr=False)

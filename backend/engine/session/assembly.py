@@ -29,7 +29,8 @@ from backend.engine.session.decoder_session import DecoderSession
 from backend.engine.session.encoder_session import EncoderSession
 from backend.engine.session.session import Outlets, Session
 from backend.engine.trials.batch_check import batch_plan
-from backend.engine.trials.draft_model import LoadedDraft, load_draft
+from backend.engine.trials.draft_model import LoadedDraft
+from backend.engine.trials.drafter import load_draft
 from backend.engine.trials.kv_profile import measure
 from backend.engine.trials.media_check import media_faults, text_fault
 from backend.engine.trials.self_check import (

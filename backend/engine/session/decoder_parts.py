@@ -109,13 +109,14 @@ def make_parts(
     requests = OpenRequests(scheduler, memory, prefixes, publisher)
     feeder = make_feeder(model.network, fresh_caches)
     counters = Counters()
-    batch = new_batch(_make_drafting(model, fresh_caches.plan, tuning, counters, draft))
+    drafting = _make_drafting(model, fresh_caches.plan, tuning, counters, draft)
+    batch = new_batch(drafting)
     background = BackgroundJobs(tuning.scheduling.prefill_chunk, tuning.scheduling.side_share)
     pacer = _make_pacer(tuning)
     isolation = Isolation(feeder, new_batch)
     recovery = Recovery(requests, scheduler, memory, batch, isolation, publisher)
     recovery.note_pass = outlets.note_pass
-    prefilling = Prefilling(feeder, prefixes, pacer, counters, fresh_caches.plan)
+    prefilling = Prefilling(feeder, prefixes, pacer, counters, fresh_caches.plan, drafting)
     delivery = Delivery(requests, prefixes, publisher, counters)
     decoding = Decoding(batch, scheduler, memory, requests, recovery, delivery)
     return DecoderParts(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from backend.cache.windows import trim_windows
+from backend.engine.drafts.drafting import Drafting
 from backend.engine.kv.batch_caches import BatchPlan
 from backend.engine.passes.feeder import Feeder
 from backend.engine.passes.media_memo import MediaMemo
@@ -26,6 +27,7 @@ class Prefilling:
         pacer: PrefillPacer,
         counters: Counters,
         plan: BatchPlan,
+        drafting: Drafting | None = None,
     ) -> None:
         """Take the parts that a chunk passes through.
 
@@ -35,12 +37,14 @@ class Prefilling:
             pacer: Learns how long chunks take.
             counters: Count the tokens.
             plan: Says whether several prompts may be fed in one pass.
+            drafting: Takes notice of the ends of prompts.
         """
         self._feeder = feeder
         self._plan = plan
         self._prefixes = prefixes
         self._pacer = pacer
         self._counters = counters
+        self._drafting = drafting
 
     @property
     def media(self) -> MediaMemo | None:
@@ -73,10 +77,14 @@ class Prefilling:
             rows: As `choose` returned them.
             limit: Of the chunk.
         """
+        before = [row.fed for row in rows]
         if len(rows) > 1:
             self._feed_together(rows)
         else:
             self._feed(rows[0], limit)
+        if self._drafting is not None and not rows[0].prefill_left:
+            counts = [row.fed - fed for row, fed in zip(rows, before, strict=True)]
+            self._drafting.see(rows, counts)
 
     def _restore(self, row: Row) -> None:
         self._prefixes.restore(row)

@@ -1,6 +1,5 @@
 """Load a draft model beside the model that it drafts for, and find out if it can."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from backend.engine.trials.batch_check import batch_plan
 from backend.engine.trials.kv_profile import foresee, measure
 from backend.engine.trials.self_check import require_sense
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.weights import MakeRoom, need_no_room
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load, look
@@ -25,8 +23,6 @@ from backend.model.text.tokenizer import Tokenizer
 _PROBE_TOKENS = 8
 # A text of the model is one of the draft model too: it knows at least so many of its tokens.
 _LEAST_SHARE = 0.9
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +54,16 @@ class LoadedDraft:
         )
 
 
-def load_draft(
-    options: ModelOptions,
+def load_draft_model(
+    own: ModelOptions,
     model: RunnableModel,
     sample: Sequence[int],
     make_room: MakeRoom = need_no_room,
-) -> LoadedDraft | None:
-    """Return the draft model that the options name, if they name one.
+) -> LoadedDraft:
+    """Return a draft model.
 
     Args:
-        options: Of the LoadModel, with the directory of the draft model.
+        own: Its options, with its directory.
         model: That it drafts for, in memory.
         sample: Tokens of a text.
         make_room: Told the size of the weights of both before those of the draft model are read.
@@ -75,29 +71,14 @@ def load_draft(
     Raises:
         LoadError: It cannot be loaded beside the model, or cannot draft for it.
     """
-    own = draft_options(options)
-    if own is None:
-        return None
-    directory = Path(own.model)
-    try:
-        draft = load(
-            own,
-            directory,
-            renders=False,
-            make_room=make_room,
-            beside_bytes=model.card.weights_bytes,
-        )
-        loaded = _examined(draft, model, sample)
-    except LoadError as error:
-        raise type(error)(f"draft_model: {error}") from error
-    log.info(
-        "%s (%s, %.2f GB) drafts for %s",
-        draft.card.name,
-        draft.card.model_type,
-        draft.card.weights_bytes / 1e9,
-        model.card.name,
+    draft = load(
+        own,
+        Path(own.model),
+        renders=False,
+        make_room=make_room,
+        beside_bytes=model.card.weights_bytes,
     )
-    return loaded
+    return _examined(draft, model, sample)
 
 
 def foresee_draft(

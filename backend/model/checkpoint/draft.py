@@ -16,7 +16,7 @@ def draft_options(options: ModelOptions) -> ModelOptions | None:
         options: Of the model that it drafts for.
     """
     speculation = options.tuning.speculation
-    if not speculation.draft_model or speculation.speculation not in ("auto", "draft"):
+    if not speculation.draft_model or speculation.speculation not in ("auto", "draft", "mtp"):
         return None
     if asks_for_several(options):
         return None

@@ -63,7 +63,7 @@ CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "kv_group_size": (32, 64, 128),
     "pooling": tuple(pooling.value for pooling in Pooling),
     "reranker": tuple(kind.value for kind in RerankerKind),
-    "speculation": ("auto", "lookup", "draft", "off"),
+    "speculation": ("auto", "lookup", "draft", "mtp", "off"),
     "distributed": ("tensor", "pipeline"),
     "distributed_backend": ("ring", "jaccl", "nccl", "mpi", "any"),
 }

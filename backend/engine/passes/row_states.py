@@ -1,0 +1,79 @@
+"""The hidden states of the latest tokens of a row, for a head that has yet to read them."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+# A head does without those of older tokens.
+MOST_TOKENS = 512
+# Passes of fewer tokens are kept as a whole.
+_WIDE = 32
+
+
+class _Part(NamedTuple):
+    """States [B, T, D] of a pass: the first `tokens` of one row are its own."""
+
+    states: mx.array
+    place: int
+    tokens: int
+
+
+class RowStates:
+    """Those of consecutive tokens of one row; belongs to the main thread.
+
+    Attributes:
+        stop: The place of the token after the last of them.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.stop = 0
+        self._parts: deque[_Part] = deque()
+        self._count = 0
+
+    @property
+    def first(self) -> int:
+        """The place of the first token whose state is there."""
+        return self.stop - self._count
+
+    def add(self, states: mx.array, place: int, count: int, stop: int) -> None:
+        """Take those of a pass of the model.
+
+        Args:
+            states: [B, T, D] of all rows of the pass.
+            place: Of this row among them.
+            count: How many of its states are those of tokens that it keeps.
+            stop: The place of the token after the last of those.
+        """
+        if states.shape[1] > _WIDE:
+            kept = min(count, MOST_TOKENS)
+            states, place, count = states[place : place + 1, count - kept : count], 0, kept
+            # Nothing else computes the end of a pass over a prompt.
+            mx.eval(states)
+        if stop - count != self.stop:
+            self._parts.clear()
+            self._count = 0
+        self._parts.append(_Part(states, place, count))
+        self._count += count
+        self.stop = stop
+        self._forget(self.stop - MOST_TOKENS)
+
+    def taken(self, first: int, stop: int) -> mx.array:
+        """Return those [T, D] of some of the tokens, all of which are there; forget others."""
+        parts = [part.states[part.place, : part.tokens] for part in self._parts]
+        found = mx.concatenate(parts)[first - self.first : stop - self.first]
+        # The last one is wanted again, if its token turns out to be the latest still.
+        self._forget(stop - 1)
+        return found
+
+    def _forget(self, first: int) -> None:
+        """Let go of passes that hold none from the place `first` on."""
+        while self._parts and self.first + self._parts[0].tokens <= first:
+            self._count -= self._parts.popleft().tokens
+
+
+def padded(states: Sequence[mx.array], width: int) -> mx.array:
+    """Return states [B, T, D] of rows of unlike length [T, D], followed by zeros."""
+    return mx.stack([mx.pad(row, ((0, width - row.shape[0]), (0, 0))) for row in states])

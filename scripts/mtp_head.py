@@ -1,0 +1,74 @@
+"""Give a tiny Qwen3.5 or Qwen3-Next an MTP head, as checkpoints of these families bring one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
+from mlx_vlm.utils import get_model_and_args
+
+_FILE = "model.safetensors"
+# What a block adds to the stream of a text.
+_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+_ROPE = {"type": "default", "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
+
+
+def add_head(
+    directory: Path, apart: Path | None = None, *, seed: int = 0, is_right: bool = False
+) -> Path:
+    """Make a head for a checkpoint that `tiny_models.build` wrote; return where the head is.
+
+    Args:
+        directory: Of the model; the file of weights in it is changed.
+        apart: A directory for the head alone; else it is added to the model's weights.
+        seed: Determines the weights of the head.
+        is_right: Change the model, too, so that its blocks add nothing: what follows a token then
+            depends on that token alone, and the head knows it.
+    """
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config", config)
+    text.setdefault("rope_parameters", {**_ROPE, "rope_theta": text["rope_theta"]})
+    weights = mx.load(str(directory / _FILE))
+    head_config, head = _drawn_head(config, seed)
+    if is_right:
+        width = text["hidden_size"]
+        head["fc.weight"] = mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1)
+        weights, head = _without_blocks(weights), _without_blocks(head)
+    if apart is None:
+        weights |= {f"mtp.{name}": weight for name, weight in head.items()}
+    else:
+        _write(apart, head_config, head)
+    _write(directory, config, weights)
+    return apart or directory
+
+
+def _write(directory: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    mx.eval(weights)
+    mx.save_safetensors(str(directory / _FILE), weights, metadata={"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _without_blocks(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    return {
+        name: mx.zeros_like(weight) if name.endswith(_OUTPUTS) else weight
+        for name, weight in weights.items()
+    }
+
+
+def _drawn_head(config: dict[str, Any], seed: int) -> tuple[dict[str, Any], dict[str, mx.array]]:
+    """Return the config of a head and its weights."""
+    splitter = get_mtp_splitter(source_config=config)
+    text = splitter.read_text_config(config)
+    own = {"model_type": splitter.output_model_type, "text_config": text}
+    module, _ = get_model_and_args(own)
+    head = module.Model(module.ModelConfig.from_dict(own))
+    mx.random.seed(seed)
+    return own, {
+        name: weight
+        if weight.ndim < 2
+        else mx.random.normal(weight.shape, scale=weight.shape[-1] ** -0.5)
+        for name, weight in tree_flatten(head.parameters())
+    }
