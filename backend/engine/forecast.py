@@ -9,7 +9,7 @@ from backend.engine.network import MODEL_ERRORS, Network
 from backend.engine.passes.caches import foreseen_cache_factory
 from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
-from backend.engine.trials.draft_model import foresee_draft
+from backend.engine.trials.drafter import foresee_draft
 from backend.engine.trials.kv_profile import foresee
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loader import look

@@ -190,12 +190,17 @@ def _lazy_model(
 
 def _lazy_network(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> Network:
     """Build the network with its adapters and data type; no weight is in memory yet."""
-    if _takes_mlx_vlm(options, directory, config):
-        model = load_from_mlx_vlm(options, directory, config)
-        _adjust(model, options)
-        network = VisionNetwork(model)
-        _require_decoder_only(network, directory, config)
-        return network
+    if not _takes_mlx_vlm(options, directory, config):
+        return _lazy_decoder(options, directory)
+    model = load_from_mlx_vlm(options, directory, config)
+    _adjust(model, options)
+    network = VisionNetwork(model)
+    _require_decoder_only(network, directory, config)
+    return network
+
+
+def _lazy_decoder(options: ModelOptions, directory: Path) -> Network:
+    """Build a network of mlx-lm."""
     special: dict[str, Any] = {}
     if is_bare_decoder(directory):
         log.warning("%s has no head: it can embed, but not generate text", directory)

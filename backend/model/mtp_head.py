@@ -77,14 +77,10 @@ class MtpNetwork:
     """
 
     def __init__(self, head: Network, network: Network) -> None:
-        """Read and write with the embeddings and the output of a network.
-
-        Args:
-            head: As mlx-vlm builds it.
-            network: That it was trained with.
+        """Read and write with the embeddings and the output of the model.
 
         Raises:
-            UnsupportedModelError: It was trained with another.
+            UnsupportedModelError: The head was trained with another.
         """
         self.before: mx.array | None = None
         self.after: mx.array | None = None
@@ -142,11 +138,6 @@ def brings_head(directory: Path) -> bool:
 
 def build_head(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
     """Return the head that a directory holds, alone or beside its model; no weight is in memory.
-
-    Args:
-        directory: Of the head or of the model.
-        network: The model's.
-        dtype: That its weights are cast to, if they are.
 
     Raises:
         LoadError: Says in a user's words what is wrong.

@@ -185,8 +185,5 @@ async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool 
         OverloadedError: Too much is waiting.
     """
     lanes = _pool.lanes()
-    if reads_media:
-        lane = lanes.media
-    else:
-        lane = lanes.light if size_bytes <= LIGHT_WORK_BYTES else lanes.heavy
-    return await lane.run(work, size_bytes)
+    by_size = lanes.light if size_bytes <= LIGHT_WORK_BYTES else lanes.heavy
+    return await (lanes.media if reads_media else by_size).run(work, size_bytes)

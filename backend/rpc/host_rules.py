@@ -12,7 +12,7 @@ from pathlib import Path
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Message, Tool
-from backend.model.checkpoint.draft import asks_for_several
+from backend.model.checkpoint.draft import DRAFTING, asks_for_several
 from backend.pb import backend_pb2 as pb
 
 _OWN_NAMES = ("mlx", "mlx-vlm", "mlx-distributed")
@@ -43,9 +43,11 @@ def unmet_wishes(request: pb.ModelOptions, card: ModelCard, options: ModelOption
             f"ContextSize {request.ContextSize} does not limit the context: {held}; "
             "MaxModelLen (max_model_len) limits it"
         )
-    wanted = options.tuning.speculation.draft_model
+    speculation = options.tuning.speculation
+    named = f"draft_model {speculation.draft_model!r}" if speculation.draft_model else None
+    wanted = named or ("an MTP head" if speculation.speculation == "mtp" else None)
     if wanted and not card.draft_model:
-        yield f"draft_model {wanted!r} is not loaded: {_why_without(options, card)}"
+        yield f"{wanted} is not loaded: {_why_without(options, card)}"
 
 
 def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -112,7 +114,7 @@ class AnswerlessReply:
 
 def _why_without(options: ModelOptions, card: ModelCard) -> str:
     speculation = options.tuning.speculation.speculation
-    if speculation not in ("auto", "draft"):
+    if speculation not in DRAFTING:
         return f"speculation is {speculation}"
     if card.kind is not ModelKind.DECODER:
         return f"a model of the kind {card.kind.value} generates nothing"

@@ -202,3 +202,10 @@ def test_why_a_draft_model_is_not_loaded_is_told(options, facts, reason):
     loaded = replace(card(4096), **facts)
     wishes = list(unmet_wishes(pb.ModelOptions(), loaded, ModelOptions(model="m", tuning=tuning)))
     assert wishes == ([f"draft_model 'small' is not loaded: {reason}"] if reason else [])
+
+
+def test_that_no_head_drafts_is_told_to_whom_asked_for_one():
+    options = ModelOptions(model="m", tuning=TuningOptions.of(speculation="mtp"))
+    (wish,) = unmet_wishes(pb.ModelOptions(), card(4096), options)
+    assert wish.startswith("an MTP head is not loaded: nothing is drafted for this model")
+    assert not list(unmet_wishes(pb.ModelOptions(), replace(card(4096), draft_model="m"), options))

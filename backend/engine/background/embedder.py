@@ -108,9 +108,8 @@ class Embedder:
         self, decoder: Network, request: EmbeddingRequest
     ) -> Generator[None, None, Outcome]:
         """Return the embedding of a text by itself; yields between forward passes."""
-        caches = self._fresh_caches()
+        caches, fed = self._fresh_caches(), 0
         token_ids, pool = request.token_ids, Pool(request)
-        fed = 0
         while fed < len(token_ids):
             if fed:
                 yield

@@ -66,11 +66,9 @@ def over_own(
         by_head = scores.reshape(rows, kv_heads, heads // kv_heads, width, -1)
         scores = mx.where(mask[:, None], by_head, -mx.inf).reshape(scores.shape)
     weights, top, total = _weights(scores)
-    output = weights.astype(values.dtype) @ values
+    output = (weights.astype(values.dtype) @ values).astype(mx.float32)
     shape = (rows, heads, width, -1)
-    return Partial(
-        output.astype(mx.float32).reshape(shape), top.reshape(shape), total.reshape(shape)
-    )
+    return Partial(*(part.reshape(shape) for part in (output, top, total)))
 
 
 def merged(partials: Sequence[Partial], sinks: mx.array | None, dtype: mx.Dtype) -> mx.array:

@@ -31,18 +31,9 @@ class MtpBatch(DraftBatch):
         *,
         vocab_size: int,
     ) -> None:
-        """Start without rows.
-
-        Args:
-            head: The head.
-            tap: On the model.
-            fresh_caches: Makes the caches of the head.
-            costs: What its passes took at load.
-            vocab_size: Of both.
-        """
-        super().__init__(
-            head, fresh_caches, costs, own_vocab_size=vocab_size, vocab_size=vocab_size
-        )
+        """Start without rows; the tap is on the model, all else as for a `DraftBatch`."""
+        sizes = {"own_vocab_size": vocab_size, "vocab_size": vocab_size}
+        super().__init__(head, fresh_caches, costs, **sizes)
         self._head = head
         self._tap = tap
 

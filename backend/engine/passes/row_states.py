@@ -19,6 +19,13 @@ class _Part(NamedTuple):
     place: int
     tokens: int
 
+    def apart(self) -> "_Part":
+        """Return the last of them without those of other rows; computed on return."""
+        kept = min(self.tokens, MOST_TOKENS)
+        own = self.states[self.place : self.place + 1, self.tokens - kept : self.tokens]
+        mx.eval(own)
+        return _Part(own, 0, kept)
+
 
 class RowStates:
     """Those of consecutive tokens of one row; belongs to the main thread.
@@ -39,24 +46,22 @@ class RowStates:
         return self.stop - self._count
 
     def add(self, states: mx.array, place: int, count: int, stop: int) -> None:
-        """Take those of a pass of the model.
+        """Take the first `count` of the row at `place` in a pass of the model.
 
         Args:
-            states: [B, T, D] of all rows of the pass.
-            place: Of this row among them.
-            count: How many of its states are those of tokens that it keeps.
+            states: [B, T, D] of all rows.
+            place: Of this one.
+            count: How many tokens of the pass it keeps.
             stop: The place of the token after the last of those.
         """
+        part = _Part(states, place, count)
         if states.shape[1] > _WIDE:
-            kept = min(count, MOST_TOKENS)
-            states, place, count = states[place : place + 1, count - kept : count], 0, kept
-            # Nothing else computes the end of a pass over a prompt.
-            mx.eval(states)
-        if stop - count != self.stop:
+            part = part.apart()
+        if stop - part.tokens != self.stop:
             self._parts.clear()
             self._count = 0
-        self._parts.append(_Part(states, place, count))
-        self._count += count
+        self._parts.append(part)
+        self._count += part.tokens
         self.stop = stop
         self._forget(self.stop - MOST_TOKENS)
 

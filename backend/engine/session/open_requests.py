@@ -14,11 +14,7 @@ class OpenRequests:
     """The one place where a request leaves the engine; belongs to the main thread."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        memory: MemoryWatch,
-        prefixes: PrefixStore,
-        publisher: Publisher,
+        self, scheduler: Scheduler, memory: MemoryWatch, prefixes: PrefixStore, publisher: Publisher
     ) -> None:
         """Start without requests.
 

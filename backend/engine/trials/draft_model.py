@@ -81,28 +81,16 @@ def load_draft_model(
     return _examined(draft, model, sample)
 
 
-def foresee_draft(
-    options: ModelOptions, model: RunnableModel
-) -> tuple[ModelCard, KvProfile] | None:
-    """Return what `load_draft` would load, and what its caches take; reads no weight.
-
-    Args:
-        options: Of the model, with the directory of the draft model.
-        model: That it is to draft for.
+def foresee_draft_model(own: ModelOptions, model: RunnableModel) -> tuple[ModelCard, KvProfile]:
+    """Return what `load_draft_model` would load, and what its caches take; reads no weight.
 
     Raises:
         LoadError: It cannot be loaded, or cannot draft for the model.
     """
-    own = draft_options(options)
-    if own is None:
-        return None
-    try:
-        draft = look(own, Path(own.model), renders=False)
-        require_same_vocabulary(draft.tokenizer, model.tokenizer)
-        _require_positions(draft)
-        return draft.card, foresee(draft.network, CacheFactory(draft.network))
-    except LoadError as error:
-        raise type(error)(f"draft_model: {error}") from error
+    draft = look(own, Path(own.model), renders=False)
+    require_same_vocabulary(draft.tokenizer, model.tokenizer)
+    _require_positions(draft)
+    return draft.card, foresee(draft.network, CacheFactory(draft.network))
 
 
 def _examined(draft: RunnableModel, model: RunnableModel, sample: Sequence[int]) -> LoadedDraft:

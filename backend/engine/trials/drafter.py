@@ -1,17 +1,22 @@
 """Load what drafts for a model: a draft model or an MTP head, whichever there is."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from backend.config import ModelOptions
-from backend.engine.trials.draft_model import LoadedDraft, load_draft_model
-from backend.engine.trials.mtp_head import load_head
+from backend.core.model import ModelCard
+from backend.engine.rows.admission import KvProfile
+from backend.engine.trials.draft_model import LoadedDraft, foresee_draft_model, load_draft_model
+from backend.engine.trials.mtp_head import foresee_head, load_head
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.draft import asks_for_several, draft_options
 from backend.model.checkpoint.weights import MakeRoom, need_no_room
 from backend.model.loaded import RunnableModel
 from backend.model.mtp_head import brings_head, is_head
+
+Found = TypeVar("Found")
 
 log = logging.getLogger(__name__)
 
@@ -33,51 +38,67 @@ def load_draft(
     Raises:
         LoadError: It cannot be loaded beside the model, or cannot draft for it.
     """
-    own = draft_options(options)
-    if own is None:
-        loaded = _own_head(options, model, sample, make_room)
-    else:
-        try:
-            loaded = _named(own, options, model, sample, make_room)
-        except LoadError as error:
-            raise type(error)(f"draft_model: {error}") from error
+    loaded = _found(
+        options,
+        model,
+        lambda own: load_draft_model(own, model, sample, make_room),
+        lambda directory: load_head(directory, options.dtype, model, sample, make_room),
+    )
     if loaded is not None:
-        card = loaded.model.card
-        kind = card.model_type if own else "MTP head"
-        size_gb = card.weights_bytes / 1e9
-        log.info("%s (%s, %.2f GB) drafts for %s", card.path, kind, size_gb, model.card.name)
+        part = loaded.model.card
+        size_gb = part.weights_bytes / 1e9
+        log.info("%s (%s, %.2f GB) drafts", part.path, part.model_type, size_gb)
     return loaded
 
 
-def _named(
-    own: ModelOptions,
+def foresee_draft(
+    options: ModelOptions, model: RunnableModel
+) -> tuple[ModelCard, KvProfile] | None:
+    """Return what `load_draft` would load, and what its caches take; reads no weight.
+
+    Raises:
+        LoadError: It cannot be loaded, or cannot draft for the model.
+    """
+    return _found(
+        options,
+        model,
+        lambda own: foresee_draft_model(own, model),
+        lambda directory: foresee_head(directory, options.dtype, model),
+    )
+
+
+def _found(
     options: ModelOptions,
     model: RunnableModel,
-    sample: Sequence[int],
-    make_room: MakeRoom,
-) -> LoadedDraft:
+    take_model: Callable[[ModelOptions], Found],
+    take_head: Callable[[Path], Found],
+) -> Found | None:
+    own = draft_options(options)
+    if own is None:
+        return _own_head(options, model, take_head)
     directory = Path(own.model)
-    if is_head(directory):
-        return load_head(directory, options.dtype, model, sample, make_room)
-    if options.tuning.speculation.speculation == "mtp":
-        raise UnsupportedModelError(f"{directory} is no MTP head, and speculation is mtp")
-    return load_draft_model(own, model, sample, make_room)
+    try:
+        if is_head(directory):
+            return take_head(directory)
+        if options.tuning.speculation.speculation == "mtp":
+            raise UnsupportedModelError(f"{directory} is no MTP head, and speculation is mtp")
+        return take_model(own)
+    except LoadError as error:
+        raise type(error)(f"draft_model: {error}") from error
 
 
 def _own_head(
-    options: ModelOptions, model: RunnableModel, sample: Sequence[int], make_room: MakeRoom
-) -> LoadedDraft | None:
-    """Return the head of the model's own checkpoint; only one that was asked for must be there."""
+    options: ModelOptions, model: RunnableModel, take_head: Callable[[Path], Found]
+) -> Found | None:
+    """Take the head of the model's own checkpoint; only one that was asked for must be there."""
     wanted, directory = options.tuning.speculation.speculation, Path(model.card.path)
     if wanted not in ("auto", "mtp") or asks_for_several(options):
         return None
     try:
         if brings_head(directory):
-            return load_head(directory, options.dtype, model, sample, make_room)
+            return take_head(directory)
         if wanted == "mtp":
-            raise UnsupportedModelError(
-                f"{directory} brings no MTP head that can be used, and draft_model names none"
-            )
+            raise UnsupportedModelError(f"{directory} brings no MTP head that can be used")
     except LoadError as error:
         if wanted == "mtp":
             raise type(error)(f"speculation: {error}") from error

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from backend.core.model import ModelCard
 from backend.engine.drafts.costs import PassCosts
+from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.mtp_batch import MtpBatch
+from backend.engine.rows.admission import KvProfile
 from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
+from backend.engine.trials.kv_profile import foresee
 from backend.model.checkpoint.weights import (
     MakeRoom,
     evaluate,
@@ -17,6 +21,8 @@ from backend.model.checkpoint.weights import (
 )
 from backend.model.loaded import RunnableModel
 from backend.model.mtp_head import HiddenTap, build_head
+
+KIND = "MTP head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,22 @@ def load_head(
     require_memory(needed, memory_bytes() - own_bytes)
     make_room(own_bytes + needed)
     evaluate(head)
-    card = replace(model.card, path=str(directory), weights_bytes=needed)
-    part = replace(model, network=head, card=card)
+    part = replace(model, network=head, card=_card(directory, model, needed))
     look = look_at_draft(part, sample, batches=model.card.batches)
     return LoadedHead(look.model, look.fresh_caches, look.profile, HiddenTap(model.network))
+
+
+def foresee_head(
+    directory: Path, dtype: str | None, model: RunnableModel
+) -> tuple[ModelCard, KvProfile]:
+    """Return what `load_head` would load, and what its caches take; reads no weight.
+
+    Raises:
+        LoadError: It cannot be loaded beside the model.
+    """
+    head = build_head(directory, model.network, dtype)
+    return _card(directory, model, weights_bytes(head)), foresee(head, CacheFactory(head))
+
+
+def _card(directory: Path, model: RunnableModel, own_bytes: int) -> ModelCard:
+    return replace(model.card, path=str(directory), model_type=KIND, weights_bytes=own_bytes)

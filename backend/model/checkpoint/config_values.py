@@ -135,9 +135,7 @@ def explain(failure: BaseException, path: Path, config: Mapping[str, Any]) -> st
             return _said(path, "", name, config[name], problem)
     for name, kinds in _declared(config):
         if name in config and not isinstance(config[name], tuple(kinds)):
-            expected = " or ".join(
-                dict.fromkeys(_SPOKEN[kind] for kind in _SPOKEN if kind in kinds)
-            )
+            expected = " or ".join(dict.fromkeys(_SPOKEN[k] for k in _SPOKEN if k in kinds))
             return _said(path, "", name, config[name], f"{expected} belongs there")
     return None
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from backend.config import ModelOptions, TuningOptions
 
+DRAFTING = frozenset({"auto", "draft", "mtp"})
+"""Values of the option `speculation` with which a model that is named drafts."""
+
 _SCHEME = re.compile(r"^(hf|huggingface):/+")
 
 
@@ -16,7 +19,7 @@ def draft_options(options: ModelOptions) -> ModelOptions | None:
         options: Of the model that it drafts for.
     """
     speculation = options.tuning.speculation
-    if not speculation.draft_model or speculation.speculation not in ("auto", "draft", "mtp"):
+    if not speculation.draft_model or speculation.speculation not in DRAFTING:
         return None
     if asks_for_several(options):
         return None

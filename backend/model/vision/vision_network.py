@@ -148,10 +148,9 @@ class VisionNetwork:
             position: Where the medium's first token stands.
         """
         arguments = part.features.arguments(part.start, part.stop)
-        if part.features.positions is not None:
-            arguments["position_ids"] = (
-                part.features.positions[..., part.start : part.stop] + position
-            )
+        positions = part.features.positions
+        if positions is not None:
+            arguments["position_ids"] = positions[..., part.start : part.stop] + position
         return self._forward(inputs, cache, arguments)
 
     def require_decoder_only(self) -> None:

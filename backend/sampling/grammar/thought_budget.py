@@ -196,12 +196,7 @@ class BudgetMatcher:
             used = min(state.used + 1, self._tokens)
             is_over = self._is_first and not closing
             return replace(
-                state,
-                is_open=bool(closing),
-                used=used,
-                held=b"",
-                closing=closing,
-                is_over=is_over,
+                state, is_open=bool(closing), used=used, held=b"", closing=closing, is_over=is_over
             )
         if state.is_over:
             return state

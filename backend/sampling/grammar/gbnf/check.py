@@ -35,13 +35,8 @@ def require_defined(rules: Rules, cursor: Cursor) -> None:
     Raises:
         GrammarError: It has; the message says where.
     """
-    missing = [
-        (item.at, name)
-        for rule in rules.values()
-        for name, item in rule.references()
-        if name not in rules
-    ]
-    if missing:
+    named = ((item.at, name) for rule in rules.values() for name, item in rule.references())
+    if missing := [(at, name) for at, name in named if name not in rules]:
         at, name = min(missing)
         raise cursor.error(f"there is no rule {name!r}", at)
     if ROOT not in rules:

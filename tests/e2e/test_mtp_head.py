@@ -1,0 +1,125 @@
+"""An MTP head through the socket: found in its checkpoint or named, refused by name."""
+
+import asyncio
+import re
+
+import grpc
+import mlx.core as mx
+import pytest
+from serving import chat, code_of, served, stream, user
+from vision import picture, shown
+
+from backend.pb import backend_pb2 as pb
+from backend.pb import backend_pb2_grpc
+from scripts import tiny_vision
+from scripts.mtp_head import add_head
+from scripts.tiny_models import build
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Checkpoints of many layers: one that brings a head, and one whose head is apart."""
+    directory = tmp_path_factory.mktemp("models")
+    for family in ("qwen3_5", "qwen3_next"):
+        build(family, directory / family, num_hidden_layers=16)
+    add_head(directory / "qwen3_5", is_right=True)
+    add_head(directory / "qwen3_next", directory / "head", is_right=True)
+    return directory
+
+
+def request(**options):
+    return pb.PredictOptions(Prompt="ba be bi", Tokens=120, IgnoreEOS=True, **options)
+
+
+def without(asked):
+    copy = pb.PredictOptions()
+    copy.CopyFrom(asked)
+    copy.Metadata["speculation"] = "off"
+    return copy
+
+
+async def inspect(backend):
+    return await backend_pb2_grpc.InspectorStub(backend.channel).Inspect(pb.InspectRequest())
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("qwen3_5", {}),
+        ("qwen3_5", {"Options": ["speculation:mtp"]}),
+        ("qwen3_next", {"DraftModel": "head"}),
+        ("qwen3_next", {"DraftModel": "head", "Options": ["speculation:mtp"]}),
+    ],
+)
+async def test_it_drafts_and_no_reply_changes(models, model, options):
+    asked = [
+        request(),
+        request(Temperature=0.8, Seed=4),
+        request(Temperature=1.0, TopP=0.9, Penalty=1.2, Seed=5, NDraft=4),
+        request(Grammar='root ::= ("ba" | "be"){40}'),
+    ]
+    async with served(models / model, ModelPath=str(models), **options) as backend:
+        plain = [await stream(backend.stub, without(one)) for one in asked]
+        assert (await inspect(backend)).drafted_tokens == 0
+        drafted = await asyncio.gather(*(stream(backend.stub, one) for one in asked))
+        assert [reply.message for reply in drafted] == [reply.message for reply in plain]
+        await stream(backend.stub, asked[0])
+        report = await inspect(backend)
+        assert report.model.draft_model == str(models / options.get("DraftModel", model))
+        assert report.memory.breakdown["draft_weights"] > 0
+        assert report.accepted_tokens > 20
+
+
+async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_models):
+    plain = tiny_models("qwen3_5")
+    wide = add_head(build("qwen3_5", models / "wide", hidden_size=128), models / "wide_head")
+    refusals = [
+        (plain, "", "speculation: .* brings no MTP head that can be used"),
+        (plain, wide, "draft_model: .* is for states of 128 numbers, and the model has 64"),
+        (plain, plain, "draft_model: .* is no MTP head, and speculation is mtp"),
+        (tiny_models("llama"), "", "speculation: .* brings no MTP head that can be used"),
+    ]
+    async with served() as backend:
+        for model, head, words in refusals:
+            load = backend.load(model, DraftModel=str(head), Options=["speculation:mtp"])
+            code, details = await code_of(load)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert re.search(words, details)
+
+
+async def test_one_that_nobody_asked_for_and_that_is_broken_stops_no_load(tmp_path, capfd):
+    directory = add_head(build("qwen3_5", tmp_path))
+    weights = mx.load(str(directory / "model.safetensors"))
+    del weights["mtp.fc.weight"]
+    mx.eval(weights)
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
+    async with served(directory) as backend:
+        assert (await stream(backend.stub, request())).message
+        assert not (await inspect(backend)).model.draft_model
+        assert "WARNING" in (log := capfd.readouterr().err)
+        assert "the MTP head of" in log
+        code, details = await code_of(backend.load(directory, Options=["speculation:mtp"]))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith("speculation: ")
+    assert "do not match its config.json: Missing 1 parameters" in details
+
+
+async def test_it_is_not_loaded_where_nothing_may_draft(models):
+    async with served(models / "qwen3_5", Options=["speculation:lookup"]) as backend:
+        assert not (await inspect(backend)).model.draft_model
+
+
+async def test_a_model_that_sees_is_drafted_for_by_its_head(tmp_path):
+    directory = tiny_vision.build("qwen3_5", tmp_path / "model")
+    head = add_head(directory, tmp_path / "head", is_right=True)
+    asked = [
+        chat([user(f"{n}: what is it?")], **shown(picture(n)), Tokens=80, IgnoreEOS=True)
+        for n in range(3)
+    ]
+    async with served(directory, DraftModel=str(head)) as backend:
+        plain = [await stream(backend.stub, without(one)) for one in asked]
+        drafted = await asyncio.gather(*(stream(backend.stub, one) for one in asked))
+        assert [reply.message for reply in drafted] == [reply.message for reply in plain]
+        assert (await inspect(backend)).accepted_tokens > 5
