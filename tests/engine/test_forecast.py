@@ -8,11 +8,13 @@ import pytest
 from backend.config import MemoryOptions, ModelOptions, TuningOptions
 from backend.engine.forecast import forecast
 from backend.engine.passes.caches import make_cache_factory
-from backend.engine.trials.draft_model import load_draft
+from backend.engine.trials.drafter import load_draft
 from backend.engine.trials.kv_profile import measure
 from backend.errors import UnsupportedModelError
 from backend.model.loader import load
+from scripts.mtp_head import add_head
 from scripts.tiny_encoders import build_encoder
+from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
 
@@ -50,6 +52,15 @@ def test_what_is_foretold_of_a_draft_model_is_what_a_load_finds(tiny_models):
     for cache, without in zip(foretold.caches, alone.caches, strict=True):
         own = without.profile.row_bytes(700)
         assert cache.profile.row_bytes(700) == own + loaded.profile.row_bytes(700)
+
+
+def test_what_is_foretold_of_an_mtp_head_is_what_a_load_finds(tmp_path):
+    directory = add_head(build("qwen3_5", tmp_path))
+    foretold = forecast(options(directory), directory)
+    loaded = load_draft(options(directory), load(options(directory), directory), range(8))
+    assert foretold.draft == loaded.model.card
+    assert foretold.draft.weights_bytes > 0
+    assert foretold.caches[0].profile.draft.row_bytes(700) == loaded.profile.row_bytes(700)
 
 
 def test_heads_wide_enough_for_it_can_be_quantised(tiny_models):
