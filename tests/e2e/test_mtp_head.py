@@ -48,8 +48,6 @@ async def inspect(backend):
     ("model", "options"),
     [
         ("qwen3_5", {}),
-        ("qwen3_5", {"Options": ["speculation:mtp"]}),
-        ("qwen3_next", {"DraftModel": "head"}),
         ("qwen3_next", {"DraftModel": "head", "Options": ["speculation:mtp"]}),
     ],
 )
