@@ -2,6 +2,8 @@
 
 import queue
 import random
+import resource
+from contextlib import contextmanager
 
 import mlx.core as mx
 import numpy as np
@@ -243,6 +245,44 @@ def test_a_node_larger_than_all_that_may_wait_is_written_when_nothing_else_waits
     assert tier.write(stored(0, 50))
     tier.close(timeout_s=10)
     assert tier.status.written_bytes == stored(0, 50).segment.nbytes
+
+
+@contextmanager
+def full_disk(file_bytes):
+    """No file may become larger, as on a disk that is full."""
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+
+
+def test_what_a_full_disk_refuses_leaves_nothing_behind(tmp_path):
+    directory = NodeDirectory(tmp_path, MODEL, 10**6)
+    directory.write(stored(0, 20))
+    before = sorted(tmp_path.rglob("*"))
+    with full_disk(1000), pytest.raises(OSError, match="too large"):
+        directory.write(stored(20, 200))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert directory.bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
+    directory.write(stored(20, 200))
+    assert [
+        node.start for node in directory.read(TokenKey.from_ids(range(200)), 0, **ANYWHERE)
+    ] == [
+        0,
+        20,
+    ]
+
+
+def test_a_full_disk_is_told_once_however_much_it_refuses(tmp_path, caplog):
+    tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**6), ends_at_snapshots=False)
+    with full_disk(1000):
+        for start in range(0, 1000, 100):
+            assert tier.write(stored(start, start + 100))
+        tier.close(timeout_s=10)
+    told = [record for record in caplog.records if "the disk failed" in record.message]
+    assert len(told) == 1
 
 
 class Failing(NodeDirectory):

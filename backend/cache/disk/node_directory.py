@@ -124,6 +124,7 @@ class NodeDirectory:
         name = _name(node)
         self._folder.write(name, partial(_write, fingerprint=self._fingerprint, node=node))
         self._lost.remove(header)
+        self.bytes += node.segment.nbytes
         self.written_bytes += node.segment.nbytes
         self._headers[name] = header
         self._index_files([name])
@@ -254,10 +255,10 @@ class NodeDirectory:
 
     def _make_room(self, needed: int) -> None:
         files = sorted(self._folder.files())
-        total = sum(file.size for file in files) + needed
+        total = sum(file.size for file in files)
         removed = []
         for file in files:
-            if total <= self._budget_bytes:
+            if total + needed <= self._budget_bytes:
                 break
             self._folder.remove(file)
             removed.append(file)

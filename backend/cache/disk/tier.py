@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from backend.cache.token_key import TokenKey
 from backend.core.status import DiskCacheStatus
 
 MAX_PENDING_BYTES = 512 * 2**20
+COMPLAINT_INTERVAL_S = 60.0
 
 Deliver: TypeAlias = Callable[[Sequence[StoredNode]], None]
 
@@ -77,6 +79,8 @@ class DiskTier:
         self._dropped = 0
         self._read_tokens = 0
         self._lost: list[NodeHeader] = []
+        self._failures = 0
+        self._complains_at = 0.0
         self.status = DiskCacheStatus()
         self.is_open = True
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
@@ -183,7 +187,17 @@ class DiskTier:
         try:
             act()
         except OSError as error:
-            log.warning("prompt cache: the disk failed: %s", error)
+            self._failures += 1
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        """Tell of a failure, but not of each: a disk that is full refuses every node."""
+        now = time.monotonic()
+        if now >= self._complains_at:
+            self._complains_at = now + COMPLAINT_INTERVAL_S
+            log.warning(
+                "prompt cache: the disk failed (%d times by now): %s", self._failures, error
+            )
 
     def _note_lost(self) -> None:
         lost = self._directory.take_lost()
