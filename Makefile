@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
-	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak speculation-equality fuzz proto wheel docs pictures plots package image clean
+	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak speculation-equality mutate fuzz proto wheel docs pictures plots package image clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -102,6 +102,17 @@ soak: install ## Ten minutes of 32 clients of every kind that leave, time out an
 
 speculation-equality: install ## Compare 100,000 tokens with drafts and without, in 15 families; EQUALITY_FLAGS='--tokens 5000 --only llama'
 	$(PYTHON) -m benchmarks.equality $(EQUALITY_FLAGS)
+
+MUTATION := build/mutation/venv
+MUTATION_EXTRA = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["mutation"])
+
+$(MUTATION)/.installed: pyproject.toml | $(STAMP)
+	$(PYTHON) -m venv $(MUTATION)
+	$(MUTATION)/bin/pip install --quiet --disable-pip-version-check $$($(PYTHON) -c '$(MUTATION_EXTRA)')
+	@touch $@
+
+mutate: install $(MUTATION)/.installed ## Put small faults into the core, and see which no test notices; MUTATE_FLAGS='--count 40 engine/rows'
+	$(MUTATION)/bin/python -m scripts.mutation $(MUTATE_FLAGS)
 
 fuzz: $(STAMP) ## Fuzz every field of every RPC for some minutes
 	$(PYTHON) -m pytest -q tests/fuzz --hypothesis-profile=long

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from nursery import Nursery, forked_engines
 
 # The same examples every time, however slow the machine is.
@@ -20,6 +20,8 @@ settings.register_profile(
 settings.load_profile("suite")
 # `pytest tests/fuzz --hypothesis-profile=long` takes minutes, and looks further.
 settings.register_profile("long", derandomize=False, max_examples=3000)
+# `make mutate` asks whether an example fails, and not for the smallest.
+settings.register_profile("quick", phases=[Phase.explicit, Phase.generate], max_examples=50)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

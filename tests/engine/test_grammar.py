@@ -102,6 +102,13 @@ def test_a_grammar_at_a_dead_end_fails_its_request_alone(networks):
     assert [outcome.error for outcome in outcomes[1:]] == [None, None]
 
 
+def test_a_grammar_that_can_go_no_further_behind_the_end_fails_nothing(networks):
+    last = guided("last", Sequence({5}, {6}, breaks_at=3))
+    outcome, _ = Driver(networks("llama")).run(last, make_request("other", prompt_of(20)))
+    assert (outcome.finish, outcome.error) == (FinishReason.STOP, None)
+    assert outcome.token_ids == [5, 6, END]
+
+
 def test_a_guided_row_that_is_prefilled_again_goes_on_in_its_grammar(networks):
     network = networks("llama")
 

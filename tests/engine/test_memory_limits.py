@@ -71,6 +71,26 @@ def test_a_request_that_pauses_goes_on_with_the_same_tokens(networks, family, sa
     assert taken <= budget
 
 
+def test_a_row_that_has_to_pause_as_it_joins_goes_on_later(networks, monkeypatch):
+    requests = open_requests(2)
+    free = Driver(networks("llama")).run(*requests)
+    driver = Driver(networks("llama"))
+    memory, scheduler = driver.session._parts.memory, driver.session._parts.scheduler
+    before_step, paused = memory.before_step, []
+
+    def pause_the_first_that_joins():
+        before_step()
+        for row in scheduler.active:
+            if not paused and row.drawn == 0:
+                paused.append(row)
+                memory._pause(row)
+
+    monkeypatch.setattr(memory, "before_step", pause_the_first_that_joins)
+    limited, *_ = run_watched(driver, requests)
+    assert [outcome.token_ids for outcome in limited] == [outcome.token_ids for outcome in free]
+    assert paused
+
+
 def test_a_pause_is_resumed_from_the_prompt_cache(networks):
     network = networks("llama")
     driver = limited_driver(network, max_kv_bytes=room_for(network, 300 + EXPECTED, rows=2))

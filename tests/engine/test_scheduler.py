@@ -147,6 +147,25 @@ def test_what_does_not_fit_is_overtaken_by_what_does_but_not_for_ever():
     assert scheduler.admit() == [large]
 
 
+@pytest.mark.parametrize(("before", "admitted"), [(15, ["small"]), (16, [])])
+def test_what_fits_is_looked_for_among_the_first_sixteen_of_a_line(before, admitted):
+    large, small = [make_row(f"large-{i}") for i in range(before)], make_row("small")
+    scheduler = scheduler_with(*large, small)
+    assert [row.request_id for row in scheduler.admit(lambda row: row is small)] == admitted
+
+
+def test_a_prompt_that_is_done_is_fed_no_more_while_its_row_waits_for_the_batch():
+    done, long, short = make_row("done", 1), make_row("long", 100), make_row("short", 5)
+    scheduler = scheduler_with(done, long, short)
+    scheduler.admit()
+    assert scheduler.next_prefill() is short
+    assert scheduler.companions(make_row("other", 9)) == [short, long]
+    for row in (long, short):
+        prefill(row, 100)
+    assert scheduler.next_prefill() is None
+    assert scheduler.companions(make_row("other", 9)) == []
+
+
 def test_a_row_that_was_put_back_goes_before_those_that_never_ran():
     rows = [make_row(str(i)) for i in range(4)]
     scheduler = scheduler_with(*rows, max_slots=2)

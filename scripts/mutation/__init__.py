@@ -1,0 +1,1 @@
+"""Finds out which small faults in the core no test would notice."""
