@@ -43,7 +43,7 @@ CACHE_BYTES = 8 * 2**20
 # Beside the prompt cache, once everything has been used.
 MAX_GROWTH_BYTES = 64 * 2**20
 MAX_GROWTH_DESCRIPTORS = 32
-SETTLING_SHARE = 0.25
+PARTS, SETTLED_PARTS = 12, 3
 SETTLED_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 SHOWN_FAULTS = 10
@@ -94,7 +94,7 @@ class Report:
         calls: How many there were.
         ends: How often calls ended how.
         faults: What was wrong, in words; empty when all is well.
-        measures: Before the clients came, after settling, and at the end.
+        measures: From before the clients came until they left, and after they left.
         losses: Engine processes that were ended.
         restarts: How many of them since the last load.
         replaced: How often a host replaced the model how.
@@ -107,7 +107,7 @@ class Report:
     faults: list[str]
     health_p99_ms: float
     health_max_ms: float
-    measures: tuple[Measure, Measure, Measure]
+    measures: list[Measure]
     prompt_cache_bytes: int
     kv_active_bytes: int
     losses: int
@@ -134,11 +134,10 @@ async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
         tally = Tally()
         started = time.monotonic()
         end = started + plan.seconds
-        before = _measure(pid)
         seeds = range(plan.seed, plan.seed + plan.clients)
         crowd = [Client(address, references, tally, host.replacements, seed) for seed in seeds]
-        settled, losses, *_ = await asyncio.gather(
-            _measure_after(plan.seconds * SETTLING_SHARE, pid),
+        measures, losses, *_ = await asyncio.gather(
+            _measures(plan.seconds, pid),
             lose_engines(channel, plan.kill_every_s, end),
             watch_health(address, tally, end),
             host.run_until(end, plan.replace_every_s),
@@ -149,7 +148,7 @@ async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
         reply = await _settled(channel, tally)
     tally.faults += host.faults
     seconds = time.monotonic() - started
-    measures = (before, settled, _measure(pid))
+    measures.append(_measure(pid))
     return _report(seconds, tally, measures, reply, losses, dict(host.done))
 
 
@@ -234,9 +233,13 @@ async def _inspect(channel: grpc.aio.Channel) -> pb.InspectReply:
     return await backend_pb2_grpc.InspectorStub(channel).Inspect(pb.InspectRequest())
 
 
-async def _measure_after(seconds: float, pid: int) -> Measure:
-    await asyncio.sleep(seconds)
-    return _measure(pid)
+async def _measures(seconds: float, pid: int) -> list[Measure]:
+    """Return what the server holds at the beginning and after each part of the time."""
+    measures = [_measure(pid)]
+    for _ in range(PARTS):
+        await asyncio.sleep(seconds / PARTS)
+        measures.append(_measure(pid))
+    return measures
 
 
 def _measure(pid: int) -> Measure:
@@ -251,7 +254,7 @@ def _measure(pid: int) -> Measure:
 def _report(
     seconds: float,
     tally: Tally,
-    measures: tuple[Measure, Measure, Measure],
+    measures: Sequence[Measure],
     reply: pb.InspectReply,
     losses: int,
     replaced: dict[str, int],
@@ -265,7 +268,7 @@ def _report(
         faults=[*tally.faults, *_growth(measures), *_excess(books["prompt_cache"])],
         health_p99_ms=round(health[math.ceil(0.99 * len(health)) - 1] * 1e3, 1),
         health_max_ms=round(health[-1] * 1e3, 1),
-        measures=measures,
+        measures=list(measures),
         prompt_cache_bytes=books["prompt_cache"],
         kv_active_bytes=books["kv_active"],
         losses=losses,
@@ -276,8 +279,8 @@ def _report(
     )
 
 
-def _growth(measures: tuple[Measure, Measure, Measure]) -> Iterator[str]:
-    _, settled, last = measures
+def _growth(measures: Sequence[Measure]) -> Iterator[str]:
+    settled, last = measures[SETTLED_PARTS], measures[-1]
     if last.resident_bytes - settled.resident_bytes > MAX_GROWTH_BYTES:
         yield f"the process grew by {last.resident_bytes - settled.resident_bytes} bytes"
     if last.descriptors - settled.descriptors > MAX_GROWTH_DESCRIPTORS:
