@@ -1,9 +1,12 @@
 """The random-weight models that are measured, built once under `build/bench`."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from common.openblas import find_openblas, is_wanted, preloading
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / "build" / "bench"
@@ -31,7 +34,7 @@ class BenchModel:
 
     @property
     def draft(self) -> Path:
-        """Where the draft model of a `paired_llama` lies."""
+        """Where its draft model lies, of one that has one."""
         return self.directory / "draft"
 
     @property
@@ -60,6 +63,10 @@ RIGHT, NEAR, WRONG = (
 """Models of 18 layers, and drafts by the first of them alone: 7M. The less the others add, the more
 often the two agree."""
 
+EDITOR = BenchModel("60M, trained", "edit_model", (640, 12))
+"""Rewrites code of its prompt and calls tools, with a draft model of three layers, 6M; to train it
+takes ten minutes, so it is trained when it is measured."""
+
 TINY = {
     family: BenchModel(family, family)
     for family in (
@@ -77,3 +84,15 @@ def ensure_built() -> None:
     """Build the models that are missing, in a process of its own: this one imports no MLX."""
     if not all(model.is_built for model in ALL):
         subprocess.run([sys.executable, "-m", "benchmarks.build_models"], cwd=ROOT, check=True)
+
+
+def ensure_trained() -> None:
+    """Train `EDITOR` if it is missing, in a process of its own, with a fast BLAS if possible."""
+    if EDITOR.is_built:
+        return
+    environment = dict(os.environ)
+    if is_wanted(environment) and (library := find_openblas()):
+        environment = preloading(environment, library)
+    script = ROOT / "scripts" / "demo_model" / "edit_model.py"
+    command = [sys.executable, str(script), "--out", str(EDITOR.directory)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)

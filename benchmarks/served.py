@@ -15,6 +15,7 @@ from backend.cli.server_process import ServerProcess
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from benchmarks.models import BenchModel
+from benchmarks.processor import processor_seconds
 from benchmarks.workload import Sampling, Speed, Timeline, Workload, speed, words
 
 MAX_MODEL_LEN = 32768
@@ -49,6 +50,7 @@ class Served:
     def __init__(self, process: ServerProcess, channel: grpc.aio.Channel) -> None:
         self.process = process
         self._stub = backend_pb2_grpc.BackendStub(channel)
+        self._inspector = backend_pb2_grpc.InspectorStub(channel)
         self._sent_tokens = 0
 
     async def load(self, model: BenchModel, options: Sequence[str] = ()) -> None:
@@ -132,6 +134,12 @@ class Served:
         started = time.perf_counter()
         rows = await asyncio.gather(*map(self.send, requests))
         return time.perf_counter() - started, sum(row.counts[-1] for row in rows)
+
+    async def engine_seconds(self) -> float | None:
+        """Return the processor time of the engine up to now, where the system tells."""
+        reply = await self._inspector.Inspect(pb.InspectRequest())
+        pids = [each.process_id for each in reply.processes if each.role == "engine"]
+        return processor_seconds(pids[0]) if pids else None
 
     async def health_seconds(self) -> float:
         """Return how long one Health took, over a connection of its own, as hosts ask it."""

@@ -1,14 +1,27 @@
 """What does it save to draft tokens? The same requests with drafts and without, in one run."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
 from statistics import median
+from typing import NamedTuple
 
+from backend.demo import WEATHER_TOOL
 from backend.pb import backend_pb2 as pb
 from benchmarks.figure import Figure, Settings, Target, at_least
-from benchmarks.models import LARGE, NEAR, RIGHT, SMALL, WRONG, BenchModel
+from benchmarks.models import (
+    EDITOR,
+    LARGE,
+    NEAR,
+    RIGHT,
+    SMALL,
+    WRONG,
+    BenchModel,
+    ensure_trained,
+)
 from benchmarks.served import Served, served
+from scripts.demo_model.edits import draw_edit
 
 PROMPT_TOKENS = 90
 NEW_TOKENS = 128
@@ -34,6 +47,9 @@ TOOL = {
         },
     },
 }
+EDITED_LINES = 10
+# More than any edit of so many lines has.
+EDIT_TOKENS = 400
 
 
 def repeating(prompt: str, seed: int) -> pb.PredictOptions:
@@ -63,14 +79,56 @@ def calling(prompt: str, seed: int) -> pb.PredictOptions:
     )
 
 
+def asked(prompt: str, seed: int) -> pb.PredictOptions:
+    """Return a greedy request of a chat, which is answered without a thought."""
+    return pb.PredictOptions(
+        UseTokenizerTemplate=True,
+        Messages=[pb.Message(role="user", content=prompt)],
+        Metadata={"enable_thinking": "false"},
+        Seed=seed,
+    )
+
+
+def called(prompt: str, seed: int) -> pb.PredictOptions:
+    """Return a greedy request that has to call the tool that the demo model was taught."""
+    request = asked(prompt, seed)
+    request.Tools, request.ToolChoice = json.dumps([WEATHER_TOOL]), "required"
+    return request
+
+
+def called_unknown(prompt: str, seed: int) -> pb.PredictOptions:
+    """Return the same for a tool whose words the model spells in its own way."""
+    request = called(prompt, seed)
+    request.Tools = json.dumps([TOOL])
+    return request
+
+
+def question(row: int) -> str:
+    """Return a question that the tool answers."""
+    cities = TOOL["function"]["parameters"]["properties"]["city"]["enum"]
+    return f"What is the weather in {cities[row % len(cities)]}?"
+
+
+def code_to_edit(row: int) -> str:
+    """Return a piece of code, and the wish to have it changed."""
+    return draw_edit(Random(1_000_000 + row), EDITED_LINES).question
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of replies, and the gain that it should bring by the number of rows."""
+    """A kind of replies, and the gain that it should bring by the number of rows.
+
+    Attributes:
+        prompt: Returns the prompt of a row; `None` takes invented words.
+        tokens: Of a reply at most.
+    """
 
     name: str
     request: Callable[[str, int], pb.PredictOptions]
     targets: Mapping[int, Target]
     ends_by_itself: bool = False
+    prompt: Callable[[int], str] | None = None
+    tokens: int = NEW_TOKENS
 
 
 CASES = (
@@ -79,8 +137,24 @@ CASES = (
     Case("free text", free, dict.fromkeys(ROWS, NO_LOSS)),
 )
 
+EDITING = Case(
+    "edit of code",
+    asked,
+    {1: at_least(2.5), 8: at_least(1.5)},
+    ends_by_itself=True,
+    prompt=code_to_edit,
+    tokens=EDIT_TOKENS,
+)
+TRAINED = (
+    EDITING,
+    Case("required tool call", called, {1: at_least(2.0)}, ends_by_itself=True, prompt=question),
+    Case("call of an unknown tool", called_unknown, {}, ends_by_itself=True, prompt=question),
+    Case("free text", free, dict.fromkeys(ROWS, NO_LOSS)),
+)
+"""For the model that was trained to edit and to call."""
 
 DRAFTED = {
+    EDITOR: replace(EDITING, targets={1: at_least(1.3)}),
     RIGHT: Case("greedy text", likeliest, {1: at_least(1.3)}),
     NEAR: Case("greedy text", likeliest, {1: at_least(1.3)}),
     WRONG: Case("greedy text", likeliest, dict.fromkeys(ROWS, NO_LOSS)),
@@ -88,44 +162,95 @@ DRAFTED = {
 """Models with a draft model, which alone drafts."""
 
 
+class _Run(NamedTuple):
+    """What one mode took for the requests of a case: seconds, of the processor too if known."""
+
+    tokens: int
+    seconds: float
+    processor_s: float | None
+
+    @property
+    def per_s(self) -> float:
+        """Tokens in a second."""
+        return self.tokens / self.seconds
+
+    @property
+    def per_processor_s(self) -> float | None:
+        """Tokens in a second of the engine's processor time, if that is known."""
+        return self.tokens / self.processor_s if self.processor_s else None
+
+
 async def measure(settings: Settings) -> list[Figure]:
     """Measure every case; the small model has to do for a quick look, without a draft model."""
+    if settings.is_quick:
+        return await _measured(settings, SMALL, CASES)
+    ensure_trained()
     figures = []
-    for model in (SMALL,) if settings.is_quick else (SMALL, LARGE):
-        async with served(model) as server:
-            for case in CASES:
-                figures += [await _measure(settings, model, case, rows, server) for rows in ROWS]
-    for model, case in () if settings.is_quick else DRAFTED.items():
-        async with served(model, f"draft_model:{model.draft}", "speculation:draft") as server:
-            figures += [await _measure(settings, model, case, rows, server) for rows in ROWS]
+    for model, cases in ((SMALL, CASES), (LARGE, CASES), (EDITOR, TRAINED)):
+        figures += await _measured(settings, model, cases)
+    for model, case in DRAFTED.items():
+        options = f"draft_model:{model.draft}", "speculation:draft"
+        drafted = replace(case, name=f"{case.name}, draft model")
+        figures += await _measured(settings, model, [drafted], *options)
     return figures
+
+
+async def _measured(
+    settings: Settings, model: BenchModel, cases: Sequence[Case], *options: str
+) -> list[Figure]:
+    async with served(model, *options) as server:
+        return [
+            await _measure(settings, model, case, rows, server) for case in cases for rows in ROWS
+        ]
 
 
 async def _measure(
     settings: Settings, model: BenchModel, case: Case, rows: int, server: Served
 ) -> Figure:
-    prompts = [await server.prompt(PROMPT_TOKENS, row) for row in range(rows)]
-    speeds: dict[str, list[float]] = {"auto": [], "off": []}
-    for run in range(settings.runs + 1):
-        for mode, samples in speeds.items():
-            requests = []
-            for row, prompt in enumerate(prompts):
-                request = case.request(prompt, 1000 * run + row)
-                request.Metadata["speculation"] = mode
-                request.IgnoreEOS = not case.ends_by_itself
-                request.Tokens = NEW_TOKENS
-                requests.append(request)
-            seconds, tokens = await server.time_together(requests)
-            if run:  # the first one warms up
-                samples.append(tokens / seconds)
-    pairs = zip(speeds["auto"], speeds["off"], strict=True)
-    return Figure(
-        name=f"{model.name}: {case.name}, {rows} {'row' if rows == 1 else 'rows'}",
-        unit="x plain",
-        samples=tuple(drafted / plain for drafted, plain in pairs),
-        target=case.targets.get(rows),
-        context={
-            "plain tokens/s": median(speeds["off"]),
-            "tokens/s": median(speeds["auto"]),
-        },
-    )
+    prompts = [
+        case.prompt(row) if case.prompt else await server.prompt(PROMPT_TOKENS, row)
+        for row in range(rows)
+    ]
+    runs: dict[str, list[_Run]] = {"auto": [], "off": []}
+    for number in range(settings.runs + 1):
+        for mode, samples in runs.items():
+            seeds = range(1000 * number, 1000 * number + rows)
+            requests = [_requested(case, *pair, mode) for pair in zip(prompts, seeds, strict=True)]
+            samples.append(await _timed(server, requests))
+    name = f"{model.name}: {case.name}, {rows} {'row' if rows == 1 else 'rows'}"
+    # The first ones warm up.
+    return _figure(name, case.targets.get(rows), *(samples[1:] for samples in runs.values()))
+
+
+def _requested(case: Case, prompt: str, seed: int, mode: str) -> pb.PredictOptions:
+    request = case.request(prompt, seed)
+    request.Metadata["speculation"] = mode
+    request.IgnoreEOS = not case.ends_by_itself
+    request.Tokens = case.tokens
+    return request
+
+
+async def _timed(server: Served, requests: Sequence[pb.PredictOptions]) -> _Run:
+    before = await server.engine_seconds()
+    seconds, tokens = await server.time_together(requests)
+    after = await server.engine_seconds()
+    used = None if before is None or after is None else after - before
+    return _Run(tokens, seconds, used)
+
+
+def _figure(
+    name: str, target: Target | None, drafted: Sequence[_Run], plain: Sequence[_Run]
+) -> Figure:
+    pairs = list(zip(drafted, plain, strict=True))
+    gains = [
+        one.per_processor_s / other.per_processor_s
+        for one, other in pairs
+        if one.per_processor_s and other.per_processor_s
+    ]
+    context = {
+        "plain tokens/s": median(run.per_s for run in plain),
+        "tokens/s": median(run.per_s for run in drafted),
+        **({"by processor time": median(gains)} if gains else {}),
+    }
+    samples = tuple(one.per_s / other.per_s for one, other in pairs)
+    return Figure(name=name, unit="x plain", samples=samples, target=target, context=context)

@@ -1,6 +1,6 @@
 """Turn samples into weighted token batches of about equal cost."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -16,6 +16,9 @@ _PROMPT_WEIGHT = 0.02
 _DOCUMENT_WEIGHT = 0.3
 DOCUMENT_SHARE = 0.04
 _CHUNK = 256
+
+Batch = tuple[mx.array, mx.array]
+"""Tokens and weights, both of shape (rows, width)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> str:
     )
 
 
-def _sample_row(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> Row:
+def sample_row(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> Row:
+    """Return the tokens of a conversation, of which the last turn is to be learnt."""
     prompt, target = prompt_text(tokenizer, sample), sample.target + TURN_END
     assert_unseen(prompt + target)
     before, after = tokenizer.encode(prompt), tokenizer.encode(target)
@@ -55,10 +59,10 @@ def _document_row(tokenizer: PreTrainedTokenizerFast, text: str) -> Row:
 def _draw_row(tokenizer: PreTrainedTokenizerFast, rng: Random, *, short: bool) -> Row:
     if rng.random() < DOCUMENT_SHARE:
         return _document_row(tokenizer, document(rng))
-    return _sample_row(tokenizer, draw_short_sample(rng) if short else draw_sample(rng))
+    return sample_row(tokenizer, draw_short_sample(rng) if short else draw_sample(rng))
 
 
-def _stacked(rows: list[Row]) -> tuple[mx.array, mx.array]:
+def _stacked(rows: list[Row]) -> Batch:
     """Pad rows at the end; padding has weight 0."""
     width = max(len(row.tokens) for row in rows)
     tokens = np.zeros((len(rows), width), np.int32)
@@ -81,11 +85,21 @@ def _cut(rows: list[Row], budget: int) -> list[list[Row]]:
 
 def batches(
     tokenizer: PreTrainedTokenizerFast, rng: Random, budget: int, *, short: bool
-) -> Iterator[tuple[mx.array, mx.array]]:
-    """Yield (tokens, weights) of shape (rows, width) for ever, fresh samples each time."""
+) -> Iterator[Batch]:
+    """Yield batches for ever, fresh samples each time."""
+    return batches_of(lambda: _draw_row(tokenizer, rng, short=short), rng, budget)
+
+
+def batches_of(draw: Callable[[], Row], rng: Random, budget: int) -> Iterator[Batch]:
+    """Yield batches of drawn rows for ever.
+
+    Args:
+        draw: Returns another row each time.
+        rng: Puts the batches in order.
+        budget: Padded tokens of a batch at most.
+    """
     while True:
-        rows = [_draw_row(tokenizer, rng, short=short) for _ in range(_CHUNK)]
-        cut = _cut(rows, budget)
+        cut = _cut([draw() for _ in range(_CHUNK)], budget)
         rng.shuffle(cut)
         for group in cut:
             yield _stacked(group)

@@ -8,7 +8,7 @@ import argparse
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from batches import DOCUMENT_SHARE, batches, prompt_text
+from batches import DOCUMENT_SHARE, Batch, batches, prompt_text
 from conversations import assert_unseen, draw_sample
 from documents import document
 from mlx.utils import tree_flatten
@@ -26,6 +26,9 @@ from tokenizer import END_OF_TEXT, TURN_END, VOCAB_SIZE, train_tokenizer, untrai
 from transformers import PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
+
+Loss = Callable[[qwen3.Model, mx.array, mx.array], mx.array]
+"""The loss of a model over the tokens and weights of a batch."""
 
 _HERE = Path(__file__).parent
 _TEMPLATE = _HERE / "chat_template.jinja"
@@ -82,27 +85,25 @@ def _optimizer(steps: int) -> optim.Optimizer:
     return optim.MultiOptimizer([muon, adam], [lambda key, w: w.ndim == 2 and "embed" not in key])
 
 
-def _loss(model: qwen3.Model, tokens: mx.array, weights: mx.array) -> mx.array:
+def entropy(model: qwen3.Model, tokens: mx.array, weights: mx.array) -> mx.array:
     """Average the cross entropy of each next token by its weight."""
-    entropy = nn.losses.cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
-    mean: mx.array = (entropy * weights[:, 1:]).sum() / weights[:, 1:].sum()
+    found = nn.losses.cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+    mean: mx.array = (found * weights[:, 1:]).sum() / weights[:, 1:].sum()
     return mean
 
 
-def _curriculum(
-    tokenizer: PreTrainedTokenizerFast, steps: int
-) -> Iterator[tuple[mx.array, mx.array]]:
+def _curriculum(tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterator[Batch]:
     """Yield the batches of all steps: short copying first, then the full mix."""
     rng, short_steps = Random(_SEED), int(steps * _SHORT_SHARE)
     yield from islice(batches(tokenizer, rng, _BATCH_TOKENS, short=True), short_steps)
     yield from islice(batches(tokenizer, rng, _BATCH_TOKENS, short=False), steps - short_steps)
 
 
-def _train(model: qwen3.Model, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
-    """Train `model` in place, logging a running loss."""
-    gradient, optimizer = nn.value_and_grad(model, _loss), _optimizer(steps)
+def fit(model: qwen3.Model, stream: Iterable[Batch], steps: int, loss_of: Loss = entropy) -> None:
+    """Train `model` in place by `steps` batches, logging a running loss."""
+    gradient, optimizer = nn.value_and_grad(model, loss_of), _optimizer(steps)
     start, mean = time.monotonic(), 0.0
-    for step, (tokens, weights) in enumerate(_curriculum(tokenizer, steps), start=1):
+    for step, (tokens, weights) in enumerate(islice(stream, steps), start=1):
         loss, gradients = gradient(model, tokens, weights)
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)
         optimizer.update(model, gradients)
@@ -131,7 +132,7 @@ def train(steps: int, out: Path, dtype: str) -> None:
     tokenizer = train_tokenizer(_corpus(Random(_SEED + 1)), _TEMPLATE)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(_CONFIG))
     mx.eval(model.parameters())
-    _train(model, tokenizer, steps)
+    fit(model, _curriculum(tokenizer, steps), steps)
     save(model, tokenizer, out, dtype)
 
 
