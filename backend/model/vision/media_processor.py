@@ -278,8 +278,12 @@ def _read(processor: HfProcessor, text: str, media: Mapping[str, Any]) -> dict[s
 
 def _as_numpy(value: Untyped) -> Untyped:
     """Return an array, or a list of them where their shapes differ."""
+    import mlx.core as mx
     import numpy as np
 
+    # NumPy has no such numbers.
+    if isinstance(value, mx.array) and value.dtype == mx.bfloat16:
+        value = value.astype(mx.float32)
     try:
         return np.atleast_1d(np.array(value))
     except ValueError:

@@ -236,7 +236,7 @@ class VisionNetwork:
     def _found(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the towers give, lazily, by the names of the language model's arguments."""
         tokens = mx.array([token_ids])
-        arrays = {name: _setting(array) or mx.array(array) for name, array in inputs.items()}
+        arrays = {name: _on_device(array) for name, array in inputs.items()}
         pixels = arrays.pop("pixel_values", None)
         self._forget_positions()
         found = self.model.get_input_embeddings(
