@@ -11,6 +11,7 @@ import pytest
 from real_process import TIMEOUT_S, real_backends
 
 from backend.pb import backend_pb2 as pb
+from common.machine_memory import machine_bytes
 
 pytestmark = pytest.mark.mlx
 
@@ -105,4 +106,33 @@ def test_three_backends_share_a_machine_that_is_too_small_for_their_wishes(tiny_
         wait_until(lambda: budget(first) > before)
         assert [say(each, "ba " * 100, 20) for each in (first, third)] == [20, 20]
         third.stub.Free(pb.HealthMessage(), timeout=TIMEOUT_S)
+        wait_until(lambda: budget(first) == wish)
+
+
+def is_bounded():
+    return machine_bytes() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(
+    not is_bounded(),
+    reason="no control group bounds the memory of this process, and a test may not make one; "
+    "`systemd-run --user --scope -p MemoryMax=4G` or `docker run --memory 4g` runs it in one",
+)
+def test_three_backends_share_the_control_group_that_they_are_in(tiny_models, tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
+    with real_backends(tmp_path, 3, environment) as backends:
+        first, *others = backends
+        first.load(tiny_models("llama"), Options=["batching:false"])
+        wish = budget(first)
+        assert 3 * wish > machine_bytes()
+        for each in others:
+            each.load(tiny_models("llama"), Options=["batching:false"])
+        wait_until(lambda: all(len(inspect(each).machine.backends) == 3 for each in backends))
+        assert inspect(first).machine.usable_bytes < machine_bytes()
+        wait_until(lambda: claimed(inspect(first).machine) <= inspect(first).machine.usable_bytes)
+        assert [say(each, "ba " * 100, 20) for each in backends] == [20, 20, 20]
+        for each in others:
+            each.stub.Free(pb.HealthMessage(), timeout=TIMEOUT_S)
         wait_until(lambda: budget(first) == wish)
