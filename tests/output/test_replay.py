@@ -120,4 +120,10 @@ def test_a_report_tells_of_each_call_what_was_repaired_and_what_was_not_finished
     whole = '<tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call>'
     assert states(whole) == [(None, None)]
     assert states(whole.replace('"a"', "a")) == [(["a key without quotes"], None)]
+    for damaged, reason in {
+        '{"a": "say "b" and go"}': "a quote inside of a string",
+        '{"a": b}': "a string without quotes",
+        "{'a': 'it\\'s'}": "strings in '",
+    }.items():
+        assert states(whole.replace('{"a": "b"}', damaged)) == [([reason], None)]
     assert states(whole + whole[:-16]) == [(None, None), (None, True)]
