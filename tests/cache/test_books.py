@@ -153,3 +153,14 @@ def test_a_lookup_is_a_part_of_the_history():
     store.record(11, 8, HitKind.SHORTER)
     (span,) = listed(store).spans
     assert (span.requests, span.looked_up_tokens, span.hit_tokens) == (1, 11, 8)
+
+
+def test_an_evicted_prefix_counts_once_until_it_is_evicted_again():
+    evicted, prompt = EvictedPrefixes(), key(*FIRST, 50)
+    for times in (1, 2):
+        evicted.note_evicted(key(*FIRST), 8)
+        for _ in range(3):
+            evicted.note_prompt(prompt, stored=0)
+        assert evicted.recomputed_tokens == times * 3
+        (told,) = evicted.worst(head_tokens=0)
+        assert (told.times, told.recomputed_tokens) == (times, times * 3)

@@ -157,6 +157,14 @@ def test_nothing_behind_the_last_snapshot_is_read_where_only_snapshots_help(tmp_
     assert [n.start for n in directory.read(key, 0, ends_at_snapshot=True)] == [0, 40]
 
 
+def test_the_last_token_of_a_prompt_is_never_read(tmp_path):
+    directory = NodeDirectory(tmp_path, MODEL, 10**9)
+    directory.write(stored(0, 50, has_snapshot=True))
+    for length, found in ((50, 0), (51, 1)):
+        key = TokenKey.from_ids(range(length))
+        assert len(directory.read(key, 0, ends_at_snapshot=True)) == found
+
+
 def test_the_oldest_files_of_all_models_make_room(tmp_path):
     for model in (OTHER, MODEL):
         directory = NodeDirectory(tmp_path, model, 60_000)
