@@ -54,6 +54,22 @@ def test_a_long_prompt_is_not_starved_by_short_ones():
     assert chosen[-1] is long
 
 
+def test_beside_a_stream_of_short_prompts_a_long_one_has_every_ninth_chunk():
+    long = make_row("long", 1000)
+    scheduler = scheduler_with(long, max_slots=100)
+    places = []
+    for i in range(30):
+        scheduler.enqueue(make_row(f"short-{i}", 3))
+        scheduler.admit()
+        row = scheduler.next_prefill()
+        if row is long:
+            places.append(i)
+        prefill(row, 10)
+        for done in scheduler.activate():
+            scheduler.release(done)
+    assert places == [8, 17, 26]
+
+
 def test_prefilled_rows_join_only_while_there_is_room():
     rows = [make_row(str(i), 1) for i in range(3)]
     scheduler = scheduler_with(*rows, max_slots=3, max_active=2)
