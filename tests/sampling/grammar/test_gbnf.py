@@ -95,6 +95,7 @@ def test_a_grammar_whose_cuts_are_uncertain_is_cut_into_characters(compiler, voc
         ('root ::= ("ab" | "a") ("c" | "bc") root?', "abcabbcac"),
         ('root ::= "true" | w\nw ::= [a-z]+ ("(" w ")")?', "true(truex)"),
         ('root ::= "x" ("ab"){2} ("(" root ")")?', "xabab(xabab)"),
+        ('root ::= "x" ("ab"){0,2} ("(" root ")")?', "xabab(xab(x))"),
     ],
 )
 def test_no_end_of_a_terminal_is_missed(text, reply, compiler):

@@ -24,6 +24,11 @@ def test_a_character_is_writable_if_its_bytes_are(text, character):
     assert all(letter in known.characters for letter in text)
 
 
+def test_a_byte_by_itself_is_no_character_unless_it_is_ascii():
+    known = vocabulary([b"\xe9", b"a"])
+    assert [character in known.characters for character in "aé"] == [True, False]
+
+
 def test_with_all_bytes_every_character_is_writable():
     assert vocabulary([bytes([byte]) for byte in range(256)]).characters == ANY_CHARACTER
 
