@@ -56,6 +56,14 @@ def test_what_could_never_fit_is_refused_with_the_numbers():
     assert "room for 100 tokens" in str(caught.value)
 
 
+def test_a_refusal_tells_what_is_needed_and_what_there_is():
+    profile = KvProfile(bytes_per_token=2**20)
+    books = Reservations(profile, profile.row_bytes(100), EXPECTED)
+    with pytest.raises(OverloadedError) as caught:
+        books.require_fit(make_row("does not", 60, max_tokens=45))
+    assert f"takes {105 + STEP}.0 MiB, and there are {100 + STEP}.0 MiB" in str(caught.value)
+
+
 def test_without_a_limit_only_the_prompt_must_fit():
     books = books_for(100)
     books.require_fit(make_row("fits", 99, max_tokens=10**6, is_open_ended=True))

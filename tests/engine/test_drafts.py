@@ -288,3 +288,26 @@ def test_a_draft_model_that_fails_is_asked_no_more(caplog):
     assert drafting.drafts() == [()]
     assert not drafting.may_draft
     assert "the draft model fails, and drafts no more" in caplog.text
+
+
+def test_a_draft_model_that_cannot_read_is_asked_no_more(caplog):
+    class Unreadable(ScriptedModel):
+        def read(self, _row, _count):
+            raise RuntimeError("gone")
+
+    row = row_of(list(range(100, 300)))
+    drafting = drafting_of(Unreadable({1: 0.04, 100: 4.0}), row, seconds={1: 1.0, 8: 1.0})
+    assert drafting.drafts() == [()]
+    assert not drafting.may_draft
+    assert "the draft model fails, and drafts no more" in caplog.text
+
+
+def test_a_draft_has_to_pay_more_where_what_is_right_of_it_has_to_be_fed_again():
+    def depth(**keeping):
+        drafting = drafting_of(
+            ScriptedModel({1: 0.01, 64: 0.01}), row_of([1, 2]), seconds={1: 1.0, 8: 3.0}
+        )
+        (draft,) = drafting.drafts(**keeping)
+        return len(draft)
+
+    assert (depth(keeps_parts=True), depth(keeps_parts=False)) == (2, 0)
