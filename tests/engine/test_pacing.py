@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from backend.engine.rows.counters import RateMeter
+from backend.engine.rows.counters import Counters, RateMeter
 from backend.engine.rows.pacing import ChunkSizer, PrefillPacer
 
 
@@ -117,3 +117,12 @@ def test_a_rate_is_taken_over_a_while_however_often_it_is_read(monkeypatch):
         rates.append(meter.of_late(10 * tenths))
     assert rates[0] == 0.0
     assert rates[-4:] == pytest.approx([100.0] * 4, rel=0.01)
+
+
+def test_drawn_tokens_are_counted_and_their_sum_tells_their_order():
+    one, same, other = Counters(), Counters(), Counters()
+    for counters, drawn in ((one, (3, 4)), (same, (3, 4)), (other, (4, 3))):
+        for token_id in drawn:
+            counters.count(token_id)
+    assert one.generated_tokens == other.generated_tokens == 2
+    assert one.checksum == same.checksum != other.checksum
