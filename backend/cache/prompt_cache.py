@@ -114,7 +114,7 @@ class PromptCache:
             return PrefixHit(HitKind.MISS, 0, (), found.length, beyond)
         last = next(node for node in found.nodes if node.end >= length)
         if owner not in self._nodes.held:
-            self._learn(found)
+            self._learned.note_prompt(found)
         self._nodes.touch(last)
         for node in () if owner in self._once else last.lineage():
             node.is_once = False
@@ -266,8 +266,17 @@ class PromptCache:
         """Note that a request is sure to go on soon from where `owner` has ended."""
         self._require_owner()
         node = self._nodes.held.get(owner) or self._released.pop(owner, None)
-        if node is not None and node.is_linked:
-            node.is_expected = True
+        for above in node.lineage() if node is not None and node.is_linked else ():
+            above.is_expected |= above is node or above.is_turn
+
+    def note_turn(self, owner: str, key: TokenKey) -> None:
+        """Note that the next question of what `owner` has stored parts where a prefix ends."""
+        self._require_owner()
+        node = self._nodes.held.get(owner)
+        while node is not None and node.end > len(key) > 0:
+            node.is_spent, node = True, node.parent
+        if node is not None and node.end == len(key):
+            node.is_turn, node.is_expected = True, False
 
     def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:
         """Count a prompt that was looked up, and how much of it was restored in the end."""
@@ -298,19 +307,6 @@ class PromptCache:
         self._books.note_evicted(evicted)
         if self._on_evict is not None and evicted:
             self._on_evict(evicted)
-
-    def _learn(self, found: Match[Segment]) -> None:
-        """Learn from where a new prompt leaves what is stored."""
-        last = found.nodes[-1]
-        if found.length < last.end - 1 or last.children:
-            parted = last if found.length == last.end else last.parent
-            if parted is not None:
-                self._learned.note_branch(parted)
-            return
-        for node in found.nodes:
-            if node.used_at == last.used_at:
-                self._learned.note_resumption(node)
-        last.is_expected = False
 
     def _require_owner(self) -> None:
         if threading.get_ident() != self._owner:

@@ -48,11 +48,13 @@ class Node(Link, Generic[V]):
         place: The part of a conversation that ends here.
         is_expected: Whether a request is sure to go on from here.
         is_once: Whether none is going to come back here.
+        is_turn: Whether the next question of a conversation is going to part here.
+        is_spent: Whether no question goes on from here, but from an `is_turn` above.
     """
 
     __slots__ = (
-        *("branches", "children", "end", "hits", "is_expected", "is_once", "is_pin"),
-        *("label", "parent", "pins", "place", "used_at", "value"),
+        *("branches", "children", "end", "hits", "is_expected", "is_once", "is_pin", "is_spent"),
+        *("is_turn", "label", "parent", "pins", "place", "used_at", "value"),
     )
 
     def __init__(self, label: TokenKey, value: V, end: int, parent: "Node[V] | None") -> None:
@@ -66,8 +68,7 @@ class Node(Link, Generic[V]):
         self.pins = 0
         self.used_at = 0
         self.hits = self.branches = 0
-        self.is_expected = False
-        self.is_once = False
+        self.is_expected = self.is_once = self.is_spent = self.is_turn = False
         self.place = Place.INNER
 
     @property
@@ -195,6 +196,7 @@ class RadixTree(Generic[V]):
         upper.pins = int(node.is_pinned)
         upper.used_at, upper.hits = node.used_at, node.hits
         upper.is_expected, upper.is_once = node.is_expected, node.is_once
+        upper.is_spent = node.is_spent
         self._siblings(node)[upper.label[0]] = upper
         node.label, node.value, node.parent = node.label[at:], below, upper
         upper.children[node.label[0]] = node

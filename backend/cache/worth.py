@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from backend.cache.kv import Segment
-from backend.cache.radix import Node, RadixTree
+from backend.cache.radix import Match, Node, RadixTree
 from backend.cache.token_key import TokenKey
 from backend.core.prompt import Place
 
@@ -24,6 +24,10 @@ _PRIOR_WEIGHT = 20.0
 # A conversation that waits for a tool's result is sure to go on; others often have ended.
 _UNEXPECTED = 0.25
 _EXPECTED_WITHIN = 4.0
+# It calls tools several times before there is another question.
+_TURN = 0.15
+# Where thoughts are left out of later prompts, a reply that has ended is not gone on from.
+_SPENT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,19 @@ class LearnedForecast:
         self._passed: Counter[Place] = Counter()
         self._parted: Counter[Place] = Counter()
 
+    def note_prompt(self, found: Match[Segment]) -> None:
+        """Learn from where a new prompt leaves what is stored, of which it finds some."""
+        last = found.nodes[-1]
+        if found.length < last.end - 1 or last.children:
+            parted = last if found.length == last.end else last.parent
+            if parted is not None:
+                self.note_branch(parted)
+            return
+        for node in found.nodes:
+            if node.used_at == last.used_at:
+                self.note_resumption(node)
+        last.is_expected = False
+
     def note_resumption(self, node: SegmentNode) -> None:
         """Note that a conversation has gone on from a place for the first time."""
         self._passed[node.place] += 1
@@ -89,21 +106,32 @@ class LearnedForecast:
         """Note that a request has parted at a place from what is stored."""
         self._parted[node.place] += 1
         node.branches += 1
+        node.is_turn = False
 
     def resumption(self, leaf: SegmentNode) -> float:
         """Return how likely a request goes on from a leaf: less with every request of others."""
         age = self.now - leaf.used_at
         if leaf.is_once:
             return 0.0
+        if leaf.is_turn:
+            return self._turning(leaf)
         if leaf.is_expected:
             return 1.0 / (1.0 + age / _EXPECTED_WITHIN)
-        return _UNEXPECTED / (1.0 + age)
+        return (_SPENT if leaf.is_spent else _UNEXPECTED) / (1.0 + age)
 
     def branching(self, node: SegmentNode) -> float:
         """Return how likely a request parts at a node: as often as at others of its kind."""
         parted = self._parted[node.place] + _PRIOR_BRANCHES[node.place] * _PRIOR_WEIGHT
         share = parted / (self._passed[node.place] + _PRIOR_WEIGHT)
-        return share * (1 + node.branches) / (1.0 + (self.now - node.used_at))
+        likely = share * (1 + node.branches) / (1.0 + (self.now - node.used_at))
+        return max(likely, self._turning(node)) if node.is_turn else likely
+
+    def _turning(self, node: SegmentNode) -> float:
+        """Return how likely the next question of a conversation is to part at a node."""
+        age = self.now - node.used_at
+        if node.is_expected:
+            return _TURN / (1.0 + age / _EXPECTED_WITHIN)
+        return _UNEXPECTED / (1.0 + age)
 
     def newcomer(self, key: TokenKey) -> float:  # noqa: ARG002 (the protocol's)
         """Return that the request which is running goes on for certain."""
@@ -127,7 +155,15 @@ class Worth:
     def of_leaf(self, leaf: SegmentNode) -> float:
         """Return the worth of a leaf as a whole."""
         gain = self.restorable(leaf) - self.restorable(leaf.parent)
-        return self.forecast.resumption(leaf) * _per_byte(gain, leaf.value.nbytes)
+        return self.forecast.resumption(leaf) * _per_byte(gain, self._bytes_for(leaf))
+
+    def _bytes_for(self, leaf: SegmentNode) -> int:
+        """Return the bytes of a leaf, and of all above it that nobody needs without it."""
+        nbytes, node = leaf.value.nbytes, leaf.parent
+        while node is not None and len(node.children) == 1 and not self._is_whole(node):
+            nbytes += node.value.nbytes
+            node = node.parent
+        return nbytes
 
     def of_newcomer(self, key: TokenKey, last: SegmentNode | None, nbytes: int) -> float:
         """Return the worth of a segment that is to be stored.

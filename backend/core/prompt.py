@@ -140,6 +140,8 @@ class Prompt:
             begins in.
         boundaries: Positions where later prompts are expected to branch off; ascending, inside the
             prompt.
+        next_question: The one of them where the prompt of the next question is going to diverge,
+            once the reply has ended; 0 if that is not before the end.
         system_tokens: Tokens shared with other conversations of the same system prompt and tools.
         media: Spans of media, in order; the last token is text.
         scope: The prompts that this one shares stored prefixes with: those of the same scope.
@@ -149,6 +151,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     tail: str = field(default="", repr=False)
     boundaries: tuple[int, ...] = ()
+    next_question: int = 0
     system_tokens: int = 0
     media: tuple[MediaSpan, ...] = ()
     scope: str = ""

@@ -241,6 +241,46 @@ def test_a_conversation_whose_tool_never_answers_is_given_up_in_the_end():
     assert not is_stored(store, waiting)
 
 
+def test_a_leaf_weighs_as_much_as_all_that_is_kept_for_it_alone():
+    store = PromptCache(room_for(150, snapshots=3), at_snapshots, thinning=THINNING)
+    long, short = tuple(range(100, 200)), tuple(range(10, 30))
+    for end in (30, 60, 97, 100):
+        put(store, long[:end], has_snapshot=end == 100)
+    for _ in range(2):
+        store.record(1, 0, HitKind.MISS)
+    put(store, short, has_snapshot=True)
+    put(store, range(300, 340), has_snapshot=True)
+    assert is_stored(store, short)
+    assert not is_stored(store, long)
+
+
+def test_what_the_next_question_drops_goes_before_where_it_parts_and_what_is_older():
+    store = PromptCache(room_for(30, snapshots=3), at_snapshots, thinning=THINNING)
+    older, asked, said = tuple(range(50, 60)), tuple(range(1, 9)), tuple(range(1, 17))
+    for ids in (older, asked, said):
+        put(store, ids, has_snapshot=True, owner="row")
+    store.note_turn("row", key(*asked))
+    store.release("row")
+    put(store, range(70, 80), has_snapshot=True)
+    assert [is_stored(store, ids) for ids in (older, asked, said)] == [True, True, False]
+    assert snapshots(store, said) == [8]
+
+
+def test_where_the_next_question_parts_is_kept_while_tools_are_called():
+    store = PromptCache(room_for(30, snapshots=3), at_snapshots, thinning=THINNING)
+    asked, said, ended = tuple(range(1, 9)), tuple(range(1, 17)), tuple(range(50, 60))
+    for ids in (ended, asked, said):
+        put(store, ids, has_snapshot=True, owner="row")
+    store.note_turn("row", key(*asked))
+    store.release("row")
+    store.expect("row")
+    for _ in range(3):
+        store.record(1, 0, HitKind.MISS)
+    store.resize(store.status().bytes - 1)
+    assert snapshots(store, said) == [8, 16]
+    assert not is_stored(store, ended)
+
+
 def test_a_newcomer_that_is_refused_in_the_end_costs_nobody_anything():
     store = PromptCache(room_for(116, snapshots=4), at_snapshots, thinning=THINNING)
     before, dear, idle = tuple(range(900, 904)), tuple(range(100, 200)), (80, 81, 82, 83)

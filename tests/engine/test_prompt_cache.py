@@ -178,6 +178,23 @@ def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family)
     assert tight.cached_tokens == roomy.cached_tokens > 0
 
 
+@pytest.mark.parametrize("next_question", [64, 0])
+def test_where_the_next_question_parts_outlives_the_reply_that_it_drops(networks, next_question):
+    driver = driver_for(networks, "qwen3_next")
+    driver.run(make_request("first", BASE, boundaries=[64], next_question=next_question))
+    prefixes = driver.session._parts.prefixes
+    question, reply = (TokenKey.from_ids(parted(BASE, place, 3)) for place in (64, 149))
+    room = driver.session.status().prompt_cache.bytes
+    while restorable(prefixes, question) == 64 and restorable(prefixes, reply) == 149:
+        room -= 100
+        prefixes.leave_room(room)
+    assert (restorable(prefixes, question) == 64) == bool(next_question)
+
+
+def restorable(prefixes, key):
+    return sum(piece.tokens for piece in prefixes._store.preview(key))
+
+
 def parted(tokens, place, salt):
     return [*tokens[:place], *prompt_of(60, salt)]
 
@@ -190,7 +207,7 @@ def test_windows_that_were_given_up_come_back_when_they_are_computed_anyway(netw
     room = driver.session.status().prompt_cache.bytes
     place = 100
     key = TokenKey.from_ids(parted(BASE, place, 3))
-    while sum(piece.tokens for piece in prefixes._store.preview(key)) == place:
+    while restorable(prefixes, key) == place:
         room -= 100
         prefixes.leave_room(room)
     prefixes.leave_room(2**30)

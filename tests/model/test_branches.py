@@ -115,8 +115,8 @@ class Chat:
     def token_ids(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.encode(self.write(messages), adds_special=False)
 
-    def prompt(self, messages: Sequence[Message], *, system_only: bool = False) -> Prompt:
-        card = dataclasses.replace(CARD, reuses_at_boundaries_only=not system_only)
+    def prompt(self, messages: Sequence[Message], *, is_brief: bool = False) -> Prompt:
+        card = dataclasses.replace(CARD, reuses_at_boundaries_only=not is_brief)
         loaded = LoadedModel(self.tokenizer, self.template, card)
         call = GenerationCall(
             request_id="r",
@@ -190,9 +190,9 @@ def test_the_system_prompt_ends_where_another_conversation_branches_off(
     chat: Callable[..., Chat], name: str, messages: Conversation, start: str
 ):
     made = chat(name)
-    found = made.prompt(messages, system_only=True)
+    found = made.prompt(messages, is_brief=True)
     assert made.start(messages, found.system_tokens) == start
-    assert found.boundaries == (found.system_tokens,)
+    assert set(found.boundaries) == {found.system_tokens, found.next_question} - {0}
 
 
 def test_tools_belong_to_the_system_prompt(chat: Callable[..., Chat]):
@@ -211,11 +211,21 @@ def test_the_letter_that_a_question_begins_with_moves_no_boundary(
     assert found.boundaries == made.prompt([SYSTEM, user("Is it?")]).boundaries
 
 
-def test_thoughts_that_the_next_turn_drops_lie_behind_a_boundary(chat: Callable[..., Chat]):
+@pytest.mark.parametrize("is_brief", [True, False])
+def test_thoughts_that_the_next_turn_drops_lie_behind_a_boundary(
+    chat: Callable[..., Chat], is_brief: bool
+):
     made, messages = chat("thinking", (WEATHER,)), CONVERSATIONS["after calls"]
-    starts = [made.start(messages, tokens) for tokens in made.prompt(messages).boundaries]
+    found = made.prompt(messages, is_brief=is_brief)
+    assert found.next_question in found.boundaries
     question = "Is it raining in the town?<|end|>\n<|turn|>assistant\n"
-    assert any(start.endswith(question) for start in starts)
+    assert made.start(messages, found.next_question).endswith(question)
+
+
+def test_where_nothing_is_dropped_the_next_question_comes_after_the_prompt(
+    chat: Callable[..., Chat],
+):
+    assert chat("plain").prompt(SECOND).next_question == 0
 
 
 def test_a_boundary_lies_before_an_empty_thought(chat: Callable[..., Chat]):
@@ -250,14 +260,14 @@ def test_a_template_that_writes_the_same_whatever_is_said_has_no_boundaries():
     assert (found.boundaries, found.system_tokens) == ((), 0)
 
 
-@pytest.mark.parametrize(("system_only", "most"), [(True, 1), (False, MAX_USER_TURNS + 2)])
+@pytest.mark.parametrize(("is_brief", "most"), [(True, 2), (False, MAX_USER_TURNS + 2)])
 def test_a_long_conversation_is_not_rendered_for_every_turn(
-    chat: Callable[..., Chat], system_only: bool, most: int
+    chat: Callable[..., Chat], is_brief: bool, most: int
 ):
     messages = (SYSTEM, *(user("Hello?"), assistant("Hello!")) * 30, user("Hello?"))
-    assert len(branches(messages, (), system_only=system_only)) == most
-    found = chat("plain").prompt(messages, system_only=system_only)
-    assert len(found.boundaries) == (1 if system_only else 1 + MAX_USER_TURNS)
+    assert len(branches(messages, (), is_brief=is_brief)) == most
+    found = chat("plain").prompt(messages, is_brief=is_brief)
+    assert len(found.boundaries) == (1 if is_brief else 1 + MAX_USER_TURNS)
 
 
 def test_a_conversation_that_takes_long_to_render_is_answered_without_branches(monkeypatch):

@@ -177,7 +177,11 @@ def make_request(
     sampling = options.pop("sampling", SamplingParams())
     return GenerationRequest(
         request_id=name,
-        prompt=Prompt(tuple(token_ids), boundaries=tuple(options.pop("boundaries", ()))),
+        prompt=Prompt(
+            tuple(token_ids),
+            boundaries=tuple(options.pop("boundaries", ())),
+            next_question=options.pop("next_question", 0),
+        ),
         sampling=sampling,
         max_tokens=max_tokens,
         stop_token_ids=frozenset(options.pop("stop", ())),

@@ -199,6 +199,9 @@ class CachingPrefixStore:
         is_whole = row.cache is not None and not row.splits_medium(row.fed)
         if is_whole and row.fed > row.saved and row.is_remembered:
             self._save(row)
+        if self._layout.thinning is not None:
+            next_question = row.request.prompt.next_question
+            self._store.note_turn(row.request_id, row.prompt_key[:next_question])
         self._store.release(row.request_id)
         row.shared = 0
         if row.request.cache_hint is CacheHint.KEEP:

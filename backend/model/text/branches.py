@@ -18,25 +18,25 @@ _OTHER_QUESTION = Message(role="user", content="How?")
 
 
 def branches(
-    messages: Sequence[Message], tools: Sequence[Tool], *, system_only: bool
+    messages: Sequence[Message], tools: Sequence[Tool], *, is_brief: bool
 ) -> list[list[Message]]:
     """Return conversations that begin like this one.
 
-    The first shares the system prompt alone. The others ask something else in one of the last
-    user turns, or continue after the reply: a template may then drop earlier thoughts, or the
-    beginning of a thought at the end of this prompt.
+    The first shares the system prompt alone. The second asks something after the reply: a template
+    may then drop earlier thoughts, or the beginning of a thought at the end of this prompt. The
+    others ask something else in one of the last user turns, or bring a tool's result.
 
     Args:
         messages: The conversation.
         tools: The tools that the model may call.
-        system_only: Return the first alone.
+        is_brief: Return the first two alone.
     """
     first = _first_turn(messages)
-    found = [_asked_otherwise(messages, first)]
-    if not system_only:
+    found = [_asked_otherwise(messages, first), [*messages, _REPLY, _QUESTION]]
+    if not is_brief:
         turns = _user_turns(messages, first + 1)[-MAX_USER_TURNS:]
         found += [_asked_otherwise(messages, turn) for turn in turns]
-        found += _next_requests(messages, tools)
+        found += _results(messages, tools)
     return found
 
 
@@ -57,9 +57,8 @@ def _asked_otherwise(messages: Sequence[Message], turn: int) -> list[Message]:
     return [*messages[:turn], _OTHER_QUESTION if begins_alike else _QUESTION]
 
 
-def _next_requests(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[list[Message]]:
-    """Yield what may come after the reply: another question, and a tool's result."""
-    yield [*messages, _REPLY, _QUESTION]
+def _results(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[list[Message]]:
+    """Yield what may come after a reply that calls a tool: its result."""
     if tools:
         call = ToolCall(call_id=_CALL_ID, name=tools[0].name, arguments="{}")
         result = Message(role="tool", content="1", name=call.name, tool_call_id=call.call_id)

@@ -34,7 +34,8 @@ class WrittenPrompt:
 
     Attributes:
         branches: Prompts that later requests may bring, as text. The first shares the system
-            prompt alone; one that the template refuses is empty.
+            prompt alone, the second asks something after the reply; one that the template refuses
+            is empty.
         is_raw: Whether the caller wrote it, and no template.
     """
 
@@ -72,13 +73,15 @@ def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> 
     spans = _spans(token_ids, expanded.media)
     later = [_expand(branch, media).text for branch in written.branches]
     shared = _shared_tokens(expanded.text, token_ids, later, model)
+    system_tokens, next_question = [*shared, 0, 0][:2]
     # Another question about the same picture begins after it.
     boundaries = {*shared, *(span.stop for span in spans)}
     return Prompt(
         token_ids=tuple(token_ids),
         tail=written.text[-TAIL_CHARS:],
         boundaries=tuple(sorted(boundaries - {0})),
-        system_tokens=shared[0] if shared else 0,
+        next_question=next_question,
+        system_tokens=system_tokens,
         media=spans,
     )
 
