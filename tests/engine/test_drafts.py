@@ -252,6 +252,37 @@ def test_a_draft_model_that_is_wrong_rests_and_is_tried_again():
     assert 1 <= tried < 600 / 32
 
 
+def test_rows_that_are_not_worth_reading_rest_one_after_the_other():
+    rows = [row_of([n % 400 + 100 for n in range(300 + place)], 4) for place in range(4)]
+    model = ScriptedModel({1: 0.1, 100: 10.0})
+    drafting = drafting_of(model, *rows, speculation="draft")
+    drafting.observe(4, 1, 1.0)
+    calls = 0
+    while drafting.may_draft:
+        assert not any(drafting.drafts())
+        calls += 1
+        assert calls <= len(rows)
+    assert [model.unread(row) for row in rows] == [300, 301, 302, 303]
+
+
+def test_rows_that_nobody_has_read_are_tried_in_time():
+    rows = [row_of([n % 400 + 100 for n in range(40 + place)], 5000) for place in range(4)]
+    model = ScriptedModel({1: 0.03, 64: 0.3})
+    # A token costs the same in a pass of any width: no draft pays.
+    drafting = drafting_of(model, *rows, seconds={1: 1.0, 64: 64.0}, speculation="draft")
+    waited = 0
+    for _ in range(2000):
+        waited += drafting.may_draft
+        if drafting.may_draft and any(drafting.drafts()):
+            drafting.learn([0] * 4)
+        else:
+            drafting.observe(4, 1, 4.0)
+        for row in rows:
+            advance(row)
+    assert model.written
+    assert waited < 2000 / 8
+
+
 def test_what_one_row_has_learnt_of_a_draft_model_the_next_row_knows():
     first, second = row_of([1, 2]), row_of([1, 2])
     model = ScriptedModel({1: 0.01, 64: 0.01})

@@ -268,11 +268,15 @@ class Drafting:
 
     def _read_on(self, source: ModelSource, behind: Mapping[Row, _Offer]) -> None:
         """Let the draft model read a part of one row's text, if that is likely to pay."""
-        row = min(behind, key=source.model.unread)
-        trust, price_s = behind[row].trust, source.reading_s(row)
+        trusts = {row: offer.trust for row, offer in behind.items()}
+        willing = [row for row, t in trusts.items() if t.pays or t.wants_trial(row.drawn)]
+        if not willing:
+            return
+        row = min(willing, key=source.model.unread)
+        trust, price_s = trusts[row], source.reading_s(row)
         trust.pays = price_s <= _READING_SHARE * self._saving_s(row, behind)
         plain_s = self.costs.of(len(self._rows), 1)
-        if not trust.pays and (not trust.wants_trial(row.drawn) or price_s > self._trial_s):
+        if not trust.pays and not self._may_read(price_s):
             trust.rest(row.drawn)
             return
         try:
@@ -282,6 +286,10 @@ class Drafting:
             return
         if not trust.pays:
             self._trial_s -= read_s
+
+    def _may_read(self, price_s: float) -> bool:
+        """Tell whether there is time to read a row for a trial, and for the trial after it."""
+        return price_s + self._trial_price(1) <= self._trial_s
 
     def _saving_s(self, row: Row, behind: Mapping[Row, _Offer]) -> float:
         """Return what drafts are likely to save up to the end of a row that has yet to be read."""
