@@ -68,10 +68,12 @@ class Speed:
     Attributes:
         whole: From the request to the last token, prefill included.
         decode: While every row was generating.
+        first_s: Seconds from the request until every row had its first token.
     """
 
     whole: float
     decode: float
+    first_s: float
 
 
 def speed(started: float, rows: Sequence[Timeline]) -> Speed:
@@ -81,7 +83,11 @@ def speed(started: float, rows: Sequence[Timeline]) -> Speed:
     begin = max(row.times[0] for row in rows)
     end = min(row.times[-1] for row in rows)
     decoded = sum(row.tokens_until(end) - row.tokens_until(begin) for row in rows)
-    return Speed(whole=tokens / (finished - started), decode=decoded / (end - begin))
+    return Speed(
+        whole=tokens / (finished - started),
+        decode=decoded / (end - begin),
+        first_s=begin - started,
+    )
 
 
 def words(count: int, seed: int) -> str:
