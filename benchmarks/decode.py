@@ -91,8 +91,8 @@ async def measure_case(
 ) -> list[Figure]:
     """Compare the speed of a case through the socket with that of raw mlx-lm, run by run."""
     raw, ours = [], []
-    for run in range(settings.runs * subject.run_factor + 1):
-        workload = await workload_of(server, case, subject.new_tokens, run)
+    for _ in range(settings.runs * subject.run_factor + 1):
+        workload = await workload_of(server, case, subject.new_tokens)
         raw.append(baseline.run(workload))
         ours.append(await server.run(workload))
     raw, ours = raw[1:], ours[1:]  # the first pair warmed both up
@@ -100,10 +100,9 @@ async def measure_case(
     return [*_speeds(name, case.target, raw, ours), _first_tokens(name, case, raw, ours)]
 
 
-async def workload_of(server: Served, case: Case, new_tokens: int, run: int) -> Workload:
-    """Make prompts that no run had before: none may profit from an earlier one."""
-    count = len(case.samplings)
-    prompts = [await server.prompt(PROMPT_TOKENS, run * count + row) for row in range(count)]
+async def workload_of(server: Served, case: Case, new_tokens: int) -> Workload:
+    """Make prompts that the server has not seen: none may profit from an earlier one."""
+    prompts = [await server.new_prompt(PROMPT_TOKENS) for _ in case.samplings]
     return Workload(tuple(prompts), case.samplings, new_tokens)
 
 

@@ -19,7 +19,7 @@ async def measure(settings: Settings) -> list[Figure]:
 async def _measure_model(settings: Settings, model: BenchModel) -> Figure:
     async with served(model) as plain, served(model, "kv_bits:8") as quantised:
         # The first pair warms both up.
-        pairs = [await _pair(plain, quantised, run) for run in range(settings.runs + 1)][1:]
+        pairs = [await _pair(plain, quantised) for _ in range(settings.runs + 1)][1:]
     return ratio(
         f"{model.name}: {CASE.name}",
         CASE.target,
@@ -28,6 +28,6 @@ async def _measure_model(settings: Settings, model: BenchModel) -> Figure:
     )
 
 
-async def _pair(plain: Served, quantised: Served, run: int) -> tuple[Speed, Speed]:
-    workload = await workload_of(plain, CASE, NEW_TOKENS, run)
+async def _pair(plain: Served, quantised: Served) -> tuple[Speed, Speed]:
+    workload = await workload_of(plain, CASE, NEW_TOKENS)
     return await plain.run(workload), await quantised.run(workload)

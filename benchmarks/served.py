@@ -1,6 +1,7 @@
 """The server under measurement, and what its clients see; they share no interpreter with it."""
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,6 +22,7 @@ from benchmarks.workload import Sampling, Speed, Timeline, Workload, speed, word
 MAX_MODEL_LEN = 32768
 POLL_INTERVAL_S = 0.02
 BOOKS_TIMEOUT_S = 30.0
+NEW_SEEDS_START = 1_000_000  # above those that callers of `prompt` choose
 
 
 @contextmanager
@@ -52,6 +54,7 @@ class Served:
         self._stub = backend_pb2_grpc.BackendStub(channel)
         self._inspector = backend_pb2_grpc.InspectorStub(channel)
         self._sent_tokens = 0
+        self._new_seeds = itertools.count(NEW_SEEDS_START)
 
     async def load(self, model: BenchModel, options: Sequence[str] = ()) -> None:
         """Load a model with `key:value` options, in place of the one before."""
@@ -70,6 +73,10 @@ class Served:
         token_ids = await self.token_ids(pb.PredictOptions(Prompt=words(tokens, seed)))
         reply = await self._stub.Detokenize(pb.DetokenizeRequest(tokens=token_ids[:tokens]))
         return str(reply.content)
+
+    async def new_prompt(self, tokens: int) -> str:
+        """Return a text of about so many tokens that begins as no other prompt does."""
+        return await self.prompt(tokens, next(self._new_seeds))
 
     async def token_ids(self, request: pb.PredictOptions) -> list[int]:
         """Return the prompt of a request as the model reads it."""
