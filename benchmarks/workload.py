@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from random import Random
+from statistics import mean
 from typing import Self
 
 _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiou"
@@ -68,12 +69,14 @@ class Speed:
     Attributes:
         whole: From the request to the last token, prefill included.
         decode: While every row was generating.
-        first_s: Seconds from the request until every row had its first token.
+        first_s: Seconds from the request to a row's first token, mean of all rows.
+        last_first_s: The same of the row that waited longest.
     """
 
     whole: float
     decode: float
     first_s: float
+    last_first_s: float
 
 
 def speed(started: float, rows: Sequence[Timeline]) -> Speed:
@@ -86,7 +89,8 @@ def speed(started: float, rows: Sequence[Timeline]) -> Speed:
     return Speed(
         whole=tokens / (finished - started),
         decode=decoded / (end - begin),
-        first_s=begin - started,
+        first_s=mean(row.times[0] for row in rows) - started,
+        last_first_s=begin - started,
     )
 
 
