@@ -1,1 +1,1 @@
-"""The nouns that every layer shares: frozen values of the standard library and of msgspec."""
+"""The nouns shared by every layer: frozen values built on the standard library and msgspec."""

@@ -1,4 +1,4 @@
-"""Entities in a text, as an encoder with a head for tokens finds them."""
+"""Entities in a text, found by an encoder with a token classification head."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from backend.core.compute import ComputeRequest
 
 @dataclass(frozen=True, slots=True)
 class ClassifyCall:
-    """A text to look for entities in.
+    """A text to search for entities.
 
     Attributes:
         threshold: Entities below this probability are left out.
@@ -19,12 +19,12 @@ class ClassifyCall:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A part of a text that belongs to a group, such as a person's name.
+    """A span of text that belongs to a group, such as a person's name.
 
     Attributes:
-        start: Its first byte in the UTF-8 text.
-        end: The first byte after it.
-        probability: The mean of its tokens'.
+        start: Offset of its first byte in the UTF-8 text.
+        end: Offset after its last byte.
+        probability: Mean over its tokens.
     """
 
     group: str
@@ -36,7 +36,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class TokenLabel:
-    """The likeliest label of a token, by its number, and its probability."""
+    """The most likely label of a token, as an index, and its probability."""
 
     label: int
     probability: float
@@ -44,7 +44,7 @@ class TokenLabel:
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken:
-    """A token and where it stands: characters of the text, and the number of its word."""
+    """A token and its position: a character range, and the index of its word."""
 
     token_id: int
     start: int
@@ -55,6 +55,6 @@ class PlacedToken:
 class ClassifyRequest(
     ComputeRequest[tuple[TokenLabel, ...]], frozen=True, tag=True, array_like=True
 ):
-    """A text, or a part of one, as the model reads it; the result has a label for every token."""
+    """A text, or a part of one, as token ids; the result has one label per token."""
 
     token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Work that a model does in one answer, between the steps of generation."""
+"""Work that the model answers in one piece, between generation steps."""
 
 from typing import Generic, TypeVar
 
@@ -8,4 +8,4 @@ ResultT = TypeVar("ResultT")
 
 
 class ComputeRequest(Struct, Generic[ResultT], frozen=True):
-    """A request in the engine's terms, by the type of its result."""
+    """A request in the engine's terms, parameterized by the type of its result."""

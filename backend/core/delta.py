@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 
 class FinishReason(Enum):
-    """The reason why a reply ended."""
+    """Why a reply ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -16,23 +16,23 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Visible text; whole code points."""
+    """Visible text, in whole code points."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Text of the thought."""
+    """Reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of call number `index`: its first has id and name, arguments append.
+    """A piece of call number `index`: the first has id and name; arguments are appended.
 
-    An id in a later piece replaces the first: some models write it after the arguments.
+    An id in a later piece replaces the first one: some models write it after the arguments.
     """
 
     index: int
@@ -50,9 +50,9 @@ class Usage:
 
     Attributes:
         cached_tokens: Prompt tokens that came from the prompt cache.
-        completion_tokens: Generated tokens, without the one that ended the reply by `stop`.
-        prefill_ms: From admission until decoding began.
-        decode_ms: From there until now.
+        completion_tokens: Generated tokens, without the stop token that ended the reply.
+        prefill_ms: From admission to the start of decoding.
+        decode_ms: From the start of decoding until now.
     """
 
     prompt_tokens: int = 0
@@ -64,7 +64,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AlternativeLogprob:
-    """A token that could have been drawn, and its natural-log probability."""
+    """A token that could have been drawn, and its log-probability (natural)."""
 
     token_id: int
     token: bytes
@@ -73,7 +73,7 @@ class AlternativeLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A generated token, its natural-log probability and its likeliest alternatives."""
+    """A generated token, its log-probability (natural) and its most likely alternatives."""
 
     token_id: int
     token: bytes
@@ -83,7 +83,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a reply; `logprobs` holds every counted token if they were asked for."""
+    """The end of a reply; `logprobs` covers every counted token if requested."""
 
     reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()

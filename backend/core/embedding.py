@@ -1,4 +1,4 @@
-"""The values of Embedding: calls, requests and results."""
+"""Calls, requests and results of Embedding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from backend.core.compute import ComputeRequest
 
 
 class Pooling(Enum):
-    """The way to make one vector of those of the tokens; `NONE` keeps them all."""
+    """How token vectors become one vector; `NONE` keeps them all."""
 
     MEAN = "mean"
     LAST = "last"
@@ -18,11 +18,11 @@ class Pooling(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingProfile:
-    """The embeddings of a checkpoint, by its own files.
+    """How a checkpoint computes embeddings, according to its own files.
 
     Attributes:
         is_normalized: Whether a pooled vector has length 1.
-        obstacle: The reason why they cannot be computed; empty when they can.
+        obstacle: Why they cannot be computed; empty when they can.
     """
 
     pooling: Pooling = Pooling.MEAN
@@ -43,9 +43,9 @@ class Embedding:
     """Vectors of float32.
 
     Attributes:
-        values: One vector after the other.
-        dim: Numbers in a vector.
-        is_pooled: Whether there is one vector for all tokens, not one for each.
+        values: The vectors, concatenated.
+        dim: Length of a vector.
+        is_pooled: Whether there is one vector for all tokens rather than one per token.
         prompt_tokens: Number of tokens read.
     """
 

@@ -1,4 +1,4 @@
-"""The call that templates are asked to write, to find out how a model writes calls."""
+"""The example call that templates render to reveal a model's call format."""
 
 from backend.core.prompt import Tool, ToolCall
 

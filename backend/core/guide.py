@@ -1,4 +1,4 @@
-"""Constraints on tokens: a grammar, a thinking budget, and the matcher of both for one reply."""
+"""Constraints on tokens: a grammar, a thinking budget, and the matcher for one reply."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,15 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThoughtTexts:
-    """The texts by which a model's thoughts are known.
+    """The texts that delimit a model's thoughts.
 
     Attributes:
         starts: Open a thought.
-        ends: Close it; the first is written where a thought is broken off.
-        parting: The words before it then, as the model was trained; a part of the thought.
-        rivals: Stand where a thought could begin, in formats that announce every part of a reply.
-        is_quotable: Whether a start in Markdown code opens nothing.
+        ends: Close it; the first is written when a thought is cut short.
+        parting: The words written before that end, as the model was trained; part of the thought.
+        rivals: Texts at a place where a thought could begin instead, in formats that announce every
+            part of a reply.
+        is_quotable: Whether a start inside Markdown code is ignored.
     """
 
     starts: tuple[str, ...]
@@ -26,10 +27,10 @@ class ThoughtTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThoughtBudget:
-    """The most that a model may think in one reply.
+    """The limit on thinking in one reply.
 
     Attributes:
-        tokens: Of all thoughts of the reply together, without their starts and ends.
+        tokens: Limit for all thoughts of the reply together, without their starts and ends.
         is_open: Whether the prompt opened a thought.
         is_first: Whether a thought can only be the first part of the reply.
     """
@@ -42,11 +43,11 @@ class ThoughtBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarParts:
-    """The parts of a grammar, as it travels.
+    """The parts of a grammar, ready to be sent to another process.
 
     Attributes:
-        rules: It was compiled from these: its start, then its definitions; none allow any text.
-        budget: For thoughts, if there is one.
+        rules: Its sources: the start, then the definitions; empty allows any text.
+        budget: The thinking budget, if any.
     """
 
     rules: tuple[str, ...] = ()
@@ -57,23 +58,23 @@ class ReplyMatcher(Protocol):
     """Tells which tokens may come next in one reply; never raises."""
 
     def consume(self, token_id: int) -> bool:
-        """Advance by a token, and return whether it was allowed."""
+        """Advance by a token; return whether it was allowed."""
 
     def fill_mask(self, row: Any) -> None:  # noqa: ANN401 (an array: the nouns know no NumPy)
-        """Write one bit per token into a row of int32: 1 if it may come next."""
+        """Write one bit per token into a row of int32: 1 if the token may come next."""
 
     @property
     def may_force(self) -> bool:
-        """Whether tokens may be forced next, as far as can be told at no cost."""
+        """Whether the next tokens may be forced, as far as a free check can tell."""
 
     def forced(self) -> list[int]:
-        """Return the tokens of the only text that may come next, if there is only one."""
+        """Return the tokens of the text that must come next, or none if there is a choice."""
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these tokens may come next, one after another."""
+        """Return how many of these tokens, in order, may come next."""
 
     def step_back(self, count: int) -> None:
-        """Return to where it was before the latest `count` tokens; none of them ended the reply."""
+        """Undo the latest `count` tokens, none of which ended the reply."""
 
     @property
     def error(self) -> str | None:
@@ -82,11 +83,11 @@ class ReplyMatcher(Protocol):
 
 @runtime_checkable
 class ReplyGrammar(Protocol):
-    """A compiled grammar; safe from any thread."""
+    """A compiled grammar; thread-safe."""
 
     @property
     def parts(self) -> GrammarParts:
-        """From which another process makes the same grammar."""
+        """The parts from which another process builds the same grammar."""
 
     def matcher(self) -> ReplyMatcher:
         """Return a matcher for one reply."""

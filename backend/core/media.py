@@ -1,4 +1,4 @@
-"""Images, sounds and videos as a request brings them: text, not yet decoded."""
+"""Images, sounds and videos as they arrive in a request: text, not yet decoded."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import assert_never
 
 from backend.config import MAX_AUDIO_BYTES, MAX_IMAGE_BYTES, MAX_VIDEO_BYTES
 
-# Where a medium stands in text that a host has put together.
+# Marks the position of a medium in text that the host composed.
 MEDIA_MARKER = "<__media__>"
 
 
 class MediaKind(Enum):
-    """The kind of a medium, as a model takes it."""
+    """The kind of a medium."""
 
     IMAGE = "image"
     AUDIO = "audio"
@@ -20,7 +20,7 @@ class MediaKind(Enum):
 
     @property
     def max_bytes(self) -> int:
-        """The size limit of a file of this kind."""
+        """Size limit of a file of this kind."""
         match self:
             case MediaKind.IMAGE:
                 return MAX_IMAGE_BYTES
@@ -37,7 +37,7 @@ class Medium:
     """One image, sound or video of a request.
 
     Attributes:
-        field: Its field, for messages: `Images[0]`.
+        field: The request field it came from, for error messages: `Images[0]`.
         payload: Base64 or a data URI, as received.
     """
 

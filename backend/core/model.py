@@ -23,24 +23,24 @@ class ModelCard:
     """Facts about a loaded model that outlive its weights.
 
     Attributes:
-        name: The host's name for it: the identity that requests carry.
-        path: Directory it was loaded from.
-        context_length: Prompt and reply together, in tokens; `None` when the model sets no limit.
+        name: The host's name for it, which requests carry.
+        path: Directory that it was loaded from.
+        context_length: Limit of prompt plus reply, in tokens; `None` when the model sets none.
         vocab_size: Width of the logits: token ids are below it.
         weights_bytes: Size of the weights in memory.
-        attention_spans: How far its windows and blocks of attention reach, in tokens.
-        batches: Whether several requests may decode together.
-        reuses_at_boundaries_only: Whether a part of a prompt can be reused only up to where the
-            model's state was kept: recurrent layers cannot go back.
-        grammar_triggers: Words from which on a caller's grammar holds; without any it holds from
-            the beginning.
-        embedding: How its checkpoint turns a text into a vector.
-        refused_media: Kinds of media that the model reads and this backend may not give it, each
-            with the reason.
-        single_media: Kinds of which a prompt may hold one, each with the reason.
-        reranker: The family of rerankers that it belongs to, if any.
-        labels: Of tokens, by their numbers; none unless it is a token classifier.
-        draft_model: The directory of the model that drafts for it; empty for none.
+        attention_spans: Lengths of its attention windows and blocks, in tokens.
+        batches: Whether several requests may be decoded together.
+        reuses_at_boundaries_only: Whether a stored prompt can be reused only up to a position where
+            the model's state was saved: recurrent layers cannot be rewound.
+        grammar_triggers: Words that activate a caller's grammar; without any it applies from
+            the start.
+        embedding: How its checkpoint computes embeddings.
+        refused_media: Kinds of media that the model supports but this backend refuses, each with
+            the reason.
+        single_media: Kinds limited to one per prompt, each with the reason.
+        reranker: The reranker family that it belongs to, if any.
+        labels: Token labels, by index; empty unless it is a token classifier.
+        draft_model: Directory of its draft model; empty for none.
     """
 
     name: str

@@ -14,15 +14,15 @@ JsonValue: TypeAlias = (
 )
 
 
-# An id and a prompt's length fit in 63 bits together.
+# Leaves room for a prompt's length: an id plus a length fits in 63 bits.
 _KEY_BYTES = 7
-# So do a scope and an id.
+# A scope number shifted past the vocabulary fits in 63 bits as well.
 _SCOPE_BYTES = 4
 _VOCABULARY_BITS = 28
 
 
 class Place(Enum):
-    """The part of a conversation that ends at a node, as far as that is known."""
+    """The part of a conversation that ends at a node, as far as it is known."""
 
     INNER = "inner"
     SYSTEM = "system"
@@ -33,7 +33,7 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A past call in a conversation; `arguments` is JSON text, if it was valid."""
+    """An earlier call in a conversation; `arguments` is JSON text if it was valid."""
 
     call_id: str
     name: str
@@ -42,7 +42,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of a medium in a message: before the character `offset` of its content."""
+    """Position of a medium in a message: before the character at `offset` of the content."""
 
     offset: int
     kind: MediaKind
@@ -50,10 +50,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message of a conversation; an empty string is a part that was not given.
+    """One message of a conversation; an empty string means that the part was not given.
 
     Attributes:
-        media: The media in the content, in order.
+        media: Media in the content, in order.
     """
 
     role: str
@@ -87,7 +87,7 @@ class Tool:
 
 
 class ToolMode(Enum):
-    """The permission, duty or ban to call tools."""
+    """Whether the model may, must or must not call tools."""
 
     NONE = "none"
     AUTO = "auto"
@@ -108,8 +108,8 @@ class MediaSpan:
     """Tokens of a prompt that stand for an image, a sound or a video.
 
     Attributes:
-        start: Position of the first.
-        stop: Position after the last.
+        start: Position of the first token.
+        stop: Position after the last token.
         digest: Identifies the medium.
         inputs: NumPy arrays for the model's tower, by mlx-vlm's names.
     """
@@ -120,32 +120,32 @@ class MediaSpan:
     inputs: Mapping[str, Any] = field(repr=False, compare=False)
 
     def key_ids(self, scope: str = "") -> Iterator[int]:
-        """Yield an id for each token, below 0, that no other content has, nor another scope."""
+        """Yield a negative id per token, unique to this content and scope."""
         identity = self.digest + scope.encode()
         first = int.from_bytes(hashlib.sha256(identity).digest()[:_KEY_BYTES], "big")
         return (-1 - (first + offset) for offset in range(self.stop - self.start))
 
 
 def new_scope() -> str:
-    """Return a scope that no other prompt has."""
+    """Return a scope unique to one prompt."""
     return f"call {uuid.uuid4().hex}"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as the model reads it: at least one token id.
+    """A prompt as token ids, at least one.
 
     Attributes:
-        tail: The last characters of the rendered text, which show the channel that the reply
-            begins in.
-        boundaries: Positions where later prompts are expected to branch off; ascending, inside the
-            prompt.
-        next_question: The one of them where the prompt of the next question is going to diverge,
-            once the reply has ended; 0 if that is not before the end.
-        system_tokens: Tokens shared with other conversations of the same system prompt and tools.
+        tail: The last characters of the rendered text; they show which channel the reply begins in.
+        boundaries: Positions where later prompts are expected to branch off; ascending, all inside
+            the prompt.
+        next_question: The boundary where the prompt of the next question will diverge, once the
+            reply has ended; 0 if there is none before the end.
+        system_tokens: Length of the prefix shared by conversations with the same system prompt and
+            tools.
         media: Spans of media, in order; the last token is text.
-        scope: The prompts that this one shares stored prefixes with: those of the same scope.
-        public_tokens: How many first tokens it shares with all scopes all the same.
+        scope: Stored prefixes are shared only among prompts of the same scope.
+        public_tokens: Length of the prefix that is shared with all scopes anyway.
     """
 
     token_ids: tuple[int, ...]
@@ -159,7 +159,7 @@ class Prompt:
 
     @property
     def key_ids(self) -> Sequence[int]:
-        """The keys of the tokens in the prompt cache: equal media have equal keys."""
+        """Prompt cache keys of the tokens: equal media have equal keys."""
         if not self.media and not self.scope:
             return self.token_ids
         public = self.public_tokens if self.scope else len(self.token_ids)
@@ -169,7 +169,7 @@ class Prompt:
         return ids
 
     def scoped_ids(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the keys of tokens of text that are not public."""
+        """Return the keys of text tokens that are not public."""
         if not self.scope:
             return token_ids
         base = _scope_number(self.scope) << _VOCABULARY_BITS
@@ -177,14 +177,14 @@ class Prompt:
 
 
 class Hidden(Enum):
-    """What a key of the prompt cache stands for when it is no token that may be read."""
+    """Why the token of a prompt cache key may not be read."""
 
     MEDIUM = "medium"
     SCOPE = "scope"
 
 
 def token_of_key(key_id: int, scope: str = "") -> int | Hidden:
-    """Return the token id of a key, if it is public or of a scope that is named.
+    """Return the token id of a key if it is public or belongs to the given scope.
 
     Args:
         key_id: One of `Prompt.key_ids`.
@@ -198,6 +198,6 @@ def token_of_key(key_id: int, scope: str = "") -> int | Hidden:
 
 
 def _scope_number(scope: str) -> int:
-    """Return a number above 0: with it keys stand above every vocabulary, and within 63 bits."""
+    """Return a number above 0 that lifts keys above every vocabulary, within 63 bits."""
     digest = hashlib.sha256(scope.encode()).digest()
     return 1 + int.from_bytes(digest[:_SCOPE_BYTES], "big")

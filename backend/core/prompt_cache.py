@@ -8,21 +8,21 @@ from backend.core.prompt import Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPrefix:
-    """A node of the prompt cache: the tokens that follow those of its parent.
+    """A node of the prompt cache: the tokens that follow its parent's.
 
     Attributes:
-        number: From 1 on; parents come before their children.
-        parent: The number of the node that it goes on from; 0 for none.
-        start: Tokens before it.
-        hits: Requests that took all of it up, and have ended.
-        idle_requests: Requests since one used it.
-        worth: Tokens that it is expected to save, per MiB; of an inner node, the best below.
-        is_pinned: Whether it goes last, with a system prompt that ends here or below.
+        number: Counted from 1; parents come before their children.
+        parent: Number of the node that it continues; 0 for none.
+        start: Number of tokens before it.
+        hits: Finished requests that reused all of it.
+        idle_requests: Requests since it was last used.
+        worth: Tokens that it is expected to save, per MiB; for an inner node, the best below it.
+        is_pinned: Whether it is evicted last, because a system prompt ends here or below.
         is_in_use: Whether a running request builds on it.
-        is_on_disk: Whether it was written to disk as well.
-        has_state: Whether the state of recurrent layers at its end is stored.
-        head: Keys of its first tokens, as far as they were asked for.
-        words: Their text, as far as it may be read; the engine knows none.
+        is_on_disk: Whether it is also stored on disk.
+        has_state: Whether the recurrent layers' state at its end is stored.
+        head: Keys of its first tokens, as many as were requested.
+        words: Their text, as far as it may be read; always empty in the engine.
     """
 
     number: int
@@ -44,12 +44,12 @@ class StoredPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedPrefix:
-    """A part of prompts that was evicted and then wanted again.
+    """A part of prompts that was evicted and then needed again.
 
     Attributes:
-        times: How often.
-        recomputed_tokens: In all.
-        head: As in `StoredPrefix`, and so are the words.
+        times: How often that happened.
+        recomputed_tokens: Total over all times.
+        head: As in `StoredPrefix`; likewise the words.
     """
 
     start: int
@@ -62,10 +62,10 @@ class RecomputedPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseSpan:
-    """The lookups of some minutes.
+    """Lookups within a few minutes.
 
     Attributes:
-        age_s: Seconds since its beginning.
+        age_s: Seconds since the span began.
     """
 
     age_s: float
@@ -79,12 +79,12 @@ class PromptCacheListing:
     """The prompt cache at one moment.
 
     Attributes:
-        prefixes: Those of most worth, with all that they go on from.
-        spans: The last hours, the oldest first; without those in which nobody asked.
-        recomputed: The most expensive ones, of those that are remembered.
-        recomputed_tokens: Tokens of prompts that had been evicted, in all.
-        stateless_tokens: Tokens of prompts that were stored, but could not be taken up because a
-            state or a sliding window was missing there.
+        prefixes: The most valuable ones, with all their ancestors.
+        spans: The last hours, oldest first; spans without lookups are left out.
+        recomputed: The most expensive of those that are remembered.
+        recomputed_tokens: Prompt tokens that had been evicted, in total.
+        stateless_tokens: Prompt tokens that were stored but not reusable, because a state or a
+            sliding window was missing.
     """
 
     prefixes: tuple[StoredPrefix, ...] = ()
@@ -96,11 +96,11 @@ class PromptCacheListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingCall:
-    """A look at the prompt cache.
+    """A request to list the prompt cache.
 
     Attributes:
-        wants_words: Whether the first words of prefixes are told.
-        scope: Those of this scope are told as well as those of none; empty for no scope.
+        wants_words: Whether to include the first words of prefixes.
+        scope: A scope whose prefixes are listed along with the public ones; empty for none.
     """
 
     max_prefixes: int
@@ -114,8 +114,8 @@ class ListingRequest(
     """A request for the contents of the prompt cache.
 
     Attributes:
-        max_prefixes: How many are listed.
-        head_tokens: How many first tokens of each are told.
+        max_prefixes: Limit of listed prefixes.
+        head_tokens: Number of first tokens to include of each.
     """
 
     max_prefixes: int

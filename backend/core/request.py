@@ -1,4 +1,4 @@
-"""A generation as its caller asks for it (`GenerationCall`) and in tokens (`GenerationRequest`)."""
+"""A generation as its caller requests it (`GenerationCall`) and in tokens (`GenerationRequest`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from backend.core.guide import ReplyGrammar
 from backend.core.media import Medium
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice, ToolMode
 
-# At lower temperatures, scaled logits leave the range of float32.
+# Below it, scaled logits leave the range of float32.
 MIN_TEMPERATURE = 1e-5
 
 
@@ -21,7 +21,7 @@ class Remembered(Enum):
 
 
 class CacheHint(Enum):
-    """What a caller knows of the requests that come after this one."""
+    """The caller's hint about the requests that follow this one."""
 
     NONE = "none"
     KEEP = "keep"
@@ -38,10 +38,10 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The sampling of one request. Every default switches its part off.
+    """Sampling parameters of one request. Every default switches its part off.
 
     Attributes:
-        temperature: 0 is greedy.
+        temperature: 0 means greedy.
         top_k: Keep the k most likely tokens; 0 keeps all.
         top_p: Keep the smallest set of tokens whose probability reaches it; 1 keeps all.
         min_p: Keep tokens at least this likely relative to the most likely one.
@@ -50,9 +50,9 @@ class SamplingParams:
         repetition_penalty: Divides positive and multiplies negative logits of seen tokens.
         presence_penalty: Subtracted once from the logit of a seen token.
         frequency_penalty: Subtracted per occurrence from the logit of a seen token.
-        penalty_window: Latest tokens, prompt included, that count as seen; 0 is all.
-        logit_bias: Added to the logits of token ids.
-        seed: With the position it determines every draw.
+        penalty_window: Latest tokens, prompt included, that count as seen; 0 means all.
+        logit_bias: Added to the logits, by token id.
+        seed: Together with the position, determines every draw.
     """
 
     temperature: float = 0.0
@@ -70,7 +70,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the draw is the most likely token, whatever the seed."""
+        """Whether every draw is the most likely token, regardless of the seed."""
         return self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
     @property
@@ -82,30 +82,31 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCall:
-    """A parsed and checked call, not yet rendered.
+    """A parsed and validated call, not yet rendered.
 
     Attributes:
         prompt: Raw text; ignored when there are messages.
         messages: A conversation for the chat template.
         media: Images, sounds and videos, in order.
-        template_options: Variables of the template besides messages and tools
-            (`enable_thinking`, `reasoning_effort`, ...); a missing key stays undefined there.
-        max_tokens: Limit of generated tokens; `None` is up to the context.
-        top_logprobs: Alternatives per token; `None` is no logprobs at all.
+        template_options: Template variables besides messages and tools (`enable_thinking`,
+            `reasoning_effort`, ...); a missing key stays undefined in the template.
+        max_tokens: Limit of generated tokens; `None` means up to the context length.
+        top_logprobs: Alternatives per token; `None` means no logprobs at all.
         grammar: GBNF or a JSON schema that the reply must follow; wins over `tool_choice`.
         parallel_tool_calls: Whether a reply may hold more than one call.
-        constrains_calls: Whether calls of the model's own choice are held to their schemas.
-        thinking_budget: The most tokens of thought; `None` is no limit.
+        constrains_calls: Whether calls that the model makes of its own accord must follow their
+            schemas.
+        thinking_budget: Limit of thinking tokens; `None` means no limit.
         remembered: The part that may enter the prompt cache.
-        cache_hint: Whether the conversation is going to go on.
-        cache_path: The caller's path for its prefix on disk; empty for none.
-        cache_scope: Calls of other scopes never meet a prefix that this one stored; see `Prompt`.
-        shares_system_prompt: Whether they may meet its system prompt and tools all the same.
-        priority: Its rank when not all requests can run.
-        may_speculate: Whether its tokens may be drafted; no reply depends on it.
-        max_draft_tokens: The most of a draft; `None` leaves it to the model's options.
+        cache_hint: Whether the conversation will continue.
+        cache_path: The caller's path on disk for its prefix; empty for none.
+        cache_scope: Prefixes stored by this call are invisible to other scopes; see `Prompt`.
+        shares_system_prompt: Whether other scopes share the system prompt and tools anyway.
+        priority: Its rank when not all requests can run at once.
+        may_speculate: Whether its tokens may be drafted; replies do not depend on it.
+        max_draft_tokens: Limit of a draft's length; `None` uses the model's option.
         debug: Whether the log may hold the text of this request.
-        size_bytes: Of the whole request as it came.
+        size_bytes: Size of the whole request as received.
     """
 
     request_id: str
@@ -137,7 +138,7 @@ class GenerationCall:
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model is shown, and may call."""
+        """Tools that the model sees and may call."""
         return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
 
@@ -147,16 +148,16 @@ class GenerationRequest:
 
     Attributes:
         max_tokens: At least 1; prompt and limit together fit the context.
-        is_open_ended: Whether the context alone sets that limit.
+        is_open_ended: Whether only the context length sets that limit.
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
-        top_logprobs: Alternatives per token; `None` is no logprobs at all.
-        grammar: The grammar of the reply and the budget of its thoughts, if it has any.
+        top_logprobs: Alternatives per token; `None` means no logprobs at all.
+        grammar: The reply's grammar and thinking budget, if any.
         remembered: The part that may enter the prompt cache.
-        cache_hint: Whether the conversation is going to go on.
-        cache_path: The caller's path for its prefix on disk; empty for none.
-        priority: Its rank when not all requests can run.
-        may_speculate: Whether its tokens may be drafted; no reply depends on it.
-        max_draft_tokens: The most of a draft; `None` leaves it to the model's options.
+        cache_hint: Whether the conversation will continue.
+        cache_path: The caller's path on disk for its prefix; empty for none.
+        priority: Its rank when not all requests can run at once.
+        may_speculate: Whether its tokens may be drafted; replies do not depend on it.
+        max_draft_tokens: Limit of a draft's length; `None` uses the model's option.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""The values of Score and Rerank: calls, requests and results."""
+"""Calls, requests and results of Score and Rerank."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,7 +10,7 @@ from backend.core.request import Remembered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCall:
-    """A prompt and the texts that may follow it.
+    """A prompt and its possible continuations.
 
     Attributes:
         stable_prefix_bytes: Bytes of the prompt, in UTF-8, that later calls will share; 0 if
@@ -29,11 +29,11 @@ class ScoreRequest(
     tag=True,
     array_like=True,
 ):
-    """A request for the log-probabilities of the tokens of every continuation.
+    """A request for the token log-probabilities of every continuation.
 
     Attributes:
-        prompt: Precedes all continuations; computed once.
-        continuations: Each of at least one token; none at all computes the prompt only.
+        prompt: Precedes every continuation; computed once.
+        continuations: Each has at least one token; an empty tuple computes only the prompt.
         remembered: Whether the prompt may enter the prompt cache.
     """
 
@@ -45,7 +45,7 @@ class ScoreRequest(
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token's text and its natural-log probability given the tokens before it."""
+    """A token's text and its log-probability (natural) given the tokens before it."""
 
     text: str
     logprob: float
@@ -59,17 +59,17 @@ class ScoredCandidate:
 
     @property
     def logprob(self) -> float:
-        """Natural-log probability of the whole candidate."""
+        """Log-probability (natural) of the whole candidate."""
         return sum(token.logprob for token in self.tokens)
 
     @property
     def mean_logprob(self) -> float:
-        """The same per token."""
+        """Log-probability per token."""
         return self.logprob / len(self.tokens)
 
 
 class RerankerKind(Enum):
-    """A family of generative rerankers, with its prompt and its answers."""
+    """A family of generative rerankers, with its own prompt and answers."""
 
     QWEN3 = "qwen3"
 
@@ -79,7 +79,7 @@ class RerankCall:
     """A query and the documents to order by relevance to it.
 
     Attributes:
-        max_results: `None` is all.
+        max_results: `None` means all.
     """
 
     query: str
@@ -89,11 +89,10 @@ class RerankCall:
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """A query and a document as a cross-encoder reads them.
+    """A query and a document as token ids for a cross-encoder.
 
     Attributes:
-        segment_ids: 0 or 1 for each token, query or document; empty when the tokenizer does not
-            tell.
+        segment_ids: 0 or 1 per token, for query or document; empty if the tokenizer sets none.
     """
 
     token_ids: tuple[int, ...]
@@ -108,7 +107,7 @@ class JudgeRequest(ComputeRequest[tuple[float, ...]], frozen=True, tag=True, arr
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """A document, its index in the call, and its relevance from 0 to 1."""
+    """A document, its index in the call, and its relevance between 0 and 1."""
 
     index: int
     text: str

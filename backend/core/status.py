@@ -15,7 +15,7 @@ class EngineState(Enum):
 
 
 class RequestPhase(Enum):
-    """The stage of a request."""
+    """How far a request has come."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -23,7 +23,7 @@ class RequestPhase(Enum):
 
 
 class HitKind(Enum):
-    """The relation of a prompt to the stored one that it hit."""
+    """How a prompt relates to the stored one that it hit."""
 
     MISS = "miss"
     EXACT = "exact"
@@ -39,10 +39,10 @@ class DiskCacheStatus:
     Attributes:
         bytes: Size of the files of all models.
         files: Number of files of this model.
-        read_tokens: Tokens whose KV was read back.
+        read_tokens: Tokens whose KV was read from disk.
         damaged: Files set aside as damaged.
-        dropped: Nodes that were not written because too many were waiting.
-        written_bytes: Keys, values and states that were written.
+        dropped: Nodes that were not written because the queue was full.
+        written_bytes: Keys, values and states written.
     """
 
     bytes: int = 0
@@ -55,16 +55,16 @@ class DiskCacheStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCacheStatus:
-    """Counters of the prompt cache; totals since the model was loaded.
+    """Counters of the prompt cache; totals count from the loading of the model.
 
     Attributes:
         bytes: Size of all nodes.
-        budget_bytes: Their limit; 0 without a prompt cache.
-        tokens: Tokens stored, shared ones once.
+        budget_bytes: Limit of that size; 0 without a prompt cache.
+        tokens: Stored tokens; shared ones count once.
         looked_up_tokens: Prompt tokens of all requests.
-        hit_tokens: Those of them that came from the cache.
-        hits: Requests by kind of hit: the stored prompt was the same, shorter, longer, or went
-            on differently.
+        hit_tokens: The part of them found in the cache.
+        hits: Requests by kind of hit: the stored prompt was identical, shorter, longer, or
+            diverged.
     """
 
     bytes: int = 0
@@ -80,18 +80,18 @@ class PromptCacheStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatus:
-    """One request that waits or runs.
+    """One waiting or running request.
 
     Attributes:
         prefilled_tokens: Prompt tokens in the KV cache.
-        cached_tokens: Those of them that came from the prompt cache.
+        cached_tokens: The part of them that came from the prompt cache.
         hit_kind: The kind of that hit.
-        first_token_ms: From submission to the first token; 0 before it.
-        tokens_per_s: Since the first token.
-        kv_bytes: What its KV cache takes at most by itself.
-        kv_shared_bytes: What it uses of the prompt cache where it lies, perhaps with others.
+        first_token_ms: From submission to the first token; 0 until then.
+        tokens_per_s: Rate since the first token.
+        kv_bytes: Upper limit of its own KV cache.
+        kv_shared_bytes: Prompt cache that it uses in place, perhaps together with other requests.
         drafted_tokens: Tokens that were drafted for it.
-        accepted_tokens: Those of them that it drew itself.
+        accepted_tokens: The part of them that it drew itself.
     """
 
     request_id: str
@@ -115,7 +115,7 @@ class ProcessStatus:
 
     Attributes:
         role: `server` or `engine`.
-        resident_bytes: Physical memory that it holds; 0 where the system does not say.
+        resident_bytes: Physical memory in use; 0 where the system does not say.
     """
 
     role: str
@@ -125,7 +125,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """A lost engine process, and how long nothing was computed until another had the model."""
+    """A lost engine process, and how long it took until its successor had loaded the model."""
 
     reason: str
     lost_s: float
@@ -133,16 +133,16 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendStatus:
-    """A backend of this machine, as it tells the others.
+    """A backend on this machine, as it reports itself to the others.
 
     Attributes:
-        process_id: Of its engine.
-        held_bytes: By weights and media.
-        reserved_bytes: By running requests.
-        wanted_bytes: Beyond that, by requests that wait or grow.
-        cached_bytes: By the part of the prompt cache that no running request uses.
-        budget_bytes: What requests and prompt cache may take.
-        is_own: Whether it is this one.
+        process_id: Id of its engine process.
+        held_bytes: Used by weights and media.
+        reserved_bytes: Reserved by running requests.
+        wanted_bytes: Needed on top by requests that wait or grow.
+        cached_bytes: Prompt cache not in use by a running request.
+        budget_bytes: Limit for requests and prompt cache.
+        is_own: Whether it is this backend.
     """
 
     process_id: int
@@ -158,10 +158,10 @@ class BackendStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineStatus:
-    """Who holds the memory that this backend shares with others.
+    """The backends that share this machine's memory.
 
     Attributes:
-        usable_bytes: What all may take together.
+        usable_bytes: Limit for all of them together.
         backends: This one first.
     """
 
@@ -170,29 +170,29 @@ class MachineStatus:
 
     @property
     def claimed_bytes(self) -> int:
-        """What all may take by now."""
+        """Memory claimed by all of them together."""
         return sum(backend.held_bytes + backend.budget_bytes for backend in self.backends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """A snapshot; counts are totals since the model was loaded.
+    """A snapshot; totals count from the loading of the model.
 
     Attributes:
         memory_bytes: By part: `weights`, `kv_active`, `prompt_cache`, `mlx_active`, `mlx_cache`,
-            `mlx_peak`; the reservations of running requests (`kv_reserved`), what they use of the
-            prompt cache in place (`kv_shared`), what requests that wait or grow lack (`kv_wanted`),
-            and the limit of reservations and prompt cache together (`kv_budget`).
+            `mlx_peak`; the reservations of running requests (`kv_reserved`), the prompt cache that
+            they use in place (`kv_shared`), the shortage of requests that wait or grow
+            (`kv_wanted`), and the limit of reservations plus prompt cache (`kv_budget`).
         drafted_tokens: Tokens that were drafted ahead of the model.
-        accepted_tokens: Those of them that the model drew itself.
-        tokens_per_s: Generated by all requests together, of late.
-        requests: All that wait or run.
-        turn_s: Seconds in the present turn; the rest of the snapshot is from before it.
+        accepted_tokens: The part of them that the model drew itself.
+        tokens_per_s: Recent rate of all requests together.
+        requests: All waiting and running requests.
+        turn_s: Seconds spent in the current turn; the rest of the snapshot is older than that turn.
         processes: The server, and the engine unless it is being replaced.
-        restarts: How many processes were replaced since the model was loaded.
-        latest_restarts: The last of them.
-        lost_s: The time that all of them took together.
-        machine: Those who share the memory; `None` where nobody tells.
+        restarts: Processes replaced since the model was loaded.
+        latest_restarts: The latest of them.
+        lost_s: Total time lost to restarts.
+        machine: The backends that share the memory; `None` if unknown.
     """
 
     state: EngineState = EngineState.UNINITIALIZED

@@ -1,4 +1,4 @@
-"""Events of one request, from the engine, in order: plain values."""
+"""Events of one request, sent by the engine in order: plain values."""
 
 from typing import TypeAlias
 
@@ -9,7 +9,7 @@ from backend.core.status import HitKind
 
 
 class StepLogprobs(Struct, frozen=True, array_like=True):
-    """Natural-log probabilities of the drawn token and of the likeliest ids."""
+    """Log-probabilities (natural) of the drawn token and of the most likely ids."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -21,9 +21,9 @@ class PrefillDone(Struct, frozen=True, tag=True, array_like=True):
     Attributes:
         cached_tokens: Prompt tokens that came from the prompt cache.
         prefill_ms: Milliseconds since admission.
-        hit_kind: The relation of the prompt to the stored one.
-        parted_at: Where the prompt left a stored one that goes on differently; 0 is nowhere.
-        ended_at: The monotonic time in seconds; `None` is when the event arrives.
+        hit_kind: How the prompt relates to the stored one.
+        parted_at: Position where the prompt diverged from a stored one; 0 means nowhere.
+        ended_at: Monotonic time in seconds; `None` means the time when the event arrives.
     """
 
     cached_tokens: int
@@ -36,11 +36,11 @@ class PrefillDone(Struct, frozen=True, tag=True, array_like=True):
 class TokenStep(Struct, frozen=True, tag=True, array_like=True):
     """One generated token; the last one of a request carries the finish reason.
 
-    A stop token is published too, with `FinishReason.STOP`; its text is not part of the reply.
+    A stop token is published as well, with `FinishReason.STOP`; its text is not part of the reply.
 
     Attributes:
-        drafted: Of the last one: how many tokens were drafted for the request.
-        accepted: How many of them it drew itself.
+        drafted: On the last token: how many tokens were drafted for the request.
+        accepted: On the last token: how many of those it drew itself.
     """
 
     token_id: int

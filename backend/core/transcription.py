@@ -1,4 +1,4 @@
-"""Speech as text: the call, and the transcript that answers it."""
+"""Speech to text: the call and its transcript."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionCall:
-    """A file of speech, and how to write it down.
+    """A recording of speech, and how to transcribe it.
 
     Attributes:
-        language: Of the speech; empty when the model is to find out.
-        is_translated: Whether to write English, whatever is spoken.
-        hint: Words that help, such as names; empty for none.
-        temperature: 0 is greedy.
+        language: Language of the speech; empty to detect it.
+        is_translated: Whether to write English regardless of the language spoken.
+        hint: Words that help recognition, such as names; empty for none.
+        temperature: 0 means greedy.
     """
 
     path: Path
@@ -24,7 +24,7 @@ class TranscriptionCall:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptSegment:
-    """A part of a transcript; times in seconds from the beginning."""
+    """A part of a transcript; times are in seconds from the start of the recording."""
 
     start_s: float
     end_s: float
