@@ -1,1 +1,1 @@
-"""Process manners that any gRPC model backend could reuse; knows nothing of `backend`."""
+"""Process-level helpers for any gRPC model backend; independent of `backend`."""

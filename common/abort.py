@@ -1,4 +1,4 @@
-"""The only way in which a call ends with an error: with a message that fits gRPC's trailers."""
+"""Ends a call with an error message that fits gRPC's trailers; no other code ends calls."""
 
 from typing import NoReturn
 
@@ -9,5 +9,5 @@ from common.shortening import shortened
 
 
 async def abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
-    """End a call; of a message that is too long the middle is left out, where values are quoted."""
+    """End a call with an error; a long message loses its middle, where values are quoted."""
     await context.abort(code, shortened(message))

@@ -1,4 +1,4 @@
-"""Addresses that a process listens on: `HOST:PORT`, or `unix:PATH` for a socket file."""
+"""Listening addresses: `HOST:PORT`, or `unix:PATH` for a socket file."""
 
 import errno
 import re
@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 MAX_PORT = 65535
-# The shortest that a common system allows, without the null byte at its end.
+# The lowest limit of common systems, without the terminating null byte.
 MAX_SOCKET_PATH_BYTES = 103
 
 _UNIX = re.compile(r"unix:(?://(?=/))?(.+)", re.DOTALL)
@@ -16,17 +16,17 @@ _EXAMPLE_PORT = 50051
 
 
 class AddressError(Exception):
-    """The process cannot listen where it was told to."""
+    """The process cannot listen on the address that it was given."""
 
     def __init__(self, address: str, problem: str) -> None:
         super().__init__(f"cannot listen on {address}: {problem}")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host, in brackets when it is an IPv6 address, and the port of `HOST:PORT`.
+    """Return the host (in brackets if it is an IPv6 address) and the port of `HOST:PORT`.
 
     Raises:
-        AddressError: It is malformed; the message says what to write instead.
+        AddressError: It is malformed; the message says how to write it.
     """
     if scheme := _SCHEME.fullmatch(address):
         raise AddressError(address, f"it has a scheme; write {scheme[1].split('/')[0]}")
@@ -57,7 +57,7 @@ def socket_path(address: str) -> Path | None:
 
 
 def bind_problem(error: OSError) -> str:
-    """Return why an address cannot be bound, and what helps where that is known."""
+    """Return why an address cannot be bound, with a remedy where one is known."""
     reason = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         return f"{reason}; stop the process that listens there, or take another port (0: any)"
@@ -69,10 +69,10 @@ def bind_problem(error: OSError) -> str:
 
 
 def probe_port(address: str, host: str, port: int) -> None:
-    """Bind an address and let it go again.
+    """Bind an address and release it again.
 
     Raises:
-        AddressError: It cannot be bound; the message says why in the system's words.
+        AddressError: It cannot be bound; the message gives the system's reason.
     """
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     with socket.socket(family) as probe:
@@ -83,15 +83,15 @@ def probe_port(address: str, host: str, port: int) -> None:
 
 
 def probe_socket(address: str, path: Path) -> None:
-    """Make sure that a socket may be made at a path; one that was left behind is no hindrance.
+    """Make sure that a socket can be made at a path; a stale socket file does not count.
 
     Raises:
-        AddressError: Another process listens there, something else is there, or the directory
-            does not take it.
+        AddressError: Another process listens there, the path is not a socket, or the directory
+            does not accept one.
     """
     try:
         if path.exists():
-            _remove_left_behind(address, path)
+            _remove_stale(address, path)
         with socket.socket(socket.AF_UNIX) as probe:
             probe.bind(str(path))
         path.unlink()
@@ -99,7 +99,7 @@ def probe_socket(address: str, path: Path) -> None:
         raise AddressError(address, error.strerror or str(error)) from None
 
 
-def _remove_left_behind(address: str, path: Path) -> None:
+def _remove_stale(address: str, path: Path) -> None:
     if not path.is_socket():
         raise AddressError(address, "there is a file in its place that is no socket")
     if _listens(path):
@@ -115,7 +115,7 @@ def _listens(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
         except TimeoutError:
-            # Its queue is full.
+            # Its backlog is full.
             return True
     return True
 

@@ -18,7 +18,7 @@ class BearerTokenInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> FoundHandler:
-        """Go on with a known token; answer `UNAUTHENTICATED` without reading the request."""
+        """Pass a call on if its token is right; else refuse it without reading the request."""
         if self._knows(handler_call_details):
             return await continuation(handler_call_details)
         return grpc.stream_stream_rpc_method_handler(_refuse)

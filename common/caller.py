@@ -1,4 +1,4 @@
-"""The caller of the work at hand: who it is, and whether it still waits."""
+"""The caller of the current work: its address, and whether it is still waiting."""
 
 import threading
 from contextvars import ContextVar
@@ -8,26 +8,26 @@ _abandoned: ContextVar[threading.Event | None] = ContextVar("abandoned", default
 
 
 class AbandonedError(Exception):
-    """The caller of this work has gone; the error reaches no one."""
+    """The caller of this work has gone; no one receives this error."""
 
 
 def present_peer() -> str:
-    """Return the address of the caller, empty where there is none."""
+    """Return the caller's address, empty if there is none."""
     return _peer.get()
 
 
 def enter_call(peer: str) -> None:
-    """Note whose call the present task answers."""
+    """Record whose call the current task answers."""
     _peer.set(peer)
 
 
 def enter_work(abandoned: threading.Event) -> None:
-    """Note the event that is set when the caller of the present work has gone."""
+    """Record the event that is set when the caller of the current work has gone."""
     _abandoned.set(abandoned)
 
 
 def require_caller() -> None:
-    """End work whose caller has gone.
+    """Stop the current work if its caller has gone.
 
     Raises:
         AbandonedError: The caller was cancelled.

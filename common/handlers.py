@@ -1,4 +1,4 @@
-"""Wrap the handlers of a grpc.aio service from an interceptor."""
+"""Wraps the handlers of a grpc.aio service from an interceptor."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -19,11 +19,11 @@ Around: TypeAlias = Callable[[Any, Context], AbstractAsyncContextManager[None]]
 def surround(
     handler: Handler, around: Around, deserialize: Callable[[bytes], Any] | None = None
 ) -> Handler:
-    """Return the handler with `around(request, context)` entered for the time of each call.
+    """Return a handler that enters `around(request, context)` for the duration of each call.
 
     The behaviours must be coroutine functions: a streaming one sends through `context.write`,
     so that its cancellation and its cleanup happen inside `around`. Handlers that receive
-    a stream have no one request, and come back as they are. A given `deserialize` replaces
+    a stream have no single request, and are returned unchanged. A given `deserialize` replaces
     the handler's own.
     """
     if handler.request_streaming:
@@ -36,7 +36,7 @@ def surround(
             async with around(request, context):
                 return await behaviour(request, context)
         finally:
-            # An error that is raised here may live for long, and this frame with it.
+            # An error raised here may live long, and keeps this frame alive.
             del request
 
     make_handler = (

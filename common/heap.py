@@ -1,21 +1,21 @@
-"""Memory that large requests leave behind: the C library keeps it unless it is told not to."""
+"""Returns memory of large requests to the system; the C library keeps it unless told otherwise."""
 
 import asyncio
 import ctypes
 
-# Until then a call that has ended holds nothing any more.
+# By then an ended call holds no memory.
 TRIM_DELAY_S = 1.0
 
 
 class Heap:
-    """Gives freed memory back to the system, now and then; belongs to an event loop."""
+    """Returns freed memory to the system from time to time; belongs to an event loop."""
 
     def __init__(self) -> None:
-        """Start with nothing to do."""
+        """Start with no trim scheduled."""
         self._is_due = False
 
     def trim_soon(self) -> None:
-        """Give back what has been freed by then, on a thread; once for all who ask meanwhile."""
+        """Schedule a trim on a thread; calls before it runs share it."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._begin)
@@ -26,6 +26,6 @@ class Heap:
 
 
 def trim() -> bool:
-    """Give freed memory back to the system where glibc keeps it; false elsewhere."""
+    """Return freed memory to the system, where glibc keeps it; false elsewhere."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return malloc_trim is not None and bool(malloc_trim(0))

@@ -1,4 +1,4 @@
-"""Refuse requests that were meant for another model."""
+"""Refuses requests that are meant for another model."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,10 +13,10 @@ IDENTITY_FIELD = "ModelIdentity"
 
 
 class ModelIdentityInterceptor(grpc.aio.ServerInterceptor):
-    """Compares the model a request names with the one that is loaded.
+    """Compares the model that a request names with the loaded one.
 
-    Every request message that has the field is guarded, whatever its method. An empty name,
-    in the request or of the loaded model, matches everything.
+    Every request message with the field is checked, in any method. An empty name, in the request
+    or of the loaded model, matches everything.
 
     Args:
         loaded_model: Returns the identity of the loaded model, empty when nothing is loaded.
@@ -28,7 +28,7 @@ class ModelIdentityInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> FoundHandler:
-        """Surround the handler with the comparison."""
+        """Wrap the handler with the comparison."""
         handler = await continuation(handler_call_details)
         return handler and surround(handler, self._compare)
 
@@ -36,7 +36,7 @@ class ModelIdentityInterceptor(grpc.aio.ServerInterceptor):
     async def _compare(self, request: object, context: Context) -> AsyncIterator[None]:
         wanted, loaded = getattr(request, IDENTITY_FIELD, ""), self._loaded_model()
         if wanted and loaded and wanted != loaded:
-            # The host looks for this text and takes the replica off its list.
+            # The host looks for this text and removes the replica from its list.
             await abort(
                 context,
                 grpc.StatusCode.NOT_FOUND,

@@ -1,4 +1,4 @@
-"""How a process that a host spawned goes away: by signal, or with its parent."""
+"""How a process spawned by a host ends: by a signal, or together with its parent."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 EXIT_DEADLINE_S = 14.0
-"""A host waits 15 s between SIGTERM and SIGKILL: what did not end by then is left behind."""
+"""A host waits 15 s between SIGTERM and SIGKILL: unfinished work is cut off then."""
 
 LAST_LINES_TIMEOUT_S = 2.0
 """How long a process that ends at once may still log."""
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class StopRequest:
     """Turns the first SIGTERM or SIGINT into a request to stop.
 
-    A second signal ends the process at once, and so does a stop that takes longer than
+    A second signal ends the process at once; so does a stop that takes longer than
     `EXIT_DEADLINE_S`.
     """
 
@@ -35,7 +35,7 @@ class StopRequest:
         self._requested = asyncio.Event()
 
     def listen(self) -> None:
-        """Take the signals over; call it on the running event loop."""
+        """Install the signal handlers; call it on the running event loop."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._receive, number)
@@ -46,7 +46,7 @@ class StopRequest:
 
     def _receive(self, number: signal.Signals) -> None:
         for each in STOP_SIGNALS:
-            # The kernel answers the second one: no event loop has to be awake for it.
+            # The kernel handles the second signal, even if the event loop is blocked.
             signal.signal(each, signal.SIG_DFL)
         self._requested.set()
         _start_daemon("exit-deadline", _exit_after_deadline)
@@ -54,9 +54,9 @@ class StopRequest:
 
 
 def exit_at_once(status: int) -> NoReturn:
-    """End the process without unwinding, its last lines written if somebody reads them.
+    """End the process without unwinding, after a last attempt to flush its log.
 
-    The kernel ends it if that hangs.
+    If flushing hangs, the kernel ends the process.
     """
     signal.setitimer(signal.ITIMER_REAL, LAST_LINES_TIMEOUT_S)
     logging.shutdown()
@@ -77,13 +77,13 @@ def parse_interval(text: str) -> float:
 
 
 def exit_with_parent(interval_s: float, recorded: int | None = None) -> None:
-    """End the process at once when its parent is gone; a process without one is left alone.
+    """End the process at once when its parent is gone; does nothing without a parent.
 
-    A thread looks, so that a busy event loop cannot keep an orphan alive.
+    A thread checks, so that a busy event loop cannot keep an orphan alive.
 
     Args:
-        interval_s: Between two looks.
-        recorded: The parent at an earlier time, if known: the process ends now if it has gone.
+        interval_s: Time between checks.
+        recorded: The parent at an earlier time, if known: if it has changed, the process ends now.
     """
     parent = os.getppid() if recorded is None else recorded
     if parent <= 1:
@@ -105,7 +105,7 @@ def _exit_after_deadline() -> None:
 
 
 def _exit_because(reason: str, *values: object) -> NoReturn:
-    # Armed before anything is logged: logging may hang, and the kernel does not.
+    # Armed before logging: logging may hang, the kernel does not.
     signal.setitimer(signal.ITIMER_REAL, LAST_LINES_TIMEOUT_S)
     log.error(reason, *values)
     exit_at_once(1)

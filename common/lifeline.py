@@ -1,8 +1,8 @@
-"""Children that the kernel ends with this process, even those that were stopped as they began.
+"""Child processes that the kernel ends together with this one.
 
 A child that asks for a signal at its parent's death can be stopped before it has asked. So the
-parent sees to it as well: the child inherits one end of a pipe, whose other end closes with the
-parent, and fcntl(2) has that send SIGKILL. Nothing is ever written.
+parent arranges it too: the child inherits one end of a pipe whose other end closes with the
+parent, and fcntl(2) makes that send SIGKILL. Nothing is ever written.
 """
 
 import fcntl
@@ -19,12 +19,12 @@ Process: TypeAlias = subprocess.Popen[bytes]
 
 
 def tied(start: Callable[[list[int]], Process]) -> Process:
-    """Start a child that ends with this process, or when its `Popen` is forgotten.
+    """Start a child that ends with this process, or when its `Popen` is garbage-collected.
 
-    Where the kernel does not offer it (macOS), the child has to see to it alone.
+    Where the kernel lacks this (macOS), the child has to watch its parent itself.
 
     Args:
-        start: Starts the child, which inherits these descriptors and need not use them.
+        start: Starts the child, which inherits these descriptors but need not use them.
     """
     if sys.platform != "linux":
         return start([])

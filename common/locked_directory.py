@@ -1,8 +1,8 @@
-"""A directory in which processes of one user tell each other something, without a server.
+"""A directory through which one user's processes exchange data without a server.
 
-Each process has a file there, locked as long as it lives: the kernel gives the lock back however
-it ends, and a file whose lock is free is a dead one's, which the next reader removes. The lock of
-the directory itself makes a look and what is written because of it one act.
+Each process locks a file of its own for as long as it lives. The kernel releases the lock
+however the process ends; an unlocked file belongs to a dead process, and the next reader
+removes it. The lock on the directory makes reading and the write that follows atomic.
 """
 
 import fcntl
@@ -27,21 +27,21 @@ _POLL_INTERVAL_S = 0.002
 
 
 class ForeignDirectoryError(OSError):
-    """The directory belongs to somebody else, or lets others in."""
+    """The directory belongs to another user, or is open to others."""
 
 
 class LockedDirectory:
-    """The directory, and the file of this process in it; for one thread at a time."""
+    """The directory, and this process's file in it; for one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Make the directory, unless it is there.
+        """Create the directory if it is missing.
 
         Args:
             path: Its parent must exist.
 
         Raises:
-            ForeignDirectoryError: It is not this user's alone.
-            OSError: It is no directory, or a link, or cannot be made.
+            ForeignDirectoryError: Other users own it or have access.
+            OSError: It is not a directory, is a link, or cannot be created.
         """
         self._path = path
         self._name = f"{os.getpid()}-{secrets.token_hex(8)}.entry"
@@ -51,14 +51,14 @@ class LockedDirectory:
 
     @contextmanager
     def exclusive(self, timeout_s: float) -> Iterator[None]:
-        """Keep the others from reading and writing; what somebody removed is made again.
+        """Keep other processes from reading and writing; recreates a removed directory.
 
         Args:
-            timeout_s: How long to wait for the others, of which one may have been stopped.
+            timeout_s: How long to wait for the others, one of which may be suspended.
 
         Raises:
-            TimeoutError: One of them did not leave in time.
-            OSError: The directory has gone and cannot be made again.
+            TimeoutError: Another process did not leave in time.
+            OSError: The directory is gone and cannot be recreated.
         """
         if not _is_there(self._directory, self._path):
             directory = _opened(self._path)
@@ -70,7 +70,7 @@ class LockedDirectory:
             yield
 
     def write(self, data: bytes) -> None:
-        """Replace what the file of this process holds; inside `exclusive`.
+        """Replace the content of this process's file; call it inside `exclusive`.
 
         Raises:
             OSError: The file system is full.
@@ -82,9 +82,9 @@ class LockedDirectory:
             self._data = data
 
     def others(self) -> Mapping[str, bytes]:
-        """Return what the files of other live processes hold, by name; inside `exclusive`.
+        """Return the content of other live processes' files by name; call it inside `exclusive`.
 
-        Files of the dead are removed. What is no regular file of this user's is left alone.
+        Removes the files of dead processes. Ignores all but this user's regular files.
         """
         with os.scandir(self._directory) as entries:
             names = [each.name for each in entries if _NAME.fullmatch(each.name)]
@@ -92,7 +92,7 @@ class LockedDirectory:
         return {name: data for name, data in found.items() if data is not None}
 
     def close(self) -> None:
-        """Take the file of this process away."""
+        """Remove this process's file."""
         if self._file is not None:
             with suppress(OSError):
                 os.unlink(self._name, dir_fd=self._directory)
@@ -100,7 +100,7 @@ class LockedDirectory:
         os.close(self._directory)
 
     def _replace_file(self) -> None:
-        """Make the file of this process; nobody reads meanwhile, who would take it for a dead's."""
+        """Create this process's file; no reader can mistake it for a dead one meanwhile."""
         if self._file is not None:
             os.close(self._file)
         self._file, self._data = None, b""
@@ -126,7 +126,7 @@ class LockedDirectory:
 
 
 def _opened(path: Path) -> int:
-    """Open the directory, made if it is not there."""
+    """Open the directory, creating it if it is missing."""
     with suppress(FileExistsError):
         path.mkdir(mode=stat.S_IRWXU)
     directory = os.open(path, _OPEN_DIRECTORY)
@@ -139,7 +139,7 @@ def _opened(path: Path) -> int:
 
 
 def _is_there(descriptor: int, path: str | Path, inside: int | None = None) -> bool:
-    """Tell whether an open file still has its name: cleaners of temporary files take it."""
+    """Tell whether an open file still has its name: cleaners of temporary files remove it."""
     try:
         status = os.stat(path, dir_fd=inside, follow_symlinks=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""One logging setup for the process: to stderr, a record per line; logging never blocks."""
+"""Logging of the process: one line per record, to stderr, without ever blocking."""
 
 import io
 import logging
@@ -19,12 +19,12 @@ LEVELS = {
     "error": logging.ERROR,
 }
 
-# The first that is set counts.
+# The first one that is set wins.
 LEVEL_VARIABLES = ("MLX_BACKEND_LOG_LEVEL", "LOCALAI_LOG_LEVEL")
 
 STDERR = 2
 MAX_LINE_CHARS = 2**16
-# How long a process that ends waits for a reader of its last lines.
+# How long an ending process waits for a reader of its last lines.
 FLUSH_TIMEOUT_S = 1.0
 
 CHATTY_LIBRARIES = (
@@ -41,7 +41,7 @@ CHATTY_LIBRARIES = (
 
 
 class OneLineFormatter(logging.Formatter):
-    """Keeps a record, its traceback included, on one line: hosts read logs line by line."""
+    """Keeps a record with its traceback on one line: hosts read logs line by line."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03d"
@@ -50,25 +50,25 @@ class OneLineFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record, its line breaks escaped."""
+        """Format a record, with line breaks escaped."""
         return "\\n".join(super().format(record).splitlines())
 
 
 class WriterHandler(logging.Handler):
-    """Formats records where they are logged, and leaves the writing to a thread."""
+    """Formats records on the calling thread and writes them on another."""
 
     def __init__(self, descriptor: int) -> None:
         """Start the thread.
 
         Args:
-            descriptor: Where lines go.
+            descriptor: The descriptor to write to.
         """
         super().__init__()
         self.setFormatter(OneLineFormatter())
         self.writer = LineWriter(descriptor, self._count_line)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record, or count it where the queue is full."""
+        """Queue a record, or count it as dropped if the queue is full."""
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001 (as the handlers of the standard library do)
@@ -77,7 +77,7 @@ class WriterHandler(logging.Handler):
             self.writer.put(line)
 
     def flush(self) -> None:
-        """Wait for the thread, but not for a reader that does not come."""
+        """Wait for the writing thread, but only briefly for a missing reader."""
         self.writer.drain(FLUSH_TIMEOUT_S)
 
     def _count_line(self, dropped: int) -> str:
@@ -87,7 +87,7 @@ class WriterHandler(logging.Handler):
 
 
 class LineStream(io.TextIOBase):
-    """The place of `sys.stderr`: whole lines join the log's, so that printing never blocks."""
+    """Replaces `sys.stderr`: whole lines go through the log's queue, so printing never blocks."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -103,7 +103,7 @@ class LineStream(io.TextIOBase):
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Queue the lines that end in a text; the rest waits for its end."""
+        """Queue the complete lines of a text; the rest waits for its line break."""
         with self._lock:
             *lines, begun = (self._begun + text).replace("\r", "\n").split("\n")
             if len(begun) > MAX_LINE_CHARS:
@@ -119,12 +119,12 @@ class LineStream(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor of stderr, for a child process that is to inherit it."""
+        """Return the descriptor of stderr, for child processes to inherit."""
         return STDERR
 
 
 def level_of(environment: Mapping[str, str], default: str = "info") -> str:
-    """Return the level that the environment asks for.
+    """Return the level set by the environment.
 
     Raises:
         ValueError: It is none of `LEVELS`; the message names the variable.
@@ -139,11 +139,11 @@ def level_of(environment: Mapping[str, str], default: str = "info") -> str:
 
 
 def configure(level: str, descriptor: int | None = None) -> None:
-    """Send every record, and Python's warnings, to one descriptor; replaces an earlier setup.
+    """Send all records and Python's warnings to one descriptor; replaces an earlier setup.
 
     Args:
         level: A name of `LEVELS`.
-        descriptor: `None` is stderr, and then `sys.stderr` goes the same way.
+        descriptor: `None` means stderr, and redirects `sys.stderr` as well.
     """
     handler = WriterHandler(_stderr() if descriptor is None else descriptor)
     if descriptor is None:
@@ -155,5 +155,5 @@ def configure(level: str, descriptor: int | None = None) -> None:
 
 
 def _stderr() -> int:
-    """Return the descriptor of stderr; where that is closed, its number may be another file's."""
+    """Return the descriptor of stderr; if it is closed, its number may belong to another file."""
     return STDERR if sys.__stderr__ is not None else os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Lines for a descriptor that may stop taking them: a thread writes, and callers never wait."""
+"""Writes lines to a descriptor that may stop accepting them, without blocking callers."""
 
 import os
 import select
@@ -12,32 +12,32 @@ MAX_WAITING_BYTES = 8 * 2**20
 
 
 class LineWriter:
-    """A bounded queue of lines; one that does not fit is dropped and counted.
+    """A bounded queue of lines; a line that does not fit is dropped and counted.
 
-    The count is the next line that is written.
+    The next line written reports the count.
     """
 
     def __init__(self, descriptor: int, count_line: Callable[[int], str]) -> None:
         """Start the thread.
 
         Args:
-            descriptor: Where lines go. If it is a pipe or a socket it is made non-blocking, for
-                the sake of C code that writes to it as well.
-            count_line: Returns the line for a number of dropped ones.
+            descriptor: The descriptor to write to. A pipe or a socket is made non-blocking,
+                because C code writes to it as well.
+            count_line: Formats the line that reports a number of dropped lines.
         """
         refuse_instead_of_waiting(descriptor)
         self._descriptor = descriptor
         self._count_line = count_line
-        # With each, how many lines are lost if it is: a count stands for those that it counts.
+        # Each with the number of lines lost if it is dropped: a count stands for all it reports.
         self._lines: deque[tuple[bytes, int]] = deque()
         self._waiting_bytes = 0
         self._dropped = 0
-        # Reentrant: the garbage collector may run here, and what it ends may log.
+        # Reentrant: the garbage collector may run here, and finalizers may log.
         self._changed = threading.Condition(threading.RLock())
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     def put(self, line: str) -> None:
-        """Have a line written."""
+        """Queue a line."""
         data = _encoded(line)
         with self._changed:
             if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
@@ -47,7 +47,7 @@ class LineWriter:
                 self._append(data, 1)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything is written or lost; false if the timeout came first."""
+        """Wait until everything is written or dropped; false after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting_bytes, timeout_s)
 
@@ -76,7 +76,7 @@ class LineWriter:
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> bool:
-        """Write a line; false where the reader has gone or the disk is full."""
+        """Write a line; false if the reader is gone or the disk is full."""
         left = memoryview(data)
         while left:
             try:
@@ -89,9 +89,9 @@ class LineWriter:
 
 
 def refuse_instead_of_waiting(descriptor: int) -> None:
-    """Make a pipe or a socket non-blocking, for this process alone where the system can.
+    """Make a pipe or a socket non-blocking, for this process alone where possible.
 
-    The flag belongs to the open file, which others may share; Linux opens a pipe once more.
+    The flag belongs to the open file, which others may share; on Linux a pipe is reopened.
     """
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(kind) and sys.platform == "linux":

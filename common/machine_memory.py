@@ -1,7 +1,7 @@
-"""The memory that this process may use: the machine's, or what its control groups leave of it.
+"""The memory available to this process: the machine's, or less under control groups.
 
-cgroups(7) and proc(5) describe the files. A limit holds for everything below the group that has
-it, so the smallest on the path from the process's own group to the root counts.
+cgroups(7) and proc(5) describe the files. A limit applies to everything below its group, so
+the smallest limit between the process's own group and the root counts.
 """
 
 import os
@@ -11,17 +11,17 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-# What kills a process of the group, and what slows it down until it cannot be used.
+# The limit that gets the group killed, and the one that throttles it to a standstill.
 _LIMITS = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
 
 
 class _Mount(NamedTuple):
-    """A hierarchy of control groups that bounds memory.
+    """A control group hierarchy that limits memory.
 
     Attributes:
         kind: `cgroup` (version 1) or `cgroup2`.
-        top: Which group the mount point shows.
-        point: Where it is mounted.
+        top: The group that the mount point shows.
+        point: The mount point.
     """
 
     kind: str
@@ -30,10 +30,10 @@ class _Mount(NamedTuple):
 
 
 def machine_bytes(root: Path = Path("/")) -> int:
-    """Return the physical memory, or the smallest limit of a control group of this process.
+    """Return the physical memory, or this process's smallest control group limit, in bytes.
 
     Args:
-        root: The directory that holds `proc` and the mount points.
+        root: Directory that contains `proc` and the mount points.
     """
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([physical, *_limits(root)])
@@ -49,7 +49,7 @@ def _limits(root: Path) -> Iterator[int]:
 
 
 def _own_paths(root: Path) -> dict[str, PurePosixPath]:
-    """Return the group of this process by kind of hierarchy."""
+    """Return this process's group by kind of hierarchy."""
     paths = {}
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
@@ -70,7 +70,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _groups(root: Path, mount: _Mount, path: PurePosixPath) -> Iterator[Path]:
-    """Return the directories of a group and of all above it that can be seen."""
+    """Return the directories of a group and of all visible groups above it."""
     below = PurePosixPath()
     if path.is_relative_to(mount.top) and ".." not in path.parts:
         below = path.relative_to(mount.top)
@@ -85,7 +85,7 @@ def _limits_of(group: Path, kind: str) -> Iterator[int]:
             if text.isdecimal():
                 yield int(text)
     for line in _lines(group / "memory.stat") if kind == "cgroup" else ():
-        # Version 1 tells the smallest limit above, also of groups that a container cannot see.
+        # Version 1 reports the smallest limit above, including groups hidden from a container.
         name, _, number = line.partition(" ")
         if name == "hierarchical_memory_limit":
             yield int(number)
@@ -99,5 +99,5 @@ def _lines(path: Path) -> list[str]:
 
 
 def _unescaped(text: str) -> str:
-    """Undo what /proc does to spaces in paths."""
+    """Undo the escaping of spaces in paths under /proc."""
     return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

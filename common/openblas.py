@@ -1,4 +1,4 @@
-"""The system's OpenBLAS, in the place of the reference BLAS that MLX's Linux wheel brings."""
+"""Replaces the reference BLAS of MLX's Linux wheel with the system's OpenBLAS."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 SONAME = "libopenblas.so.0"
 INSTALL_HINT = "sudo apt-get install libopenblas0-pthread (Debian, Ubuntu)"
-# "0" leaves MLX with its own.
+# "0" keeps MLX's own BLAS.
 SWITCH = "MLX_BACKEND_PRELOAD_BLAS"
 
 _NVIDIA = Path("/dev/nvidiactl")
@@ -16,12 +16,12 @@ _SYSTEM_PATHS = "/sbin:/usr/sbin:/bin:/usr/bin"
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Tell whether MLX computes on a CPU of Linux, and nobody switched this off."""
+    """Tell whether MLX computes on a Linux CPU and the switch is not off."""
     return sys.platform == "linux" and not _NVIDIA.exists() and environment.get(SWITCH, "1") != "0"
 
 
 def find_openblas() -> Path | None:
-    """Return the library that the dynamic linker knows, or `None`."""
+    """Return the library found by the dynamic linker, or `None`."""
     try:
         table = subprocess.run(
             ["ldconfig", "-p"],  # noqa: S607 - its place differs
@@ -37,10 +37,10 @@ def find_openblas() -> Path | None:
 
 
 def preloading(environment: Mapping[str, str], library: Path) -> dict[str, str]:
-    """Return the environment in which a process takes its BLAS from a library."""
+    """Return the environment variables that make a process load its BLAS from a library."""
     before = environment.get("LD_PRELOAD")
     return {
-        # Measured best for decoding; threads of its own would fight MLX's.
+        # Fastest for decoding as measured; its threads compete with MLX's.
         "OPENBLAS_NUM_THREADS": "1",
         **environment,
         "LD_PRELOAD": f"{library}:{before}" if before else str(library),

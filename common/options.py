@@ -1,4 +1,4 @@
-"""Option values, as `key:value` text or as JSON, read by the types of a dataclass's fields."""
+"""Option values from `key:value` text or JSON, typed by the fields of a dataclass."""
 
 import math
 from dataclasses import dataclass, fields, is_dataclass
@@ -27,16 +27,16 @@ _EXPECTATIONS: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """The type of one option: bool, int, float or str, and whether JSON's `null` is a value."""
+    """The type of an option: bool, int, float or str, and whether it accepts JSON's `null`."""
 
     kind: type
     is_optional: bool = False
 
     def from_text(self, text: str) -> OptionValue:
-        """Return the value that the text spells.
+        """Parse a value from text.
 
         Raises:
-            ValueError: It spells none of this type.
+            ValueError: The text is not a value of this type.
         """
         if self.kind is bool:
             value: OptionValue = _TRUTHS.get(text.lower())
@@ -48,7 +48,7 @@ class OptionField:
         return self._checked(value, text)
 
     def from_json(self, value: object) -> OptionValue:
-        """Return the value; only an integer in the place of a float is converted.
+        """Check a JSON value; only an integer given for a float is converted.
 
         Raises:
             ValueError: It is of another type.
@@ -68,9 +68,9 @@ class OptionField:
 
 
 def option_fields(target: type) -> dict[str, OptionField]:
-    """Return the options that a dataclass defines, in its order.
+    """Return the options defined by a dataclass, in field order.
 
-    Its fields are plain values, or dataclasses of them, which group options by subject.
+    Its fields are plain values, or dataclasses that group options by subject.
     """
     hints = get_type_hints(target)
     options: dict[str, OptionField] = {}
@@ -82,7 +82,7 @@ def option_fields(target: type) -> dict[str, OptionField]:
 
 
 def split_entry(entry: str) -> tuple[str, str | None]:
-    """Return name and text of `name:text`; the text may hold colons, a bare name has none."""
+    """Split `name:text`; the text may contain colons, and is `None` for a bare name."""
     name, colon, text = entry.partition(":")
     return name.strip(), text.strip() if colon else None
 

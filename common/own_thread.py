@@ -1,4 +1,4 @@
-"""Work that may never end, because it waits for storage that does not answer."""
+"""Work that may never end, because it waits for unresponsive storage."""
 
 import asyncio
 import threading
@@ -14,10 +14,9 @@ Result = TypeVar("Result")
 async def in_own_thread(
     function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Result:
-    """Return what a function returns on a thread of its own; cancelling this leaves it there.
+    """Run a function on a thread of its own and return its result; cancelling abandons it.
 
-    In a pool, threads that hang would be missed by others, and the end of the process would wait
-    for them.
+    In a pool, hanging threads would take room from other work and delay the end of the process.
     """
     outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
     work = partial(_work, outcome, partial(function, *args, **kwargs))
@@ -29,7 +28,7 @@ def _work(outcome: "asyncio.Future[Result]", function: Callable[[], Result]) -> 
     settle: Callable[[], None]
     try:
         settle = partial(outcome.set_result, function())
-    except BaseException as error:  # noqa: BLE001 (told to whoever waits)
+    except BaseException as error:  # noqa: BLE001 (handed to the waiting task)
         settle = partial(outcome.set_exception, error)
     # The loop may have ended meanwhile.
     with suppress(RuntimeError):

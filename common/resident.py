@@ -1,11 +1,11 @@
-"""The memory that a process holds."""
+"""The resident memory of a process."""
 
 import os
 from pathlib import Path
 
 
 def resident_bytes(process_id: int) -> int:
-    """Return how much physical memory a process holds; 0 where the system does not say (macOS)."""
+    """Return the physical memory of a process in bytes; 0 where the system does not say (macOS)."""
     try:
         pages = Path(f"/proc/{process_id}/statm").read_text(encoding="ascii").split()[1]
     except OSError:

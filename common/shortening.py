@@ -1,15 +1,15 @@
-"""Messages of a bounded length."""
+"""Limits the length of messages."""
 
 MAX_MESSAGE_BYTES = 2048
-"""Trailers may take 8 KiB, in which a byte that is not printable ASCII takes three."""
+"""Trailers may take 8 KiB, and a byte outside printable ASCII takes three."""
 
 
 def shortened(message: str) -> str:
-    """Return a message of at most `MAX_MESSAGE_BYTES` in UTF-8, which it always is."""
+    """Return a message shortened to at most `MAX_MESSAGE_BYTES` of valid UTF-8."""
     data = message.encode("utf-8", "backslashreplace")
     if len(data) <= MAX_MESSAGE_BYTES:
         return data.decode()
-    # The number is never longer than that of all bytes.
+    # The inserted number is never longer than that of all bytes.
     kept = MAX_MESSAGE_BYTES - len(_gap(len(data)))
     head, tail = data[: kept // 2], data[len(data) - kept // 2 :]
     gap = _gap(len(data) - len(head) - len(tail))
