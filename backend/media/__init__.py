@@ -1,1 +1,1 @@
-"""Files of images, sounds and videos, honest or hostile, to plain values."""
+"""Decodes untrusted image, sound and video files to plain values."""

@@ -1,4 +1,4 @@
-"""The bytes of a sound to samples of one channel, at the rate that a model wants."""
+"""Decodes sound files to mono samples at the rate that a model expects."""
 
 import struct
 from typing import NamedTuple, TypeAlias
@@ -18,13 +18,13 @@ Samples: TypeAlias = NDArray[np.float32]
 
 _RATES = range(1_000, 400_000)
 _CHANNELS = range(1, 33)
-# The most that an MP3 can have.
+# The maximum for MP3.
 _MP3_SOURCE = (48_000, 2)
 _FLAC_IN_OGG = b"\x7fFLAC"
 
 
 class Bounds(NamedTuple):
-    """How long a sound may be, in seconds, and in samples of its own rate and channels."""
+    """Limits of a sound's length, in seconds and in samples (own rate, all channels)."""
 
     seconds: int = MAX_AUDIO_S
     samples: int = MAX_AUDIO_SAMPLES
@@ -36,9 +36,9 @@ REQUEST_BOUNDS = Bounds()
 def decode_audio(
     field: str, data: bytes, sampling_rate: int, bounds: Bounds = REQUEST_BOUNDS
 ) -> Samples:
-    """Return samples [N] between -1 and 1, channels mixed, at the given rate in Hz.
+    """Return samples [N] between -1 and 1, mixed to mono, at the given rate in Hz.
 
-    A truncated file gives the samples that it has, as in every player.
+    A truncated file yields the samples that it has, as in players.
 
     Raises:
         InvalidRequestError: The file is not a sound, is damaged, empty, or too long.
@@ -61,27 +61,27 @@ def decode_audio(
 
 
 def _max_seconds(field: str, bounds: Bounds, rate: int, channels: int) -> int:
-    """Return the limit of a sound in seconds, given the cost of its rate and channels."""
+    """Return the length limit of a sound in seconds, which its rate and channels may lower."""
     if rate not in _RATES or channels not in _CHANNELS:
         raise InvalidRequestError(field, f"has {channels} channels at {rate} Hz")
     return min(bounds.seconds, bounds.samples // (rate * channels))
 
 
 def _source(container: Container, data: bytes) -> tuple[int, int]:
-    """Return the sampling rate and the channel count that a file states."""
+    """Return the sampling rate and channel count stated in a file."""
     match container:
         case Container.WAV:
             info = miniaudio.wav_get_info(data)
             return info.sample_rate, info.nchannels
         case Container.FLAC:
-            # RFC 9639, 8.2: 20 bits of rate, then three of channels.
+            # RFC 9639, 8.2: 20 bits of rate, then three bits of channels.
             (word,) = struct.unpack_from(">I", data, 18)
             return word >> 12, (word >> 9 & 7) + 1
         case Container.VORBIS if _FLAC_IN_OGG not in data:
             channels, rate = struct.unpack_from("<BI", data, 39)
             return rate, channels
         case Container.VORBIS:
-            # The decoder would take the FLAC, whose rate is not checked.
+            # The decoder would play the embedded FLAC, whose rate is unchecked.
             raise pcm.DamagedSoundError
         case _:
             return _MP3_SOURCE

@@ -1,4 +1,4 @@
-"""Tells the format of a file by its first bytes, never by a name or a stated type."""
+"""Identifies file formats by their first bytes, never by name or stated type."""
 
 from collections.abc import Collection
 from enum import Enum
@@ -7,7 +7,7 @@ from backend.errors import InvalidRequestError
 
 
 class Container(Enum):
-    """A file format, by its name in messages and in Pillow."""
+    """A file format, by the name used in messages and in Pillow."""
 
     PNG = "PNG"
     JPEG = "JPEG"
@@ -30,7 +30,7 @@ class Container(Enum):
     AVI = "AVI"
 
 
-# Offset, bytes, format; the first match counts. ID3 tags precede the sound they describe.
+# Offset, bytes, format; the first match wins. ID3 tags precede the sound that they describe.
 _SIGNATURES = (
     (0, b"\x89PNG\r\n\x1a\n", Container.PNG),
     (0, b"\xff\xd8\xff", Container.JPEG),
@@ -70,10 +70,10 @@ def container_of(data: bytes) -> Container | None:
 
 
 def require_container(field: str, data: bytes, readable: Collection[Container]) -> Container:
-    """Return the format of a file, which must be one that can be read.
+    """Return the format of a file, which must be among the readable ones.
 
     Raises:
-        InvalidRequestError: It is another one; the message names it and those that are read.
+        InvalidRequestError: It is not; the message names it and the readable ones.
     """
     container = container_of(data)
     if container is not None and container in readable:
@@ -84,10 +84,10 @@ def require_container(field: str, data: bytes, readable: Collection[Container]) 
 
 
 def without_tags(data: bytes) -> bytes:
-    """Return a sound without the ID3v2 tags before it."""
+    """Return a sound file without leading ID3v2 tags."""
     start = 0
     while data.startswith(b"ID3", start) and len(data) >= start + _ID3_HEADER_BYTES:
-        # Four digits of seven bits.
+        # Four digits of seven bits each.
         size = 0
         for digit in data[start + 6 : start + _ID3_HEADER_BYTES]:
             size = size << 7 | digit & 0x7F
@@ -98,8 +98,8 @@ def without_tags(data: bytes) -> bytes:
 def _by_frame_header(data: bytes) -> Container | None:
     """Tell MP3 from AAC, whose frames begin with the same eleven bits.
 
-    Layer (two bits, 0 is AAC's), bit rate (four, not all set) and rate (two, not both set) of
-    ISO 11172-3.
+    ISO 11172-3: layer (two bits; 0 means AAC), bit rate (four bits, not all set) and sampling
+    rate (two bits, not both set).
     """
     if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE0 != 0xE0:
         return None

@@ -1,7 +1,7 @@
-"""One medium of a request to pixels or samples, with a digest of them.
+"""Decodes one medium of a request to pixels or samples, with a digest.
 
-This is plain CPU work that may take a second, for any number of worker threads. Optional libraries
-are imported on first use, so that a backend without them serves text.
+Pure CPU work that may take a second; safe on any number of worker threads. Optional libraries
+are imported on first use, so a backend without them still serves text.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ class DecodedImage:
     """An upright image in RGB.
 
     Attributes:
-        digest: SHA-256 of size and pixels: equal for one picture in two files of any format,
-            metadata and base64. Values with equal digests are equal.
+        digest: SHA-256 of size and pixels, independent of file format, metadata and base64. Values
+            with equal digests are equal.
     """
 
     image: "Image" = field(repr=False, compare=False)
@@ -50,10 +50,10 @@ class DecodedAudio:
 
 @dataclass(frozen=True, slots=True)
 class DecodedVideo:
-    """A video, as some of its frames.
+    """A video as a selection of its frames.
 
     Attributes:
-        frames: At least one, all of one size, in RGB and in order.
+        frames: At least one; all of one size, in RGB, in order.
         digest: SHA-256 of the frames and their times. Values with equal digests are equal.
     """
 
@@ -65,11 +65,11 @@ Decoded: TypeAlias = DecodedImage | DecodedAudio | DecodedVideo
 
 
 def decode(medium: Medium, *, sampling_rate: int) -> Decoded:
-    """Decode a medium; a sound is resampled to the given rate in Hz.
+    """Decode a medium; sounds are resampled to the given rate in Hz.
 
     Raises:
-        InvalidRequestError: It is not what its field says, is damaged, or exceeds a limit.
-        UnsupportedError: A library for it is not installed.
+        InvalidRequestError: It is of another kind than its field, is damaged, or exceeds a limit.
+        UnsupportedError: A required library is not installed.
     """
     data = decode_payload(medium)
     match medium.kind:

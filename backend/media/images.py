@@ -1,4 +1,4 @@
-"""The bytes of an image to upright RGB, of a size that a model can take."""
+"""Decodes image files to upright RGB, at a size that models can take."""
 
 import io
 import struct
@@ -22,7 +22,7 @@ IMAGE_FORMATS = (
     Container.BMP,
     Container.TIFF,
 )
-# Errors of Pillow's readers on nonsensical bytes, besides those that they document.
+# Undocumented errors that Pillow's readers raise on nonsensical bytes.
 DAMAGE = (
     ArithmeticError,
     AssertionError,
@@ -48,16 +48,16 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _START_OF_SCAN = b"\xff\xda"
-# A progressive JPEG has about ten; each covers the whole image, however small.
+# A typical progressive JPEG has ten; each covers the whole image, however small its data.
 _MAX_JPEG_SCANS = 64
 _WHITE_16 = 65535.0
 
 
 def decode_image(field: str, data: bytes) -> Image.Image:
-    """Return a picture in RGB, turned as its EXIF data says and without metadata.
+    """Return a picture in RGB, rotated as its EXIF data says and without metadata.
 
-    An animation gives its first frame. Transparent pixels become white. 16-bit grey keeps its
-    white; 32-bit and floating-point grey, which have none, are stretched from black to white.
+    An animation yields its first frame. Transparent pixels become white. 16-bit grey keeps its
+    white point; 32-bit and floating-point grey have none, and are stretched from black to white.
 
     Raises:
         InvalidRequestError: The file is not an image, is damaged, too large or too narrow.
@@ -75,12 +75,12 @@ def decode_image(field: str, data: bytes) -> Image.Image:
 
 @contextmanager
 def opened(field: str, data: bytes, container: Container) -> Iterator[Image.Image]:
-    """Open an image, reading its header only.
+    """Open an image, reading only its header.
 
     Raises:
-        InvalidRequestError: The file is damaged; also for errors inside the block.
+        InvalidRequestError: The file is damaged; also converts errors raised inside the block.
     """
-    # For the whole process: Python 3.11 has no narrower way that is thread-safe.
+    # Process-wide: Python 3.11 has no narrower way that is thread-safe.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         with Image.open(io.BytesIO(data), formats=(container.value,)) as image:
@@ -98,10 +98,10 @@ def damaged(field: str, container: Container) -> InvalidRequestError:
 
 
 def check_size(field: str, size: tuple[int, int]) -> None:
-    """Refuse a picture by its size in pixels (width, height).
+    """Check the size of a picture in pixels (width, height).
 
     Raises:
-        InvalidRequestError: It has none, too many, or is too narrow for its length.
+        InvalidRequestError: It is empty, too large, or too narrow for its length.
     """
     width, height = size
     if width < 1 or height < 1:
@@ -124,7 +124,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         picture.paste(image, mask=image)
     else:
         picture = image.convert("RGB")
-    # Kept, it would make later readers turn the image once more.
+    # Otherwise later readers would rotate the image again.
     picture.info = {}
     return picture
 
@@ -141,7 +141,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _extremes(image: Image.Image) -> tuple[float, float]:
-    """Return the values that become black and white."""
+    """Return the values mapped to black and white."""
     if image.mode.startswith("I;16"):
         return 0.0, _WHITE_16
     low, high = image.getextrema()
@@ -151,7 +151,7 @@ def _extremes(image: Image.Image) -> tuple[float, float]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, or 1 (upright) if there is none that can be read."""
+    """Return the EXIF orientation, or 1 (upright) if there is no readable one."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except DAMAGE:

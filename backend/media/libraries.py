@@ -11,7 +11,7 @@ def needed(library: str, extra: str) -> Iterator[None]:
     """Import optional libraries inside this block.
 
     Raises:
-        UnsupportedError: One is not installed; the message says what to install.
+        UnsupportedError: One is not installed; the message says how to install it.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The text of a medium to the bytes of its file. Opens and fetches nothing."""
+"""Decodes the text of a medium to the bytes of its file. Opens and fetches nothing."""
 
 import binascii
 import re
@@ -8,7 +8,7 @@ from backend.core.media import Medium
 from backend.errors import InvalidRequestError
 
 _ONLY = "only base64 or a data URI is read"
-# Base64 that begins with a slash is a JPEG (`/9j/`) or an MP3 (`//`, `/+`), and no other file.
+# Base64 beginning with a slash is a JPEG (`/9j/`) or an MP3 (`//`, `/+`); anything else is a path.
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:|[a-z]:\\|~|\.{1,2}/|/(?!9j/|[/+])", re.IGNORECASE)
 _DATA_URI = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
 _MAX_HEADER_CHARS = 1024
@@ -19,8 +19,8 @@ _WHITESPACE = b" \t\r\n\v\f"
 def decode_payload(medium: Medium) -> bytes:
     """Return the file in a medium: standard or URL-safe base64, bare or in a data URI.
 
-    Padding may be absent, and whitespace may be anywhere. The type that a data URI states is
-    ignored: the file itself tells.
+    Padding may be missing, and whitespace may occur anywhere. The type stated in a data URI is
+    ignored: the file itself decides.
 
     Raises:
         InvalidRequestError: It is not base64, is empty, or too long.

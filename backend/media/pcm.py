@@ -1,7 +1,7 @@
-"""Decodes sounds with miniaudio in pieces: some formats hold an hour of silence in a few bytes.
+"""Decodes sounds with miniaudio, in chunks: some formats pack an hour of silence into a few bytes.
 
-Also a program: miniaudio 1.71's Vorbis decoder corrupts memory on damaged files, so
-`isolated_samples` runs it in a child process, which may crash.
+Also a program: the Vorbis decoder of miniaudio 1.71 corrupts memory on damaged files, so
+`isolated_samples` runs it in a child process that may crash.
 """
 
 import resource
@@ -17,11 +17,11 @@ _MAX_PROCESS_BYTES = 2**30
 
 
 class DamagedSoundError(Exception):
-    """A sound cannot be decoded."""
+    """The sound cannot be decoded."""
 
 
 def samples(data: bytes, sampling_rate: int, max_samples: int) -> bytes:
-    """Return native float32, channels mixed, at the given rate; at most a chunk over the limit.
+    """Return native float32 mono at the given rate; exceeds the limit by at most one chunk.
 
     Raises:
         DamagedSoundError: It cannot be decoded.
@@ -35,7 +35,7 @@ def isolated_samples(data: bytes, sampling_rate: int, max_samples: int) -> bytes
     Raises:
         DamagedSoundError: The sound cannot be decoded, or the child crashed or took too long.
     """
-    # Run by path, without its directory on the module path: it imports nothing of the backend.
+    # Run by path, with its directory off the module path: it imports nothing of the backend.
     command = [sys.executable, "-P", __file__, str(sampling_rate), str(max_samples)]
     try:
         done = subprocess.run(  # noqa: S603 - our own file and two numbers

@@ -1,4 +1,4 @@
-"""A file of speech -> passages that a model can hear at once, cut where it is quietest."""
+"""Splits a recording of speech into passages short enough for a model, at quiet moments."""
 
 import base64
 import io
@@ -23,17 +23,17 @@ from backend.media.libraries import needed
 if TYPE_CHECKING:
     from backend.media.audio import Samples
 
-# A passage may be this much shorter, if there is a pause to cut at.
+# A passage may end this much earlier, at the quietest moment.
 _CUT_RANGE_S = 10
 _PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A part of a file.
+    """A part of a recording.
 
     Attributes:
-        start: The number of its first sample; `SPEECH_RATE_HZ` of them are a second.
+        start: Index of its first sample, at `SPEECH_RATE_HZ` samples per second.
         samples: Float32 [N], one channel, between -1 and 1.
     """
 
@@ -42,16 +42,16 @@ class Passage:
 
     @property
     def start_s(self) -> float:
-        """Where it begins, in seconds."""
+        """Start time in seconds."""
         return self.start / SPEECH_RATE_HZ
 
     @property
     def end_s(self) -> float:
-        """Where it ends, in seconds."""
+        """End time in seconds."""
         return (self.start + len(self.samples)) / SPEECH_RATE_HZ
 
     def payload(self) -> str:
-        """Return the base64 of a WAV file of it."""
+        """Return it as a WAV file in base64."""
         buffer = io.BytesIO()
         with wave.open(buffer, "wb") as file:
             file.setnchannels(1)
@@ -62,14 +62,14 @@ class Passage:
 
 
 def read_speech(field_name: str, path: Path) -> "Samples":
-    """Return the samples [N] of a sound file, mixed and resampled.
+    """Return the samples [N] of a sound file, mixed to mono and resampled.
 
-    Slow: runs on a worker thread.
+    Slow: call it on a worker thread.
 
     Raises:
-        InvalidRequestError: There is no such file, it is no regular one, no sound, damaged, or too
+        InvalidRequestError: The file is missing, not a regular file, not a sound, damaged, or too
             long.
-        UnsupportedError: It takes a library that is not installed.
+        UnsupportedError: A required library is not installed.
     """
     with needed("miniaudio", "media"):
         from backend.media.audio import Bounds, decode_audio
@@ -79,7 +79,7 @@ def read_speech(field_name: str, path: Path) -> "Samples":
 
 
 def _bytes(field_name: str, path: Path) -> bytes:
-    """Return what is in a regular file: a pipe might never begin, a device never end."""
+    """Return the content of a regular file; a pipe might never begin, a device never end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
@@ -87,7 +87,7 @@ def _bytes(field_name: str, path: Path) -> bytes:
             if not stat.S_ISREG(about.st_mode):
                 raise InvalidRequestError(field_name, f"{path} is no regular file")
             _require_bounded(field_name, about.st_size)
-            # It may have grown, or not have told its size.
+            # The file may have grown, or not report its size.
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 data = file.read(MAX_SPEECH_BYTES + 1)
         finally:
@@ -106,7 +106,7 @@ def _require_bounded(field_name: str, size: int) -> None:
 
 
 def passages(samples: "Samples") -> Iterator[Passage]:
-    """Yield the passages of a sound in order; together they are all of it."""
+    """Yield the passages of a sound in order; together they cover all of it."""
     start = 0
     while start < len(samples):
         stop = _cut(samples, start)
@@ -115,7 +115,7 @@ def passages(samples: "Samples") -> Iterator[Passage]:
 
 
 def _cut(samples: "Samples", start: int) -> int:
-    """Return where a passage ends: in the middle of the quietest moment of its last seconds."""
+    """Return where a passage ends: the middle of the quietest moment in its last seconds."""
     latest = start + SPEECH_PASSAGE_S * SPEECH_RATE_HZ
     if latest >= len(samples):
         return len(samples)

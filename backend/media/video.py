@@ -1,4 +1,4 @@
-"""The bytes of a video or an animated image to some of its frames, evenly spread."""
+"""Decodes videos and animated images to a few evenly spaced frames."""
 
 import io
 import itertools
@@ -23,7 +23,7 @@ from common.caller import require_caller
 
 ANIMATION_FORMATS = (Container.GIF, Container.WEBP, Container.PNG)
 FILM_FORMATS = (Container.MP4, Container.MATROSKA)
-# The format is given, not guessed: some of FFmpeg's formats open other files.
+# Fixed, not detected: some of FFmpeg's formats open other files.
 _DEMUXERS = {Container.MP4: "mov", Container.MATROSKA: "matroska"}
 # The cost of the smallest frame, in pixels.
 _FRAME_COST = 1 << 14
@@ -35,7 +35,7 @@ AvFrame: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An image in RGB, and its time in seconds from the beginning."""
+    """An RGB image, and its time in seconds from the start."""
 
     image: Image.Image
     time_s: float
@@ -54,7 +54,7 @@ def decode_video(field: str, data: bytes) -> tuple[Frame, ...]:
     """Return at least one frame and at most `MAX_VIDEO_FRAMES`, all of one size.
 
     Takes every frame of a short video, and every second, fourth, eighth and so on of a longer
-    one, which needs no stated length.
+    one, so the length need not be known.
 
     Raises:
         InvalidRequestError: The file is not a video, is damaged, too large, or too long.
@@ -82,7 +82,7 @@ def _sampled(field: str, shown: Iterator[_Shown], max_decoded_pixels: int) -> li
 
 
 def _within(field: str, shown: Iterator[_Shown], max_decoded_pixels: int) -> Iterator[_Shown]:
-    """Pass frames on, refusing other sizes and too many of them."""
+    """Pass frames on; refuse frames of other sizes, and too many of them."""
     width = height = 0
     for index, frame in enumerate(shown):
         require_caller()
@@ -137,7 +137,7 @@ def _film_frames(field: str, film: AvContainer) -> Iterator[_Shown]:
 
 
 def _upright(frame: AvFrame) -> Image.Image:
-    """Return a frame upright: the file states a rotation to the left, in degrees."""
+    """Rotate a frame upright: the file states a rotation to the left, in degrees."""
     image: Image.Image = frame.to_image()
     image.info = {}
     return image.rotate(frame.rotation, expand=True) if frame.rotation else image
