@@ -1,1 +1,1 @@
-"""Long jobs in processes of their own: quantisation, fine-tuning, export of what was trained."""
+"""Long jobs in their own processes: quantisation, fine-tuning, and export of the result."""

@@ -1,7 +1,7 @@
-"""`python -m backend.jobs`: run the job that the first line of standard input describes.
+"""`python -m backend.jobs`: run the job described by the first line of standard input.
 
-Progress goes to standard output, a line of JSON each; everything else to standard error. The end
-of standard input ends the process.
+Progress goes to standard output, one line of JSON each; everything else goes to standard
+error. The end of standard input ends the process.
 """
 
 import logging
@@ -27,14 +27,14 @@ def main() -> int:
     logs.configure(logs.level_of(os.environ))
     os.nice(_LOWEST_PRIORITY)
     os.environ["NO_COLOR"] = "1"
-    # Libraries print; only progress may reach the pipe.
+    # Libraries print to stdout; the pipe must carry progress only.
     progress = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    # Unbuffered: a buffer's lock, held by a thread that reads, breaks the end of the process.
+    # Unbuffered: exit hangs on a buffer's lock while a thread reads.
     commands = os.fdopen(0, "rb", buffering=0)
     line = commands.readline()
     if not line:
-        # Stopped before it began.
+        # Stopped before the job was sent.
         return 1
     job = msgspec.json.decode(line, type=Job)
     stopping = threading.Event()
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _run(job: Job, report: Report, stopping: threading.Event) -> Progress:
-    # Each imports MLX and what it needs beside it.
+    # Imported here, because each one pulls in MLX and more.
     match job:
         case Quantization():
             from backend.jobs.quantization import quantize
@@ -81,5 +81,5 @@ def _listen(commands: FileIO, stopping: threading.Event) -> None:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    # At once: whoever has read the last progress expects no process any more.
+    # At once: the final progress means that the process is gone.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The jobs of this process, by their ids."""
+"""The jobs of this process, by id."""
 
 import asyncio
 import uuid
@@ -11,7 +11,7 @@ from backend.jobs.process import JobProcess
 
 
 class JobBoard:
-    """Starts jobs, and finds them again; lives on one event loop."""
+    """Starts jobs and finds them again; lives on one event loop."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobProcess] = {}
@@ -21,21 +21,21 @@ class JobBoard:
         """Start a job and return its id: the caller's, or a new one.
 
         Raises:
-            InvalidRequestError: A job of this id runs, or one that writes to the same place.
-            OverloadedError: As many jobs as may run do.
-            ShuttingDownError: The process is on its way out.
+            InvalidRequestError: A job with this id, or one with the same target, is running.
+            OverloadedError: The limit of running jobs is reached.
+            ShuttingDownError: The process is shutting down.
         """
         job_id = job_id or uuid.uuid4().hex[:12]
         self._require_room(job, job_id)
         for ended in self._ended()[:-MAX_ENDED_JOBS]:
             del self._jobs[ended]
-        # At the end of the order, also for an id that is used again.
+        # Moves a reused id to the end of the order.
         self._jobs.pop(job_id, None)
         self._jobs[job_id] = JobProcess(job)
         return job_id
 
     def updates(self, job_id: str, kind: type[Job]) -> AsyncGenerator[Progress, None]:
-        """Yield a job's progress up to its end.
+        """Yield a job's progress until its end.
 
         Raises:
             InvalidRequestError: There is no such job.
@@ -43,7 +43,7 @@ class JobBoard:
         return self._find(job_id, kind).updates()
 
     async def stop(self, job_id: str, kind: type[Job], *, keeps_weights: bool = False) -> Progress:
-        """End a job and return how it ended.
+        """Stop a job and return its final progress.
 
         Raises:
             InvalidRequestError: There is no such job.
@@ -51,10 +51,10 @@ class JobBoard:
         return await self._find(job_id, kind).stop(keeps_weights=keeps_weights)
 
     async def export(self, job: Export) -> Progress:
-        """Run an export and return how it ended; to cancel is to give it up.
+        """Run an export and return its final progress; cancelling this stops the export.
 
         Raises:
-            As `start` does.
+            As in `start`.
         """
         process = self._jobs[self.start(job)]
         try:
@@ -63,7 +63,7 @@ class JobBoard:
             await process.stop()
 
     async def close(self) -> None:
-        """Start no further jobs, and end all that run."""
+        """Accept no more jobs, and stop all running ones."""
         self._is_closed = True
         stops = (job.stop() for job in list(self._jobs.values()))
         await asyncio.gather(*stops, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of fine-tuning: directories that LoadModel takes as adapters."""
+"""Fine-tuning checkpoints: directories that LoadModel accepts as adapters."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _PREFIX = "checkpoint-"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory with an adapter, and how far the training was.
+    """A directory with an adapter, and the progress of its training.
 
     Attributes:
         created_at: ISO 8601, UTC.
@@ -34,16 +34,16 @@ def checkpoint_path(output_dir: Path, step: int) -> Path:
 
 
 def write_state(directory: Path, step: int, epoch: float, loss: float) -> None:
-    """Note how far the training was, next to the weights."""
+    """Save the progress of the training next to the weights."""
     state = {"step": step, "epoch": epoch, "loss": loss}
     (directory / STATE).write_text(json.dumps(state), encoding="utf-8")
 
 
 def list_checkpoints(output_dir: Path) -> list[Checkpoint]:
-    """Return the whole checkpoints below a directory, the earliest first.
+    """Return the complete checkpoints below a directory, earliest first.
 
     Raises:
-        InvalidRequestError: The directory cannot be read; one that is not there is empty.
+        InvalidRequestError: The directory cannot be read; a missing one counts as empty.
     """
     try:
         found = [path for path in output_dir.iterdir() if path.name.startswith(_PREFIX)]
@@ -56,10 +56,10 @@ def list_checkpoints(output_dir: Path) -> list[Checkpoint]:
 
 
 def require_checkpoint(field: str, text: str) -> Checkpoint:
-    """Return a checkpoint by its directory, or by the weights in it.
+    """Return the checkpoint at a directory, or at the weights file inside it.
 
     Raises:
-        InvalidRequestError: There is none, or a part of it is missing.
+        InvalidRequestError: There is none, or it is incomplete.
     """
     path = Path(text)
     checkpoint = _read(path.parent if path.name == WEIGHTS else path)

@@ -1,4 +1,4 @@
-"""Datasets of fine-tuning: files in the usual forms become rows that mlx-lm trains on."""
+"""Datasets for fine-tuning: reads files of the common forms into rows for mlx-lm's trainer."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from backend.errors import InvalidRequestError
 
 Row: TypeAlias = Mapping[str, Any]
 
-# Every tenth row is kept for validation, where the dataset brings no such part of its own.
+# Every tenth row is used for validation if the dataset has no validation part.
 _VALIDATION_STRIDE = 10
 _SPEAKERS = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 
@@ -32,7 +32,7 @@ def read_dataset(source: str) -> Dataset:
     `completion`, Alpaca's `instruction`, `input` and `output`, or `text`.
 
     Raises:
-        InvalidRequestError: There is no such file, or a row of it is malformed, with its number.
+        InvalidRequestError: A file is missing, or a row is malformed; the message gives its number.
     """
     path = Path(source)
     if path.is_dir():
@@ -85,7 +85,7 @@ def _rows(path: Path) -> list[Row]:
 
 
 def _lines(text: str) -> Iterator[Any]:
-    # JSON strings may hold what `splitlines` takes for the end of a line.
+    # `splitlines` would also split at characters that JSON strings may contain.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield _json(line, f"line {number}")

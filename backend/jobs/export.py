@@ -1,4 +1,4 @@
-"""Write a trained checkpoint as an adapter by itself, or merged into its model."""
+"""Exports a trained checkpoint as an adapter, or merged into its model."""
 
 import shutil
 from pathlib import Path
@@ -13,10 +13,10 @@ from backend.jobs.models import find_model, require_new, written_whole
 
 
 def export(job: Export, report: Report) -> Progress:
-    """Write the checkpoint in the form that the job names, and return the final progress.
+    """Write the checkpoint in the requested form and return the final progress.
 
     Raises:
-        InvalidRequestError: The checkpoint is none, or the result cannot be written.
+        InvalidRequestError: The checkpoint is not valid, or the result cannot be written.
         LoadError: Its model cannot be found or read.
     """
     checkpoint = require_checkpoint("checkpoint_path", job.checkpoint)

@@ -1,4 +1,4 @@
-"""Fine-tune a model with mlx-lm's trainer; every checkpoint is an adapter that LoadModel takes."""
+"""Fine-tunes a model with mlx-lm's trainer; every checkpoint is an adapter for LoadModel."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class _StoppedError(Exception):
-    """The caller has asked for the end."""
+    """The caller stopped the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Schedule:
     """How long a training takes.
 
     Attributes:
-        batch_size: Rows of a pass.
-        passes_per_epoch: Passes over all rows.
-        total_steps: Optimiser steps, those before a resumed checkpoint included.
-        done_steps: Steps of the checkpoint that it begins with.
-        accumulation: Passes of a step.
+        batch_size: Rows per pass.
+        passes_per_epoch: Passes to see every row once.
+        total_steps: Optimiser steps, including those before a resumed checkpoint.
+        done_steps: Steps of the checkpoint that it resumes from.
+        accumulation: Passes per step.
     """
 
     batch_size: int
@@ -65,23 +65,23 @@ class Schedule:
 
     @property
     def passes(self) -> int:
-        """Passes to run."""
+        """Passes left to run."""
         return (self.total_steps - self.done_steps) * self.accumulation
 
     def step_of(self, passes: int) -> int:
-        """Return the step that was done after so many passes."""
+        """Return the step reached after a number of passes."""
         return self.done_steps + passes // self.accumulation
 
     def epoch_of(self, passes: int) -> float:
-        """Return the epochs that were done after so many passes."""
+        """Return the epochs completed after a number of passes."""
         return (self.done_steps * self.accumulation + passes) / self.passes_per_epoch
 
 
 def schedule_of(job: FineTuning, rows: int, done_steps: int) -> Schedule:
-    """Return how long a job takes on so many rows.
+    """Return the schedule of a job for a number of rows.
 
     Raises:
-        InvalidRequestError: The checkpoint to resume from is at its end already.
+        InvalidRequestError: The checkpoint to resume from has already reached the last step.
     """
     batch_size = min(job.batch_size, rows)
     passes_per_epoch = rows // batch_size
@@ -98,9 +98,9 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
     """Train, and return the final progress.
 
     Args:
-        job: What to train, and on what.
-        report: Takes the progress, from the first moment on.
-        stopping: Set to end early, with a checkpoint of the latest weights.
+        job: The model, the dataset and the settings.
+        report: Receives the progress, from the start.
+        stopping: When set, the training ends early with a checkpoint of the latest weights.
 
     Raises:
         LoadError: The model cannot be found or read.
@@ -126,7 +126,7 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
 
 
 def _cut_off(output_dir: Path) -> str:
-    """Return the words for a training whose process died, and whence it could go on."""
+    """Return the message for a training whose process died, and where it can resume."""
     checkpoints = list_checkpoints(output_dir)
     if not checkpoints:
         return f"an earlier training in {output_dir} was cut off before its first checkpoint"
@@ -167,7 +167,7 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
         return self._with(**ended)
 
     def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
-        """Note the progress of a step, save when it is due, end when asked to."""
+        """Record the progress of a step, save if due, and stop if requested."""
         self._note(train_info)
         step = self.progress.step
         is_last = step == self.schedule.total_steps
@@ -203,7 +203,7 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
         )
 
     def on_val_loss_report(self, val_info: dict[str, Any]) -> None:
-        """Note the loss of a validation."""
+        """Record the validation loss."""
         self._with(eval_loss=float(val_info["val_loss"]))
 
     def _with(self, **changes: Any) -> Progress:  # noqa: ANN401 (fields of a struct)
@@ -223,7 +223,7 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
         )
 
     def _settings(self, resumed: Checkpoint | None) -> SimpleNamespace:
-        """Return the settings of mlx-lm's trainer, which writes them next to the weights."""
+        """Return the settings for mlx-lm's trainer, which saves them next to the weights."""
         job, schedule = self.job, self.schedule
         share_left = 1.0 - schedule.done_steps / schedule.total_steps
         rate = job.learning_rate * share_left
@@ -250,7 +250,7 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
             "val_batches": _VALIDATION_BATCHES,
             "steps_per_report": job.accumulation,
             "steps_per_eval": max(schedule.passes_per_epoch, schedule.passes // _VALIDATIONS),
-            # Checkpoints are written here, whole, and not by the trainer.
+            # This module writes the checkpoints, so the trainer must not.
             "save_every": schedule.passes + 1,
             "adapter_path": str(self.work),
             "resume_adapter_file": str(resumed.path / WEIGHTS) if resumed else None,
@@ -277,7 +277,7 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
         return {**parameters, "keys": keys}
 
     def _save(self) -> None:
-        """Write a checkpoint of the present weights, unless there is one of this step."""
+        """Write a checkpoint of the current weights, unless this step has one."""
         step = self.progress.step
         if step <= self._saved_step:
             return

@@ -1,4 +1,4 @@
-"""Jobs, their progress, and the states that end them; they travel between processes as JSON."""
+"""Jobs, their progress and final states; they travel between processes as JSON."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -18,7 +18,7 @@ FINAL_STATES = frozenset({COMPLETED, FAILED, STOPPED})
 class _Job(Struct, frozen=True):
     @property
     def target_field(self) -> str:
-        """The field of the request that names where the job writes."""
+        """The request field that names the target."""
         return "output_dir"
 
 
@@ -26,11 +26,11 @@ class Quantization(_Job, frozen=True, tag=True, kw_only=True):
     """Write an MLX model with quantised weights.
 
     Attributes:
-        model: A directory, or a hub id.
-        models_dir: Where relative names are looked up; empty for none.
-        name: Of the result, which becomes a directory of that name in `output_dir`.
-        bits: Of a weight; `None` for what the mode or the recipe says.
-        group_size: Weights that share a scale; `None` for the mode's default.
+        model: A directory or a hub id.
+        models_dir: Base directory of relative names; empty for none.
+        name: Name of the result, which becomes a directory in `output_dir`.
+        bits: Bits per weight; `None` uses the mode's or the recipe's.
+        group_size: Weights that share a scale; `None` uses the mode's default.
         mode: `affine`, `mxfp4`, `nvfp4` or `mxfp8`.
         recipe: A mixed recipe of mlx-lm, such as `mixed_4_6`; empty for none.
         is_checked: Whether to compare the result's perplexity with that of the source.
@@ -48,7 +48,7 @@ class Quantization(_Job, frozen=True, tag=True, kw_only=True):
 
     @property
     def target(self) -> Path:
-        """The directory that the result becomes."""
+        """Directory of the result."""
         return Path(self.output_dir) / self.name
 
 
@@ -56,17 +56,17 @@ class FineTuning(_Job, frozen=True, tag=True, kw_only=True):
     """Train an adapter, or all weights, on conversations or texts.
 
     Attributes:
-        model: A directory, or a hub id.
+        model: A directory or a hub id.
         kind: `lora`, `dora` or `full`.
-        rank: Of an adapter.
-        alpha: An adapter's output is scaled by alpha over rank.
-        targets: Names of the layers to adapt; empty for all linear ones.
+        rank: Rank of an adapter.
+        alpha: An adapter's output is scaled by alpha / rank.
+        targets: Names of the layers to adapt; empty for all linear layers.
         dataset: A file or a directory of JSONL, JSON, CSV or text.
-        max_steps: Optimiser steps; 0 for what the epochs come to.
-        save_steps: Between checkpoints; 0 for none but the last.
-        resume_from: A checkpoint whose weights to begin with; empty for none.
+        max_steps: Optimiser steps; 0 derives them from the epochs.
+        save_steps: Steps between checkpoints; 0 saves only the last.
+        resume_from: Checkpoint to start from; empty for none.
         optimizer: `adam`, `adamw`, `sgd`, `adafactor` or `muon`.
-        max_tokens: Longest sequence; longer ones lose their end.
+        max_tokens: Length limit of a sequence; longer ones are truncated at the end.
         masks_prompt: Whether only the last reply of a conversation counts in the loss.
     """
 
@@ -96,17 +96,17 @@ class FineTuning(_Job, frozen=True, tag=True, kw_only=True):
 
     @property
     def target(self) -> Path:
-        """The directory that the checkpoints come into."""
+        """Directory of the checkpoints."""
         return Path(self.output_dir)
 
 
 class Export(_Job, frozen=True, tag=True, kw_only=True):
-    """Write a trained checkpoint in a form to load.
+    """Export a trained checkpoint in a form that can be loaded.
 
     Attributes:
-        checkpoint: A directory that a fine-tuning wrote.
+        checkpoint: Directory written by a fine-tuning job.
         form: One of `EXPORT_FORMS`: the adapter alone, or merged into its model.
-        model: The model it was trained from; empty for the one that the checkpoint names.
+        model: The base model; empty for the one named in the checkpoint.
     """
 
     checkpoint: str
@@ -117,12 +117,12 @@ class Export(_Job, frozen=True, tag=True, kw_only=True):
 
     @property
     def target(self) -> Path:
-        """The directory that the result becomes."""
+        """Directory of the result."""
         return Path(self.output_path)
 
     @property
     def target_field(self) -> str:
-        """The field of the request that names where the job writes."""
+        """The request field that names the target."""
         return "output_path"
 
 
@@ -130,17 +130,17 @@ Job: TypeAlias = Quantization | FineTuning | Export
 
 
 class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far a job is.
+    """The progress of a job.
 
     Attributes:
-        status: One of the host's words; those of `FINAL_STATES` are the last.
+        status: One of the host's status words; those in `FINAL_STATES` are final.
         percent: From 0 to 100.
         step: Optimiser steps so far.
-        loss: Of the latest steps.
-        eval_loss: Of the latest validation.
-        eta_s: Seconds left, as it goes.
-        path: Of the latest thing that was written: a checkpoint, or the result.
-        metrics: Other figures, by name.
+        loss: Loss of the latest steps.
+        eval_loss: Loss of the latest validation.
+        eta_s: Estimated seconds left.
+        path: Path of the latest checkpoint, or of the result.
+        metrics: Further figures, by name.
     """
 
     status: str
@@ -159,11 +159,11 @@ class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing follows."""
+        """Whether this is the last progress."""
         return self.status in FINAL_STATES
 
     def sendable(self) -> "Progress":
-        """Return it without what JSON cannot hold, and with a message of a bounded length."""
+        """Return a copy that JSON can encode, with a message of bounded length."""
         numbers = {
             name: 0.0
             for name in self.__struct_fields__
@@ -175,4 +175,4 @@ class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Report: TypeAlias = Callable[[Progress], None]
-"""Takes a job's progress."""
+"""Receives a job's progress."""

@@ -1,4 +1,4 @@
-"""Models of jobs: found as LoadModel finds them, and written whole or not at all."""
+"""Models of jobs: found as by LoadModel, and written completely or not at all."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from backend.model.checkpoint.hub import locate
 
 
 def find_model(model: str, models_dir: str) -> Path:
-    """Return the directory of a model, fetched from the hub if it is not on disk.
+    """Return the directory of a model, fetching it from the hub if it is not on disk.
 
     Raises:
         LoadError: There is no such model, or it could not be fetched.
@@ -22,29 +22,29 @@ def find_model(model: str, models_dir: str) -> Path:
 
 
 def require_new(field: str, target: Path) -> None:
-    """Refuse to write where something is already.
+    """Refuse a target that already exists.
 
     Raises:
-        InvalidRequestError: Something is there.
+        InvalidRequestError: The target exists.
     """
     if target.exists():
         raise InvalidRequestError(field, f"{target} exists already")
 
 
 def was_cut_off(target: Path) -> bool:
-    """Tell whether a process died while it wrote a target."""
+    """Tell whether a process died while writing a target."""
     return _partial(target).exists()
 
 
 @contextmanager
 def written_whole(field: str, target: Path) -> Iterator[Path]:
-    """Give a place to write to, which becomes the target when all is written.
+    """Yield a directory to write to, which replaces the target once everything is written.
 
-    What was at the target stays until then.
+    An existing target stays until then.
 
     Args:
-        field: Names the target in the request.
-        target: A directory; need not exist, nor its parents.
+        field: The request field that names the target.
+        target: A directory; it and its parents need not exist.
 
     Raises:
         InvalidRequestError: The target cannot be written.

@@ -1,4 +1,4 @@
-"""A job in a process of its own, at the lowest priority: started, followed, ended."""
+"""A job in its own process, at the lowest priority: start, follow and stop it."""
 
 import asyncio
 import logging
@@ -11,9 +11,9 @@ import msgspec
 from backend.config import JOB_STOP_TIMEOUT_S
 from backend.jobs.job import FAILED, STOPPED, Job, Progress
 
-# A line of the child's standard input: end, and keep the latest weights.
+# Sent to the child's standard input: stop, and keep the latest weights.
 SAVE_AND_STOP = b"save\n"
-# Of a line of progress.
+# Limit of a progress line, in bytes.
 _LINE_LIMIT = 2**20
 _FAILURES = (OSError, ValueError, msgspec.MsgspecError)
 
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class JobProcess:
-    """Runs one job; whoever follows it sees the latest progress, and in the end how it ended.
+    """Runs one job; followers see its latest progress, and at last its final one.
 
-    The child reads its standard input and ends with it, so that it never outlives this process.
+    The child exits when its standard input ends, so it never outlives this process.
     """
 
     def __init__(self, job: Job) -> None:
@@ -35,7 +35,7 @@ class JobProcess:
         self._run = asyncio.create_task(self._follow())
 
     async def updates(self) -> AsyncGenerator[Progress, None]:
-        """Yield the progress now and whenever it has changed, up to the final one."""
+        """Yield the current progress and every change, up to the final one."""
         seen: Progress | None = None
         while seen is None or not seen.is_final:
             async with self._news:
@@ -45,15 +45,15 @@ class JobProcess:
             yield seen
 
     async def result(self) -> Progress:
-        """Wait for the end and return the final progress."""
+        """Wait for the job to end and return its final progress."""
         await asyncio.shield(self._run)
         return self.progress
 
     async def stop(self, *, keeps_weights: bool = False) -> Progress:
-        """End the job and return the final progress; nothing half-written stays.
+        """Stop the job and return its final progress; no incomplete files remain.
 
         Args:
-            keeps_weights: Let a training write a checkpoint first.
+            keeps_weights: Let a training save a checkpoint first.
         """
         self._is_stopping = True
         process = self._process
@@ -83,7 +83,7 @@ class JobProcess:
         log.info("%s job: %s, %s", kind.lower(), progress.status, progress.message)
 
     async def _read(self, process: Process) -> None:
-        assert process.stdin is not None  # noqa: S101 (for the type checker: it was asked for)
+        assert process.stdin is not None  # noqa: S101 (for the type checker: it was requested)
         assert process.stdout is not None  # noqa: S101
         process.stdin.write(msgspec.json.encode(self.job) + b"\n")
         if self._is_stopping:
@@ -109,6 +109,6 @@ class JobProcess:
 
 
 def _hang_up(process: Process) -> None:
-    """End a child's standard input, which ends the child."""
+    """Close a child's standard input, which makes it exit."""
     if process.stdin is not None:
         process.stdin.close()

@@ -1,4 +1,4 @@
-"""Quantise a model with mlx-lm, and compare the result's perplexity with that of the source."""
+"""Quantises a model with mlx-lm, and compares perplexity before and after."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ def quantize(job: Quantization, report: Report) -> Progress:
     Raises:
         LoadError: The model cannot be found or read.
         InvalidRequestError: The result cannot be written.
-        UnsupportedError: No layer of the model can be quantised so.
+        UnsupportedError: No layer of the model can be quantised with these settings.
     """
     target = job.target
     require_new(job.target_field, target)
@@ -73,7 +73,7 @@ def _recipe(job: Quantization) -> str:
 
 
 def _require_quantised(directory: Path) -> None:
-    """Refuse a result whose layers were all left as they were: none divides into groups."""
+    """Refuse a result without quantised layers: no weight divides into groups."""
     weights = mx.load(str(next(directory.glob("*.safetensors"))))
     if not any(name.endswith(".scales") for name in weights):
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ def _weights_bytes(directory: Path) -> int:
 
 
 def _perplexity(directory: Path) -> float:
-    """Return the perplexity of the sample text, as far as it fits 1,024 tokens."""
+    """Return the perplexity of the sample text, or of its first 1,024 tokens."""
     model, tokenizer = load(str(directory))
     ids = mx.array([tokenizer.encode(_SAMPLE.read_text(encoding="utf-8"))[:1024]])
     logits = model(ids[:, :-1]).astype(mx.float32)

@@ -1,4 +1,4 @@
-"""Directories of a job that are gone when it ends, however it ends."""
+"""Temporary directories of a job, removed however the job ends."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ _open: set[Path] = set()
 
 @contextmanager
 def scratch(path: Path) -> Iterator[Path]:
-    """Give a path where nothing is; whatever is there in the end is removed.
+    """Yield a free path; whatever exists there is removed on exit.
 
-    A process that was killed may have left something there: it goes at the beginning.
+    Leftovers of a killed process are removed on entry.
     """
     shutil.rmtree(path, ignore_errors=True)
     _open.add(path)
@@ -24,6 +24,6 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def remove_all() -> None:
-    """Remove what is open, for a process that ends at once; from any thread."""
+    """Remove all open directories, for a process that exits at once; from any thread."""
     for path in list(_open):
         shutil.rmtree(path, ignore_errors=True)
