@@ -1,1 +1,1 @@
-"""From a call to its result: generation, embedding, scoring, reranking, and their parts."""
+"""Turns calls into results: generation, embedding, scoring, reranking, and their parts."""

@@ -1,4 +1,4 @@
-"""Entities in a text: tokens are labelled by the model, words and neighbours joined here."""
+"""The pipeline of TokenClassify: the model labels tokens, which are joined into entities here."""
 
 import logging
 import time
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 async def classify(
     call: ClassifyCall, model: ServedModel, engine: ComputeEngine
 ) -> tuple[Entity, ...]:
-    """Return the entities of a text in their order; cancel to leave.
+    """Return the entities of a text in order; cancel to abandon the work.
 
-    A text beyond the model's context is read in parts, one after another.
+    A text beyond the model's context is read in consecutive parts.
 
     Raises:
-        InvalidRequestError: The text is too long, or the context leaves no room for any.
-        RequestCancelledError: Another model has been loaded in place of this one.
-        UnsupportedError: The loaded model labels no tokens.
+        InvalidRequestError: The text is too long, or the context leaves no room for text.
+        RequestCancelledError: Another model has replaced this one.
+        UnsupportedError: The loaded model does not label tokens.
     """
     started = time.monotonic()
     if model.card.kind is not ModelKind.TAGGER:
@@ -67,7 +67,7 @@ def _tokens(text: str, model: ServedModel) -> list[PlacedToken]:
 async def _labels(
     tokens: Sequence[PlacedToken], model: ServedModel, engine: ComputeEngine
 ) -> AsyncGenerator[TokenLabel, None]:
-    """Yield the label of each token; one part at a time takes a place in the engine's queue."""
+    """Yield the label of each token; the parts of a text occupy one place in the engine's queue."""
     before, after = model.tokenizer.added_ids
     limit = model.card.context_length or MAX_TOKEN_IDS
     room = limit - len(before) - len(after)
@@ -96,14 +96,14 @@ def entities_of(
 ) -> Iterator[Entity]:
     """Yield the entities of a labelled text.
 
-    A word has the label of its first token that has one. Words of one group are one entity unless
-    the later one begins anew; labels are BIO, BIOES, or groups alone.
+    A word has the first label among its tokens. Adjacent words of one group form one entity
+    unless the later one starts a new entity; labels are BIO, BIOES, or bare groups.
 
     Args:
-        text: Where the tokens stand.
-        tokens: In order.
-        labels: One for each.
-        names: Of the labels, by their numbers.
+        text: The text that the tokens refer to.
+        tokens: Its tokens, in order.
+        labels: One per token.
+        names: Label names, by index.
     """
     places = _BytePlaces(text)
     open_entity: list[_Word] = []
@@ -119,7 +119,7 @@ def entities_of(
 
 
 class _Word:
-    """A word: where it stands, its group if it has one, and whether an entity begins with it."""
+    """A word: its position, its group if any, and whether it starts an entity."""
 
     def __init__(self, start: int, stop: int, label: str, probabilities: Sequence[float]) -> None:
         prefix, dash, group = label.partition("-")
@@ -130,7 +130,7 @@ class _Word:
 
     @classmethod
     def of(cls, pieces: Sequence[tuple[PlacedToken, TokenLabel]], names: Sequence[str]) -> "_Word":
-        """Return the word of its tokens."""
+        """Return the word made of these tokens."""
         tagged = [label for _, label in pieces if names[label.label] != _OUTSIDE]
         label = names[tagged[0].label] if tagged else _OUTSIDE
         probabilities = [each.probability for each in tagged]
@@ -138,7 +138,7 @@ class _Word:
 
 
 class _BytePlaces:
-    """Places of characters in UTF-8, counted on from the last one that was asked for."""
+    """Byte offsets of characters in UTF-8, counted onwards from the previous lookup."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,7 +1,7 @@
-"""Constraints on a reply: a grammar, a JSON schema, a tool call, a budget for thoughts.
+"""Constraints on a reply: a grammar, a JSON schema, a tool call, a thinking budget.
 
-The caller's grammar wins; without one the tool choice decides. Anything here may take a second,
-so it runs on a worker thread.
+The caller's grammar wins; without one the tool choice decides. Everything here may take a
+second, so it runs on a worker thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Constraints:
-    """Makes the grammars of one model's replies; safe from any thread."""
+    """Builds the grammars of one model's replies; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, card: ModelCard, output_format: OutputFormat) -> None:
         self._tokenizer = tokenizer
@@ -44,19 +44,19 @@ class Constraints:
         self._compiler: GrammarCompiler | None = None
 
     def warm_up(self) -> None:
-        """Prepare in advance, so that the first grammar need not wait."""
+        """Prepare in advance, so that the first grammar does not wait."""
         try:
             self.prepare()
         except GrammarError as error:
             log.warning("this model cannot follow a grammar: %s", error.problem)
 
     def prepare(self) -> GrammarCompiler:
-        """Return the compiler; the first call reads the vocabulary, 1 to 2 s for 150,000 tokens.
+        """Return the compiler; the first call reads the vocabulary: 1 to 2 s for 150,000 tokens.
 
         Raises:
-            GrammarError: No token ends a reply of this model.
+            GrammarError: The model has no token that ends a reply.
         """
-        # llguidance takes a tenth of a second to import: not at the start of the process.
+        # llguidance takes a tenth of a second to import; keep that out of startup.
         from backend.sampling.grammar.compiler import GrammarCompiler
         from backend.sampling.grammar.vocabulary import Vocabulary
 
@@ -66,14 +66,14 @@ class Constraints:
             return self._compiler
 
     def guide(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
-        """Return the grammar of the reply with the budget of its thoughts, or `None` without both.
+        """Return the reply's grammar and thinking budget, or `None` without both.
 
         Args:
-            call: Its demands.
-            prompt: Tells whether the reply begins inside a thought.
+            call: The call with its requirements.
+            prompt: Shows whether the reply begins inside a thought.
 
         Raises:
-            GrammarError: A demand is malformed, or cannot be enforced.
+            GrammarError: A requirement is malformed or cannot be enforced.
         """
         grammar = self.grammar(call, prompt)
         marks = None if call.thinking_budget is None else self._thought_marks(call)
@@ -94,7 +94,7 @@ class Constraints:
         return has_grammar or bool(call.shown_tools and _is_forced(call))
 
     def _thought_marks(self, call: GenerationCall) -> ThoughtMarks | None:
-        """Return the marks of thoughts, unless there are none or the end would end the reply."""
+        """Return the thought marks, or `None` without any or if their end would end the reply."""
         from backend.sampling.grammar.thought_marks import ThoughtMarks
 
         texts = thought_texts(self._format, has_tools=bool(call.shown_tools))
@@ -109,14 +109,14 @@ class Constraints:
         return None
 
     def grammar(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
-        """Return the grammar of the reply, or `None` when the reply is free.
+        """Return the grammar of the reply, or `None` if the reply is free.
 
         Args:
-            call: Its grammar, its tools and its choice of them.
-            prompt: Tells whether the reply begins inside a thought.
+            call: Its grammar, tools and tool choice count.
+            prompt: Shows whether the reply begins inside a thought.
 
         Raises:
-            GrammarError: The demand is malformed, or cannot be enforced.
+            GrammarError: A requirement is malformed or cannot be enforced.
         """
         is_forced = _is_forced(call)
         offers_calls = bool(call.messages and call.shown_tools)
@@ -126,15 +126,15 @@ class Constraints:
             return None
         if is_forced:
             return self._forced_grammar(call, prompt)
-        # A reply that must not end by itself has no grammar, which would end it.
+        # A grammar would end a reply that must not end of its own accord.
         is_free = call.ignore_eos or not call.constrains_calls
         return None if is_free else self._auto_grammar(call, prompt)
 
     def _auto_grammar(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
-        """Return the grammar of free text and valid calls, where a token begins a call.
+        """Return the grammar of free text and valid calls, if a token announces a call.
 
-        Without such a token every step of the text would have to watch for the first letters of a
-        call, so the reply stays free. It also does when a tool's schema cannot be enforced.
+        Without such a token, every step of the text would have to watch for the first letters of a
+        call, so the reply stays free. So it does if a tool's schema cannot be enforced.
         """
         if self._format.tools.opener not in self.prepare().vocabulary.markers:
             return None
@@ -142,11 +142,11 @@ class Constraints:
         return None if calls is None else self._compiled(calls, prompt)
 
     def _enforceable_calls(self, call: GenerationCall, rule: CallRule) -> LarkGrammar | None:
-        """Return the grammar of calls of the model's own choice, if there is one."""
+        """Return the grammar of voluntary calls, if there is one."""
         try:
             return self._calls(call.tools, rule)
         except GrammarError as error:
-            # The problem may quote a schema, which is the caller's.
+            # The problem may quote a schema, which is the caller's data.
             problem = str(error) if call.debug else "a tool's schema cannot be enforced"
             log.info("request id=%s: calls are not constrained: %s", call.request_id, problem)
             return None
@@ -165,10 +165,10 @@ class Constraints:
         return self._compiled(calls, prompt)
 
     def _calls(self, offered: Sequence[Tool], rule: CallRule) -> LarkGrammar | None:
-        """Return the grammar of a reply's calls; nothing for a format without a grammar.
+        """Return the grammar of a reply's calls, or `None` for a format without a grammar.
 
         Raises:
-            GrammarError: The parameters of a tool cannot be enforced.
+            GrammarError: A tool's parameters cannot be enforced.
         """
         from backend.sampling.grammar.tools.grammar import tool_grammar
 
@@ -177,7 +177,7 @@ class Constraints:
     def _text_grammar(
         self, call: GenerationCall, prompt: Prompt, *, offers_calls: bool
     ) -> ReplyGrammar:
-        """Return the caller's grammar; with tools, the reply may be calls in its place."""
+        """Return the caller's grammar; with tools, calls are allowed in its place."""
         from backend.sampling.grammar.either import either
         from backend.sampling.grammar.thought import after_trigger
 
@@ -193,7 +193,7 @@ class Constraints:
         return self._compiled(either(calls, grammar, answer, compiler.vocabulary), prompt)
 
     def _compiled(self, grammar: LarkGrammar, prompt: Prompt, answer: str = "") -> ReplyGrammar:
-        """Compile a grammar that begins after the thought, if the model writes one."""
+        """Compile a grammar that starts after the thought, if the model writes one."""
         from backend.sampling.grammar.thought import behind_thought
 
         compiler = self.prepare()

@@ -11,7 +11,7 @@ from backend.pipeline.served_model import ServedModel
 def require_fit(
     field: str, token_ids: Sequence[int], model: ServedModel, *, reply_tokens: int = 0
 ) -> None:
-    """Refuse tokens that do not fit the context, with room for so many tokens of a reply."""
+    """Refuse tokens that do not fit the context together with a reply of `reply_tokens`."""
     limit, count = model.card.context_length, len(token_ids)
     if limit is None or count + reply_tokens <= limit:
         return
@@ -20,10 +20,10 @@ def require_fit(
 
 
 def require_bounded(field: str, text: str, model: ServedModel) -> None:
-    """Refuse a text that no context can hold, before it is tokenised: that takes minutes.
+    """Refuse a text that no context can hold, before spending minutes on tokenising it.
 
     Raises:
-        InvalidRequestError: Holds both numbers.
+        InvalidRequestError: Its message gives both numbers.
     """
     limit = MAX_CHARS_PER_TOKEN * max(model.card.context_length or 0, MAX_TOKEN_IDS)
     if len(text) > limit:
@@ -33,9 +33,9 @@ def require_bounded(field: str, text: str, model: ServedModel) -> None:
 
 
 def require_possible_fit(field: str, text: str, model: ServedModel) -> None:
-    """Refuse a text that cannot fit before it is tokenised: that could take seconds."""
+    """Refuse a text that cannot fit, before spending seconds on tokenising it."""
     limit = model.card.context_length
-    # Encoders' tokenizers drop spaces, and make one token of a long word that is unknown.
+    # Encoders' tokenizers drop spaces, and turn a long unknown word into one token.
     if limit is not None and model.card.kind is ModelKind.DECODER:
         least = len(text) // max(model.tokenizer.longest_piece_bytes, 1)
         if least > limit:

@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 
 async def embed(call: EmbeddingCall, model: ServedModel, engine: ComputeEngine) -> Embedding:
-    """Return the vector of a text, or with `pooling:none` of every token.
+    """Return the vector of a text, or of each token with `pooling:none`.
 
     Raises:
         InvalidRequestError: The input is empty or too long, or an id is outside the vocabulary.
-        RequestCancelledError: Another model has been loaded in place of this one.
-        UnsupportedError: The model gives no embeddings; says why.
+        RequestCancelledError: Another model has replaced this one.
+        UnsupportedError: The model has no embeddings; the message says why.
     """
     started = time.monotonic()
     options = model.tuning.retrieval
@@ -52,7 +52,7 @@ async def embed(call: EmbeddingCall, model: ServedModel, engine: ComputeEngine) 
 
 
 def _token_ids(call: EmbeddingCall, model: ServedModel, *, truncates: bool) -> list[int]:
-    """Return the token ids; a text gets the special tokens that the tokenizer adds."""
+    """Return the token ids; a text gets the tokenizer's special tokens."""
     if not call.text:
         require_ids("EmbeddingTokens", call.token_ids, model)
         token_ids = list(call.token_ids)
@@ -75,12 +75,12 @@ def _token_ids(call: EmbeddingCall, model: ServedModel, *, truncates: bool) -> l
 
 
 def _truncated(text: str, model: ServedModel) -> list[int]:
-    """Return as many tokens of a text as fit, with the special tokens around it."""
+    """Return as many tokens of a text as fit, with the special tokens around them."""
     limit = model.card.context_length
     if limit is None:
         require_bounded("Embeddings", text, model)
         return model.tokenizer.encode(text, adds_special=True)
-    # Text far beyond the limit is cut before it is tokenised.
+    # Cut text far beyond the limit before tokenising it.
     text = text[: 2 * limit * max(model.tokenizer.longest_piece_bytes, 1)]
     whole = model.tokenizer.encode(text, adds_special=True)
     bare = model.tokenizer.encode(text, adds_special=False)
@@ -93,6 +93,6 @@ def _truncated(text: str, model: ServedModel) -> list[int]:
 
 
 def _position(part: list[int], whole: list[int]) -> int:
-    """Return where the part begins in the whole, or the end of the whole."""
+    """Return the offset of the part in the whole, or the length of the whole."""
     starts = range(len(whole) - len(part) + 1)
     return next((i for i in starts if whole[i : i + len(part)] == part), len(whole))

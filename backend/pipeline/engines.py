@@ -1,4 +1,4 @@
-"""The parts of an engine that pipelines use. Both refuse work for a model that was replaced."""
+"""The engine interfaces that pipelines use. Both refuse work for a replaced model."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,22 +14,22 @@ class GenerationEngine(Protocol):
     """Generates tokens."""
 
     def preparation(self, request_id: str) -> AbstractContextManager[None]:
-        """Announce a request: an engine that closes meanwhile waits for it."""
+        """Announce a request: a closing engine waits for it."""
 
     def submit(
         self, model: ServedModel, request: GenerationRequest
     ) -> AsyncIterator[Sequence[EngineEvent]]:
-        """Queue a request; events published since the last look come together."""
+        """Queue a request; yields the events published since the last read together."""
 
     def cancel(self, request_id: str) -> None:
-        """End a request; harmless when it has ended or was never known."""
+        """Cancel a request; does nothing if it has ended or is unknown."""
 
     def expect(self, request_id: str) -> None:
-        """Note that another request is sure to go on from the reply of one that has ended."""
+        """Note that another request will certainly continue the reply of one that has ended."""
 
 
 class ComputeEngine(Protocol):
-    """Computes vectors, scores and labels; cancelling a call gives its work up."""
+    """Computes vectors, scores and labels; cancelling a call abandons its work."""
 
     async def compute(self, model: ServedModel, request: ComputeRequest[ResultT]) -> ResultT:
         """Return the result of a request."""

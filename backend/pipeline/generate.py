@@ -1,4 +1,4 @@
-"""The pipeline of generation: a call to increments. A unary reply folds them."""
+"""The pipeline of generation: a call to increments. Unary replies fold them."""
 
 import asyncio
 import logging
@@ -35,8 +35,8 @@ async def generate(
 
     Raises:
         InvalidRequestError: A field does not fit the loaded model.
-        RequestCancelledError: Another model has been loaded in place of this one.
-        UnsupportedError: The model generates no text.
+        RequestCancelledError: Another model has replaced this one.
+        UnsupportedError: The model does not generate text.
         BackendError: There is no room, or the engine failed on this request.
     """
     require_generation(call, model)
@@ -77,7 +77,7 @@ async def generate(
 
 
 async def warm_up(model: ServedModel) -> None:
-    """Prepare a model in advance, so that its first request need not wait."""
+    """Prepare a model in advance, so that its first request does not wait."""
     if model.card.kind is ModelKind.DECODER:
         log.info("replies of %s are read as %s", model.card.name, model.format.name)
         await asyncio.to_thread(model.constraints.warm_up)
@@ -86,7 +86,7 @@ async def warm_up(model: ServedModel) -> None:
 async def tokenize(call: GenerationCall, model: ServedModel) -> Sequence[int]:
     """Return the token ids of a rendered conversation, or of raw text without special tokens.
 
-    There may be more than the context holds: callers ask in order to find out.
+    The result may exceed the context: callers use it to find out.
     """
     return await worker_pool.run(
         lambda: token_ids_of(call, model),
@@ -110,7 +110,7 @@ async def detokenize(token_ids: Sequence[int], model: ServedModel) -> str:
 def _request(
     call: GenerationCall, prompt: Prompt, model: ServedModel, grammar: ReplyGrammar | None
 ) -> GenerationRequest:
-    # A grammar can only be left with the token that ends it.
+    # A grammar ends only at its end token.
     ignores_eos = call.ignore_eos and not (grammar and grammar.parts.rules)
     room = (model.card.context_length or sys.maxsize) - len(prompt.token_ids)
     return GenerationRequest(

@@ -1,8 +1,8 @@
-"""Media placement: finds the message that each medium belongs to.
+"""Finds the message that each medium belongs to.
 
-Hosts send the media of all messages in one list, without their places. New media belong to the
-last question; those that an earlier question of the conversation has brought stay there, so that
-the prompt keeps its beginning.
+Hosts send the media of all messages in one list, without their positions. New media belong to
+the last question; those of earlier questions stay with them, so that the prompt keeps its
+prefix.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ FILE_NAME = "mlx-backend-media-places"
 log = logging.getLogger(__name__)
 
 Queues: TypeAlias = "Mapping[MediaKind, Sequence[bytes]]"
-"""Digests of media in their order, by kind."""
+"""Digests of media by kind, each in order."""
 
 Counts: TypeAlias = "Mapping[MediaKind, int]"
 
 
 class PlacementMemory:
-    """Remembers the media of each question, by the conversation up to it; safe from any thread.
+    """Remembers the media of each question, keyed by the conversation up to it; thread-safe.
 
-    What it remembers are digests, in a file too if there is a place for one.
+    It stores digests, also in a file if it has a directory.
     """
 
     def __init__(self, directory: str | None = None) -> None:
-        """Open nothing yet.
+        """Open no file yet.
 
         Args:
-            directory: Where the file is made; `None` for none.
+            directory: Directory of the file; `None` for no file.
         """
         self._lock = threading.Lock()
         self._questions: OrderedDict[bytes, None] = OrderedDict()
@@ -54,9 +54,9 @@ class PlacementMemory:
         self._is_read = False
 
     def place(self, messages: Sequence[Message], media: Queues) -> Sequence[Counts]:
-        """Return how many media belong to each message, and remember it; may read a file.
+        """Assign media to messages, remember and return the counts; may read a file.
 
-        Every medium is given to a message, in order; the rest goes to the last question.
+        Every medium goes to a message, in order; the rest goes to the last question.
         """
         self._read_once()
         questions = [n for n, message in enumerate(messages) if message.role == "user"]
@@ -79,7 +79,7 @@ class PlacementMemory:
         return placed
 
     def _known_counts(self, said: bytes, media: Queues, used: Counts) -> Counts:
-        """Return the media that a question brought when it was the last one, if that is known."""
+        """Return the media counts that a question had when it was the last one, if known."""
         for counts in _guesses(media, used):
             total = {kind: used[kind] + count for kind, count in counts.items()}
             with self._lock:
@@ -116,7 +116,7 @@ class PlacementMemory:
 
 
 def _guesses(media: Queues, used: Counts) -> Iterator[Counts]:
-    """Yield the possible numbers of media that come next, by kind, largest first."""
+    """Yield the possible counts of the next media by kind, largest first."""
     ranges = [range(len(media[kind]) - used[kind], -1, -1) for kind in media]
     for counts in itertools.islice(itertools.product(*ranges), MAX_GUESSES):
         yield dict(zip(media, counts, strict=True))

@@ -1,4 +1,4 @@
-"""A bound on calls of one kind that run at once."""
+"""A limit on concurrent calls of one kind."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +7,14 @@ from backend.errors import OverloadedError
 
 
 class Quota:
-    """Lets so many calls run at once and refuses others; belongs to one event loop."""
+    """Refuses calls beyond a number of concurrent ones; belongs to one event loop."""
 
     def __init__(self, limit: int, calls: str) -> None:
-        """Start with none taken.
+        """Start with no calls.
 
         Args:
-            limit: How many calls may run.
-            calls: Their name in an error, in the plural.
+            limit: Limit of concurrent calls.
+            calls: Their name in error messages, in the plural.
         """
         self._limit = limit
         self._calls = calls
@@ -25,7 +25,7 @@ class Quota:
         """Count a call until the block ends.
 
         Raises:
-            OverloadedError: As many as may run do.
+            OverloadedError: The limit is reached.
         """
         if self._taken >= self._limit:
             raise OverloadedError(

@@ -1,4 +1,4 @@
-"""The usage of one request as it grows, and its one line in the log."""
+"""Tracks the usage of one request, and writes its log line."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RequestLog:
-    """Measures one request from its submission on; lives on the event loop."""
+    """Measures one request from submission on; lives on the event loop."""
 
     request_id: str
     _usage: Usage
@@ -33,12 +33,12 @@ class RequestLog:
     def note(
         self, events: Iterable[EngineEvent], completion_tokens: int, finish: Finish | None
     ) -> Usage:
-        """Note events that have arrived, and return the counts and times up to now.
+        """Record newly arrived events; return the counts and times so far.
 
         Args:
-            events: Those since the last look.
-            completion_tokens: Generated so far.
-            finish: The end of the reply, if it has come.
+            events: Events since the last call.
+            completion_tokens: Tokens generated so far.
+            finish: The end of the reply, if reached.
         """
         now = time.monotonic()
         for event in events:
@@ -50,13 +50,13 @@ class RequestLog:
         return self._usage
 
     def fail(self) -> None:
-        """Note that the request ended with an error."""
+        """Record that the request failed."""
         self._outcome = FAILED
 
     def close(self) -> None:
-        """Write the request's line; a request without an end was cancelled."""
+        """Write the log line; a request without a finish counts as cancelled."""
         usage = self._usage
-        # Decoding of one token ends as it begins: there is no rate.
+        # A single token takes no decoding time, so it has no rate.
         seconds = usage.decode_ms / 1000.0 if usage.completion_tokens > 1 else 0.0
         log.info(
             "request id=%s prompt_tokens=%d cached_tokens=%d cache_hit=%s %sgenerated_tokens=%d "
@@ -76,7 +76,7 @@ class RequestLog:
     def _note_times(self, event: EngineEvent, now: float) -> None:
         match event:
             case PrefillDone():
-                # Events come in groups: its tokens may have arrived with it.
+                # Events arrive in groups: its tokens may have come with it.
                 self._decoding_since = now if event.ended_at is None else event.ended_at
                 self._hit_kind, self._parted_at = event.hit_kind, event.parted_at
                 self._usage = replace(

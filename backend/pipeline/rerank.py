@@ -1,6 +1,6 @@
-"""The pipeline of Rerank: documents sorted by relevance to a query.
+"""The pipeline of Rerank: sorts documents by relevance to a query.
 
-A cross-encoder has a label for relevance; a generative reranker answers yes or no.
+A cross-encoder has a relevance label; a generative reranker answers yes or no.
 """
 
 import logging
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Phrasing:
-    """The question to a family of rerankers; the first answer means relevant."""
+    """The question for a family of rerankers; the first answer means relevant."""
 
     head: str
     question: str
@@ -49,7 +49,7 @@ class _Phrasing:
     answers: tuple[str, str]
 
 
-# From the model cards of Qwen3-Reranker, with their default instruction.
+# From the Qwen3-Reranker model cards, with their default instruction.
 _PHRASINGS = {
     RerankerKind.QWEN3: _Phrasing(
         head=(
@@ -69,7 +69,7 @@ _PHRASINGS = {
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """The relevance of each document, in their order, and the number of tokens read."""
+    """The relevance of each document, in call order, and the number of tokens read."""
 
     relevances: Sequence[float]
     prompt_tokens: int
@@ -79,7 +79,7 @@ async def rerank(call: RerankCall, model: ServedModel, engine: ComputeEngine) ->
     """Return the documents sorted by relevance, most relevant first.
 
     Raises:
-        RequestCancelledError: Another model has been loaded in place of this one.
+        RequestCancelledError: Another model has replaced this one.
         UnsupportedError: The model is not a reranker.
         InvalidRequestError: A document does not fit the context.
     """
@@ -107,7 +107,7 @@ async def _judge(call: RerankCall, model: ServedModel, engine: ComputeEngine) ->
 
 
 def _pairs(call: RerankCall, model: ServedModel) -> tuple[TokenPair, ...]:
-    """Return the query with each document, truncated if the options say so."""
+    """Return the query paired with each document, truncated if the options say so."""
     encode = model.tokenizer.encode_pair
     require_bounded("query", call.query, model)
     require_fit("query", encode(call.query, "")[0], model)
@@ -127,7 +127,7 @@ def _size_bytes(call: RerankCall) -> int:
 
 
 async def _ask(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> _Verdict:
-    """Ask a generative reranker, one document at a time, so that other work gets its turn."""
+    """Ask a generative reranker about one document at a time, so that other work gets its turn."""
     require_decoder("Rerank", model)
     phrasing = _PHRASINGS[_kind(model)]
     answers = _answer_ids(phrasing, model)
@@ -137,7 +137,7 @@ async def _ask(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> _
     )
     head = min((common_length(*pair) for pair in pairwise(prompts)), default=0)
     if head:
-        # The common head is computed first and stored; the documents are not worth storing.
+        # Compute and store the shared prefix first; the documents are not worth storing.
         await engine.compute(model, _request(prompts[0][:head], (), Remembered.ALL, scope))
     relevances = []
     for prompt in prompts:
@@ -168,7 +168,7 @@ def _answer_ids(phrasing: _Phrasing, model: ServedModel) -> tuple[tuple[int, ...
 
 
 def _prompts(call: RerankCall, phrasing: _Phrasing, model: ServedModel) -> list[list[int]]:
-    """Return a prompt for each document; head and tail are tokenised separately."""
+    """Return a prompt for each document; its parts are tokenised separately."""
     encode = model.tokenizer.encode
     head, tail = (encode(text, adds_special=False) for text in (phrasing.head, phrasing.tail))
     require_possible_fit("query", call.query, model)
@@ -206,5 +206,5 @@ def _request(
 
 
 def _sigmoid(logit: float) -> float:
-    """Return the probability of a logit: of yes against no, or of the one label."""
+    """Return the probability of a logit: of yes against no, or of a single label."""
     return 1.0 / (1.0 + math.exp(min(-logit, 700.0)))

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The request, and the start of the candidate's own tokens in each continuation."""
+    """The request, and the offset of the candidate's own tokens in each continuation."""
 
     request: ScoreRequest
     starts: tuple[int, ...]
@@ -31,15 +31,15 @@ class _Plan:
 async def score(
     call: ScoreCall, model: ServedModel, engine: ComputeEngine
 ) -> tuple[ScoredCandidate, ...]:
-    """Return the candidates' log-probabilities, in their order.
+    """Return the candidates' log-probabilities, in call order.
 
-    A candidate is tokenised together with the prompt. Its tokens begin where they first differ
-    from those of the prompt alone.
+    A candidate is tokenised together with the prompt. Its own tokens begin where the result first
+    differs from the prompt's tokens.
 
     Raises:
         InvalidRequestError: A candidate adds no token, or does not fit the context.
-        RequestCancelledError: Another model has been loaded in place of this one.
-        UnsupportedError: The model predicts no tokens.
+        RequestCancelledError: Another model has replaced this one.
+        UnsupportedError: The model does not predict tokens.
     """
     started = time.monotonic()
     require_decoder("Score", model)
@@ -98,7 +98,7 @@ def _with_prompt(prompt: str, candidate: str, field: str, model: ServedModel) ->
 
 
 def _boundaries(call: ScoreCall, prompt: Sequence[int], model: ServedModel) -> tuple[int, ...]:
-    """Return the position, in tokens, where later prompts are expected to branch off."""
+    """Return the token position where later prompts are expected to branch off."""
     stable = call.prompt.encode()[: call.stable_prefix_bytes].decode(errors="ignore")
     shared = common_length(prompt, model.tokenizer.encode_prompt(stable)) if stable else 0
     return (shared,) if 0 < shared < len(prompt) else ()

@@ -1,4 +1,4 @@
-"""A loaded model with everything that is derived from it once."""
+"""A loaded model with everything derived from it at load."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ServedModel:
-    """A model as requests see it, made once when its load ends; safe from any thread.
+    """A model as requests see it, made once at the end of its load; thread-safe.
 
-    It is also the handle that the engine asks for with all work. A request takes it first and
-    passes it on, so that tokens of one model never reach the next.
+    It is also the handle that the engine requires with all work. A request takes it first and
+    passes it on, so that tokens of one model never reach its successor.
 
     Attributes:
-        options: The options that the model was loaded with.
-        media: Prepares images, sounds and videos; `None` for a model that reads text only.
+        options: Options that the model was loaded with.
+        media: Prepares images, sounds and videos; `None` for a text-only model.
         format: How the model writes thoughts and tool calls.
-        constraints: Makes the grammars of replies.
-        placements: Remembers which message brought which media.
-        transcriptions: Bounds the recordings that are heard at once, which are large.
+        constraints: Builds the grammars of replies.
+        placements: Remembers which message has which media.
+        transcriptions: Limits concurrent transcriptions, whose recordings are large.
     """
 
     options: ModelOptions
@@ -53,7 +53,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, loaded: LoadedModel, options: ModelOptions) -> ServedModel:
-        """Derive a served model from a loaded one and the options of its load."""
+        """Derive a served model from a loaded one and its load options."""
         output_format = detect(
             FormatEvidence(
                 vocabulary=loaded.tokenizer.vocabulary,
@@ -78,9 +78,9 @@ class ServedModel:
 
     @property
     def tuning(self) -> TuningOptions:
-        """The tuning options that the model was loaded with."""
+        """Tuning options that the model was loaded with."""
         return self.options.tuning
 
     def own_scope(self) -> str:
-        """Return the prompt cache's scope for a call that has no field to name one."""
+        """Return the prompt cache scope for a call without a field for it."""
         return new_scope() if self.tuning.prompt_cache.cache_sharing == "none" else ""

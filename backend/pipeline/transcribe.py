@@ -1,4 +1,4 @@
-"""Speech as text, by a model that hears: passage after passage, each a request of its own."""
+"""The pipeline of AudioTranscription: passage by passage, each a request of its own."""
 
 import logging
 import time
@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 async def transcribe(
     call: TranscriptionCall, model: ServedModel, engine: GenerationEngine
 ) -> AsyncGenerator[str | Transcript, None]:
-    """Yield the text as it comes, piece by piece, and last the whole transcript.
+    """Yield pieces of text as they come, and at last the whole transcript.
 
-    To cancel is to leave: close the iterator.
+    Closing the iterator cancels the work.
 
     Raises:
-        InvalidRequestError: The file is no sound, or too long.
-        OverloadedError: Too many recordings are heard already.
-        UnsupportedError: The model does not hear.
-        BackendError: No room, or the engine failed on a passage.
+        InvalidRequestError: The file is not a sound, or too long.
+        OverloadedError: Too many transcriptions are running.
+        UnsupportedError: The model does not take audio.
+        BackendError: There is no room, or the engine failed on a passage.
     """
     started = time.monotonic()
     _require_hearing(model)
@@ -52,7 +52,7 @@ async def transcribe(
             text = ""
             async with aclosing(_words(call, passage, model, engine)) as words:
                 async for piece in words:
-                    # What stands between two passages is one space.
+                    # One space separates two passages.
                     if not text and any(segment.text for segment in segments):
                         yield " "
                     text += piece
@@ -76,7 +76,7 @@ def _require_hearing(model: ServedModel) -> None:
 async def _words(
     call: TranscriptionCall, passage: Passage, model: ServedModel, engine: GenerationEngine
 ) -> AsyncGenerator[str, None]:
-    """Yield what is said in a passage, piece by piece; the first begins with no space."""
+    """Yield the text of a passage in pieces; the first has no leading space."""
     payload = await worker_pool.run(
         passage.payload, size_bytes=passage.samples.nbytes, reads_media=True
     )

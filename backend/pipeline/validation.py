@@ -10,7 +10,7 @@ from backend.pipeline.served_model import ServedModel
 
 
 def require_decoder(call: str, model: ServedModel) -> None:
-    """Refuse a call that needs a decoder, saying what the model is instead.
+    """Refuse a call that needs a decoder; the error names the model's kind.
 
     Raises:
         UnsupportedError: The model is of another kind.
@@ -30,11 +30,11 @@ def require_decoder(call: str, model: ServedModel) -> None:
 
 
 def require_generation(call: GenerationCall, model: ServedModel) -> None:
-    """Refuse a call that the loaded model cannot generate a reply to.
+    """Refuse a call that the loaded model cannot reply to.
 
     Raises:
-        InvalidRequestError: The call biases a token that the model does not have.
-        UnsupportedError: The model generates no text.
+        InvalidRequestError: The call biases a token outside the vocabulary.
+        UnsupportedError: The model does not generate text.
     """
     require_decoder("Predict", model)
     require_ids("LogitBias", tuple(call.sampling.logit_bias), model)

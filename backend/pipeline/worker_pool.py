@@ -1,8 +1,8 @@
 """Threads for work that would block the event loop.
 
-Three lanes keep light, heavy and media work apart. In each, callers take turns, and what may wait
-is bounded in number and bytes. Work whose caller has left is dropped before it begins; work that
-has begun ends at its next `require_caller`.
+Three lanes keep light, heavy and media work apart. In each, callers take turns, and the queue is
+limited in number and bytes. Work whose caller has left is dropped before it starts; running work
+ends at its next `require_caller`.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class _Work:
-    """A function, whose caller may leave."""
+    """A function whose caller may leave."""
 
     def __init__(self, function: Callable[[], Any], size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -58,10 +58,10 @@ class Lane:
         """Start without work.
 
         Args:
-            threads: Run the work.
-            count: How many of them this lane may keep busy.
-            max_waiting: How much work may wait, by number.
-            max_bytes: How large all work may be that waits or runs; one piece may be larger.
+            threads: Threads to run the work on.
+            count: Number of threads that this lane may occupy.
+            max_waiting: Limit of queued work, by number.
+            max_bytes: Size limit of queued and running work; a single piece may exceed it.
         """
         self._threads = threads
         self._free = count
@@ -76,10 +76,10 @@ class Lane:
 
         Args:
             function: Must not touch the event loop.
-            size_bytes: Of the input that it holds.
+            size_bytes: Size of its input.
 
         Raises:
-            OverloadedError: Too much is waiting.
+            OverloadedError: The queue is full.
         """
         work = self._admit(function, size_bytes)
         self._start()
@@ -110,7 +110,7 @@ class Lane:
             ended.add_done_callback(partial(self._end, work))
 
     def _next(self) -> _Work:
-        """Take the first work of the caller whose turn it is, who then goes to the end."""
+        """Take the first work of the caller whose turn it is, and move that caller to the end."""
         peer = next(iter(self._waiting))
         queue = self._waiting.pop(peer)
         work = queue.popleft()
@@ -123,7 +123,7 @@ class Lane:
         self._free += 1
         self._bytes -= work.size_bytes
         if not ended.cancelled():
-            # Also of work that was abandoned: an error must not be reported as never retrieved.
+            # Also for abandoned work: its error must not be reported as never retrieved.
             error = ended.exception()
             if work.result.done():
                 pass
@@ -134,7 +134,7 @@ class Lane:
         self._start()
 
     def _withdraw(self, work: _Work) -> None:
-        """Drop work that has not begun."""
+        """Drop work that has not started."""
         queue = self._waiting.get(work.peer)
         if queue is not None and work in queue:
             queue.remove(work)
@@ -155,7 +155,7 @@ class _Lanes:
 
 
 class _Pool:
-    """The lanes of the event loop that runs: a process has one after another."""
+    """The lanes of the running event loop: a process may have several in succession."""
 
     def __init__(self) -> None:
         self._lanes: _Lanes | None = None
@@ -174,15 +174,15 @@ _pool = _Pool()
 
 
 async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool = False) -> Result:
-    """Run work on a thread and return its result; cancel to leave.
+    """Run work on a thread and return its result; cancel to abandon it.
 
     Args:
         work: Must not touch the event loop.
-        size_bytes: Of its input; decides between light and heavy.
+        size_bytes: Size of its input; decides between the light and the heavy lane.
         reads_media: Whether it decodes media.
 
     Raises:
-        OverloadedError: Too much is waiting.
+        OverloadedError: The queue is full.
     """
     lanes = _pool.lanes()
     by_size = lanes.light if size_bytes <= LIGHT_WORK_BYTES else lanes.heavy

@@ -1,4 +1,4 @@
-"""The media of a request: decoded, prepared, and placed in its words."""
+"""Decodes and prepares the media of a request, and places them in its text."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacedMedia:
-    """The media of one prompt, and the snippets that stand for them in its text.
+    """The media of one prompt, and the snippets that represent them in its text.
 
     Attributes:
-        prepared: In the order of the request.
-        snippets: The text that a template writes for a medium of each kind.
+        prepared: The media, in request order.
+        snippets: Text that a template writes for a medium, by kind.
     """
 
     prepared: Sequence[PreparedMedium] = ()
@@ -41,12 +41,12 @@ class PlacedMedia:
 
 @dataclass(frozen=True, slots=True)
 class MediaPrompt:
-    """A request's words, with its media in their places.
+    """The text of a request, with its media placed.
 
     Attributes:
         messages: The conversation; empty for a raw prompt.
         prompt: A raw prompt; empty for a conversation.
-        tools: Shown to the model.
+        tools: Tools shown to the model.
     """
 
     messages: Sequence[Message]
@@ -61,7 +61,7 @@ def media_prompt(call: GenerationCall, model: ServedModel) -> MediaPrompt:
     Raises:
         InvalidRequestError: A medium cannot be read, has no place, or is of a kind that the model
             does not take.
-        UnsupportedError: A library for it is not installed.
+        UnsupportedError: A required library is not installed.
         AbandonedError: The caller has gone.
     """
     if not call.media:
@@ -87,7 +87,7 @@ def media_prompt(call: GenerationCall, model: ServedModel) -> MediaPrompt:
 
 
 def _require_taken(media: Sequence[Medium], card: ModelCard) -> None:
-    """Refuse what this model, as its check at load has shown, would not be shown rightly."""
+    """Refuse media that the model is not shown correctly, according to its checks at load."""
     seen: set[MediaKind] = set()
     for medium in media:
         kind = medium.kind
@@ -129,13 +129,13 @@ def _content(decoded: Decoded) -> Content:
 def _raw_prompt(
     prompt: str, prepared: Sequence[PreparedMedium], texts: Mapping[MediaKind, str]
 ) -> str:
-    """Return a prompt with snippets in the place of markers.
+    """Return a prompt with its markers replaced by snippets.
 
-    A prompt in the model's own format may hold the snippets already; one with neither gets them
-    at its beginning.
+    A prompt in the model's own format may already contain the snippets; a prompt with neither
+    gets them at its start.
 
     Raises:
-        InvalidRequestError: Its number of places is not that of the media.
+        InvalidRequestError: The number of markers or snippets is not that of the media.
     """
     snippets = [texts[medium.kind] for medium in prepared]
     markers = prompt.count(MEDIA_MARKER)
@@ -149,14 +149,14 @@ def _raw_prompt(
     else:
         problem = f"has {markers or own} places for {len(snippets)} media"
         raise InvalidRequestError("Prompt", problem)
-    # Decoding starts from a token of text.
+    # Decoding starts from a text token.
     return text + "\n" if text.endswith(tuple(snippets)) else text
 
 
 def _placed(
     messages: Sequence[Message], prepared: Sequence[PreparedMedium], model: ServedModel
 ) -> list[Message]:
-    """Give every medium to a message: by markers, or from memory where there are none."""
+    """Assign every medium to a message: by markers, or from memory without them."""
     kinds = [medium.kind for medium in prepared]
     markers = sum(message.content.count(MEDIA_MARKER) for message in messages)
     if markers:

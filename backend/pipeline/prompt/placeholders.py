@@ -1,4 +1,4 @@
-"""Disarms texts of callers that spell the placeholder of a medium."""
+"""Disarms callers' text that contains the placeholder of a medium."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from backend.core.prompt import JsonValue
 
-# An invisible character without width.
+# An invisible character of zero width.
 _WORD_JOINER = "\u2060"
 
 
 class Placeholders:
-    """The texts that stand for media, or for parts of media, in the prompts of a model."""
+    """The texts that represent media, or parts of them, in a model's prompts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Take the texts.
+        """Compile the texts.
 
         Args:
-            texts: Parts come before the texts that hold them.
+            texts: Each part precedes the texts that contain it.
         """
         self._texts = tuple(dict.fromkeys(texts))
 
@@ -36,7 +36,7 @@ class Placeholders:
         return text
 
     def disarmed_message(self, message: Message) -> Message:
-        """Return the message with all of its texts disarmed; its media stay in place."""
+        """Return the message with all of its text disarmed; its media stay in place."""
         content, media, start = "", [], 0
         for placed in message.media:
             content += self.disarmed(message.content[start : placed.offset])
@@ -63,7 +63,7 @@ class Placeholders:
             safe = self._disarmed_json(value)
         except (ValueError, RecursionError):
             return replace(call, name=name, arguments=self.disarmed(call.arguments))
-        # Unchanged text keeps its own spelling.
+        # Unchanged arguments keep their formatting.
         arguments = call.arguments if safe == value else json.dumps(safe, ensure_ascii=False)
         return replace(call, name=name, arguments=arguments)
 

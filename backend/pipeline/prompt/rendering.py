@@ -1,4 +1,4 @@
-"""A call to its prompt: media placed, text written, text encoded."""
+"""Renders a call to its prompt: places media, writes the text, encodes it."""
 
 import logging
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def render(call: GenerationCall, model: ServedModel) -> Prompt:
-    """Turn messages, or raw text, and media into the tokens that the model reads.
+    """Turn messages or raw text, and media, into the tokens of a prompt.
 
-    Slow: runs on a worker thread.
+    Slow: call it on a worker thread.
 
     Raises:
         InvalidRequestError: The template refuses the conversation, a medium cannot be read or has
@@ -36,8 +36,8 @@ def render(call: GenerationCall, model: ServedModel) -> Prompt:
 def token_ids_of(call: GenerationCall, model: ServedModel) -> Sequence[int]:
     """Return the ids of a rendered conversation, or of raw text without special tokens.
 
-    There may be more than the context holds: callers ask in order to find out. Media
-    count for a model that takes them.
+    The result may exceed the context: callers use it to find out. Media count if the model
+    takes them.
 
     Raises:
         InvalidRequestError: The template refuses the conversation.

@@ -1,4 +1,4 @@
-"""The contents of the prompt cache, with words where they may be read."""
+"""Lists the prompt cache, with text where it may be read."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,17 +13,17 @@ from backend.pipeline import worker_pool
 from backend.pipeline.engines import ComputeEngine
 from backend.pipeline.served_model import ServedModel
 
-# The first words of a prefix.
+# Tokens of a prefix shown as its first words.
 _HEAD_TOKENS = 24
 
 
 async def list_prompt_cache(
     call: ListingCall, model: ServedModel, engine: ComputeEngine
 ) -> PromptCacheListing:
-    """Return what the prompt cache holds; the engine answers between two turns.
+    """Return the content of the prompt cache; the engine answers between two turns.
 
     Raises:
-        RequestCancelledError: Another model has been loaded in place of this one.
+        RequestCancelledError: Another model has replaced this one.
         UnsupportedError: The loaded model has no prompt cache.
     """
     if model.card.kind is not ModelKind.DECODER:
@@ -36,7 +36,7 @@ async def list_prompt_cache(
 
 
 def _readable(listing: PromptCacheListing, scope: str, model: ServedModel) -> PromptCacheListing:
-    """Return a listing with texts in the place of tokens."""
+    """Return the listing with text for its tokens."""
 
     def words(head: tuple[int, ...]) -> str:
         return "".join(_texts(head, scope, model))
@@ -49,7 +49,7 @@ def _readable(listing: PromptCacheListing, scope: str, model: ServedModel) -> Pr
 
 
 def _texts(head: tuple[int, ...], scope: str, model: ServedModel) -> Iterator[str]:
-    """Yield the text of tokens, and in brackets why some have none to read."""
+    """Yield the text of tokens; for unreadable ones, the reason in brackets."""
     tokens = (token_of_key(key_id, scope) for key_id in head)
     for hidden, run in groupby(tokens, _hidden):
         ids = [token for token in run if isinstance(token, int)]

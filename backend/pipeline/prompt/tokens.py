@@ -1,4 +1,4 @@
-"""The text of a prompt to its tokens: media expanded, text encoded, media located."""
+"""Turns the text of a prompt into tokens: expands media, encodes text, locates media."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ TAIL_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class WrittenPrompt:
-    """A prompt as text, in which snippets stand for media.
+    """A prompt as text, with snippets for its media.
 
     Attributes:
-        branches: Prompts that later requests may bring, as text. The first shares the system
-            prompt alone, the second asks something after the reply; one that the template refuses
-            is empty.
-        is_raw: Whether the caller wrote it, and no template.
+        branches: Texts of prompts that later requests may bring. The first shares only the system
+            prompt, the second asks something after the reply; one refused by the template is empty.
+        is_raw: Whether the caller wrote the text, rather than a template.
     """
 
     text: str
@@ -45,20 +44,20 @@ class WrittenPrompt:
 
     @property
     def field(self) -> str:
-        """The field of the request that it comes from."""
+        """The request field that the text comes from."""
         return "Prompt" if self.is_raw else "Messages"
 
 
 @dataclass(frozen=True, slots=True)
 class _Expanded:
-    """A text with the tokens of media written out, and these media in the order of the text."""
+    """A text with its media expanded to tokens, and these media in text order."""
 
     text: str
     media: Sequence[PreparedMedium]
 
 
 def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> Prompt:
-    """Return the tokens of a prompt, with its media and boundaries located in them.
+    """Return the tokens of a prompt, with its media and boundaries located.
 
     Raises:
         ContextLengthError: The prompt leaves no room for a reply.
@@ -74,7 +73,7 @@ def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> 
     later = [_expand(branch, media).text for branch in written.branches]
     shared = _shared_tokens(expanded.text, token_ids, later, model)
     system_tokens, next_question = [*shared, 0, 0][:2]
-    # Another question about the same picture begins after it.
+    # Another question about the same picture branches off after it.
     boundaries = {*shared, *(span.stop for span in spans)}
     return Prompt(
         token_ids=tuple(token_ids),
@@ -87,12 +86,12 @@ def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> 
 
 
 def plain_token_ids(field: str, text: str, media: PlacedMedia, model: ServedModel) -> Sequence[int]:
-    """Return the tokens of a text with its media; special tokens are not added.
+    """Return the tokens of a text with its media, without special tokens.
 
-    They may be more than the context holds.
+    The result may exceed the context.
 
     Raises:
-        InvalidRequestError: The text, which `field` brought, is more than any context holds.
+        InvalidRequestError: The text of `field` is longer than any context.
     """
     expanded = _expand_all(text, media)
     require_bounded(field, expanded.text, model)
@@ -100,7 +99,7 @@ def plain_token_ids(field: str, text: str, media: PlacedMedia, model: ServedMode
 
 
 def _encode(text: str, model: ServedModel, *, is_raw: bool) -> Sequence[int]:
-    """Return the tokens of a text; raw text gets the BOS that a template would have written."""
+    """Return the tokens of a text; raw text gets the BOS token that a template would write."""
     if is_raw:
         return model.tokenizer.encode_prompt(text)
     return model.tokenizer.encode(text, adds_special=False)
@@ -110,7 +109,7 @@ def _expand_all(text: str, media: PlacedMedia) -> _Expanded:
     """Expand all media.
 
     Raises:
-        InvalidRequestError: The template has left a medium out.
+        InvalidRequestError: The template left a medium out.
     """
     expanded = _expand(text, media)
     if len(expanded.media) < len(media.prepared):
@@ -121,7 +120,7 @@ def _expand_all(text: str, media: PlacedMedia) -> _Expanded:
 
 
 def _expand(text: str, media: PlacedMedia) -> _Expanded:
-    """Expand the media whose snippets are in the text: perhaps not all of the request."""
+    """Expand the media whose snippets occur in the text, perhaps not all of the request's."""
     if not media.prepared:
         return _Expanded(text, ())
     queues = {kind: [m for m in media.prepared if m.kind is kind] for kind in media.snippets}
@@ -140,10 +139,10 @@ def _expand(text: str, media: PlacedMedia) -> _Expanded:
 
 
 def _spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tuple[MediaSpan, ...]:
-    """Find media in the tokens of a text that shows them in this order.
+    """Locate media in the tokens of a text that contains them in this order.
 
     Raises:
-        InvalidRequestError: One of them is not there.
+        InvalidRequestError: One of them is missing.
     """
     try:
         return find_spans(token_ids, media)
@@ -155,7 +154,7 @@ def _spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tuple[M
 def _shared_tokens(
     text: str, token_ids: Sequence[int], branches: Sequence[str], model: ServedModel
 ) -> list[int]:
-    """Return the number of tokens that a prompt shares with each branch; 0 for all of them."""
+    """Return the length in tokens of the prefix shared with each branch; 0 if it is all of them."""
     if not branches:
         return []
     prompt = TokenizedText(text, token_ids, model.tokenizer)
