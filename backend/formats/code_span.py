@@ -1,4 +1,4 @@
-"""Follow Markdown code through content, so that a quoted marker is told from a real one."""
+"""Tracks Markdown code in content, to tell quoted markers from real ones."""
 
 import re
 
@@ -8,11 +8,11 @@ _MAX_INDENT = 3
 
 
 class CodeTracker:
-    """Tells whether content so far ends inside a fenced block or inline code.
+    """Tells whether the content so far ends inside a fenced block or inline code.
 
-    Of Markdown's rules these are enough: a fence stands at the start of a line and is closed by
-    one that is no shorter; inline code is closed by backticks of the same number, or by the end
-    of its line, which then was no code.
+    A subset of Markdown's rules is enough: a fence starts a line and is closed by one at least
+    as long; inline code is closed by the same number of backticks. The end of the line closes it
+    too, and then it was not code.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class CodeTracker:
 
     @property
     def fences_begun(self) -> int:
-        """How many fenced blocks began so far; it tells the open one from those before."""
+        """Number of fenced blocks begun so far; tells the open one from earlier ones."""
         return self._fences_begun
 
     @property
@@ -40,11 +40,11 @@ class CodeTracker:
 
     @property
     def has_prose(self) -> bool:
-        """Whether any text stood outside of fenced blocks."""
+        """Whether there was any text outside fenced blocks."""
         return self._has_prose
 
     def feed(self, text: str) -> None:
-        """Read on."""
+        """Read more text."""
         for match in _PIECE.finditer(text):
             piece = match[0]
             if self._run and piece[0] != self._run[0]:
@@ -57,7 +57,7 @@ class CodeTracker:
                 self._pass_words(piece)
 
     def settle(self) -> None:
-        """Take a run of backticks or tildes at the end for whole: no more of them follow."""
+        """Treat a run of backticks or tildes at the end as complete."""
         run, self._run = self._run, ""
         if not run:
             return

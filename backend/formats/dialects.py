@@ -1,7 +1,7 @@
-"""The call syntaxes that model families share. Each template is the text that a model writes.
+"""Call syntaxes shared by model families. Each template is the text that a model writes.
 
-A reader accepts more than its dialect says: spaces, other quotes, missing ends. A grammar
-allows no more.
+Readers accept more than the dialect says: spaces, other quotes, missing ends. Grammars allow
+nothing more.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Objects:
     """Calls as JSON objects, `{"name": …, "arguments": {…}}`.
 
     Attributes:
-        call: One call; the keys before the name, the arguments and the id are read from it.
+        call: One call; its keys for name, arguments and id are derived from it.
     """
 
     call: Template
@@ -24,12 +24,12 @@ class Objects:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedJson:
-    """Calls whose name stands before arguments in JSON, `f[ARGS]{…}`.
+    """Calls with the name before JSON arguments, `f[ARGS]{…}`.
 
     Attributes:
-        calls: The ways to write a call: the first is written, all are read. A text that all
-            begin with begins a call.
-        is_list: Whether calls stand in a list.
+        calls: The ways to write a call: the first is written, all are read. Their common beginning
+            marks a call.
+        is_list: Whether calls are written as a list.
     """
 
     calls: tuple[Template, ...]
@@ -37,26 +37,26 @@ class NamedJson:
 
     @property
     def call(self) -> Template:
-        """The usual way to write a call."""
+        """The default way to write a call."""
         return self.calls[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tags:
-    """Calls in tags with raw values between them, `<parameter=a>…</parameter>`.
+    """Calls in tags around raw values, `<parameter=a>…</parameter>`.
 
     Attributes:
         call: One call.
-        parameter: One argument. Newlines on both sides of the value belong to the tags.
-        types: The JSON types as the tags write them, where they do.
-        verbatim: Marks that may stand around a value; nothing between them is a tag.
-        special: Characters that stand in no value without these marks.
-        requires_ends: Whether a value never lacks its end: where values may hold tags that look
-            like those of arguments.
+        parameter: One argument. Newlines around the value belong to the tags.
+        types: JSON types as spelled in the tags, if they are.
+        verbatim: Optional marks around a value; text between them contains no tags.
+        special: Characters that a value may contain only between these marks.
+        requires_ends: Whether a value must have its end tag, because values may contain tags
+            that look like those of arguments.
         escapes_attributes: Whether names in attributes are escaped as in XML.
-        mark: A text before each tag, where values are nested elements.
-        misspelling: A text that models write before the name of such an element by mistake.
-        object: All arguments as one JSON object, where there are tags for that.
+        mark: A text before each tag, for values that are nested elements.
+        misspelling: A text that models wrongly write before the name of such an element.
+        object: All arguments as one JSON object, in dialects with tags for that.
     """
 
     call: Template
@@ -73,20 +73,20 @@ class Tags:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Literals:
-    """Calls in the notation of a programming language, `f(a="x", n=2)`.
+    """Calls in the syntax of a programming language, `f(a="x", n=2)`.
 
     Attributes:
         call: One call.
         argument: One argument.
-        comma: The text between two arguments, and between two items.
-        colon: The text between a key inside of a value and its value.
-        quotes: Texts around a string: the first is written. One that another begins with comes
-            after it.
-        constants: The ways to write true, false and null, with the JSON for each.
-        has_escapes: Whether backslashes in strings mean what they mean in Python.
-        has_bare_text: Whether strings and keys in values may lack their quotes.
-        has_positions: Whether arguments may lack their names where the schema tells their order.
-        sorts_names: Whether arguments and keys come in the order of the alphabet.
+        comma: The text between arguments, and between items.
+        colon: The text between key and value inside a value.
+        quotes: Texts around a string; the first is written. A text that is a prefix of another
+            comes after it.
+        constants: Spellings of true, false and null, each with its JSON value.
+        has_escapes: Whether strings have Python's backslash escapes.
+        has_bare_text: Whether strings, and keys inside values, may lack quotes.
+        has_positions: Whether arguments may lack names if the schema gives their order.
+        sorts_names: Whether arguments and keys are in alphabetical order.
     """
 
     call: Template
@@ -103,37 +103,37 @@ class Literals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Markup:
-    """A text that means nothing, and ends what it stands in."""
+    """Meaningless text that ends its surroundings."""
 
     text: str
 
     @property
     def call(self) -> Template:
-        """Nothing: there is no call in it."""
+        """Empty: it contains no calls."""
         return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Messages:
-    """Replies that are messages, each with a header that tells who it is for.
+    """Replies made of messages, each with a header that names its recipient.
 
     Attributes:
         start: Begins a header.
         message: Ends a header and begins a body.
-        channel: Stands before the channel of a message, where there are channels.
-        constrain: Stands before the type of a body, where headers tell types.
-        channels: The channels, and whether their messages are thoughts.
-        roles: The senders that a header may name.
-        self_name: The recipient of thoughts, where they have one.
-        people: Recipients that are no tools.
-        namespace: A prefix of the names of tools.
-        words: Further words in headers.
+        channel: Precedes the channel of a message, in formats with channels.
+        constrain: Precedes the type of a body, in formats with typed bodies.
+        channels: The channels, each with whether its messages are thoughts.
+        roles: Senders that a header may name.
+        self_name: The recipient of thoughts, if they have one.
+        people: Recipients that are not tools.
+        namespace: Prefix of tool names.
+        words: Other words in headers.
         ends: Texts that end a message.
-        last_ends: Those that end the reply as well.
-        heads: The headers of messages that may come before a call.
+        last_ends: Those that also end the reply.
+        heads: Headers of messages that may precede a call.
         answer: The header of an answer.
-        calls: The calls that stand in bodies, with their openers; without them, a recipient is
-            the name of a tool, and the body is its arguments in JSON.
+        calls: Calls inside bodies, with their openers; without any, the recipient is the name
+            of the tool and the body is its arguments in JSON.
     """
 
     start: str
@@ -154,7 +154,7 @@ class Messages:
 
     @property
     def call(self) -> Template:
-        """Nothing: calls stand in messages."""
+        """Empty: calls are inside messages."""
         return ()
 
     @property
@@ -173,13 +173,13 @@ Dialect: TypeAlias = Objects | NamedJson | Tags | Literals | Markup | Messages
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """A dialect in which calls are read, and where.
+    """A dialect for reading calls, and its conditions.
 
     Attributes:
-        openers: The openers after which it may come; without any, all.
-        begins: Texts that it begins with; without any, it is read when no other fits.
+        openers: Openers that it may follow; empty for any.
+        begins: Texts that it begins with; without any, it is the fallback.
         end: The text that ends a block of calls.
-        other_ends: Further texts that do.
+        other_ends: Other texts that end it.
     """
 
     dialect: Dialect
@@ -190,7 +190,7 @@ class Reading:
 
 
 def json_object(name_key: str, arguments_key: str) -> Objects:
-    """Return calls as objects with two keys."""
+    """Return calls as objects with these two keys."""
     return Objects((f'{{"{name_key}": ', QUOTED_NAME, f', "{arguments_key}": ', ARGUMENTS, "}"))
 
 

@@ -1,21 +1,21 @@
-"""Evidence of the format in which a model writes."""
+"""Evidence of a model's format."""
 
 from collections.abc import Container
 from dataclasses import dataclass
 
-# After the name of a format that counts whatever the evidence is.
+# Appended to the name of a format to override all evidence.
 FORCED = "!"
 
 
 @dataclass(frozen=True, slots=True)
 class FormatEvidence:
-    """Evidence of the format in which a model writes.
+    """Evidence of a model's format.
 
     Attributes:
-        vocabulary: All tokens, added ones included.
-        written_call: The reply that the template writes for `EXAMPLE_CALL`; empty if unknown.
-        tool_parser: A name that counts where the rest tells nothing; with `FORCED` after it,
-            whatever the rest tells.
+        vocabulary: All tokens, including added ones.
+        written_call: The template's rendering of `EXAMPLE_CALL`; empty if unknown.
+        tool_parser: A name to use if the other evidence is inconclusive; with `FORCED` appended, it
+            overrides the evidence.
         reasoning_parser: A name that overrides the evidence.
     """
 
@@ -28,7 +28,7 @@ class FormatEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clue:
-    """Texts that must all be there, or be absent: in the template, as tokens, or as either."""
+    """Texts that must be present or absent: in the template, as tokens, or as either."""
 
     template: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Clue:
     absent: tuple[str, ...] = ()
 
     def fits(self, evidence: FormatEvidence) -> bool:
-        """Tell whether the evidence holds all of it."""
+        """Tell whether the evidence matches completely."""
         template, vocabulary = evidence.chat_template, evidence.vocabulary
         return (
             all(text in template for text in self.template)
@@ -47,10 +47,10 @@ class Clue:
 
 
 def in_template(*texts: str) -> Clue:
-    """Return the clue that a template holds texts."""
+    """Return the clue that the template contains these texts."""
     return Clue(template=texts)
 
 
 def as_tokens(*tokens: str) -> Clue:
-    """Return the clue that a vocabulary holds tokens."""
+    """Return the clue that the vocabulary contains these tokens."""
     return Clue(vocabulary=tokens)

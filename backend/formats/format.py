@@ -9,13 +9,13 @@ from backend.formats.grammar import CallGrammar
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Format:
-    """The properties of formats of both kinds.
+    """Properties shared by formats of both kinds.
 
     Attributes:
-        name: Our name for it.
-        aliases: The names that vLLM, SGLang and LocalAI have for it.
-        clues: Evidence, any of which is enough.
-        tokens: Texts that a tokenizer may know as special tokens, besides the markers.
+        name: This project's name for it.
+        aliases: Names used by vLLM, SGLang and LocalAI.
+        clues: Alternative evidence; one match is enough.
+        tokens: Texts other than the markers that may be special tokens.
     """
 
     name: str
@@ -24,12 +24,12 @@ class _Format:
     tokens: tuple[str, ...] = ()
 
     def is_called(self, name: str) -> bool:
-        """Tell whether a name means this format."""
+        """Tell whether a name refers to this format."""
         normal = name.strip().lower().replace("-", "_")
         return normal in (self.name, *self.aliases)
 
     def fits(self, evidence: FormatEvidence) -> bool:
-        """Tell whether a model writes like this."""
+        """Tell whether the evidence points to this format."""
         return any(clue.fits(evidence) for clue in self.clues)
 
 
@@ -38,13 +38,13 @@ class ReasoningFormat(_Format):
     """The markers around a thought; empty for models without thoughts.
 
     Attributes:
-        starts: Texts that open a thought; the first is the usual one.
+        starts: Texts that open a thought; the first is the default.
         ends: Texts that close it.
-        frames: Texts around answers, or inside of thoughts, that are left out.
-        bridge: The text after a thought, where messages frame a reply.
-        answer: The text before an answer, thought or not, where messages frame a reply.
-        parting: The words before the end of a thought that has used up its budget, as the family
-            was trained or its makers recommend.
+        frames: Texts around answers or inside thoughts that are dropped.
+        bridge: The text after a thought, in replies framed by messages.
+        answer: The text before an answer, with or without a thought, in replies framed by messages.
+        parting: The words before the end of a thought that has exhausted its budget, as trained or
+            recommended by the family's makers.
     """
 
     starts: tuple[str, ...] = ()
@@ -56,12 +56,12 @@ class ReasoningFormat(_Format):
 
     @property
     def start(self) -> str:
-        """The usual text that opens a thought, or nothing."""
+        """The default text that opens a thought, or an empty string."""
         return self.starts[0] if self.starts else ""
 
     @property
     def end(self) -> str:
-        """The usual text that closes a thought, or nothing."""
+        """The default text that closes a thought, or an empty string."""
         return self.ends[0] if self.ends else ""
 
 
@@ -70,23 +70,23 @@ class ToolFormat(_Format):
     """A tool-call format.
 
     Attributes:
-        openers: Texts at which the router hands over to a reader, wherever they stand.
-        leads: Texts at which it does so only where content begins, whitespace aside.
-        closers: Texts that end a call or a block of them; the first is the usual one.
-        leaks: Texts that models write after calls by mistake, and that mean nothing.
-        readings: The dialects in which calls are read; none for models without calls.
-        grammar: The ways in which calls are written.
-        without_grammar: The reason, if there is no grammar.
-        id_chars: The length of the alphanumeric ids that the family's templates demand; zero if
-            any id does.
-        ends_thought: Whether a call may begin inside a thought, and so end it; else an opener
+        openers: Texts at which the router hands over to a reader, anywhere.
+        leads: Texts at which it does so only at the start of content, ignoring whitespace.
+        closers: Texts that end a call or a block of calls; the first is the default.
+        leaks: Meaningless texts that models write after calls by mistake.
+        readings: Dialects for reading calls; empty for models without calls.
+        grammar: How calls are written.
+        without_grammar: Why there is no grammar, if there is none.
+        id_chars: Length of the alphanumeric ids that the family's templates require; zero if they
+            accept any id.
+        ends_thought: Whether a call may begin inside a thought and so end it; otherwise an opener
             there is text.
-        has_drafts: Whether a call in a thought that is closed later is a part of the thought.
-        is_quotable: Whether a model can write the openers without calling, so that they are
-            text in code. Special tokens cannot be quoted.
-        owns_reply: Whether the format frames the whole reply, thoughts and answers too: its
-            reader then begins with the reply, without an opener, and hands out every delta.
-            One that ends leaves the rest of the reply to the router.
+        has_drafts: Whether a call inside a thought that is closed later belongs to the thought.
+        is_quotable: Whether a model can write the openers without calling, so that inside code they
+            are text. Special tokens cannot be quoted.
+        owns_reply: Whether the format frames the whole reply, including thoughts and answers. Its
+            reader then starts with the reply, without an opener, and produces every delta; once it
+            ends, the router handles the rest.
     """
 
     openers: tuple[str, ...] = ()
@@ -104,12 +104,12 @@ class ToolFormat(_Format):
 
     @property
     def opener(self) -> str:
-        """The usual text that opens a call, or nothing."""
+        """The default text that opens a call, or an empty string."""
         return next(iter((*self.openers, *self.leads)), "")
 
     @property
     def closer(self) -> str:
-        """The usual text that closes a call, or nothing."""
+        """The default text that closes a call, or an empty string."""
         return self.closers[0] if self.closers else ""
 
 

@@ -1,4 +1,4 @@
-"""The ways in which a grammar lets a model write calls."""
+"""How a grammar lets a model write calls."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from backend.formats.template import Template
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Section:
-    """The place of an answer, where calls have a place of their own.
+    """The section of an answer, in formats whose calls have their own section.
 
     Attributes:
         begin: The text before the answer.
         end: The text between it and the calls.
-        may_be_open: Whether a prompt may end inside of it.
-        closes: Whether it ends with the same text where no calls follow.
+        may_be_open: Whether a prompt may end inside it.
+        closes: Whether the same text ends it if no calls follow.
     """
 
     begin: str
@@ -28,17 +28,17 @@ class Frame:
     """One way to write calls.
 
     Attributes:
-        dialect: The syntax of arguments and, unless `call` says otherwise, of calls.
-        opener: The text that begins them; it may be the beginning of the first call.
+        dialect: Syntax of the arguments and, unless `call` overrides it, of calls.
+        opener: The text before the calls; it may be the beginning of the first call.
         begin: The text between the opener and the first call.
         call: One call.
         separator: The text between two calls.
-        end: The text that ends them.
-        needs: A marker without which no model writes so.
-        lacks: A marker with which no model writes so.
-        is_lead: Whether the opener counts only where text begins.
-        is_block: Whether the calls after the opener are one block. If not, each has an opener,
-            and text may stand between two of them in place of the separator.
+        end: The text after the calls.
+        needs: A marker that models must have to write this way.
+        lacks: A marker that models must not have to write this way.
+        is_lead: Whether the opener counts only at the start of the text.
+        is_block: Whether the calls after the opener form one block. Otherwise each call has an
+            opener, and text may replace the separator between them.
         is_lapse: Whether it is a mistake of models, and allowed only where text is.
     """
 
@@ -61,9 +61,9 @@ class CallGrammar:
 
     Attributes:
         frames: The ways to write calls.
-        most_calls: The number of calls that a reply has room for, if there is a limit.
-        around: The text around calls, unless it is free: messages, of which calls are
-            some, or a section for an answer before the calls.
+        most_calls: Limit of calls in a reply, if there is one.
+        around: The text around calls, if it is not free: messages, some of which are calls, or
+            an answer section before the calls.
     """
 
     frames: tuple[Frame, ...]
@@ -74,14 +74,14 @@ class CallGrammar:
 def calls_between(
     opener: str, closer: str, dialect: Dialect, *, needs: str = "", lacks: str = ""
 ) -> Frame:
-    """Return the frame of calls that stand on lines of their own, each between two markers.
+    """Return the frame of calls on separate lines, each between two markers.
 
     Args:
         opener: The marker before each call.
         closer: The marker after it.
         dialect: The syntax of a call.
-        needs: A marker without which no model writes so.
-        lacks: A marker with which no model writes so.
+        needs: A marker that models must have to write this way.
+        lacks: A marker that models must not have to write this way.
     """
     return Frame(
         dialect=dialect,

@@ -1,4 +1,4 @@
-"""All formats, in the order in which their evidence is looked at: the first that fits wins."""
+"""All formats, in the order in which their evidence is checked: the first match wins."""
 
 from backend.formats import thoughts
 from backend.formats.format import NO_REASONING, NO_TOOLS

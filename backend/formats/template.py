@@ -1,4 +1,4 @@
-"""Templates of calls: the text of a call, as a model writes it, with its parts left open."""
+"""Templates of calls: the text of a call as a model writes it, with open parts."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -6,15 +6,15 @@ from typing import TypeAlias
 
 
 class Slot(Enum):
-    """A part of a call that is left open.
+    """An open part of a call.
 
     Attributes:
         NAME: The name of the tool.
-        QUOTED_NAME: The same as a JSON string.
+        QUOTED_NAME: The same, as a JSON string.
         ARGUMENTS: All arguments.
         KEY: The name of one argument.
         VALUE: The value of one argument.
-        TYPE: The type of that value, as the dialect writes it.
+        TYPE: The type of that value, as the dialect spells it.
         INDEX: The number of the call.
     """
 
@@ -36,7 +36,7 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Characters:
-    """A text of one kind, as a regular expression that Python and llguidance read alike."""
+    """Text that matches a regular expression, in syntax common to Python and llguidance."""
 
     pattern: str
 
@@ -57,11 +57,11 @@ MAYBE_LINE, MAYBE_SPACE = Maybe(("\n",)), Maybe((" ",))
 
 
 def split_at(template: Template, slot: Slot) -> tuple[Template, Template]:
-    """Return the parts before a slot and those after it."""
+    """Return the parts before and after a slot."""
     place = template.index(slot)
     return template[:place], template[place + 1 :]
 
 
 def text_of(template: Template) -> str:
-    """Return the fixed text of a template, without its open and optional parts."""
+    """Return the fixed text of a template, without open and optional parts."""
     return "".join(part for part in template if isinstance(part, str))

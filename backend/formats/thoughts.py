@@ -1,4 +1,4 @@
-"""The formats of thoughts that belong to no single tool-call format."""
+"""Thought formats that do not belong to a single tool-call format."""
 
 from backend.formats.evidence import Clue, as_tokens, in_template
 from backend.formats.format import ReasoningFormat
@@ -19,7 +19,7 @@ THINK = ReasoningFormat(
         *("step3", "step3p5", "nemotron", "nemotron_v3", "minimax_m2", "kimi_k2"),
         *("hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo"),
     ),
-    # A template that tells where thoughts end belongs to a model that writes them.
+    # A template mentions the end of thoughts only if the model writes thoughts.
     clues=(as_tokens(_START, _END), in_template(_END)),
     starts=(_START,),
     ends=(_END,),
@@ -28,7 +28,7 @@ THINK = ReasoningFormat(
 QWEN3 = ReasoningFormat(
     name="qwen3_think",
     aliases=("qwen3", "qwen"),
-    # A token that only Qwen's tokenizers have.
+    # Only Qwen's tokenizers have this token.
     clues=(as_tokens(_START, _END, "<|quad_start|>"),),
     starts=(_START,),
     ends=(_END,),
@@ -58,7 +58,7 @@ GRANITE = ReasoningFormat(
     aliases=("granite", "ernie45"),
     clues=(
         in_template(_START, _RESPONSE, "<|start_of_role|>"),
-        # ERNIE 4.5 frames its answers alike, MiniMax M2 the results of tools.
+        # ERNIE 4.5 frames its answers like this, MiniMax M2 the results of tools.
         Clue(vocabulary=(_RESPONSE, _RESPONSE_END), absent=(minimax_m2.OPENER,)),
     ),
     starts=(_START,),

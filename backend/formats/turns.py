@@ -1,4 +1,4 @@
-"""Texts with which chat templates begin the turn of the model."""
+"""Texts with which chat templates begin the model's turn."""
 
 TURN_STARTS = (
     "<|im_start|>",

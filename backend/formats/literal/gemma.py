@@ -12,22 +12,22 @@ CALL = "call:"
 def gemma(
     name: str, opener: str, closer: str, quote: str, clue: tuple[str, ...], leaks: tuple[str, ...]
 ) -> ToolFormat:
-    """Return the format of one generation.
+    """Return the format of one Gemma generation.
 
     Args:
-        name: Of the format.
+        name: Name of the format.
         opener: Begins a call.
         closer: Ends it.
-        quote: Stands around strings.
+        quote: Encloses strings.
         clue: Texts in the chat template.
-        leaks: The beginning of a result, which a model may write itself.
+        leaks: The beginning of a tool result, which models may write themselves.
     """
     calls = Literals(
         call=(CALL, NAME, "{", ARGUMENTS, "}"),
         argument=(KEY, ":", VALUE),
         comma=",",
         colon=":",
-        # Small models fall back on the quotes of JSON.
+        # Small models fall back to JSON's quotes.
         quotes=(quote, '"'),
         constants={"true": ("true",), "false": ("false",), "null": ("null",)},
         has_bare_text=True,
@@ -41,7 +41,7 @@ def gemma(
         closers=(closer,),
         leaks=leaks,
         tokens=(quote,),
-        # Fine-tunes write JSON between the markers now and then.
+        # Fine-tunes sometimes write JSON between the markers.
         readings=(
             Reading(dialect=JSON_CALLS, begins=('{"', "["), end=closer),
             Reading(dialect=calls, end=closer),

@@ -17,7 +17,7 @@ THOUGHT = ReasoningFormat(
     clues=(as_tokens(CHANNEL, CHANNEL_END), in_template(THOUGHT_START)),
     starts=(THOUGHT_START,),
     ends=(CHANNEL_END,),
-    # Models open channels that they do not name.
+    # Models open channels without naming them.
     frames=(CHANNEL,),
     tokens=(CHANNEL,),
 )

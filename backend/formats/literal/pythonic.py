@@ -1,4 +1,4 @@
-"""LFM2, Llama 4, and prompts that ask for it: calls in Python, `[f(a="x", n=2), g()]`."""
+"""LFM2, Llama 4 and prompt-driven models: calls in Python, `[f(a="x", n=2), g()]`."""
 
 from backend.formats.dialects import JSON_CALLS, Literals, Reading
 from backend.formats.evidence import as_tokens, in_template

@@ -1,7 +1,7 @@
 """gpt-oss: messages on channels, `<|channel|>final<|message|>…<|return|>`.
 
-A message with a recipient is a call, whatever its channel is. The recipient may stand before the
-channel or after it. Commentary without one is a preamble: text for the user.
+A message with a recipient is a call on any channel. The recipient may come before or after the
+channel. Commentary without a recipient is a preamble: text for the user.
 """
 
 from backend.formats.dialects import Messages, NamedJson, Reading

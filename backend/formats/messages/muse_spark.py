@@ -1,6 +1,6 @@
 """Muse: messages to recipients, and calls as `<atem:invoke name="f">…` in them.
 
-The header tells thoughts from text; the tags tell the tool.
+The header distinguishes thoughts from text; the tags name the tool.
 """
 
 from backend.formats.dialects import Messages, Reading, Tags

@@ -1,4 +1,4 @@
-"""Apertus: a list of objects in which the name of the tool is the key, `[{"f": {…}}]`."""
+"""Apertus: a list of objects keyed by the name of the tool, `[{"f": {…}}]`."""
 
 from backend.formats.dialects import NamedJson, Reading
 from backend.formats.evidence import as_tokens, in_template
@@ -22,7 +22,7 @@ FORMAT = ToolFormat(
             Frame(dialect=CALLS, opener=OPENER, begin=("[",), separator=(", ",), end=f"]{CLOSER}"),
         ),
     ),
-    # The inner part of a reply holds its calls, too.
+    # The inner part of a reply also contains its calls.
     has_drafts=False,
 )
 

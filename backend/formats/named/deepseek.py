@@ -1,6 +1,6 @@
 """DeepSeek up to V3.2-Exp: markers in fullwidth bars.
 
-V3 and R1 write the type of the call, its name, and JSON in a fence; V3.1 writes name and JSON.
+V3 and R1 write the call's type, its name, and JSON in a fence; V3.1 writes name and JSON.
 Both are read for either: distilled models mix them up.
 """
 
@@ -25,14 +25,14 @@ def deepseek_format(
     separator: str = "",
     aliases: tuple[str, ...] = (),
 ) -> ToolFormat:
-    """Return the format of a generation.
+    """Return the format of one DeepSeek generation.
 
     Args:
-        name: Of the format.
-        calls: Both ways to write a call, the generation's own first.
-        clue: Tells the generation.
-        separator: Between two calls.
-        aliases: Names that hosts have for it.
+        name: Name of the format.
+        calls: Both ways to write a call, this generation's own first.
+        clue: Identifies the generation.
+        separator: The text between two calls.
+        aliases: Names used by hosts.
     """
     between = (separator,) if separator else ()
     frame = Frame(dialect=calls, opener=OPENER, separator=between, end=CLOSER)

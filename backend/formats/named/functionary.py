@@ -22,7 +22,7 @@ FORMAT = ToolFormat(
     readings=(
         Reading(dialect=tagged_json.CALLS, openers=(tagged_json.OPENER,)),
         Reading(dialect=Markup(TO_ALL), openers=("", OPENER), begins=(TO_ALL,)),
-        # Not every prompt ends as it should: then the router meets the opener.
+        # Not every prompt ends with it: then the router meets the opener.
         Reading(dialect=Markup(""), openers=("",), begins=(OPENER,)),
         Reading(dialect=CALLS, openers=("", OPENER)),
     ),

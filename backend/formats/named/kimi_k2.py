@@ -1,6 +1,6 @@
 """Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}`.
 
-Later turns refer to the id that the model wrote, so it is kept.
+Later turns refer to the id written by the model, so it is kept.
 """
 
 from backend.formats.dialects import NamedJson, Reading
@@ -10,7 +10,7 @@ from backend.formats.grammar import CallGrammar, Frame
 from backend.formats.template import ARGUMENTS, INDEX, NAME, Id
 
 OPENER, CLOSER = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-# Some models write the markers of the section in the singular.
+# Some models write the section markers in the singular.
 ONE_OPENER, ONE_CLOSER = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
 BEGIN, ARGUMENTS_BEGIN = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 END = "<|tool_call_end|>"

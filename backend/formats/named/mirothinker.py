@@ -1,4 +1,4 @@
-"""MiroThinker: the name of a server, the name of a tool and JSON in tags of MCP."""
+"""MiroThinker: a server name, a tool name and JSON in MCP tags."""
 
 from backend.formats.dialects import NamedJson, Reading
 from backend.formats.evidence import in_template

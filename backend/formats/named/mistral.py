@@ -1,7 +1,7 @@
 """Mistral: `[TOOL_CALLS]` and a JSON list, or a name and its arguments.
 
-Tokenizers up to v7 come with the list, `[{"name": …, "arguments": {…}, "id": …}]`, those from
-v11 on with `f[CALL_ID]…[ARGS]{…}` and `f[ARGS]{…}`, each call after a marker of its own.
+Tokenizers up to v7 use the list, `[{"name": …, "arguments": {…}, "id": …}]`; from v11 on they
+use `f[CALL_ID]…[ARGS]{…}` and `f[ARGS]{…}`, each call after its own marker.
 """
 
 from backend.formats.dialects import NamedJson, Objects, Reading

@@ -1,6 +1,6 @@
 """A name in a tag and JSON after it, `<function=f>{…}</function>`.
 
-One of Meta's prompts taught it to Llama models; Functionary 3.1 writes it too.
+Llama models learnt it from one of Meta's prompts; Functionary 3.1 writes it too.
 """
 
 from backend.formats.dialects import NamedJson

@@ -1,4 +1,4 @@
-"""Command R7B, Command A and later: a list of objects between tokens, with numbers as ids."""
+"""Command R7B, Command A and later: a list of objects between tokens, with numeric ids."""
 
 from backend.formats.dialects import Objects, Reading
 from backend.formats.evidence import as_tokens, in_template

@@ -33,6 +33,6 @@ FORMAT = ToolFormat(
             ),
         ),
     ),
-    # The calls themselves stand in a fence.
+    # The calls themselves are in a fence.
     is_quotable=False,
 )

@@ -1,4 +1,4 @@
-"""GigaChat 3 and 3.1: one object after a role of its own, or after a token."""
+"""GigaChat 3 and 3.1: one object after a dedicated role or a token."""
 
 from backend.formats.dialects import JSON_CALLS, Reading
 from backend.formats.evidence import in_template

@@ -1,4 +1,4 @@
-"""Hermes, Qwen 2.5 and 3, and many more: an object in tags, each call in tags of its own."""
+"""Hermes, Qwen 2.5 and 3, and many more: one object per call, each in its own tags."""
 
 from backend.formats.dialects import JSON_CALLS, Reading
 from backend.formats.evidence import in_template
@@ -19,7 +19,7 @@ FORMAT = ToolFormat(
     ),
     openers=(OPENER,),
     closers=(CLOSER,),
-    # Models that learnt both formats write tags between the markers now and then.
+    # Models trained on both formats sometimes write tags between the markers.
     readings=(
         Reading(dialect=xml.TAGS, begins=(xml.FUNCTION,), end=CLOSER),
         Reading(dialect=JSON_CALLS, end=CLOSER),

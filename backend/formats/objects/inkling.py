@@ -1,4 +1,4 @@
-"""Inkling: blocks of one type each, `<|content_invoke_tool_json|>{"name":…,"args":{…}}`."""
+"""Inkling: typed blocks, `<|content_invoke_tool_json|>{"name":…,"args":{…}}`."""
 
 from backend.formats.dialects import Objects, Reading
 from backend.formats.evidence import as_tokens

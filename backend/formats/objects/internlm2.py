@@ -1,4 +1,4 @@
-"""InternLM 2 and 2.5: one object in an action of a plugin."""
+"""InternLM 2 and 2.5: one object in a plugin action."""
 
 from backend.formats.dialects import JSON_CALLS, Reading
 from backend.formats.evidence import as_tokens, in_template

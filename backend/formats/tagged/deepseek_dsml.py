@@ -1,7 +1,7 @@
 """DeepSeek V3.2, V4, V4.1: `<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">`.
 
 Versions differ in the name of the block and in the text between the mark and a tag's word. The
-empty line before a block belongs to it.
+empty line before a block belongs to the block.
 """
 
 from itertools import starmap
@@ -40,7 +40,7 @@ def _reading(between: str, block: str) -> Reading:
 
 
 def _call_reading(between: str) -> Reading:
-    """Return the reading of a call without a block around it."""
+    """Return the reading of a call without a surrounding block."""
     return Reading(dialect=_tags(between), openers=(f"<{MARK}{between}invoke",), other_ends=ENDS)
 
 

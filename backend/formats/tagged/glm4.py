@@ -18,7 +18,7 @@ FORMAT = ToolFormat(
     openers=(OPENER,),
     closers=(CLOSER,),
     tokens=pair_tags(TAGS),
-    # Small models write JSON between the markers now and then.
+    # Small models sometimes write JSON between the markers.
     readings=(
         Reading(dialect=JSON_CALLS, begins=("{", "["), end=CLOSER),
         Reading(dialect=TAGS),

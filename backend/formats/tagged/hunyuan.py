@@ -1,4 +1,4 @@
-"""Hunyuan 3: pairs as GLM has them, but for an end of the name and a block around all calls."""
+"""Hunyuan 3: pairs as in GLM, but with an end of the name and a block around all calls."""
 
 from backend.formats.dialects import Reading
 from backend.formats.evidence import Clue
@@ -11,13 +11,13 @@ from backend.formats.template import NAME
 def hunyuan(
     name: str, aliases: tuple[str, ...], suffix: str = "", *, has_key_clue: bool = False
 ) -> ToolFormat:
-    """Return the format of one kind of checkpoints.
+    """Return the format of one kind of checkpoint.
 
     Args:
-        name: Of the format.
+        name: Name of the format.
         aliases: Other names.
-        suffix: Stands in all of its tags.
-        has_key_clue: Whether the tag of a key must be in the evidence too.
+        suffix: Appended to all tag names.
+        has_key_clue: Whether the evidence must also contain the tag of a key.
     """
     call, call_end = f"<tool_call{suffix}>", f"</tool_call{suffix}>"
     opener, closer = f"<tool_calls{suffix}>", f"</tool_calls{suffix}>"

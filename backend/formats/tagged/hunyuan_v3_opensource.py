@@ -1,4 +1,4 @@
-"""Hunyuan 3 as released, with a suffix in all of its tags, `<tool_call:opensource>`."""
+"""Hunyuan 3 as released, with a suffix on all tags, `<tool_call:opensource>`."""
 
 from backend.formats.evidence import as_tokens, in_template
 from backend.formats.format import ReasoningFormat

@@ -1,6 +1,6 @@
 """Kimi K3: tags between special tokens, `<|open|>call tool="f" index="1"<|sep|>…`.
 
-The tags of the arguments tell their types. Some calls hold their arguments as one JSON object.
+Argument tags carry types. Some calls have all arguments as one JSON object.
 """
 
 from backend.formats.dialects import Reading, Tags
@@ -63,7 +63,7 @@ THOUGHT = ReasoningFormat(
     aliases=("kimi_k3",),
     clues=(_CLUE,),
     starts=(_open("think"),),
-    # An answer that begins ends a thought that was not closed.
+    # The start of an answer ends a thought that was not closed.
     ends=(_close("think"), _open("response")),
     frames=(_close("response"), _close("message"), MESSAGE_END),
     tokens=(OPEN, CLOSE, SEP),

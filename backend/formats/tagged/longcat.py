@@ -1,4 +1,4 @@
-"""LongCat: pairs with tags of its own, or JSON: checkpoints differ."""
+"""LongCat: pairs with its own tags, or JSON, depending on the checkpoint."""
 
 from backend.formats.dialects import JSON_CALLS, Reading
 from backend.formats.evidence import as_tokens, in_template

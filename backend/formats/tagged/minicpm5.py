@@ -1,6 +1,6 @@
 """MiniCPM 5: `<function name="f"><param name="a">…</param></function>`.
 
-A value with markup in it stands in a CDATA section.
+A value that contains markup is a CDATA section.
 """
 
 from backend.formats.dialects import Reading, Tags

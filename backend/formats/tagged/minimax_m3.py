@@ -1,6 +1,6 @@
-"""MiniMax M3: a mark before each tag, so that no value is mistaken for one.
+"""MiniMax M3: a mark before each tag, so that no value looks like a tag.
 
-Arguments are elements of their own name, and nested values are nested elements.
+Arguments are elements named after themselves, and nested values are nested elements.
 """
 
 from backend.formats.dialects import Reading, Tags
@@ -19,7 +19,7 @@ TAGS = Tags(
     parameter=(f"{MARK}<", KEY, ">", VALUE, f"{MARK}</", KEY, ">"),
     requires_ends=True,
     mark=MARK,
-    # In M2 the name of an argument is an attribute.
+    # In M2, argument names are attributes.
     misspelling=m2.PARAMETER.removeprefix("<"),
 )
 

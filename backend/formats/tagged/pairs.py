@@ -5,13 +5,13 @@ from backend.formats.template import ARGUMENTS, KEY, MAYBE_LINE, VALUE, Template
 
 
 def pairs(begin: Template, end: str, prefix: str = "", suffix: str = "") -> Tags:
-    """Return calls with arguments as pairs.
+    """Return calls whose arguments are pairs.
 
     Args:
-        begin: The beginning of a call, up to its arguments.
-        end: The end of a call.
-        prefix: Stands before the name of each tag.
-        suffix: Stands after the name of each tag.
+        begin: The text of a call up to its arguments.
+        end: The text after the arguments.
+        prefix: Precedes the name of each tag.
+        suffix: Follows the name of each tag.
     """
     key, value = f"{prefix}arg_key{suffix}>", f"{prefix}arg_value{suffix}>"
     return Tags(

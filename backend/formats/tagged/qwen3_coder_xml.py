@@ -20,12 +20,12 @@ FORMAT = ToolFormat(
     aliases=("qwen3_coder", "qwen3_xml", "nemotron_v3", "nemotron_3", "step3p5", "mimo"),
     clues=(
         in_template(f"{OPENER}\n{FUNCTION}"),
-        # In most templates the newline is an escape inside a string.
+        # Most templates contain the newline as an escape inside a string.
         in_template(rf"{OPENER}\n{FUNCTION}"),
     ),
     openers=(OPENER, FUNCTION),
     closers=(CLOSER,),
-    # Small models write JSON between the markers now and then.
+    # Small models sometimes write JSON between the markers.
     readings=(
         Reading(dialect=JSON_CALLS, begins=("{", "["), end=CLOSER),
         Reading(dialect=TAGS, end=CLOSER),

@@ -1,4 +1,4 @@
-"""Seed-OSS: the tags of Qwen3-Coder in a block of its own, without newlines around values."""
+"""Seed-OSS: Qwen3-Coder's tags in its own block, without newlines around values."""
 
 from backend.formats.dialects import Reading, Tags
 from backend.formats.evidence import as_tokens, in_template
