@@ -194,11 +194,11 @@ class Constraints:
 
     def _compiled(self, grammar: LarkGrammar, prompt: Prompt, answer: str = "") -> ReplyGrammar:
         """Compile a grammar that starts after the thought, if the model writes one."""
-        from backend.sampling.grammar.thought import behind_thought
+        from backend.sampling.grammar.thought import after_thought
 
         compiler = self.prepare()
         if thought := _thought(prompt, self._format, answer):
-            grammar = behind_thought(grammar, thought, compiler.vocabulary)
+            grammar = after_thought(grammar, thought, compiler.vocabulary)
         return compiler.compile(grammar)
 
 

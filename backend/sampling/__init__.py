@@ -1,1 +1,1 @@
-"""From logits to tokens: penalties and biases, then one vectorised draw over all rows."""
+"""From logits to tokens: penalties and biases, then one vectorised draw for all rows."""

@@ -1,7 +1,7 @@
-"""Random numbers that belong to a request: functions of its seed and a position, of nothing else.
+"""Random numbers of a request: pure functions of its seed and a position.
 
-SplitMix64 (Steele, Lea, Flood 2014) is used as a hash, so that a request draws the same tokens
-alone, among others, and after a pause.
+SplitMix64 (Steele, Lea, Flood 2014) serves as a hash, so a request draws the same tokens
+alone, in a batch, and after a pause.
 """
 
 _MASK = (1 << 64) - 1

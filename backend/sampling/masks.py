@@ -1,4 +1,4 @@
-"""Keep rows to the tokens that their grammars allow."""
+"""Restricts rows to the tokens that their grammars allow."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -14,13 +14,13 @@ _ALL_BITS = -1
 
 
 class TokenMasks:
-    """The masks of a batch; made anew whenever the rows change. Belongs to the main thread."""
+    """The masks of a batch; rebuilt whenever its rows change. Belongs to the main thread."""
 
     def __init__(self, matchers: Sequence[ReplyMatcher | None], vocab_size: int) -> None:
-        """Take the matchers of the rows.
+        """Store the matchers of the rows.
 
         Args:
-            matchers: One per row; a row without one may have any token.
+            matchers: One per row; a row without a matcher allows any token.
             vocab_size: Width of the logits.
         """
         self._vocab_size = vocab_size
@@ -31,11 +31,11 @@ class TokenMasks:
         self._penalties = mx.array(_penalties()) if self._guided else None
 
     def __bool__(self) -> bool:
-        """Whether there is anything to mask."""
+        """Whether any row has a matcher."""
         return bool(self._guided)
 
     def apply(self, logits: mx.array) -> mx.array:
-        """Return logits [B, V] without the tokens that a grammar forbids.
+        """Mask the tokens that a grammar forbids in logits [B, V].
 
         Every matcher must have consumed all tokens of its row.
         """
@@ -48,12 +48,12 @@ class TokenMasks:
     def apply_all(
         self, logits: mx.array, drafts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> mx.array:
-        """Return logits [B * W, V] without the tokens that a grammar forbids after its drafts.
+        """Mask the tokens that a grammar forbids at drafted positions of logits [B * W, V].
 
         Args:
-            logits: W positions of each row: after its latest token and after each of its drafts,
-                and others that nobody looks at.
-            drafts: Of each row; its grammar allows them.
+            logits: W positions of each row: after its latest token, after each of its drafts, and
+                unused ones.
+            drafts: Drafted tokens of each row, which its grammar allows.
             starts: The position after the latest token of each row.
         """
         if self._penalties is None:
@@ -74,14 +74,14 @@ class TokenMasks:
     def _masked(self, logits: mx.array, bits: NDArray[np.int32], table: mx.array) -> mx.array:
         if (bits == _ALL_BITS).all():
             return logits
-        # Free rows get zeros: on a CPU, picking rows and putting them back takes six times as long.
+        # Free rows get zeros: on a CPU, gathering and scattering rows takes six times as long.
         penalties = table[mx.array(bits.view(np.uint16))]
         return logits + penalties.reshape(len(bits), -1)[:, : self._vocab_size]
 
 
 @cache
 def _penalties() -> NDArray[np.float32]:
-    """Return for 16 bits, lowest first, the numbers to add to as many logits: [65536, 16], 4 MB."""
+    """Return the terms that 16 mask bits, lowest first, add to logits: [65536, 16], 4 MB."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
     bits = np.unpackbits(halves, axis=1, bitorder="little")
     return np.where(bits, np.float32(0), np.float32(-np.inf))

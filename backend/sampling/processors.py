@@ -11,10 +11,10 @@ from backend.core.request import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The penalties of a row, and the tokens that are in its KV cache.
+    """A row's penalties, and the tokens in its KV cache.
 
     `token_ids` may be the row's live list: only its first `length` entries are read at the
-    start, and later only entries that a window has passed.
+    start, and later only entries that have left the window.
     """
 
     params: SamplingParams
@@ -23,7 +23,7 @@ class History:
 
 
 class LogitsAdjuster:
-    """Keeps token counts on the device and applies them; made anew whenever the rows change."""
+    """Keeps token counts on the device and applies them; rebuilt whenever the rows change."""
 
     def __init__(self, histories: Sequence[History], vocab_size: int) -> None:
         self._rows = [i for i, h in enumerate(histories) if h.params.adjusts_logits]
@@ -35,10 +35,10 @@ class LogitsAdjuster:
             self._prepare(vocab_size)
 
     def adjust(self, logits: mx.array, inputs: mx.array) -> mx.array:
-        """Count the tokens being fed, then penalise and bias the rows that asked.
+        """Count the tokens being fed, then apply the rows' penalties and biases.
 
         Args:
-            logits: [B, V] float32; they are not changed.
+            logits: [B, V] float32; not modified.
             inputs: Token ids [B] of this step, still on the device.
         """
         if self.counts is None:
@@ -48,10 +48,10 @@ class LogitsAdjuster:
         return self._adjusted(logits, self.counts)
 
     def adjust_all(self, logits: mx.array, inputs: Sequence[Sequence[int]]) -> mx.array:
-        """Do the same for several positions of each row; `keep` tells afterwards which count.
+        """Do the same for several positions of each row; call `keep` afterwards.
 
         Args:
-            logits: [B, W, V] float32; they are not changed.
+            logits: [B, W, V] float32; not modified.
             inputs: Token ids [B][W].
         """
         if self.counts is None:
@@ -65,7 +65,7 @@ class LogitsAdjuster:
         return mx.stack(adjusted, axis=1)
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Count so many of the inputs of the latest `adjust_all`."""
+        """Count this many inputs of each row from the latest `adjust_all`."""
         if self.counts is None:
             return
         kept = [counts[row] for row in self._rows]
@@ -109,13 +109,13 @@ class LogitsAdjuster:
         fed: Sequence[Sequence[int]] = (),
         place: int = 0,
     ) -> mx.array:
-        """Return the counts after one more token of each row.
+        """Return the counts after one more token per row.
 
         Args:
-            counts: [R, V] before it.
-            inputs: [R] ids.
-            fed: [R] all inputs of a pass that takes several.
-            place: Of this one among them.
+            counts: [R, V], counts so far.
+            inputs: Token ids [R].
+            fed: [R], all inputs of a pass with several per row.
+            place: Index of this input among them.
         """
         counts = counts.at[mx.arange(len(self._rows)), inputs].add(1.0)
         passed = [
@@ -133,5 +133,5 @@ class LogitsAdjuster:
 
 
 def _token_at(history: History, place: int, drafted: Sequence[int]) -> int:
-    """Return a token of a row that a window has passed, which may be a drafted one."""
+    """Return a token of a row, possibly a drafted one, that has left the window."""
     return history.token_ids[place] if place < len(history.token_ids) else drafted[0]

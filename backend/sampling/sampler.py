@@ -1,7 +1,7 @@
-"""One vectorised draw for rows that each have their own parameters, seed and position.
+"""One vectorised draw for rows with individual parameters, seeds and positions.
 
 Parameters are arrays, never Python constants of a compiled graph: a new temperature must not
-cost a compilation. Temperature comes first, so that top-p and min-p see the distribution that
+cost a compilation. Temperature is applied first, so top-p and min-p see the distribution that
 is drawn from.
 """
 
@@ -16,7 +16,7 @@ from backend.sampling.keys import coin, draw_key
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Rows of the drawing rows that share one way to find their top-k and top-p floor."""
+    """Rows being drawn that share one way to find their top-k and top-p floor."""
 
     rows: mx.array
     top_k: tuple[int, ...]
@@ -24,9 +24,9 @@ class _Cut:
 
 
 class Sampler:
-    """Draws one token per row; made anew whenever the rows change. Belongs to the main thread.
+    """Draws one token per row; rebuilt whenever the rows change. Belongs to the main thread.
 
-    No row's draw depends on which other rows there are.
+    A row's draw does not depend on the other rows.
     """
 
     def __init__(self, params: Sequence[SamplingParams], vocab_size: int) -> None:
@@ -42,7 +42,7 @@ class Sampler:
 
         Args:
             logits: One row per request, after penalties and masks.
-            positions: How many tokens each row has drawn before.
+            positions: Number of tokens that each row has drawn before.
         """
         if not self._rows:
             return mx.argmax(logits, axis=-1).astype(mx.uint32)
@@ -81,7 +81,7 @@ class Sampler:
         return mx.vmap(_categorical)(x, mx.array(keys, mx.uint32)).astype(mx.uint32)
 
     def _floor(self, x: mx.array) -> mx.array | None:
-        """Return the lowest logit [R, 1] that top-k, top-p and min-p keep, if any of them is on."""
+        """Return the lowest logit [R, 1] kept by top-k, top-p and min-p; `None` if all are off."""
         floor = mx.max(x, axis=-1, keepdims=True) + self._log_min_p if self._has_min_p else None
         for cut in self._cuts:
             lowest = mx.full((x.shape[0], 1), -mx.inf)
@@ -90,9 +90,9 @@ class Sampler:
         return floor
 
     def _without_top_choices(self, x: mx.array, positions: Sequence[int]) -> mx.array:
-        """Exclude all but the least likely token over the threshold, where the coin says so.
+        """Exclude all but the least likely token above the threshold, if the coin says so.
 
-        XTC, by its author's description in text-generation-webui's pull request 6335.
+        XTC, as its author describes it in text-generation-webui's pull request 6335.
         """
         heads = [
             coin(p.seed, n) < p.xtc_probability
@@ -109,10 +109,10 @@ def _categorical(row: mx.array, key: mx.array) -> mx.array:
 
 
 def _lowest_kept(x: mx.array, top_k: Sequence[int], top_p: Sequence[float]) -> mx.array:
-    """Return the smallest logit [R, 1] of x [R, V] that top-k, then top-p, keep.
+    """Return the smallest logit [R, 1] of x [R, V] kept by top-k and then top-p.
 
-    The probability mass is summed over prefixes only, so a row's cut is the same whatever the
-    width that the other rows of the group ask for.
+    The probability mass is summed over prefixes only, so a row's cut does not depend on the
+    width that other rows of the group need.
     """
     width = max(top_k)
     best = x if width == x.shape[-1] else mx.topk(x, width, axis=-1)

@@ -1,4 +1,4 @@
-"""Grammars: GBNF and JSON schemas, as text, to matchers that say which tokens may come next.
+"""Compiles GBNF and JSON schemas to matchers that tell which tokens may come next.
 
-No MLX here: a matcher fills plain memory, and whoever samples applies it.
+No MLX here: a matcher fills plain memory, and the sampler applies it.
 """

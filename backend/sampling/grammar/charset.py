@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_CODE_POINT = 0x10FFFF
-# Surrogates are no characters: UTF-8 cannot say them.
+# Surrogates are not characters: UTF-8 cannot encode them.
 _SURROGATES = 0xD800, 0xDFFF
 
 Range = tuple[int, int]
@@ -13,10 +13,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CharSet:
-    """A set of characters; made by `of`, so that equal sets are equal values.
+    """A set of characters; build it with `of`, so that equal sets are equal values.
 
     Attributes:
-        ranges: First and last code points: ascending, neither overlapping nor adjacent.
+        ranges: First and last code points; ascending, neither overlapping nor adjacent.
     """
 
     ranges: tuple[Range, ...]

@@ -17,15 +17,15 @@ from backend.sampling.grammar.matcher import GrammarMatcher
 from backend.sampling.grammar.schema.translation import schema_to_lark
 from backend.sampling.grammar.vocabulary import Vocabulary
 
-# llguidance recurs some 5 KB per level of references; threads of other origins may have little.
+# llguidance needs some 5 KB of stack per level of references; other threads may have little.
 _STACK_BYTES = 64 << 20
-# Grammars cut into characters need more items than the defaults; no step takes over 0.2 s.
+# Grammars split into characters need more items than the defaults; no step takes over 0.2 s.
 _LIMITS = LLParserLimits(max_items_in_row=20_000, step_max_items=1_000_000, verbose_errors=False)
 _stack_lock = threading.Lock()
 
 
 class CompiledGrammar:
-    """A grammar ready for use with one vocabulary; safe from any thread."""
+    """A grammar compiled for one vocabulary; thread-safe."""
 
     def __init__(self, source: LarkGrammar, template: LLMatcher, tokenizer: LLTokenizer) -> None:
         self.parts = GrammarParts(rules=(source.start, *source.definitions))
@@ -40,20 +40,20 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary; safe from any thread.
+    """Compiles grammars for one vocabulary; thread-safe.
 
-    Grammars of requests are bounded in size and time.
+    Requests' grammars are limited in size and time.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, *, max_kept: int = 64, timeout_s: float = 0.9
     ) -> None:
-        """Start with nothing compiled.
+        """Start with empty caches.
 
         Args:
-            vocabulary: Of the loaded model.
-            max_kept: Texts, and compiled grammars, to keep.
-            timeout_s: For one compilation; a grammar that takes longer is refused.
+            vocabulary: The loaded model's.
+            max_kept: Number of texts, and of compiled grammars, to keep.
+            timeout_s: Limit per compilation; a grammar that takes longer is refused.
         """
         self.vocabulary = vocabulary
         self._timeout_s = timeout_s
@@ -61,7 +61,7 @@ class GrammarCompiler:
         self._compiled: LastUsed[LarkGrammar, CompiledGrammar] = LastUsed(max_kept)
 
     def translate(self, text: str) -> LarkGrammar:
-        """Return the grammar of a text, to be compiled by itself or as a part of another.
+        """Translate a text to a grammar, which is compiled alone or as part of another.
 
         Raises:
             GrammarError: The text is malformed, too large, or cannot be enforced.
@@ -69,7 +69,7 @@ class GrammarCompiler:
         return self._translated.find(text) or self._translated.keep(text, self._translate(text))
 
     def compile(self, grammar: LarkGrammar) -> CompiledGrammar:
-        """Compile a grammar, or return one that says the same.
+        """Compile a grammar, or return a cached equal one.
 
         Raises:
             GrammarError: It cannot be enforced.
@@ -84,7 +84,7 @@ class GrammarCompiler:
         return gbnf_to_lark(text, self.vocabulary)
 
     def _compile(self, grammar: LarkGrammar) -> CompiledGrammar:
-        """Compile on a thread with a deep stack, and wait for it no longer than allowed."""
+        """Compile on a thread with a deep stack, waiting at most `timeout_s`."""
         made: queue.SimpleQueue[tuple[LLMatcher, str]] = queue.SimpleQueue()
 
         def make() -> None:
@@ -114,7 +114,7 @@ def _start_deep(work: Callable[[], None]) -> None:
 
 
 def _reason(error: str) -> str:
-    """Return the part of an error of llguidance that a caller can use."""
+    """Return the part of an llguidance error that is useful to callers."""
     lines = error.splitlines()
     told = next((line for line in lines if line.startswith("error: ")), lines[0])
     if told.startswith("panic"):

@@ -8,7 +8,7 @@ from backend.sampling.grammar.writer import GrammarWriter, alternatives, chain
 def either(
     calls: LarkGrammar, answer: LarkGrammar, lead: str, vocabulary: Vocabulary
 ) -> LarkGrammar:
-    """Return the grammar of both; only the answer follows its own.
+    """Return the grammar of either; only an answer follows the answer's own grammar.
 
     Args:
         calls: At least one call, and nothing else.

@@ -1,4 +1,4 @@
-"""Free text in a grammar: whatever a model writes, up to the texts at which that ends."""
+"""Free text in a grammar: anything a model writes, up to certain end texts."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,12 +6,12 @@ from backend.sampling.grammar.writer import GrammarWriter, chain, escaped, seque
 
 
 class FreeText:
-    """Text of any kind, with any tokens, in which some texts do not occur.
+    """Text of any tokens that does not contain certain texts.
 
-    Those cannot be spelled out either: whoever reads the reply reads text.
+    These may not be spelled out either, because readers of the reply look at text.
 
     Attributes:
-        characters: The terminal of a part without tokens.
+        characters: Name of the terminal for text without marker tokens.
     """
 
     def __init__(
@@ -20,9 +20,9 @@ class FreeText:
         """Define the text.
 
         Args:
-            writer: Takes the definitions.
-            ends: The texts that do not occur in it.
-            never_first: A regular expression; the text does not begin with it, whitespace aside.
+            writer: Collects the definitions.
+            ends: Texts that do not occur in it.
+            never_first: A regular expression; the text does not begin with it, ignoring whitespace.
         """
         self._writer = writer
         self.characters = writer.terminal(_characters(ends, never_first))
@@ -31,27 +31,27 @@ class FreeText:
 
     @property
     def alone(self) -> str:
-        """The expression of text up to the end of the reply."""
+        """Expression of text up to the end of the reply."""
         return chain(self._passage, f"{self.characters}?")
 
     @property
     def after(self) -> str:
-        """The expression of the text after calls."""
+        """Expression of the text after calls."""
         return self.alone
 
     def before(self, end: str) -> str:
-        """Return the expression of text that ends with one of the ends."""
+        """Return the expression of text that ends with the given end."""
         first, *rest = self._writer.pieces(end)
         if not isinstance(first, str):
             return chain(self.alone, sequence((first, *rest)))
         head = self._writer.terminal(f"{self.characters}? /{escaped(first)}/")
-        # A token ends the text by itself, but a text must not go on after its end.
+        # A token ends the text on its own; spelled out, the text must not continue after its end.
         head = head if rest else self._writer.lazy_rule(head)
         return chain(self._passage, head, sequence(rest))
 
 
 def other_token(ends: Iterable[str], writer: GrammarWriter) -> str:
-    """Return the expression of any marker that none of the ends has first; nothing without any."""
+    """Return the expression of any marker but the first ones of ends; empty without any."""
     firsts = {
         next((piece for piece in writer.pieces(end) if isinstance(piece, int)), None)
         for end in ends
@@ -62,7 +62,7 @@ def other_token(ends: Iterable[str], writer: GrammarWriter) -> str:
 
 
 def _characters(ends: Iterable[str], never_first: str) -> str:
-    """Return the terminal of text without tokens."""
+    """Return the terminal of text without marker tokens."""
     refused = []
     if spelled := "|".join(map(escaped, ends)):
         refused.append(f"(?s:.*)({spelled})(?s:.*)")

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass
 
-# Forced tokens may be markers that llguidance 1.9.1 refuses a step later (its issue 366).
+# Forced tokens may be markers that llguidance 1.9.1 refuses one step later (its issue 366).
 _HEADER = '%llguidance {"no_forcing": true}'
 
 
 @dataclass(frozen=True, slots=True)
 class LarkGrammar:
-    """A grammar for llguidance, apart, so that it can become a part of a larger one.
+    """A grammar for llguidance, in parts, so that it can be embedded in a larger one.
 
     Attributes:
         start: The expression for a whole reply.
-        definitions: One per line, whatever `start` needs.
+        definitions: Everything that `start` needs, one per line.
     """
 
     start: str
@@ -20,5 +20,5 @@ class LarkGrammar:
 
     @property
     def text(self) -> str:
-        """The grammar on its own."""
+        """The complete grammar as text."""
         return "\n".join([_HEADER, f"start: {self.start}", *self.definitions, ""])

@@ -1,4 +1,4 @@
-"""A store that forgets the least recently used."""
+"""A cache that evicts the least recently used value."""
 
 import threading
 from collections import OrderedDict
@@ -10,7 +10,7 @@ _Value = TypeVar("_Value")
 
 
 class LastUsed(Generic[_Key, _Value]):
-    """Keeps the values of the keys that were used last; safe from any thread."""
+    """Keeps the most recently used values; thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -18,14 +18,14 @@ class LastUsed(Generic[_Key, _Value]):
         self._lock = threading.Lock()
 
     def find(self, key: _Key) -> _Value | None:
-        """Return the value of a key, and count it as used."""
+        """Return the value of a key and mark it as used."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def keep(self, key: _Key, value: _Value) -> _Value:
-        """Keep a value, drop another one if need be, and return it."""
+        """Store a value, evicting another one if full, and return it."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)

@@ -1,4 +1,4 @@
-"""Grammars that do not hold from the first token on: after a thought, or from a trigger on."""
+"""Grammars that apply only after a thought, or from a trigger on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ _SPACE = r"/\n{1,2}/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thought:
-    """How a model writes down a thought before it replies.
+    """How a model writes thoughts before its reply.
 
     Attributes:
-        starts: Texts that open one; without any, the model opens none.
-        ends: Texts that close it.
-        is_open: Whether the prompt opened it. Then it is closed before anything else comes.
-        forbidden: Texts that do not occur in one, such as openers of calls, which would end it.
-        bridge: The text after a thought, in formats of messages; elsewhere newlines.
-        answer: The text before an answer, thought or not, in such formats.
+        starts: Texts that open a thought; empty if the model opens none.
+        ends: Texts that close a thought.
+        is_open: Whether the prompt opened a thought, which then must be closed first.
+        forbidden: Texts that thoughts do not contain, such as openers of calls, which end them.
+        bridge: The text after a thought, in message formats; elsewhere newlines.
+        answer: The text before an answer, with or without a thought, in message formats.
     """
 
     starts: tuple[str, ...] = ()
@@ -33,17 +33,17 @@ class Thought:
     answer: str = ""
 
 
-def behind_thought(grammar: LarkGrammar, thought: Thought, vocabulary: Vocabulary) -> LarkGrammar:
-    """Return the grammar of replies that may begin with a thought, and must go on with one."""
+def after_thought(grammar: LarkGrammar, thought: Thought, vocabulary: Vocabulary) -> LarkGrammar:
+    """Return the grammar of replies that may start with a thought, or must finish an open one."""
     writer = GrammarWriter("thought", vocabulary)
-    behind = writer.text(thought.bridge) or f"{writer.terminal(_SPACE)}?"
+    after = writer.text(thought.bridge) or f"{writer.terminal(_SPACE)}?"
     inside = FreeText(writer, (*thought.ends, *thought.forbidden))
     if thought.is_open:
-        begin = chain(alternatives(map(inside.before, thought.ends)), behind)
+        begin = chain(alternatives(map(inside.before, thought.ends)), after)
     elif thought.starts:
         marks = product(thought.starts, thought.ends)
         thoughts = [_whole(start, end, inside, writer) for start, end in marks]
-        begin = f"({chain(alternatives(thoughts), behind)})?"
+        begin = f"({chain(alternatives(thoughts), after)})?"
     else:
         begin = ""
     body = writer.rule(grammar.start)
@@ -53,8 +53,8 @@ def behind_thought(grammar: LarkGrammar, thought: Thought, vocabulary: Vocabular
 def _whole(start: str, end: str, inside: FreeText, writer: GrammarWriter) -> str:
     """Return the expression of a thought from its start to its end.
 
-    Where both are spelled out it is one terminal: text may follow that could begin
-    with a thought too.
+    If both are spelled out it is a single terminal, because the text after it could begin with
+    a thought as well.
     """
     pieces = *writer.pieces(start), *writer.pieces(end)
     if any(isinstance(piece, int) for piece in pieces):
@@ -66,13 +66,13 @@ def _whole(start: str, end: str, inside: FreeText, writer: GrammarWriter) -> str
 def after_trigger(
     grammar: LarkGrammar, triggers: Sequence[str], vocabulary: Vocabulary
 ) -> LarkGrammar:
-    """Return the grammar of free text, up to a trigger, from which on the given grammar holds.
+    """Return the grammar of free text up to a trigger, where the given grammar takes over.
 
-    A trigger that is spelled out cannot be abandoned at its last character. The grammar must
-    read it in one piece, as all do but those of GBNF that had to be cut into characters.
+    A spelled-out trigger cannot be abandoned at its last character. The grammar must read it as
+    one terminal, as all do except GBNF that had to be split into characters.
 
     Args:
-        grammar: It begins with the triggers.
+        grammar: The grammar, which begins with the triggers.
         triggers: At least one text.
         vocabulary: Tells which of them are tokens.
     """
@@ -83,7 +83,7 @@ def after_trigger(
 
 
 def _without(words: Sequence[str], triggers: Sequence[str], writer: GrammarWriter) -> str:
-    """Return the expression of text without these words, cut wherever one of them may begin."""
+    """Return the expression of text without these words, split wherever one may begin."""
     firsts = "".join(escaped(word[0]) for word in words)
     stems = {word[:length] for word in words for length in range(1, len(word) - 1)}
     almost = (*(word[:-1] for word in words if len(word) > 1), *words)

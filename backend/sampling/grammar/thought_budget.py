@@ -1,4 +1,4 @@
-"""A reply whose thoughts are broken off when they have taken their tokens."""
+"""Cuts short the thoughts of a reply when they exhaust their token budget."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
     from backend.sampling.grammar.thought_marks import ThoughtMarks
 
-# A matcher goes back over drafts, which are shorter.
+# Matchers rewind over drafts, which are shorter.
 MAX_STEPS_BACK = 256
 _BITS_PER_WORD = 32
 _ALL_BITS = -1
 
 
 class BudgetedGrammar:
-    """A thinking budget, and the grammar of the reply if it has one; safe from any thread."""
+    """A thinking budget, and the reply's grammar if there is one; thread-safe."""
 
     def __init__(
         self, budget: ThoughtBudget, marks: ThoughtMarks, grammar: ReplyGrammar | None
     ) -> None:
-        """Put them together.
+        """Combine a budget and a grammar.
 
         Args:
-            budget: For the thoughts of one reply.
-            marks: Of the budget's texts; the vocabulary can write the end.
-            grammar: It allows a thought wherever one may begin; `None` allows everything.
+            budget: Budget for the thoughts of one reply.
+            marks: Marks of the budget's texts; the vocabulary can write the end.
+            grammar: Allows a thought wherever one may begin; `None` allows everything.
         """
         rules = grammar.parts.rules if grammar else ()
         self.parts = GrammarParts(rules=rules, budget=budget)
@@ -52,15 +52,15 @@ class BudgetedGrammar:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """How far a reply has come.
+    """The progress of a reply.
 
     Attributes:
-        is_open: Whether a thought is.
-        used: Tokens of thought.
-        held: Bytes that may belong to a mark whose rest is still to come.
-        code: Follows the content.
-        closing: Tokens that have to come next.
-        is_over: Whether no thought begins any more.
+        is_open: Whether a thought is open.
+        used: Number of thinking tokens.
+        held: Bytes that may be the beginning of a mark.
+        code: Tracks Markdown code in the content.
+        closing: Tokens that must come next.
+        is_over: Whether no more thoughts can begin.
     """
 
     is_open: bool
@@ -72,12 +72,12 @@ class _State:
 
 
 class BudgetMatcher:
-    """Says which tokens may come next in one reply; used by one thread at a time.
+    """Tells which tokens may come next in one reply; used by one thread at a time.
 
-    A thought is broken off with the tokens that close it: the rest of the end if the model has
-    begun to spell it, else the parting words, for which some of the budget is kept, and the end.
-    No thought begins for sure once the tokens are used up; one that begins all the same, because
-    its start cannot be foreseen, is closed at once.
+    A thought is cut short with the tokens that close it: the rest of the end if the model has
+    begun to spell it, otherwise the end after the parting words, for which part of the budget is
+    reserved. Once the budget is used up, tokens that certainly begin a thought are forbidden; a
+    thought that begins anyway, because its start could not be foreseen, is closed at once.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class BudgetMatcher:
         """Begin a reply.
 
         Args:
-            budget: For its thoughts.
-            marks: Of the budget's texts; the vocabulary can write the end.
-            inner: The matcher of the reply's grammar, at the start.
+            budget: Budget for its thoughts.
+            marks: Marks of the budget's texts; the vocabulary can write the end.
+            inner: Matcher of the reply's grammar, at the start.
         """
         self._tokens = budget.tokens
         self._is_first = budget.is_first
@@ -102,11 +102,11 @@ class BudgetMatcher:
 
     @property
     def error(self) -> str | None:
-        """The failure of the grammar; `None` while there is none."""
+        """The failure of the grammar, or `None`."""
         return self._inner.error if self._inner else None
 
     def consume(self, token_id: int) -> bool:
-        """Move over a token, and return whether it was allowed."""
+        """Advance by a token; return whether it was allowed."""
         state = self._states[-1]
         is_allowed = self._allows(state, token_id)
         if self._inner is not None:
@@ -135,26 +135,26 @@ class BudgetMatcher:
         return is_last or (self._inner is not None and self._inner.may_force)
 
     def forced(self) -> list[int]:
-        """Return the tokens of the only text that may come next, if there is only one."""
+        """Return the tokens of the text that must come next, or none if there is a choice."""
         if closing := self._states[-1].closing:
             return list(closing)
         forced = self._inner.forced() if self._inner else []
         return forced[: self._count_affordable(forced)]
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these tokens may come next, one after another."""
+        """Return how many of these tokens, in order, may come next."""
         count = self._count_affordable(token_ids)
         return self._inner.count_allowed(token_ids[:count]) if self._inner else count
 
     def step_back(self, count: int) -> None:
-        """Return to where it was before the latest `count` tokens, less than `MAX_STEPS_BACK`."""
+        """Undo the latest `count` tokens, fewer than `MAX_STEPS_BACK`."""
         for _ in range(count):
             self._states.pop()
         if self._inner is not None and count:
             self._inner.step_back(count)
 
     def _count_affordable(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these tokens the budget allows, whatever the grammar says."""
+        """Return how many of these tokens the budget allows, regardless of the grammar."""
         state = self._states[-1]
         for count, token_id in enumerate(token_ids):
             if not self._allows(state, token_id):
@@ -168,9 +168,9 @@ class BudgetMatcher:
         return token_id not in self._barred(state)
 
     def _barred(self, state: _State) -> tuple[int, ...]:
-        """Return the tokens for which there is nothing left.
+        """Return the tokens that the remaining budget cannot pay for.
 
-        They begin a thought, or a character that could not be completed before its end.
+        They begin a thought, or a character that could not be completed before the thought's end.
         """
         if state.is_open:
             return self._marks.cutting(max(self._most_used - state.used - 1, 0))
@@ -190,7 +190,7 @@ class BudgetMatcher:
         return state.used >= self._most_used and not state.is_over
 
     def _after(self, state: _State, token_id: int) -> _State:
-        """Return the state after a token, whether or not it was allowed."""
+        """Return the state after a token, allowed or not."""
         if state.closing and token_id == state.closing[0]:
             closing = state.closing[1:]
             used = min(state.used + 1, self._tokens)
@@ -203,7 +203,7 @@ class BudgetMatcher:
         return self._read(state, self._marks.token_bytes(token_id))
 
     def _settled(self, state: _State) -> _State:
-        """Return the state with the end that has to come next, once the grammar allows it."""
+        """Return the state with the end that must come next, once the grammar allows it."""
         settled = self._with_end(state)
         if self._inner is None or state.closing or not settled.closing:
             return settled
@@ -220,9 +220,9 @@ class BudgetMatcher:
         return replace(state, closing=(*parting, *rest))
 
     def _read(self, state: _State, text: bytes) -> _State:
-        """Return the state after a token of this text, which nothing forced."""
+        """Return the state after a token of this text that was not forced."""
         reading = _Reading(state, text, self._marks)
-        reading.go_on()
+        reading.read_all()
         is_over = self._is_first and reading.has_content
         return replace(
             state,
@@ -239,10 +239,10 @@ class _Reading:
     """Reads the text of one token.
 
     Attributes:
-        is_open: Whether a thought is.
-        held: Bytes that may belong to a mark.
-        code: Follows the content.
-        has_content: Whether anything but thoughts and space was read, or a thought has ended.
+        is_open: Whether a thought is open.
+        held: Bytes that may be part of a mark.
+        code: Tracks Markdown code in the content.
+        has_content: Whether it has read content other than thoughts and space, or a thought's end.
     """
 
     def __init__(self, state: _State, text: bytes, marks: ThoughtMarks) -> None:
@@ -256,12 +256,12 @@ class _Reading:
 
     @property
     def is_thought(self) -> bool:
-        """Whether the token is one of a thought."""
-        # A token that opens a thought may hold a line break, which is none of it.
+        """Whether the token counts as a thinking token."""
+        # A token that opens a thought may include a line break, which does not count.
         return self.is_open and (self._was_open or bool(self._rest.strip()))
 
-    def go_on(self) -> None:
-        """Read all of it."""
+    def read_all(self) -> None:
+        """Read the whole text."""
         while True:
             place, mark = _first(self._awaited, self.held)
             if not mark:
@@ -294,7 +294,7 @@ class _Reading:
 
 
 def _first(marks: Sequence[bytes], text: bytes) -> tuple[int, bytes]:
-    """Return the place of the first mark in a text, and the longest mark there."""
+    """Return the position of the first mark in a text, and the longest mark there."""
     places = [(text.find(mark), -len(mark), mark) for mark in marks if mark in text]
     place, _, mark = min(places, default=(0, 0, b""))
     return place, mark

@@ -1,4 +1,4 @@
-"""The marks around a model's thoughts, in the tokens of its vocabulary."""
+"""The marks around a model's thoughts, as tokens of its vocabulary."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 _CONTINUATION, _LEAD = 0x80, 0xC0
-# The bytes of a character, by its first one.
+# Bytes per character, by its first byte.
 _LEADS = ((4, 0xF0), (3, 0xE0), (2, 0xC0))
 _MOST_MISSING = 3
 
 
 class SpellingTokenizer(Protocol):
-    """A tokenizer that tells the bytes of its tokens."""
+    """A tokenizer that knows the bytes of its tokens."""
 
     @property
     def added_texts(self) -> Mapping[int, str]:
@@ -28,24 +28,24 @@ class SpellingTokenizer(Protocol):
         """Return the tokens of a text."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token; nothing for an id without one."""
+        """Return the bytes of a token; empty for an id without one."""
 
 
 class ThoughtMarks:
-    """How the tokens of one model spell starts and ends of thoughts; safe from any thread.
+    """How a model's tokens spell the starts and ends of thoughts; thread-safe.
 
     Attributes:
-        texts: The texts.
-        starts: Those that open a thought, in bytes.
-        ends: Those that close one.
+        texts: The thought texts.
+        starts: Texts that open a thought, in bytes.
+        ends: Texts that close a thought, in bytes.
     """
 
     def __init__(self, texts: ThoughtTexts, tokenizer: SpellingTokenizer, vocab_size: int) -> None:
-        """Take the texts.
+        """Store the texts.
 
         Args:
             texts: At least one start and one end.
-            tokenizer: Of the model.
+            tokenizer: The model's tokenizer.
             vocab_size: Width of the model's logits.
         """
         self.starts = tuple(text.encode() for text in texts.starts)
@@ -62,18 +62,18 @@ class ThoughtMarks:
 
     @cached_property
     def end(self) -> tuple[int, ...]:
-        """The tokens of the usual end; empty where the vocabulary cannot write it."""
+        """Tokens of the default end; empty if the vocabulary cannot write it."""
         return self._spelled(self.ends[0])
 
     @cached_property
     def parting(self) -> tuple[int, ...]:
-        """The tokens of the words before an end that comes early; empty where there are none."""
+        """Tokens of the words before an early end; empty if there are none."""
         return self._spelled(self.texts.parting.encode())
 
     def rest_of_end(self, thought: bytes) -> tuple[int, ...]:
-        """Return the tokens that complete an end which a thought has begun with its last bytes.
+        """Return the tokens that complete an end whose beginning concludes the thought.
 
-        An end that is one token is not completed but written whole.
+        An end that is a single token is not completed but written in full.
         """
         end = self.ends[0]
         begun = next((n for n in range(len(end) - 1, 0, -1) if thought.endswith(end[:n])), 0)
@@ -82,21 +82,21 @@ class ThoughtMarks:
         return self._rests.get(begun, ()) or self.end
 
     def barred(self, content: bytes) -> tuple[int, ...]:
-        """Return the tokens after which a thought would begin for sure, if content ends like this.
+        """Return the tokens that certainly begin a thought after this content.
 
-        These are starts that are one token and, where a format announces every part of a reply, the
-        first token that tells a thought from any other part.
+        These are starts that are one token and, in formats that announce every part of a reply, the
+        first token that sets a thought apart from other parts.
         """
         if content not in self._barred:
             self._barred[content] = tuple(sorted(set(self._beginnings(content))))
         return self._barred[content]
 
     def prepare(self) -> None:
-        """Read the vocabulary; takes a tenth of a second where there are 150,000 tokens."""
+        """Read the vocabulary; takes 0.1 s for 150,000 tokens."""
         _ = self._ids, self._cutting, self.end, self.parting
 
     def cutting(self, left: int) -> tuple[int, ...]:
-        """Return the tokens that end in a character of which more than `left` bytes are missing."""
+        """Return the tokens that end in a character with more than `left` bytes missing."""
         return self._cutting[left] if left < len(self._cutting) else ()
 
     def _beginnings(self, content: bytes) -> Iterator[int]:
@@ -112,7 +112,7 @@ class ThoughtMarks:
                         yield token_id
 
     def _rest(self, begun: int) -> tuple[int, ...]:
-        """Return the tokens of the end but for its first bytes; none if those cut a marker."""
+        """Return the tokens of the end without its first bytes; none if that cuts a marker."""
         stop = 0
         for index, token_id in enumerate(self.end):
             if stop == begun:
@@ -123,7 +123,7 @@ class ThoughtMarks:
         return self._spelled(self.ends[0][begun:])
 
     def _spelled(self, text: bytes) -> tuple[int, ...]:
-        """Return the tokens of a text as the tokenizer writes it, or else the longest ones."""
+        """Return the tokenizer's tokens for a text, or failing that the longest tokens."""
         try:
             ids = self._tokenizer.encode(text.decode(), adds_special=False)
         except UnicodeDecodeError:
@@ -179,7 +179,7 @@ def _missing(text: bytes) -> int:
 
 
 def _shared(first: bytes, second: bytes) -> int:
-    """Return how many bytes two texts have in common at their start."""
+    """Return the length of the common prefix of two texts, in bytes."""
     return next(
         (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),

@@ -1,4 +1,4 @@
-"""The tokens of a model, as grammars need them."""
+"""A model's tokens, in the form that grammars need."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class TokenTexts(Protocol):
         """Texts of tokens that are never spelled out, by id."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token; nothing for an id without one."""
+        """Return the bytes of a token; empty for an id without one."""
 
 
 class Vocabulary:
-    """The tokens of one model, as llguidance wants them; made once, then shared by all threads.
+    """A model's tokens in llguidance's form; made once and shared by all threads.
 
-    Making it takes a second or two where there are 150,000 tokens.
+    Takes one to two seconds to make for 150,000 tokens.
 
     Attributes:
-        tokenizer: For llguidance.
+        tokenizer: Tokenizer for llguidance.
         markers: Texts that are one token and never spelled out: added tokens.
         eos_ids: Tokens that end a reply.
-        characters: Those that can be written, byte by byte if need be.
+        characters: Characters that can be written, byte by byte if necessary.
         mask_words: Length of a row of int32 with one bit per token.
     """
 
@@ -85,7 +85,7 @@ class Vocabulary:
         """Return the vocabulary of a loaded model.
 
         Raises:
-            GrammarError: No token ends a reply of this model.
+            GrammarError: The model has no token that ends a reply.
         """
         if not card.eos_token_ids:
             raise GrammarError("no token ends a reply of this model")
@@ -97,14 +97,14 @@ class Vocabulary:
         )
 
     def token_id(self, token: int | str) -> int | None:
-        """Return the id of a token that is given by id or by text; `None` if there is none."""
+        """Return the id of a token given by id or text, or `None` if there is none."""
         if isinstance(token, str):
             return self.markers.get(token)
         return token if token < self._size else None
 
 
 class _Tokens:
-    """The shape in which llguidance takes a tokenizer."""
+    """Implements the tokenizer interface that llguidance expects."""
 
     bos_token_id = None
 
@@ -114,12 +114,12 @@ class _Tokens:
         self.eos_token_id = eos_id
 
     def __call__(self, _text: bytes | str) -> list[int]:
-        """Tokenize nothing: only forced text would be, and no grammar here forces any."""
+        """Tokenize nothing: llguidance needs it only for forced text, which no grammar here has."""
         return []
 
 
 def _writable(alphabet: Collection[int]) -> CharSet:
-    """Return the characters whose UTF-8 is made of these bytes."""
+    """Return the characters whose UTF-8 consists of these bytes."""
     written = CharSet.of((byte, byte) for byte in alphabet if byte < 0x80)
     continuations = [byte & 0x3F for byte in alphabet if byte & 0xC0 == 0x80]
     last_bytes = CharSet.of((bits, bits) for bits in continuations).ranges
@@ -132,6 +132,6 @@ def _writable(alphabet: Collection[int]) -> CharSet:
             (s << 6 | low, s << 6 | high) for s in starts for low, high in last_bytes
         )
         written |= spelled & spellable
-    if len(written.ranges) > _MAX_RANGES:  # as good as any, and cheap to write down
+    if len(written.ranges) > _MAX_RANGES:  # as good as all characters, and cheaper to write
         return (written & _ASCII) | ~_ASCII
     return written

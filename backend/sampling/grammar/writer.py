@@ -1,4 +1,4 @@
-"""Grammars written piece by piece: texts in which markers stand, tokens, named definitions."""
+"""Builds grammars from text with markers, tokens and named definitions."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,24 +12,24 @@ from backend.sampling.grammar.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A part of a grammar that is written down already."""
+    """A finished part of a grammar."""
 
     lark: str
 
 
-# A text that is spelled out, a token, or anything else.
+# Text to spell out, a token id, or anything else.
 Piece: TypeAlias = str | int | Expression
 
 
 class GrammarWriter:
-    """Collects definitions, each under a name of its own, and equal ones under the same name."""
+    """Collects definitions, giving each a name; equal definitions share one."""
 
     def __init__(self, prefix: str, vocabulary: Vocabulary) -> None:
         """Begin a grammar.
 
         Args:
-            prefix: The beginning of names, in lower case; grammars that are to become one need
-                different ones.
+            prefix: Lower-case prefix of all names; grammars to be combined need different
+                prefixes.
             vocabulary: Tells which texts are tokens.
         """
         self.vocabulary = vocabulary
@@ -39,19 +39,19 @@ class GrammarWriter:
         self._pieces: dict[str, tuple[Piece, ...]] = {}
 
     def rule(self, body: str) -> str:
-        """Define a rule for the parser, and return its name."""
+        """Define a parser rule and return its name."""
         return self._define(self._prefix, body)
 
     def lazy_rule(self, terminal: str) -> str:
-        """Define a terminal that ends as soon as it may, and return its name."""
+        """Define a terminal that ends as soon as possible, and return its name."""
         return self._define(self._prefix, terminal, "[lazy]")
 
     def terminal(self, body: str) -> str:
-        """Define a terminal, which the lexer reads as long as it can be, and return its name."""
+        """Define a terminal, which the lexer matches greedily, and return its name."""
         return self._define(self._prefix.upper(), body)
 
     def recursive_rule(self, key: str, body: Callable[[], str]) -> str:
-        """Define a rule whose body may refer to the rule itself, and return its name."""
+        """Define a rule whose body may refer to itself, and return its name."""
         is_new = key not in self._names
         name = self._name(self._prefix, key)
         if is_new:
@@ -59,26 +59,26 @@ class GrammarWriter:
         return name
 
     def grammar(self, start: str, definitions: Iterable[str] = ()) -> LarkGrammar:
-        """Return the grammar that begins with an expression.
+        """Return the grammar that starts with an expression.
 
         Args:
             start: The expression.
-            definitions: Further definitions that it needs.
+            definitions: Additional definitions that it needs.
         """
         return LarkGrammar(start, (*self._lines.values(), *definitions))
 
     def pieces(self, text: str) -> tuple[Piece, ...]:
-        """Return a text of a format as the model writes it: with markers as tokens."""
+        """Split a format's text as the model writes it, with markers as tokens."""
         if text not in self._pieces:
             self._pieces[text] = tuple(_split(text, self.vocabulary.markers))
         return self._pieces[text]
 
     def text(self, text: str) -> str:
-        """Return the expression of a text of a format."""
+        """Return the expression of a format's text."""
         return sequence(self.pieces(text))
 
     def last_text(self, text: str) -> str:
-        """Return the expression of a text at the end, where an end token may stand for it."""
+        """Return the expression of a final text, which an end token may replace."""
         pieces = self.pieces(text)
         return sequence(piece for piece in pieces if piece not in self.vocabulary.eos_ids)
 
@@ -92,7 +92,7 @@ class GrammarWriter:
 
 
 def sequence(pieces: Iterable[Piece]) -> str:
-    """Return the expression of pieces, one after the other; texts that meet become one."""
+    """Return the expression of consecutive pieces; adjacent texts are joined."""
     written: list[str] = []
     for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, str)):
         if is_text:
@@ -103,18 +103,18 @@ def sequence(pieces: Iterable[Piece]) -> str:
 
 
 def chain(*expressions: str) -> str:
-    """Return expressions, one after the other; empty ones are left out."""
+    """Return the concatenation of expressions; skips empty ones."""
     return " ".join(filter(None, expressions))
 
 
 def alternatives(expressions: Iterable[str]) -> str:
-    """Return the expression of one of these; an empty one is nothing."""
+    """Return the expression of any one of these; an empty one stands for empty text."""
     different = [expression or '""' for expression in dict.fromkeys(expressions)]
     return different[0] if len(different) == 1 else f"({' | '.join(different)})"
 
 
 def repeated(expression: str, least: int, most: int | None) -> str:
-    """Return an expression so many times, without a limit if `most` is none."""
+    """Return an expression repeated `least` to `most` times; `None` means no limit."""
     match least, most:
         case _, 0:
             return ""
@@ -128,12 +128,12 @@ def repeated(expression: str, least: int, most: int | None) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a terminal; an empty one is nothing."""
+    """Return a text as a quoted terminal; an empty text gives an empty expression."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def escaped(text: str) -> str:
-    """Return a text as a part of a regular expression."""
+    """Return a text escaped for a regular expression."""
     return "".join(f"\\x{{{ord(character):X}}}" for character in text)
 
 
@@ -142,7 +142,7 @@ def _written(piece: Piece) -> str:
 
 
 def _split(text: str, markers: Mapping[str, int]) -> Iterator[Piece]:
-    """Yield texts and markers, the first marker first, the longest of those that begin there."""
+    """Yield texts and markers in order; of markers at one position, the longest."""
     while text:
         found = [(text.find(marker), -len(marker), marker) for marker in markers if marker in text]
         begin, _, marker = min((place for place in found if place[2]), default=(len(text), 0, ""))

@@ -10,7 +10,7 @@ from tool_walks import TinyVocabulary
 
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.thought import Thought, behind_thought
+from backend.sampling.grammar.thought import Thought, after_thought
 from backend.sampling.grammar.tools.grammar import tool_grammar
 from backend.sampling.grammar.tools.rule import CallRule
 
@@ -24,7 +24,7 @@ CALLS = tool_grammar(
 )
 GRAMMARS = {
     "schema": schema_to_lark(SCHEMA),
-    "calls": behind_thought(CALLS, Thought(starts=("<think>",), ends=("</think>",)), VOCABULARY),
+    "calls": after_thought(CALLS, Thought(starts=("<think>",), ends=("</think>",)), VOCABULARY),
 }
 
 

@@ -1,4 +1,4 @@
-"""Grammars behind a thought, and from a trigger on."""
+"""Grammars after a thought, and from a trigger on."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ from tool_walks import TinyVocabulary, is_whole, walk
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.thought import Thought, after_trigger, behind_thought
+from backend.sampling.grammar.thought import Thought, after_thought, after_trigger
 from backend.sampling.grammar.tools.grammar import tool_grammar
 from backend.sampling.grammar.tools.rule import CallRule
 
@@ -39,7 +39,7 @@ def test_a_model_may_think_before_it_follows_the_grammar(vocabulary):
         "<think>a</think>b</think>true",
         "<think>a</think>" + "\n" * 9 + "true",
     ]
-    grammar = behind_thought(BOOLEAN, Thought(**THINK), vocabulary)
+    grammar = after_thought(BOOLEAN, Thought(**THINK), vocabulary)
     assert accepted(grammar, vocabulary, good + bad) == good
 
 
@@ -47,7 +47,7 @@ def test_a_model_may_think_before_it_follows_the_grammar(vocabulary):
 def test_a_thought_that_the_prompt_opened_is_closed_once(vocabulary):
     good = ["</think>true", "a thought\n</think>\n\ntrue", "true</think>false"]
     bad = ["true", "a</think>b</think>true", "<think>a</think>b", "a"]
-    grammar = behind_thought(BOOLEAN, Thought(**THINK, is_open=True), vocabulary)
+    grammar = after_thought(BOOLEAN, Thought(**THINK, is_open=True), vocabulary)
     assert accepted(grammar, vocabulary, good + bad) == good
 
 
@@ -56,7 +56,7 @@ def test_a_thought_holds_none_of_what_would_end_it(vocabulary):
     grammar = tool_grammar(tool_format("hermes_json"), TOOLS, REQUIRED, vocabulary)
     thought = Thought(**THINK, forbidden=("<tool_call>",))
     texts = [f"<think>a</think>\n{CALL}", CALL, f"<think>a {CALL}</think>{CALL}"]
-    assert accepted(behind_thought(grammar, thought, vocabulary), vocabulary, texts) == texts[:2]
+    assert accepted(after_thought(grammar, thought, vocabulary), vocabulary, texts) == texts[:2]
 
 
 @both_vocabularies
@@ -68,9 +68,9 @@ def test_text_may_follow_a_thought_where_calls_are_free(vocabulary):
         f"<think>a</think>\n\nHello.\n{CALL}",
         f"<think>a</think>{CALL}\n{CALL}",
     ]
-    behind = behind_thought(grammar, Thought(**THINK), vocabulary)
+    after = after_thought(grammar, Thought(**THINK), vocabulary)
     wrong = [text.replace("clock", "watch") for text in texts[2:]]
-    assert accepted(behind, vocabulary, texts + wrong) == texts
+    assert accepted(after, vocabulary, texts + wrong) == texts
 
 
 def test_a_model_of_messages_answers_on_the_final_channel():
@@ -85,7 +85,7 @@ def test_a_model_of_messages_answers_on_the_final_channel():
     answer = "<|channel|>final<|message|>true"
     analysis = "<|channel|>analysis<|message|>true?<|end|><|start|>assistant"
     texts = [answer, analysis + answer, "true", analysis + "true"]
-    assert accepted(behind_thought(BOOLEAN, thought, vocabulary), vocabulary, texts) == texts[:2]
+    assert accepted(after_thought(BOOLEAN, thought, vocabulary), vocabulary, texts) == texts[:2]
 
 
 def test_a_model_of_messages_thinks_before_a_call_it_must_make():
@@ -96,9 +96,9 @@ def test_a_model_of_messages_thinks_before_a_call_it_must_make():
         starts=("<|channel|>analysis<|message|>",), ends=("<|end|>",), bridge="<|start|>assistant"
     )
     analysis = "<|channel|>analysis<|message|>A note?<|end|><|start|>assistant"
-    behind = behind_thought(grammar, thought, vocabulary)
+    after = after_thought(grammar, thought, vocabulary)
     texts = [harmony.none, analysis + harmony.none, analysis]
-    assert accepted(behind, vocabulary, texts) == texts[:2]
+    assert accepted(after, vocabulary, texts) == texts[:2]
 
 
 def test_a_model_of_messages_may_think_speak_call_or_answer():
@@ -148,7 +148,7 @@ def test_whatever_is_allowed_is_a_thought_and_then_calls(vocabulary, is_open):
     random = Random(5)
     thought = Thought(**THINK, is_open=is_open, forbidden=("<tool_call>",))
     grammar = tool_grammar(tool_format("hermes_json"), TOOLS, REQUIRED, vocabulary)
-    compiled = GrammarCompiler(vocabulary).compile(behind_thought(grammar, thought, vocabulary))
+    compiled = GrammarCompiler(vocabulary).compile(after_thought(grammar, thought, vocabulary))
     tail = "<|im_start|>assistant\n" + "<think>\n" * is_open
     schemas = {offered.name: offered.parameters for offered in TOOLS}
     family = named_format("hermes_json", "think")

@@ -14,7 +14,7 @@ from backend.output.format import thought_texts
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.thought import Thought, behind_thought
+from backend.sampling.grammar.thought import Thought, after_thought
 from backend.sampling.grammar.thought_budget import BudgetedGrammar
 from backend.sampling.grammar.thought_marks import ThoughtMarks
 
@@ -338,7 +338,7 @@ def babble_ahead(matcher, vocabulary, random):
 def test_the_grammar_begins_after_a_thought_that_was_broken_off(vocabulary, is_open):
     random = Random(3)
     thought = Thought(starts=("<think>",), ends=("</think>",), is_open=is_open)
-    rule = behind_thought(schema_to_lark('{"type":"boolean"}'), thought, vocabulary)
+    rule = after_thought(schema_to_lark('{"type":"boolean"}'), thought, vocabulary)
     compiled = GrammarCompiler(vocabulary).compile(rule)
     for tokens in (0, 1, 2, 7):
         grammar = guided(
@@ -368,7 +368,7 @@ def test_a_grammar_that_does_not_know_the_thought_wins():
 @both_vocabularies
 def test_no_character_is_cut_by_the_end_of_a_budget(vocabulary):
     thought = Thought(starts=("<think>",), ends=("</think>",), is_open=True)
-    rule = behind_thought(schema_to_lark('{"type":"boolean"}'), thought, vocabulary)
+    rule = after_thought(schema_to_lark('{"type":"boolean"}'), thought, vocabulary)
     compiled = GrammarCompiler(vocabulary).compile(rule)
     random = Random(6)
     for tokens in range(1, 20):

@@ -1,1 +1,1 @@
-"""GBNF to grammars for llguidance."""
+"""Translates GBNF to grammars for llguidance."""

@@ -1,7 +1,7 @@
 """A GBNF grammar as data.
 
-The form is flat: a group is a rule of its own, named after the rule that holds it. Nothing nests,
-so whatever walks a grammar is a loop, and no text can make it run out of stack.
+It is flat: a group becomes a rule of its own, named after the rule that contains it. Nothing
+nests, so code that walks a grammar uses loops, and no input can exhaust the stack.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,14 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Whatever a rule derives."""
+    """Text derived by another rule."""
 
     rule: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenReference:
-    """One token, by its id or by its text in angle brackets; or any other token."""
+    """One token, by id or by text in angle brackets; or any other token."""
 
     token: int | str
     is_negated: bool
@@ -37,11 +37,11 @@ Atom = Literal | CharSet | Reference | TokenReference
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An atom with a count.
+    """An atom with a repeat count.
 
     Attributes:
-        most: `None` is without end.
-        at: Where it stands in the grammar's text.
+        most: `None` means no limit.
+        at: Offset in the grammar's text.
     """
 
     atom: Atom
@@ -55,11 +55,11 @@ Alternative = tuple[Item, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The derivations of a name.
+    """The alternatives of a name.
 
     Attributes:
         is_group: Whether it was written as a group inside another rule.
-        at: Where it stands in the grammar's text.
+        at: Offset in the grammar's text.
     """
 
     alternatives: tuple[Alternative, ...]
@@ -67,7 +67,7 @@ class Rule:
     at: int = field(default=0, compare=False)
 
     def references(self) -> Iterator[tuple[str, Item]]:
-        """Yield the rules that are referred to, with the items that do so."""
+        """Yield the names of referenced rules, each with the referring item."""
         for alternative in self.alternatives:
             for item in alternative:
                 if isinstance(item.atom, Reference):

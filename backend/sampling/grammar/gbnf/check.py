@@ -1,7 +1,7 @@
-"""Checks of a grammar: it is complete, finite to expand, and not too large.
+"""Checks that a grammar is complete, finite to expand, and not too large.
 
-llguidance crashes on deep chains of references and takes seconds over texts that double or that
-are optional in long rows; see `longest_chain`, `_expanded_lengths` and `_optional_cost`.
+llguidance crashes on deep chains of references, and takes seconds for texts that double or for
+long rows of optional items; see `longest_chain`, `_expanded_lengths` and `_optional_cost`.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ from backend.sampling.grammar.vocabulary import Vocabulary
 MAX_CHAIN = 500
 MAX_LEVELS = 2000
 MAX_EXPANDED_CHARACTERS = 1 << 17
-# Rows of optional items cost their length squared.
+# A row of optional items costs its length squared.
 MAX_OPTIONAL_COST = 1_000_000
 
 
 def require_defined(rules: Rules, cursor: Cursor) -> None:
-    """Refuse a grammar without a root, or with a name that no rule has.
+    """Refuse a grammar without a root, or with an undefined name.
 
     Raises:
-        GrammarError: It has; the message says where.
+        GrammarError: It is incomplete; the message says where.
     """
     named = ((item.at, name) for rule in rules.values() for name, item in rule.references())
     if missing := [(at, name) for at, name in named if name not in rules]:
@@ -44,7 +44,7 @@ def require_defined(rules: Rules, cursor: Cursor) -> None:
 
 
 def require_tokens(rules: Rules, cursor: Cursor, vocabulary: Vocabulary) -> None:
-    """Refuse references to tokens that the model does not have.
+    """Refuse references to tokens outside the vocabulary.
 
     Raises:
         GrammarSyntaxError: There is one; the message says where.
@@ -59,10 +59,10 @@ def require_tokens(rules: Rules, cursor: Cursor, vocabulary: Vocabulary) -> None
 
 
 def require_finite(rules: Rules, cursor: Cursor) -> None:
-    """Refuse left recursion, and endless repetition of empty text.
+    """Refuse left recursion and endless repetition of empty text.
 
     Raises:
-        GrammarSyntaxError: There is some; the message says where.
+        GrammarSyntaxError: There is one of these; the message says where.
     """
     nullable = nullable_rules(rules)
     corners = {name: _left_corners(rules[name].alternatives, nullable) for name in rules}
@@ -77,7 +77,7 @@ def require_finite(rules: Rules, cursor: Cursor) -> None:
 
 
 def require_bounded(rules: Rules) -> None:
-    """Refuse a grammar that would crash llguidance, or keep it busy for long.
+    """Refuse a grammar that would crash llguidance or keep it busy for long.
 
     Raises:
         GrammarError: The grammar is too large in some respect.
@@ -95,7 +95,7 @@ def require_bounded(rules: Rules) -> None:
 
 
 def _left_corners(alternatives: tuple[Alternative, ...], nullable: set[str]) -> set[str]:
-    """Return the rules that may stand at the very start."""
+    """Return the rules that may come first in a text."""
     corners: set[str] = set()
     for alternative in alternatives:
         for item in alternative:
@@ -107,10 +107,10 @@ def _left_corners(alternatives: tuple[Alternative, ...], nullable: set[str]) -> 
 
 
 def _expanded_lengths(rules: Rules, edges: Mapping[str, list[str]]) -> dict[str, int]:
-    """Return how many characters each rule spells when sequences in sequences are written out.
+    """Return the length of each rule's text, in characters, with nested sequences expanded.
 
-    The library joins sequences, so a chain of rules that each hold the next one twice doubles.
-    Alternatives and repetitions keep it from doing so.
+    llguidance joins sequences, so in a chain of rules that each use the next one twice the text
+    doubles at every step. Alternatives and repetitions prevent that.
     """
     lengths: dict[str, int] = {}
     for component in components(edges):
@@ -135,7 +135,7 @@ def _expanded_length(item: Item, lengths: Mapping[str, int]) -> int:
 
 
 def _optional_cost(rules: Rules, lengths: Mapping[str, int]) -> int:
-    """Return the sum of the squared lengths of rows of items that may all be left out."""
+    """Return the sum of the squared lengths of rows of optional items."""
     nullable = nullable_rules(rules)
     cost = 0
     for rule in rules.values():
@@ -146,5 +146,5 @@ def _optional_cost(rules: Rules, lengths: Mapping[str, int]) -> int:
 
 
 def _written(name: str) -> str:
-    """Return the name of the rule in which a group stands."""
+    """Return the name of the rule that contains a group."""
     return name.partition("#")[0]

@@ -1,4 +1,4 @@
-"""Tell rules that derive something from those that derive nothing."""
+"""Finds the rules that derive any text at all."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from backend.sampling.grammar.gbnf.ast import Atom, Item, Literal, Reference, Ru
 
 
 def derivable(rules: Rules, holds: Callable[[Atom], bool]) -> set[str]:
-    """Return the rules that derive something made only of atoms for which `holds`.
+    """Return the rules that derive a text made only of atoms for which `holds` is true.
 
-    Items that may be left out count as left out. Each reference is looked at once.
+    Optional items are taken as absent. Each reference is visited once.
     """
     waiting: defaultdict[str, list[tuple[str, set[str]]]] = defaultdict(list)
     found: set[str] = set()
@@ -37,12 +37,12 @@ def derivable(rules: Rules, holds: Callable[[Atom], bool]) -> set[str]:
 
 
 def nullable_rules(rules: Rules) -> set[str]:
-    """Return the rules that derive the empty text."""
+    """Return the rules that derive empty text."""
     return derivable(rules, lambda atom: atom == Literal(""))
 
 
 def may_be_empty(item: Item, nullable: set[str]) -> bool:
-    """Return whether the item derives the empty text, given the rules that do."""
+    """Return whether the item derives empty text, given the nullable rules."""
     match item.atom:
         case Reference(name):
             return not item.least or name in nullable

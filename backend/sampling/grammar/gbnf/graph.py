@@ -1,4 +1,4 @@
-"""Who refers to whom: cycles and chains, in loops rather than recursion."""
+"""The reference graph of rules: cycles and chains, computed with loops, not recursion."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -6,12 +6,12 @@ Edges = Mapping[str, Collection[str]]
 
 
 def components(edges: Edges) -> list[list[str]]:
-    """Return the strongly connected components, each after those that it points to.
+    """Return the strongly connected components, each after its successors.
 
     Kosaraju's algorithm, as in Aho, Hopcroft, Ullman: Data Structures and Algorithms (1983).
 
     Args:
-        edges: Every node with its successors; those are nodes too.
+        edges: Successors of every node, which are nodes too.
     """
     seen: set[str] = set()
     finished = [node for start in edges for node in _visited(start, edges, seen)]
@@ -25,18 +25,18 @@ def components(edges: Edges) -> list[list[str]]:
 
 
 def reachable(starts: Iterable[str], edges: Edges) -> set[str]:
-    """Return the nodes on paths from `starts`, these included."""
+    """Return the nodes reachable from `starts`, including these."""
     seen: set[str] = set()
     return {node for start in starts for node in _visited(start, edges, seen)}
 
 
 def is_cycle(component: Collection[str], edges: Edges) -> bool:
-    """Return whether the nodes of a component can reach themselves."""
+    """Return whether a component contains a cycle."""
     return len(component) > 1 or any(node in edges[node] for node in component)
 
 
 def longest_chain(edges: Edges, weights: Mapping[str, int]) -> int:
-    """Return the greatest weight along a path, where a cycle weighs what all its nodes weigh."""
+    """Return the greatest weight of a path; a cycle counts with the weight of all its nodes."""
     heaviest: dict[str, int] = {}
     for component in components(edges):
         beyond = {target for node in component for target in edges[node]} - set(component)
@@ -47,7 +47,7 @@ def longest_chain(edges: Edges, weights: Mapping[str, int]) -> int:
 
 
 def _visited(start: str, edges: Edges, seen: set[str]) -> Iterator[str]:
-    """Walk depth first over nodes not `seen`; yield a node after those that it points to."""
+    """Walk depth first over nodes not in `seen`; yield each node after its successors."""
     if start in seen:
         return
     seen.add(start)

@@ -1,8 +1,8 @@
-"""Write GBNF rules in llguidance's variant of Lark.
+"""Writes GBNF rules in llguidance's variant of Lark.
 
-A definition holds no parentheses: whatever would need them is a definition of its own. Names are
-numbered in the order in which the root leads to them, so grammars that differ in the names or in
-the order of their rules give the same text.
+A definition contains no parentheses: a group becomes a definition of its own. Names are
+numbered in the order in which they are reached from the root, so grammars that differ only in
+rule names or rule order produce the same text.
 """
 
 import json
@@ -26,13 +26,13 @@ _PRINTABLE = CharSet.of([(0x20, 0x7E)])
 
 
 def write_lark(rules: Rules, terminals: Collection[Item], vocabulary: Vocabulary) -> LarkGrammar:
-    """Return the grammar of the root.
+    """Return the grammar of the root rule.
 
     Args:
-        rules: All that the root needs.
-        terminals: Items to be read by the lexer in one piece, with all that they refer to; they
-            hold neither recursion nor tokens. The rest is left to the parser.
-        vocabulary: Gives ids to tokens.
+        rules: All rules that the root needs.
+        terminals: Items that the lexer reads in one piece, with everything that they refer to;
+            they contain neither recursion nor tokens. The parser handles the rest.
+        vocabulary: Maps tokens to ids.
     """
     writer = _Writer(rules, terminals, vocabulary)
     start = writer.phrase(Item(Reference(ROOT)))
@@ -40,7 +40,7 @@ def write_lark(rules: Rules, terminals: Collection[Item], vocabulary: Vocabulary
 
 
 class _Writer:
-    """Writes definitions, and those that they refer to after them.
+    """Writes definitions, followed by those that they refer to.
 
     The parser reads phrases, named r1, r2, ...; the lexer reads terminals, T1, T2, ...
     """

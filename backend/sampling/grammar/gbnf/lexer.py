@@ -1,4 +1,4 @@
-"""The characters of a GBNF text: space and comments, names, numbers, escapes, positions.
+"""Reads the lexical elements of GBNF: space, comments, names, numbers, escapes.
 
 The dialect is that of llama.cpp's `src/llama-grammar.cpp`.
 """
@@ -19,7 +19,7 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"} | {c: c for c in '\\"[]-'}
 
 
 class Cursor:
-    """A place in a text, moved by whoever reads it.
+    """A reading position in a text.
 
     Attributes:
         at: Offset of the next character.
@@ -30,7 +30,7 @@ class Cursor:
         self.at = 0
 
     def error(self, problem: str, at: int | None = None) -> GrammarSyntaxError:
-        """Return the error for the character at `at`, or for the next one."""
+        """Return an error for the character at `at`, or for the next one."""
         before = self.text[: self.at if at is None else at]
         breaks = list(_LINE_BREAK.finditer(before))
         line_start = breaks[-1].end() if breaks else 0
@@ -42,19 +42,19 @@ class Cursor:
         return self.text[self.at : self.at + 1]
 
     def take(self, expected: str) -> bool:
-        """Move over `expected` if it comes next, and say whether it did."""
+        """Move past `expected` if it comes next; return whether it did."""
         found = self.text.startswith(expected, self.at)
         self.at += len(expected) if found else 0
         return found
 
     def require(self, expected: str) -> None:
-        """Move over `expected`, which must come next."""
+        """Move past `expected`, which must come next."""
         if not self.take(expected):
             found = repr(self.next) if self.next else "the end"
             raise self.error(f"expected {expected!r}, found {found}")
 
     def skip_space(self, *, newlines: bool) -> None:
-        """Move over blanks and comments, and over line breaks if they mean nothing here."""
+        """Move past blanks and comments, and past line breaks if `newlines` is set."""
         pattern = _SPACE_AND_LINES if newlines else _SPACE
         self._match(pattern)
 
@@ -69,17 +69,17 @@ class Cursor:
     def integer(self) -> int:
         """Read a decimal number."""
         digits = self._match(_DIGITS) or self._fail("expected a number")
-        # Longer numbers are beyond every limit, and Python refuses very long ones.
+        # Longer numbers exceed every limit, and Python refuses very long ones.
         return int(digits.lstrip("0")[:20] or "0")
 
     def plain_text(self) -> str:
-        """Read the characters of a literal up to an escape or its end."""
+        """Read the characters of a literal up to an escape or the end."""
         return self._match(_PLAIN_TEXT)
 
     def character(self) -> int:
-        r"""Read a character of a literal or a class, and return its code point.
+        r"""Read a character of a literal or a class; return its code point.
 
-        A code point written as `\u` may be a surrogate, which no text holds.
+        A code point written as `\u` may be a surrogate, which never occurs in text.
         """
         if not self.next:
             self._fail("the grammar ends too early")

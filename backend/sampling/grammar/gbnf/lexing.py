@@ -1,7 +1,7 @@
-"""When may a recursive grammar be cut into terminals?
+"""Decides when a recursive grammar can be split into terminals.
 
-llguidance reads the longest terminal, and never looks back. That is exact if no character that
-may come after a terminal could also make it, or another one, longer.
+llguidance matches the longest terminal and never backtracks. That is exact if no character
+that may follow a terminal could also extend it, or turn it into another one.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -28,7 +28,7 @@ _Key = TypeVar("_Key")
 
 
 def terminals(rules: Rules, regular: Collection[str]) -> frozenset[Item]:
-    """Return the items of irregular rules that are regular themselves."""
+    """Return the items of irregular rules that are themselves regular."""
     return frozenset(
         item
         for name, rule in rules.items()
@@ -40,13 +40,13 @@ def terminals(rules: Rules, regular: Collection[str]) -> frozenset[Item]:
 
 
 def cuts_are_certain(rules: Rules, irregular: Collection[str], pieces: Collection[Item]) -> bool:
-    """Return whether reading the longest of `pieces` is provably right, wherever they meet.
+    """Return whether the longest match of `pieces` is provably right wherever they meet.
 
-    Too large a grammar counts as uncertain.
+    A grammar that is too large counts as uncertain.
 
     Args:
         rules: All rules.
-        irregular: Those that are made of pieces and of one another.
+        irregular: Rules made of pieces and of one another.
         pieces: The terminals.
     """
     items = sum(len(alternative) for rule in rules.values() for alternative in rule.alternatives)
@@ -66,7 +66,7 @@ def cuts_are_certain(rules: Rules, irregular: Collection[str], pieces: Collectio
 
 
 class _Neighbours:
-    """Which classes of characters may begin an item, and which may come after it."""
+    """Tells which classes of characters may begin an item, and which may follow it."""
 
     def __init__(self, rules: Rules, classes: CharacterClasses) -> None:
         self._rules = rules
@@ -75,7 +75,7 @@ class _Neighbours:
         self._first = _settled(dict.fromkeys(rules, 0), self._grow_first)
 
     def after(self, pieces: Collection[Item], irregular: Collection[str]) -> dict[Place, int]:
-        """Return the characters that may come after each piece and each irregular rule."""
+        """Return the characters that may follow each piece and each irregular rule."""
 
         def grow(after: dict[Place, int]) -> None:
             for name in irregular:
@@ -116,12 +116,12 @@ class _Neighbours:
                 return self._classes.mask(item.atom)
             case Reference(name):
                 return first[name]
-            case TokenReference():  # no character: it ends whatever comes before
+            case TokenReference():  # not a character: it ends the text before it
                 return 0
 
 
 def _settled(masks: dict[_Key, int], grow: Callable[[dict[_Key, int]], None]) -> dict[_Key, int]:
-    """Grow masks until they stay as they are."""
+    """Grow masks until they no longer change."""
     for _ in range(_MAX_PASSES):
         before = dict(masks)
         grow(masks)

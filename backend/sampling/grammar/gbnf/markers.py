@@ -1,4 +1,4 @@
-"""Replies that begin with a marker: as the one token that the model knows, or spelled out."""
+"""Replies that begin with a marker, either as a single token or spelled out."""
 
 from collections.abc import Mapping
 
@@ -19,8 +19,8 @@ SPELLED = f"{ROOT}#spelled"
 def with_leading_markers(rules: Rules, markers: Mapping[str, int]) -> dict[str, Rule]:
     """Return rules that also allow a marker's token where a reply begins with its text.
 
-    Hosts write prefixes such as "<tool_call>" as text. A model would have to spell it, which it
-    never learned to do: terminals are made of characters, and markers are none.
+    Hosts write prefixes such as "<tool_call>" as text. A model would have to spell them out, which
+    it never learned: terminals are made of characters, and marker tokens are not characters.
     """
     starts = rules[ROOT].alternatives
     match starts:
@@ -35,7 +35,7 @@ def with_leading_markers(rules: Rules, markers: Mapping[str, int]) -> dict[str, 
 
 
 def _marked(alternative: Alternative, markers: Mapping[str, int]) -> Alternative:
-    """Return the alternative with a token at its start; nothing if it starts otherwise."""
+    """Return the alternative with a token at its start, or `None` if it starts differently."""
     match alternative:
         case (Item(Literal(text), 1, 1), *rest):
             marker = max(filter(text.startswith, filter(None, markers)), key=len, default="")

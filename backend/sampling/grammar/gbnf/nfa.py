@@ -1,4 +1,4 @@
-"""Terminals as one automaton over classes of characters."""
+"""All terminals as one automaton over character classes."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -15,14 +15,14 @@ MAX_MOVES = 300_000
 
 
 class OverBudgetError(Exception):
-    """There are too many states to look at."""
+    """There are too many states to examine."""
 
 
 class CharacterClasses:
-    """The coarsest classes of characters that some sets tell apart; a set of them is a bit mask."""
+    """The coarsest partition of characters that tells some sets apart; bit masks denote subsets."""
 
     def __init__(self, sets: Iterable[CharSet]) -> None:
-        """Tell the sets apart.
+        """Partition the characters.
 
         Raises:
             OverBudgetError: There are too many classes.
@@ -34,7 +34,7 @@ class CharacterClasses:
         self._masks: dict[CharSet, int] = {}
 
     def mask(self, characters: CharSet) -> int:
-        """Return the classes that make up one of the sets."""
+        """Return the mask of the classes that make up one of the sets."""
         if characters not in self._masks:
             self._masks[characters] = sum(
                 (1 << bisect_right(self._edges, high)) - (1 << bisect_left(self._edges, low))
@@ -44,7 +44,7 @@ class CharacterClasses:
 
 
 class Nfa:
-    """Thompson's construction for all terminals at once, from one start.
+    """Thompson's construction for all terminals together, from one start state.
 
     Source: Thompson, Regular Expression Search Algorithm (1968).
     """
@@ -68,12 +68,12 @@ class Nfa:
         self._ends[self._item(first, terminal, 0)] = terminal
 
     def states(self) -> Iterator[tuple[list[Item], int]]:
-        """Yield, for every set of states that some text leads to, what ends there and what goes on.
+        """Yield, for each reachable set of states, the terminals that end there and the ways on.
 
-        The empty text counts as no text. What goes on is a mask of character classes.
+        Empty text is not counted. The ways on are a mask of character classes.
 
         Raises:
-            OverBudgetError: There are too many ways to go on.
+            OverBudgetError: There are too many transitions.
         """
         first = self._closure([self._start])
         seen = {first}
@@ -104,7 +104,7 @@ class Nfa:
         return frozenset(reached)
 
     def _item(self, start: int, item: Item, depth: int) -> int:
-        """Append an item and return the state after it. No move or skip leads back to `start`."""
+        """Append an item and return the state after it. No transition leads back to `start`."""
         for _ in range(item.least):
             start = self._atom(start, item.atom, depth)
         if item.most is None:
@@ -156,7 +156,7 @@ class Nfa:
 
 
 def _by_class(moves: list[tuple[int, int]], onward: int) -> Iterator[frozenset[int]]:
-    """Yield the sets of states to which single classes of characters lead."""
+    """Yield the sets of states that single character classes lead to."""
     while onward:
         single = onward & -onward
         targets = frozenset(target for mask, target in moves if mask & single)

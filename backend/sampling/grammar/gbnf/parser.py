@@ -1,4 +1,4 @@
-"""GBNF text to rules, by recursive descent."""
+"""Parses GBNF text to rules, by recursive descent."""
 
 from backend.sampling.grammar.charset import ANY_CHARACTER, CharSet, Range
 from backend.sampling.grammar.gbnf.ast import (
@@ -12,7 +12,7 @@ from backend.sampling.grammar.gbnf.ast import (
 )
 from backend.sampling.grammar.gbnf.lexer import Cursor
 
-# Hosts write far less.
+# Far more than hosts write.
 MAX_RULES = 10_000
 MAX_NESTED_GROUPS = 100
 MAX_COUNT = 100_000
@@ -23,7 +23,7 @@ _CONTROL_CHARACTERS = CharSet.of([(0x00, 0x1F), (0x7F, 0x7F)])
 
 
 def parse_gbnf(cursor: Cursor) -> dict[str, Rule]:
-    """Return the rules by name; of two rules with one name the last is meant.
+    """Return the rules by name; of rules with the same name, the last wins.
 
     Args:
         cursor: At the start of the grammar's text.
@@ -150,7 +150,7 @@ class _Parser:
         return self._add_group(alternatives, start)
 
     def _add_group(self, alternatives: tuple[Alternative, ...], at: int) -> Reference:
-        # No name that is written in a grammar holds a "#".
+        # Names in a grammar's text cannot contain a "#".
         name = f"{self._rule}#{len(self._rules)}"
         self._add(name, Rule(alternatives, is_group=True, at=at))
         return Reference(name)
@@ -176,7 +176,7 @@ class _Parser:
         return TokenReference(cursor.text[at : cursor.at], is_negated)
 
     def _count(self, *, is_nested: bool) -> tuple[int, int | None] | None:
-        """Read an operator that repeats: its least and its greatest count."""
+        """Read a repetition operator; return its minimum and maximum."""
         cursor, at = self._cursor, self._cursor.at
         if cursor.next and cursor.next in _COUNTS:
             cursor.at += 1
@@ -205,9 +205,9 @@ class _Parser:
 
 
 def _with_control_characters(excluded: CharSet) -> CharSet:
-    r"""Exclude control characters too where a class is the inside of a JSON string.
+    r"""Exclude control characters too if the class is the inside of a JSON string.
 
-    Hosts write it as `[^"\\]`, which would let a raw line break into a string.
+    Hosts write it as `[^"\\]`, which would allow raw line breaks in strings.
     """
     is_json_string = excluded & _QUOTE_AND_BACKSLASH == _QUOTE_AND_BACKSLASH
     return excluded | _CONTROL_CHARACTERS if is_json_string else excluded

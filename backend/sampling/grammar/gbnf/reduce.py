@@ -1,4 +1,4 @@
-"""Rules without the parts that cannot be derived, and without recursion that is a repetition."""
+"""Simplifies rules: drops underivable parts, and turns tail recursion into repetition."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,14 +19,14 @@ from backend.sampling.grammar.gbnf.ast import (
 from backend.sampling.grammar.gbnf.derive import derivable
 from backend.sampling.grammar.gbnf.graph import components, is_cycle, reachable
 
-# The items before a group are written again for each of its alternatives.
+# The items before a group are duplicated for each of its alternatives.
 _MAX_WRITTEN_ITEMS = 10_000
 
 
 def prune(rules: Rules, characters: CharSet) -> dict[str, Rule]:
     """Return the rules that the root derives with these characters.
 
-    A reply can then be completed from wherever the rules lead it.
+    Every partial reply can then be completed.
 
     Raises:
         GrammarError: Nothing can be derived.
@@ -56,9 +56,9 @@ def unroll(rules: Rules) -> dict[str, Rule]:
 
 
 def regular_rules(rules: Rules) -> frozenset[str]:
-    """Return the rules that need no stack: neither they nor the rules that they refer to recur.
+    """Return the rules that need no stack: no recursion, direct or indirect.
 
-    References to tokens count as irregular: a lexer sees characters only.
+    References to tokens count as irregular: a lexer sees only characters.
     """
     edges = _edges(rules)
     regular: set[str] = set()
@@ -92,7 +92,7 @@ def _is_writable(atom: Atom, characters: CharSet) -> bool:
 
 
 def _pruned(alternative: Alternative, derived: set[str], characters: CharSet) -> Alternative | None:
-    """Return the rest of the alternative; `None` if it cannot be derived."""
+    """Return the alternative without underivable items, or `None` if it cannot be derived."""
     kept: list[Item] = []
     for item in alternative:
         atom = item.atom & characters if isinstance(item.atom, CharSet) else item.atom
@@ -107,7 +107,7 @@ def _pruned(alternative: Alternative, derived: set[str], characters: CharSet) ->
 
 
 def _as_repetition(name: str, rules: Rules, cycle: frozenset[str]) -> dict[str, Rule]:
-    """Return new rules for one that refers to itself at its end only; none if it does otherwise."""
+    """Return new rules for one that refers to itself only at its end; empty for any other."""
     loops: list[Alternative] = []
     exits: list[Alternative] = []
     written = 0
@@ -129,7 +129,7 @@ def _as_repetition(name: str, rules: Rules, cycle: frozenset[str]) -> dict[str, 
         target = last.atom.rule
         if target == name:
             loops.append(tuple(front))
-        else:  # a group at the end, which ends with the reference
+        else:  # a group at the end, ending with the reference
             pending.extend((*front, *inner) for inner in reversed(rules[target].alternatives))
     body = f"{name}#loop"
     repetition = Item(Reference(body), 0, None)

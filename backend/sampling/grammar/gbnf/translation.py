@@ -1,8 +1,8 @@
-"""GBNF text to a grammar that llguidance takes.
+"""Translates GBNF text to a grammar for llguidance.
 
-A grammar without recursion becomes one terminal, which is exact: there is nothing to cut. One
-with recursion is cut into terminals where that is provably exact, and into characters elsewhere,
-which always is, but costs milliseconds per token.
+A grammar without recursion becomes one terminal, which is exact: nothing is split. A recursive
+grammar is split into terminals where that is provably exact, and otherwise into characters,
+which is always exact but costs milliseconds per token.
 """
 
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ from backend.sampling.grammar.vocabulary import Vocabulary
 
 
 def gbnf_to_lark(text: str, vocabulary: Vocabulary) -> LarkGrammar:
-    """Return the grammar of a text, with the tokens of this model.
+    """Translate a grammar, with tokens of this model.
 
     Raises:
-        GrammarError: The text is not a grammar, or one that cannot be enforced.
+        GrammarError: The text is not a grammar, or cannot be enforced.
     """
     cursor = Cursor(text)
     rules = parse_gbnf(cursor)
@@ -54,7 +54,7 @@ def gbnf_to_lark(text: str, vocabulary: Vocabulary) -> LarkGrammar:
 
 
 def _certain_pieces(rules: Rules) -> frozenset[Item] | None:
-    """Return terminals that the grammar may be cut into; `None` if that is not certain."""
+    """Return terminals that the grammar can be split into, or `None` if that is not certain."""
     regular = regular_rules(rules)
     if ROOT in regular:
         return frozenset({Item(Reference(ROOT))})
@@ -65,7 +65,7 @@ def _certain_pieces(rules: Rules) -> frozenset[Item] | None:
 
 
 def _spelled(rules: Rules) -> dict[str, Rule]:
-    """Return the rules with every literal as the sequence of its characters."""
+    """Return the rules with every literal as a sequence of its characters."""
     spelled: dict[str, Rule] = {}
     for name, rule in rules.items():
         alternatives = [tuple(_letters(alternative, spelled)) for alternative in rule.alternatives]

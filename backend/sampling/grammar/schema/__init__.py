@@ -1,1 +1,1 @@
-"""JSON schemas to grammars for llguidance."""
+"""Translates JSON schemas to grammars for llguidance."""

@@ -1,6 +1,6 @@
-"""Bounds on JSON schemas, each against something that llguidance 1.9.1 takes seconds over.
+"""Limits on JSON schemas, each against input that llguidance 1.9.1 takes seconds for.
 
-All were found by running it: see the tests.
+All were found by experiment: see the tests.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ from backend.sampling.grammar.schema.walk import SchemaTree
 MAX_SCHEMAS = 10_000
 MAX_REFERENCES = 500
 MAX_LEVELS = 4000
-# Optional properties cost the square of their number, pattern properties too and far more.
+# Optional properties cost their number squared; pattern properties too, and far more.
 MAX_OPTIONAL_COST = 1_000_000
 MAX_PATTERN_PROPERTIES = 64
 # Patterns that must all match cost two to the power of their number.
 MAX_COMBINED_PATTERNS = 10
-# A multiple costs its significant digits, as a number.
+# A multiple costs its significant digits, read as a number.
 MAX_MULTIPLES = 20_000
 
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
@@ -30,7 +30,7 @@ _CONSTRAINING = (
 
 
 def require_bounded(tree: SchemaTree) -> None:
-    """Refuse a schema that would crash llguidance, or keep it busy for long.
+    """Refuse a schema that would crash llguidance or keep it busy for long.
 
     Raises:
         GrammarError: The schema is too large in some respect.
@@ -53,7 +53,7 @@ def require_bounded(tree: SchemaTree) -> None:
 
 
 def _require_cheap_combinations(tree: SchemaTree) -> None:
-    """Bound the conditions that may have to hold for one value."""
+    """Limit the conditions that may apply to one value."""
     combining = [pointer for pointer, fields in tree.schemas.items() if _combines(fields)]
     combined = [tree.schemas[pointer] for pointer in reachable(combining, tree.edges)]
     patterns = {str(fields["pattern"]) for fields in combined if "pattern" in fields}

@@ -1,4 +1,4 @@
-"""The conditions of a JSON schema on the text of a string, as terminals that must all hold."""
+"""A JSON schema's conditions on strings, as terminals that must all match."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -31,14 +31,14 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
 class PatternError(ValueError):
-    """A pattern cannot be enforced."""
+    """The pattern cannot be enforced."""
 
 
 def string_terminals(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the terminals that the text of a string must match.
+    """Yield the terminals that a string must match.
 
     Raises:
-        PatternError: The pattern is one that llguidance cannot follow.
+        PatternError: llguidance does not support the pattern.
     """
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if least or most != "":
@@ -51,7 +51,7 @@ def string_terminals(schema: Mapping[str, Any]) -> Iterator[str]:
 
 @cache
 def without_tags(tags: tuple[str, ...]) -> str:
-    """Return a pattern of texts without these; each of them begins with its only "<"."""
+    """Return a pattern of text without these tags, each of which starts with its only "<"."""
     begun, left = _prefixes(tags), []
     for prefix in begun:
         following = {tag[len(prefix)] for tag in tags if tag.startswith(prefix)}
@@ -61,25 +61,25 @@ def without_tags(tags: tuple[str, ...]) -> str:
 
 
 def _prefixes(tags: tuple[str, ...]) -> list[str]:
-    """Return how these may begin, without any of them whole."""
+    """Return the possible beginnings of these tags, without any complete tag."""
     prefixes = {tag[:length] for tag in tags for length in range(1, len(tag))}
     return sorted(prefix for prefix in prefixes if not prefix.startswith(tags))
 
 
 def _searched(pattern: str) -> str:
-    """Return a pattern of whole texts in which a pattern is found."""
+    """Return a pattern for whole texts that contain a match of a pattern."""
     tokens = _TOKEN.findall(pattern)
     starts, ends = tokens[:1] == ["^"], tokens[-1:] == ["$"]
     inner = tokens[starts : len(tokens) - ends]
     if {"^", "$"} & {*inner} or ((starts or ends) and _has_choice(inner)):
         raise PatternError(f"the pattern {pattern!r} has anchors inside")
     body = "".join({"/": r"\/", "\n": r"\n"}.get(token, token) for token in inner)
-    before, behind = ("" if is_there else "(?s:.*)" for is_there in (starts, ends))
-    return f"{before}(?:{body}){behind}"
+    before, after = ("" if is_there else "(?s:.*)" for is_there in (starts, ends))
+    return f"{before}(?:{body}){after}"
 
 
 def _has_choice(tokens: list[str]) -> bool:
-    """Return whether there are alternatives outside of all brackets."""
+    """Return whether there are alternatives outside all brackets."""
     depth = 0
     for part in tokens:
         depth += (part == "(") - (part == ")")

@@ -1,7 +1,7 @@
-"""JSON schemas that allow a little less, so that replies end and can be read.
+"""Makes JSON schemas slightly stricter, so that replies end and can be read.
 
-Numbers have a bounded number of digits wherever they stand. In formats whose tags stand around
-JSON, no string and no key holds such a tag.
+All numbers have a limited number of digits. In formats with tags around JSON, strings and keys
+do not contain these tags.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 from backend.sampling.grammar.schema.patterns import without_tags
 
 Schema: TypeAlias = Mapping[str, Any]
-# True allows any value, False none.
+# True allows any value, false none.
 AnySchema: TypeAlias = Schema | bool
 
-# A double holds these without rounding.
+# Doubles represent integers up to here exactly.
 _LARGEST = 10**15 - 1
 _FINEST = 1e-9
 _NUMERIC = frozenset({"integer", "number"})
@@ -34,11 +34,11 @@ _ANY_TYPES = ("string", "number", "boolean", "null", "array", "object")
 
 
 def tightened(schema: Schema, forbidden: tuple[str, ...] = ()) -> Schema:
-    """Return a schema that allows a little less.
+    """Return a slightly stricter schema.
 
     Args:
-        schema: A whole one, with the definitions that it refers to.
-        forbidden: Tags that occur in no string and no key; each begins with its only "<".
+        schema: A complete schema, with the definitions that it refers to.
+        forbidden: Tags that no string or key contains; each starts with its only "<".
     """
     tight = _Tightening(forbidden)
     root = tight.whole(schema)
@@ -49,13 +49,13 @@ def tightened(schema: Schema, forbidden: tuple[str, ...] = ()) -> Schema:
 
 
 def type_names(schema: Schema) -> frozenset[str]:
-    """Return the names in a schema's `type`, which may be a list of them, or missing."""
+    """Return the names in a schema's `type`, which may be a list or missing."""
     value = schema.get("type", [])
     return frozenset([value] if isinstance(value, str) else value)
 
 
 class _Tightening:
-    """Walks through a schema and copies it."""
+    """Copies a schema while making it stricter."""
 
     def __init__(self, forbidden: tuple[str, ...]) -> None:
         self._pattern = without_tags(forbidden) if forbidden else ""
@@ -69,9 +69,9 @@ class _Tightening:
         return self.whole(schema)
 
     def whole(self, schema: Schema) -> dict[str, Any]:
-        """Return a schema of its own, whatever it says."""
+        """Return a stricter copy of a schema."""
         names = type_names(schema)
-        # Parts of a combination hold together: none of them may be closed.
+        # The parts of a combination apply together: none of them may be closed.
         is_alone = not (names or _KEYS & schema.keys())
         tight = {
             keyword: value if keyword in _CHOICES and not is_alone else self._part(keyword, value)
@@ -103,7 +103,7 @@ class _Tightening:
         return _ANY_VALUE
 
     def _restrict_keys(self, tight: dict[str, Any]) -> None:
-        """Close an object that declares its keys; others have any keys but those with tags."""
+        """Close an object that declares its keys; others allow any keys without tags."""
         if "patternProperties" in tight:
             return
         if "additionalProperties" not in tight:
@@ -121,7 +121,7 @@ class _Tightening:
 
 
 def _bound(tight: dict[str, Any], *, is_fractional: bool) -> None:
-    """Bound the digits of a number."""
+    """Limit the digits of a number."""
     if not {"minimum", "exclusiveMinimum"} & tight.keys():
         tight["minimum"] = min(-_LARGEST, tight.get("maximum", 0))
     if not {"maximum", "exclusiveMaximum"} & tight.keys():

@@ -1,6 +1,6 @@
-"""JSON schema text to a grammar that llguidance takes.
+"""Translates JSON schema text to a grammar for llguidance.
 
-Replies are compact JSON: flexible white space lets a model write nothing else until its limit.
+Replies are compact JSON: with flexible whitespace, a model may write nothing else until its limit.
 """
 
 import json
@@ -23,10 +23,10 @@ SETTINGS = {
 
 
 def schema_to_lark(text: str) -> LarkGrammar:
-    """Return the grammar of the JSON values that the schema allows.
+    """Return the grammar of the JSON values allowed by a schema.
 
     Raises:
-        GrammarError: The text is not a schema, or one that cannot be enforced.
+        GrammarError: The text is not a schema, or cannot be enforced.
     """
     schema = _parsed(text)
     require_bounded(walk(schema))

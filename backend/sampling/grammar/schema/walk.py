@@ -1,7 +1,7 @@
-"""The subschemas of a JSON schema, and which keywords they may have.
+"""Finds the subschemas of a JSON schema, and checks their keywords.
 
-llguidance ignores keywords that it has never heard of. Here they are errors, unless they only
-annotate: whoever writes one expects it to do something.
+llguidance ignores unknown keywords. Here they are errors unless they only annotate, because
+their authors expect them to have an effect.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from backend.errors import GrammarError
 
-# The values of a keyword: a schema, a list of them, or schemas by name.
+# Keywords by their value: a schema, a list of schemas, or schemas by name.
 _ONE = frozenset({"items", "additionalItems", "additionalProperties"})
 _LIST = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _NAMED = frozenset({"properties", "patternProperties"})
@@ -41,7 +41,7 @@ _STRING_FORMATS = frozenset(
         *("ipv4", "ipv6", "uuid", "uri"),
     }
 )
-# OpenAPI's; they say how a number is stored, not how it is written.
+# From OpenAPI; they tell how a number is stored, not how it is written.
 _NUMBER_FORMATS = frozenset({"int32", "int64", "float", "double"})
 
 
@@ -51,7 +51,7 @@ class SchemaTree:
 
     Attributes:
         edges: Pointers to the parts of a subschema, and to the target of its `$ref`.
-            Definitions are no parts.
+            Definitions are not parts.
     """
 
     schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def walk(schema: Mapping[str, Any]) -> SchemaTree:
     """Return the subschemas.
 
     Raises:
-        GrammarError: A keyword is not supported or has no meaning; the message says where.
+        GrammarError: A keyword is unsupported or unknown; the message says where.
     """
     tree = SchemaTree()
     pending: list[tuple[str, object]] = [("#", schema)]
@@ -95,7 +95,7 @@ def _require_supported(pointer: str, fields: Mapping[str, Any]) -> None:
 
 
 def _parts(pointer: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, object, bool]]:
-    """Yield pointers to the parts of a subschema, the parts, and whether they only define."""
+    """Yield the parts of a subschema: pointer, value, and whether it is only a definition."""
     for keyword, value in fields.items():
         here = f"{pointer}/{keyword}"
         if keyword in _LIST or (keyword == "items" and isinstance(value, list)):
@@ -112,7 +112,7 @@ def _parts(pointer: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, objec
 
 
 def _target(pointer: str, reference: object, tree: SchemaTree) -> str:
-    """Return the pointer that a reference means, which must be one to a subschema."""
+    """Return the pointer that a reference denotes, which must lead to a subschema."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         raise GrammarError(f"{pointer}: $ref leads into the schema itself only, as '#/...'")
     target = unquote(reference)
@@ -122,5 +122,5 @@ def _target(pointer: str, reference: object, tree: SchemaTree) -> str:
 
 
 def _token(name: str) -> str:
-    """Return a name as it stands in a JSON pointer (RFC 6901)."""
+    """Return a name escaped for a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -1,1 +1,1 @@
-"""Tools and a call format to grammars for llguidance."""
+"""Builds grammars for llguidance from tools and a call format."""

@@ -11,16 +11,16 @@ from backend.sampling.grammar.writer import GrammarWriter
 def arguments_in(
     dialect: Dialect, forbidden: tuple[str, ...], parameters: Parameters, writer: GrammarWriter
 ) -> str:
-    """Return the expression of the arguments of a tool.
+    """Return the expression of a tool's arguments.
 
     Args:
-        dialect: The syntax of the arguments.
-        forbidden: Texts that occur in no raw value, besides those of the dialect.
+        dialect: Syntax of the arguments.
+        forbidden: Texts that raw values do not contain, besides those of the dialect.
         parameters: The parameters of the tool.
-        writer: Takes the definitions.
+        writer: Collects the definitions.
 
     Raises:
-        GrammarError: They cannot be enforced; the message says which.
+        GrammarError: A parameter cannot be enforced; the message says which.
     """
     match dialect:
         case Tags():

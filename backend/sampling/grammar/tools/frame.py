@@ -21,13 +21,13 @@ from backend.sampling.grammar.writer import (
 
 
 def is_written(frame: Frame, vocabulary: Vocabulary) -> bool:
-    """Return whether a model with these tokens writes calls in a frame."""
+    """Return whether a model with these tokens writes calls in this frame."""
     markers = vocabulary.markers
     return not (frame.needs and frame.needs not in markers) and frame.lacks not in markers
 
 
 class FramedCalls:
-    """The calls of some tools in a frame."""
+    """Calls of some tools in a frame."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class FramedCalls:
         """Define the arguments of the tools.
 
         Args:
-            frame: The texts around calls.
-            forbidden: Texts that occur in no raw value.
-            tools: Their parameters.
-            writer: Takes the definitions.
+            frame: Texts around the calls.
+            forbidden: Texts that raw values do not contain.
+            tools: Parameters of the tools.
+            writer: Collects the definitions.
 
         Raises:
             GrammarError: The arguments of a tool cannot be enforced.
@@ -55,11 +55,11 @@ class FramedCalls:
         ]
 
     def whole(self, least: int, most: int) -> str:
-        """Return the expression of so many calls with their opener, at least one."""
+        """Return the expression of `least` to `most` calls (at least one) with their opener."""
         return self._calls((self.frame.opener, *self.frame.begin), least, most)
 
     def after_opener(self, least: int, most: int) -> str:
-        """Return the expression of so many calls without it, at least one."""
+        """Return the expression of `least` to `most` calls (at least one) without the opener."""
         return self._calls(self.frame.begin, least, most)
 
     def _calls(self, begin: Template, least: int, most: int) -> str:
@@ -70,7 +70,7 @@ class FramedCalls:
         return chain(first, others, self._writer.last_text(frame.end))
 
     def _any_call(self, template: Template) -> str:
-        """Return the expression of a call of any tool."""
+        """Return the expression of a call to any of the tools."""
         return self._writer.rule(alternatives(self._each_call(template)))
 
     def _each_call(self, template: Template) -> Iterator[str]:
@@ -84,7 +84,7 @@ class FramedCalls:
 
 
 def _without(opener: str, call: Template) -> Template:
-    """Return the rest of a call after its opener, which may be its beginning."""
+    """Return the rest of a call after its opener, which may be the call's beginning."""
     first, *rest = call
     if isinstance(first, str) and first.startswith(opener):
         return (first.removeprefix(opener), *rest)

@@ -1,4 +1,4 @@
-"""Grammars of tool calls, for the tools and the choice of the caller."""
+"""Grammars of tool calls, from the caller's tools and tool choice."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,19 +34,19 @@ _PYTHON_LEAD = r"\[\s*[\w.\x2f-]+\("
 def tool_grammar(
     tool_format: ToolFormat, tools: Sequence[Tool], rule: CallRule, vocabulary: Vocabulary
 ) -> LarkGrammar | None:
-    """Return the grammar of replies that call these tools, in the format of a model.
+    """Return the grammar of replies that call these tools, in a model's format.
 
     Args:
-        tool_format: The format of the model.
-        tools: At least one; those that may be called.
+        tool_format: The model's format.
+        tools: Tools that may be called; at least one.
         rule: The number of calls.
         vocabulary: Tells which markers are tokens.
 
     Returns:
-        Nothing for a format without a grammar.
+        `None` for a format without a grammar.
 
     Raises:
-        GrammarError: The parameters of a tool cannot be enforced; the message says which.
+        GrammarError: A tool's parameters cannot be enforced; the message says which.
     """
     if tool_format.grammar is None:
         return None
@@ -54,7 +54,7 @@ def tool_grammar(
 
 
 class _ToolGrammar:
-    """Puts calls and the text around them together."""
+    """Combines calls and the text around them."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _ToolGrammar:
         return FreeText(self._writer, openers, never_first=_lead(self._format))
 
     def _single(self, calls: FramedCalls, around: Surroundings) -> str:
-        """Return the expression of text and one call after it."""
+        """Return the expression of text followed by one call."""
         return chain(around.before(calls.frame.opener), calls.after_opener(1, 1))
 
 
@@ -123,7 +123,7 @@ def _is_single(calls: FramedCalls) -> bool:
 
 
 def _lead(tool_format: ToolFormat) -> str:
-    """Return a regular expression of text that readers take for the beginning of a call."""
+    """Return a regular expression for text that readers mistake for the beginning of a call."""
     leads = []
     for lead in tool_format.leads:
         if lead not in _BRACKETS:

@@ -1,4 +1,4 @@
-"""Arguments, and values in them, as JSON; written as templates write it."""
+"""Arguments and their values as JSON, spaced as in templates."""
 
 import json
 import re
@@ -14,20 +14,20 @@ _SETTINGS = SETTINGS | {"item_separator": ", ", "key_separator": ": "}
 
 
 def json_arguments(parameters: Parameters, writer: GrammarWriter) -> str:
-    """Return the expression of arguments as a JSON object."""
+    """Return the expression of the arguments as a JSON object."""
     return writer.rule(json_value(parameters.schema))
 
 
 def json_value(schema: Schema, forbidden: tuple[str, ...] = ()) -> str:
-    """Return the expression of a value in JSON, in which none of some tags occurs."""
+    """Return the expression of a JSON value that contains none of the forbidden tags."""
     return "%json " + json.dumps({**tightened(schema, forbidden), "x-guidance": _SETTINGS})
 
 
 def json_part(schema: Schema, parameters: Parameters, forbidden: tuple[str, ...] = ()) -> str:
-    """Return the same of a value whose schema is a part of a tool's.
+    """Return the same for a value whose schema is part of a tool's.
 
     Raises:
-        GrammarError: It refers to another part that is no definition.
+        GrammarError: It refers to another part that is not a definition.
     """
     definitions = {key: parameters.schema[key] for key in _DEFINITIONS if key in parameters.schema}
     if not _references(schema):
@@ -39,7 +39,7 @@ def json_part(schema: Schema, parameters: Parameters, forbidden: tuple[str, ...]
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON."""
+    """Return a value as JSON text."""
     return json.dumps(value, ensure_ascii=False)
 
 

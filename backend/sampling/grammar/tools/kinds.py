@@ -1,4 +1,4 @@
-"""The values that a schema allows, one kind at a time, for formats that are not JSON throughout."""
+"""Splits a schema into kinds of values, for formats that are not pure JSON."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _COMBINATIONS = ("$ref", "allOf", "anyOf", "oneOf")
 _OF_NUMBERS = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 )
-# The keywords that say something about values of a type.
+# Keywords that apply to values of one type.
 _OF_TYPES = {
     "string": frozenset({"pattern", "format", "minLength", "maxLength"}),
     "integer": _OF_NUMBERS,
@@ -27,7 +27,7 @@ _OF_TYPES = {
     ),
 }
 _CONSTRAINTS = frozenset[str]().union({"type", "const", "enum"}, _COMBINATIONS, *_OF_TYPES.values())
-# A bool is an int to Python: the order matters.
+# A bool is an int in Python: the order matters.
 _TYPES_OF_VALUES: tuple[tuple[type, str], ...] = (
     *((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string")),
     *((dict, "object"), (list, "array"), (type(None), "null")),
@@ -40,8 +40,8 @@ class Kind:
     """One kind of value.
 
     Attributes:
-        pointer: Where in the schema of the tool it stands.
-        types: The JSON types that a reader may take it for; none where nothing is said.
+        pointer: Its location in the tool's schema.
+        types: JSON types that a reader may take it for; empty if unspecified.
         schema: The conditions; `const` for a single value.
     """
 
@@ -51,20 +51,20 @@ class Kind:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is written as a string, or may be."""
+        """Whether it is, or may be, written as a string."""
         if "const" in self.schema:
             return isinstance(self.schema["const"], str)
         return not self.types or "string" in self.types
 
     @property
     def type_name(self) -> str:
-        """The JSON type of these values: of the single one, or the first that they may have."""
+        """JSON type of the values: that of the single value, or the first possible one."""
         if "const" in self.schema:
             return _type_of(self.schema["const"])
         return min(self.types, default="string")
 
     def constraints(self, *expected: str) -> frozenset[str]:
-        """Return the keywords that restrict these values, but for the expected ones."""
+        """Return the keywords that restrict these values, except the expected ones."""
         return _CONSTRAINTS & self.schema.keys() - {"type", *expected}
 
 
@@ -82,7 +82,7 @@ def kinds(pointer: str, schema: AnySchema, parameters: Parameters) -> list[Kind]
     """Return the kinds of values that a schema allows.
 
     Raises:
-        GrammarError: It combines schemas in a way that cannot be taken apart.
+        GrammarError: It combines schemas in a way that cannot be split.
     """
     found = list(_kinds(pointer, schema, parameters, frozenset(), set()))
     if not found:
@@ -106,10 +106,10 @@ def arguments(parameters: Parameters) -> Kind:
 
 
 def properties(kind: Kind, parameters: Parameters) -> list[Property]:
-    """Return the properties of an object, in the order of the schema, undeclared ones last.
+    """Return the properties of an object in schema order, undeclared ones last.
 
     Raises:
-        GrammarError: They are restricted in other ways than one by one.
+        GrammarError: They are restricted other than one by one.
     """
     for keyword in sorted(kind.constraints("properties", "required", "additionalProperties")):
         raise parameters.error(f"{kind.pointer}/{keyword}", "cannot be enforced in this format")
@@ -133,14 +133,14 @@ def _kinds(
     around: frozenset[str],
     known: set[str],
 ) -> Iterator[Kind]:
-    """Yield the kinds of values of a schema, but for those of schemas that are known already.
+    """Yield the kinds of values of a schema, except those of schemas already visited.
 
     Args:
-        pointer: Where the schema stands.
+        pointer: Location of the schema.
         schema: The schema.
-        parameters: Of the tool.
-        around: Where the schemas stand that this one is a part of.
-        known: Where all schemas stand that were looked at.
+        parameters: The tool's parameters.
+        around: Locations of the schemas that contain this one.
+        known: Locations of all visited schemas.
     """
     if schema is False or pointer in around:
         raise parameters.error(pointer, "no value is allowed")
@@ -173,7 +173,7 @@ def _parts(
 
 
 def _referred(reference: str, parameters: Parameters) -> AnySchema:
-    """Return the schema that a reference means; it is known to lead to one."""
+    """Return the schema that a reference denotes, which is known to exist."""
     found: object = parameters.schema
     for step in unquote(reference).split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""Strings and keys as literals: in quotes of a format's own, or in Python's."""
+"""Strings and keys as literals, in a format's own quotes or in Python's."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ _UNQUOTED = frozenset("'\\")
 
 
 class LiteralStrings(Protocol):
-    """How strings are written."""
+    """Writes strings."""
 
     def string(self, schema: Schema, conditions: Iterable[str], writer: GrammarWriter) -> str:
-        """Return the expression of the strings that a schema allows.
+        """Return the expression of the strings allowed by a schema.
 
         Args:
-            schema: Of type string.
-            conditions: Terminals that say the same of the text.
-            writer: Takes the definitions.
+            schema: A schema of type string.
+            conditions: Terminals that express the same conditions on the text.
+            writer: Collects the definitions.
         """
 
     def constant(self, text: str, writer: GrammarWriter) -> str:
         """Return the expression of one string."""
 
     def key(self, name: str, writer: GrammarWriter) -> str:
-        """Return the expression of a key of an object inside of a value."""
+        """Return the expression of an object key inside a value."""
 
     def any_key(self, writer: GrammarWriter) -> str:
         """Return the expression of an undeclared key."""
@@ -43,12 +43,12 @@ class LiteralStrings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RawStrings:
-    """Raw text in quotes of the format's own, and bare keys."""
+    """Raw text in the format's own quotes, and bare keys."""
 
     quote: str
 
     def string(self, _schema: Schema, conditions: Iterable[str], writer: GrammarWriter) -> str:
-        """Return the expression of the strings that a schema allows."""
+        """Return the expression of the strings allowed by a schema."""
         refused = f"~/(?s:.*){escaped(self.quote)}(?s:.*)/"
         body = " & ".join(["/(?s:.)*/", refused, *conditions])
         first, *rest = writer.pieces(self.quote)
@@ -72,10 +72,10 @@ class RawStrings:
 
 @dataclass(frozen=True, slots=True)
 class PythonStrings:
-    """Strings in double quotes, with the escapes that JSON and Python share, or in single ones."""
+    """Strings in double quotes, with escapes common to JSON and Python, or in single quotes."""
 
     def string(self, schema: Schema, conditions: Iterable[str], writer: GrammarWriter) -> str:
-        """Return the expression of the strings that a schema allows."""
+        """Return the expression of the strings allowed by a schema."""
         required = list(conditions)
         plain = " & ".join([r"/[^'\\]*/", *required])
         escapes = r"""/([^'\\]|\\['\x22\\nrt])*/"""
@@ -96,7 +96,7 @@ class PythonStrings:
 
 
 def strings_of(dialect: Literals) -> LiteralStrings:
-    """Return how a dialect writes strings."""
+    """Return the way in which a dialect writes strings."""
     return PythonStrings() if dialect.has_escapes else RawStrings(dialect.quotes[0])
 
 

@@ -1,4 +1,4 @@
-"""Arguments as literals with names, `a="x", n=2` or `a:<|"|>x<|"|>,n:2`."""
+"""Arguments as named literals, `a="x", n=2` or `a:<|"|>x<|"|>,n:2`."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,16 +24,16 @@ _OF_ARRAYS = ("items", "minItems", "maxItems")
 
 
 def literal_arguments(dialect: Literals, parameters: Parameters, writer: GrammarWriter) -> str:
-    """Return the expression of the arguments of a tool as literals with names.
+    """Return the expression of a tool's arguments as named literals.
 
     Raises:
-        GrammarError: They cannot be enforced; the message says which.
+        GrammarError: A parameter cannot be enforced; the message says which.
     """
     return _Literals(dialect, parameters, writer).arguments()
 
 
 class _Literals:
-    """Writes the expressions of the values of one tool."""
+    """Writes the expressions of one tool's values."""
 
     def __init__(self, dialect: Literals, parameters: Parameters, writer: GrammarWriter) -> None:
         self._dialect = dialect
@@ -47,7 +47,7 @@ class _Literals:
         return self._members(kind, lambda name: quoted(name + self._assign))
 
     def _members(self, kind: Kind, begin: Callable[[str], str]) -> str:
-        """Return the expression of the properties of an object, with commas between them."""
+        """Return the expression of an object's properties, separated by commas."""
         found = properties(kind, self._parameters)
         if self._dialect.sorts_names:
             found.sort(key=lambda item: item.name.lower())
@@ -57,8 +57,8 @@ class _Literals:
             written = self._writer.rule(chain(begin(item.name), value))
             alone = chain(written, after)
             first = self._writer.rule(alternatives([alone] if item.is_required else [alone, first]))
-            behind = chain(quoted(self._dialect.comma), written)
-            after = self._writer.rule(chain(repeated(behind, int(item.is_required), 1), after))
+            member = chain(quoted(self._dialect.comma), written)
+            after = self._writer.rule(chain(repeated(member, int(item.is_required), 1), after))
         return first
 
     def _value(self, pointer: str, schema: AnySchema) -> str:
@@ -66,7 +66,7 @@ class _Literals:
         return alternatives(expression for kind in found for expression in self._ways(kind))
 
     def _ways(self, kind: Kind) -> Iterator[str]:
-        """Yield the expressions of a kind of values."""
+        """Yield the expressions of a kind of value."""
         if "const" in kind.schema:
             yield self._constant(kind.schema["const"])
             return
@@ -108,8 +108,10 @@ class _Literals:
     def _list(self, item: str, least: int = 0, most: int | None = None) -> str:
         if most == 0:
             return quoted("[]")
-        behind = chain(quoted(self._dialect.comma), item)
-        items = chain(item, repeated(behind, max(least - 1, 0), None if most is None else most - 1))
+        next_item = chain(quoted(self._dialect.comma), item)
+        items = chain(
+            item, repeated(next_item, max(least - 1, 0), None if most is None else most - 1)
+        )
         return chain(quoted("["), repeated(items, min(least, 1), 1), quoted("]"))
 
     def _object(self, kind: Kind) -> str:
@@ -124,7 +126,7 @@ class _Literals:
         return chain(self._strings.key(name, self._writer), quoted(self._dialect.colon))
 
     def _any_object(self, value: str) -> str:
-        """Return the expression of an object with any keys."""
+        """Return the expression of an object with arbitrary keys."""
         member = chain(self._strings.any_key(self._writer), quoted(self._dialect.colon), value)
         members = chain(member, repeated(chain(quoted(self._dialect.comma), member), 0, None))
         return chain(quoted("{"), repeated(members, 0, 1), quoted("}"))
@@ -144,7 +146,7 @@ class _Literals:
         return alternatives(ways)
 
     def _constant(self, value: object) -> str:
-        """Return the expression of one value."""
+        """Return the expression of a single value."""
         comma = quoted(self._dialect.comma)
         match value:
             case str():

@@ -17,7 +17,7 @@ class Parameters:
     """The parameters of one tool.
 
     Attributes:
-        schema: An object's, closed unless it says otherwise.
+        schema: Schema of an object, which is closed unless it says otherwise.
     """
 
     tool: str
@@ -45,5 +45,5 @@ class Parameters:
         return parameters
 
     def error(self, pointer: str, problem: str) -> GrammarError:
-        """Return the error that a part of the schema cannot be enforced."""
+        """Return an error saying that a part of the schema cannot be enforced."""
         return GrammarError(f"tool {self.tool!r}: {pointer}: {problem}")

@@ -1,4 +1,4 @@
-"""The rule that a request sets for the calls of its reply."""
+"""The rule that a request sets for the calls in its reply."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ MAX_PARALLEL_CALLS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRule:
-    """How many calls a reply has.
+    """The number of calls in a reply.
 
     Attributes:
-        least: How many at least.
-        most: And at most: without a limit, a model at a high temperature does not come to an end.
-        has_text: Whether there may be text around calls; else there is nothing but calls.
+        least: Minimum number.
+        most: Maximum number: without one, a model at a high temperature does not stop.
+        has_text: Whether text is allowed around calls; otherwise the reply is only calls.
     """
 
     least: int = 0

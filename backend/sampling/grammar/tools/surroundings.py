@@ -1,4 +1,4 @@
-"""The text that may stand around calls."""
+"""The text allowed around calls."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,22 +10,22 @@ from backend.sampling.grammar.writer import GrammarWriter, alternatives, chain
 
 
 class Surroundings(Protocol):
-    """The text that may stand around calls."""
+    """The text allowed around calls."""
 
     @property
     def alone(self) -> str:
-        """The expression of a reply without calls."""
+        """Expression of a reply without calls."""
 
     @property
     def after(self) -> str:
-        """The expression of the text after calls."""
+        """Expression of the text after calls."""
 
     def before(self, end: str) -> str:
-        """Return the expression of the text before calls, and of their opener."""
+        """Return the expression of the text before calls, including their opener."""
 
 
 class AroundMessages:
-    """Thoughts and preambles as messages before a call, and an answer in place of one."""
+    """Thoughts and preambles as messages before a call, or an answer instead of one."""
 
     def __init__(self, messages: Messages, writer: GrammarWriter) -> None:
         """Define the messages."""
@@ -38,31 +38,31 @@ class AroundMessages:
 
     @property
     def alone(self) -> str:
-        """The expression of a reply without a call."""
+        """Expression of a reply without calls."""
         end = self._writer.last_text(self._messages.last_ends[-1])
         answer = chain(self._writer.text(self._messages.answer), self._text.alone)
         return chain(self._earlier, answer, f"({end})?" if end else "")
 
     @property
     def after(self) -> str:
-        """Nothing: calls come last."""
+        """Empty: calls come last."""
         return ""
 
     def before(self, end: str) -> str:
-        """Return the expression of messages and the beginning of a call."""
+        """Return the expression of messages followed by the beginning of a call."""
         return chain(self._earlier, self._writer.text(end))
 
 
 class AfterSection:
-    """An answer in a section of its own before the calls, or in place of them."""
+    """An answer in its own section, before the calls or instead of them."""
 
     def __init__(self, section: Section, writer: GrammarWriter, ends: Sequence[str]) -> None:
         """Define the section.
 
         Args:
-            section: Its markers.
-            writer: Takes the definitions.
-            ends: Further texts that do not occur in it.
+            section: The section's markers.
+            writer: Collects the definitions.
+            ends: Other texts that the answer does not contain.
         """
         self._section = section
         self._writer = writer
@@ -72,22 +72,22 @@ class AfterSection:
 
     @property
     def alone(self) -> str:
-        """The expression of a reply without calls."""
+        """Expression of a reply without calls."""
         end = self._writer.text(self._section.end)
         return chain(self._begin, self._text.alone, f"({end})?" if self._section.closes else "")
 
     @property
     def after(self) -> str:
-        """Nothing: calls come last."""
+        """Empty: calls come last."""
         return ""
 
     def before(self, end: str) -> str:
-        """Return the expression of the section, if there is one, and the beginning of calls."""
+        """Return the expression of an optional section followed by the beginning of calls."""
         section = chain(self._begin, self._text.before(self._section.end))
         return chain(f"({section})?", self._writer.text(end))
 
 
 def empty_section(section: Section, writer: GrammarWriter) -> str:
-    """Return the expression of a section without text, which models write before calls."""
+    """Return the expression of an empty section, which models write before calls."""
     begin, end = writer.text(section.begin), writer.text(section.end)
     return f"(({begin})? {end})?" if section.may_be_open else ""

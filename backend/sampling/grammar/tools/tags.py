@@ -1,7 +1,7 @@
-"""Arguments in tags with raw values between them, `<parameter=a>…</parameter>`.
+"""Arguments in tags around raw values, `<parameter=a>…</parameter>`.
 
-A string is its text, without quotes or escapes; anything else is JSON. Where the schema allows
-both, a text that would be read as the other is refused.
+Strings are raw text, without quotes or escapes; everything else is JSON. Where the schema allows
+both, text that would be read as the other is refused.
 """
 
 import re
@@ -47,16 +47,16 @@ _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 def tagged_arguments(
     dialect: Tags, forbidden: tuple[str, ...], parameters: Parameters, writer: GrammarWriter
 ) -> str:
-    """Return the expression of the arguments of a tool in tags.
+    """Return the expression of a tool's arguments in tags.
 
     Args:
         dialect: The tags.
-        forbidden: Texts that occur in no value, besides the tags of arguments and calls.
+        forbidden: Texts that values do not contain, besides the tags of arguments and calls.
         parameters: The parameters of the tool.
-        writer: Takes the definitions.
+        writer: Collects the definitions.
 
     Raises:
-        GrammarError: They cannot be enforced.
+        GrammarError: A parameter cannot be enforced.
     """
     found = properties(arguments(parameters), parameters)
     texts = _forbidden(dialect, forbidden)
@@ -89,11 +89,11 @@ class _Argument:
         return repeated(self._writer.rule(whole), int(self._item.is_required), 1)
 
     def _ways(self) -> Iterator[str]:
-        """Yield the expressions of the argument as a text and as JSON."""
+        """Yield the expressions of the argument as text and as JSON."""
         texts = [kind for kind in self._kinds if kind.is_text]
         others = [kind for kind in self._kinds if not kind.is_text]
         if texts and not self._dialect.types:
-            # Values that a text could begin with must be read in one piece with it.
+            # Values that a text could begin with must be in the same terminal.
             texts += [kind for kind in others if self._constants(kind)]
             others = [kind for kind in others if not self._constants(kind)]
         if texts:
@@ -103,7 +103,7 @@ class _Argument:
             yield self._tagged(name, [Expression(value(kinds_of_type)), *self._end])
 
     def _by_type(self, others: list[Kind]) -> dict[str, list[Kind]]:
-        """Return kinds by a type for each way in which tags tell types."""
+        """Return the kinds grouped by the type names that tags can state."""
         found: dict[str, tuple[str, list[Kind]]] = {}
         for kind in others:
             name = kind.type_name
@@ -116,7 +116,7 @@ class _Argument:
         return sequence([*fill(self._begin, values, self._writer), *value])
 
     def _nested(self, others: list[Kind]) -> str:
-        """Return the expression of values of which objects and arrays are nested elements."""
+        """Return the expression of values whose objects and arrays are nested elements."""
         nested = [kind for kind in others if kind.types in _NESTED and "const" not in kind.schema]
         if nested and len(self._kinds) > 1 and self._types - {*nested[0].types, "null"}:
             raise self._parameters.error(
@@ -149,7 +149,7 @@ class _Argument:
         return inner.write()
 
     def _json(self, others: list[Kind]) -> str:
-        """Return the expression of values that are no text."""
+        """Return the expression of values that are not text."""
         forbidden = tuple(dict.fromkeys(map(_one_tag, self._forbidden)))
         schema = self._json_schema(others)
         return self._writer.rule(json_part(schema, self._parameters, forbidden))
@@ -160,7 +160,7 @@ class _Argument:
         return {"anyOf": [dict(kind.schema) for kind in others]}
 
     def _spelled(self, texts: list[Kind]) -> list[Piece]:
-        """Return the texts and their end, as far as it is spelled out in one terminal."""
+        """Return the texts and their end, as far as one terminal spells it out."""
         first, *rest = self._end
         closer = quoted(first) if isinstance(first, str) else ""
         rest = rest if closer else self._end
@@ -168,7 +168,7 @@ class _Argument:
         return [Expression(self._writer.terminal(chain(bodies, closer))), *rest]
 
     def _bodies(self, kind: Kind) -> Iterator[str]:
-        """Yield the terminals of a kind of text, or of a value that is no text."""
+        """Yield the terminals of a kind of text, or of a value that is not text."""
         constants = self._constants(kind)
         if constants:
             yield from (self._constant(text, kind) for text in constants)
@@ -181,7 +181,7 @@ class _Argument:
         yield f"({_all_of(conditions, [_has(*self._forbidden)])})"
 
     def _conditions(self, kind: Kind) -> Iterator[str]:
-        """Yield terminals that must all hold for a string."""
+        """Yield terminals that a string must all match."""
         for keyword in sorted(kind.constraints(*_OF_STRINGS)):
             raise self._parameters.error(
                 f"{kind.pointer}/{keyword}", "cannot be enforced for a string in this format"
@@ -193,12 +193,12 @@ class _Argument:
             raise self._parameters.error(f"{kind.pointer}/pattern", str(error)) from error
 
     def _other_looks(self) -> list[str]:
-        """Return the types that a reader could take a string for."""
+        """Return the types that a reader could mistake a string for."""
         is_told = bool(self._dialect.types) or "string" not in self._types
         return [] if is_told else sorted(self._types - {"string"})
 
     def _constants(self, kind: Kind) -> tuple[str, ...]:
-        """Return the few texts of a kind, if it has no others."""
+        """Return the texts of a kind that has only a few, or none."""
         if "const" in kind.schema:
             value = kind.schema["const"]
             return (value if isinstance(value, str) else json_text(value),)
@@ -219,7 +219,7 @@ class _Argument:
 
 
 def _forbidden(dialect: Tags, others: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts that a reader could take for the end of a value."""
+    """Return the texts that a reader could mistake for the end of a value."""
     if dialect.mark:
         return (dialect.mark,)
     begin, end = split_at(dialect.parameter, VALUE)
@@ -229,7 +229,7 @@ def _forbidden(dialect: Tags, others: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _one_tag(text: str) -> str:
-    """Return the part of a text that begins with its only "<"."""
+    """Return the part of a text that starts with its only "<"."""
     begin = text.index("<")
     end = text.find("<", begin + 1)
     return text[begin:] if end < 0 else text[begin:end]

@@ -1,4 +1,4 @@
-"""Fill templates of calls."""
+"""Fills in templates of calls."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import assert_never
@@ -12,7 +12,7 @@ _NUMBER = Expression("/0|[1-9][0-9]{0,3}/")
 def fill(
     template: Iterable[Part], values: Mapping[Slot, Piece], writer: GrammarWriter
 ) -> Iterator[Piece]:
-    """Yield the pieces of a template; values hold no markers, whatever they look like."""
+    """Yield the pieces of a filled template; values never contain markers, however they look."""
     for part in template:
         match part:
             case str():
