@@ -1,1 +1,1 @@
-"""From what a LoadModel asks for to a model, a tokenizer and a chat template."""
+"""Loads models, tokenizers and chat templates as LoadModel requests them."""

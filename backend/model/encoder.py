@@ -1,6 +1,6 @@
-"""Encoders, which read a text in one pass and generate none: BERT and its kin, through mlx-vlm.
+"""Encoders, which read a text in one pass but do not generate: BERT and its kin, through mlx-vlm.
 
-mlx-vlm is optional; without it such a checkpoint is refused with what to install.
+mlx-vlm is optional; without it such a checkpoint is refused with an installation hint.
 """
 
 import importlib
@@ -33,7 +33,7 @@ from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 _SENTENCE_CONFIG = "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
 _TAGGER = "ForTokenClassification"
-# Classes of mlx-vlm's encoder modules; the one for tokens is there for these types only.
+# Classes of mlx-vlm's encoder modules; only these types have one for tokens.
 _CLASSES = {
     ModelKind.ENCODER: "Model",
     ModelKind.CROSS_ENCODER: "SequenceClassificationModel",
@@ -49,9 +49,9 @@ class _Family:
     """How mlx-vlm 0.7.10 runs a type of encoder.
 
     Attributes:
-        module: Its name below `mlx_vlm.models`.
-        fixed: What the code takes for granted, whatever config.json says.
-        counts_from_padding: Whether positions begin behind the id of the padding token.
+        module: Its module name under `mlx_vlm.models`.
+        fixed: Values that the code hard-wires, regardless of config.json.
+        counts_from_padding: Whether positions start after the id of the padding token.
     """
 
     module: str
@@ -61,14 +61,14 @@ class _Family:
 
 _BERT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 _ROBERTA = _Family("xlm_roberta", _BERT, counts_from_padding=True)
-# RoBERTa and CamemBERT are XLM-RoBERTa with other words.
+# RoBERTa and CamemBERT are XLM-RoBERTa under other names.
 _FAMILIES: Mapping[str, _Family] = {
     "bert": _Family("bert", _BERT),
     "roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "modernbert": _Family("modernbert", {"hidden_activation": "gelu"}),
-    # A Llama that was taught to look ahead.
+    # A Llama trained to look ahead.
     "llama_bidirec": _Family("llama_bidirec", {}),
 }
 
@@ -89,14 +89,14 @@ def load_encoder(
     """Load an encoder, or a cross-encoder.
 
     Args:
-        options: What the LoadModel asked for.
-        directory: The model's.
+        options: Options of the LoadModel.
+        directory: Directory of the model.
         config: Its config.json.
-        make_room: Told the size of the weights before they are read.
+        make_room: Called with the size of the weights before they are read.
         renders: Whether this process needs the chat template.
 
     Raises:
-        LoadError: Says in a user's words what is wrong.
+        LoadError: The message explains the problem to users.
     """
     family = _FAMILIES[config["model_type"]]
     _require_plain(options, family, config)
@@ -153,10 +153,10 @@ def _token_classifier(config: Mapping[str, Any]) -> ModelKind:
 
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels by their numbers.
+    """Return the labels in order of their numbers.
 
     Raises:
-        UnsupportedModelError: The numbers are not those from 0 on.
+        UnsupportedModelError: The numbers do not count up from 0.
     """
     numbered = config.get("id2label") or {}
     try:
@@ -166,7 +166,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, Any]) -> None:
-    """Refuse what the code of the family would silently leave out."""
+    """Refuse options and settings that the family's code would silently ignore."""
     if options.adapters:
         raise LoadError("LoRA adapters go with decoders, and this is an encoder")
     for key, fixed in family.fixed.items():
@@ -186,12 +186,12 @@ def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
 
 
 def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind, labels: int) -> Network:
-    """Build the network; no weight is in memory yet."""
+    """Build the network without reading weights into memory."""
     network = _import_loader(directory).load_encoder_model(
         directory,
         model_remapping={name: each.module for name, each in _FAMILIES.items()},
         model_class_name=_CLASSES[kind],
-        # Left to itself it takes one label, whatever config.json names.
+        # The default is one label, even if config.json names more.
         config_overrides=None if kind is ModelKind.ENCODER else {"num_labels": labels},
         lazy=True,
     )
@@ -213,7 +213,7 @@ def _import_loader(directory: Path) -> ModuleType:
 def _context_length(
     options: ModelOptions, directory: Path, config: Mapping[str, Any]
 ) -> int | None:
-    """Return what the checkpoint was trained for, or what was asked for below its positions."""
+    """Return the trained context length or the requested one, limited by the positions."""
     positions = own_context_length(config)
     if positions and _FAMILIES[config["model_type"]].counts_from_padding:
         positions -= int(config.get("pad_token_id", 1)) + 1

@@ -1,4 +1,4 @@
-"""A loaded model: its facts and text for every thread, its network for the engine's alone."""
+"""A loaded model: facts and text for every thread, the network only for the engine's."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +11,10 @@ from backend.model.vision.media_processor import MediaPreparer, MediaProcessor
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model without its weights: plain Python, safe from any thread.
+    """A model without its weights: plain Python, thread-safe.
 
     Attributes:
-        media: Prepares images, sounds and videos; `None` for a model that reads text only.
+        media: Prepares images, sounds and videos; `None` for a text-only model.
     """
 
     tokenizer: Tokenizer
@@ -25,9 +25,9 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class RunnableModel(LoadedModel):
-    """A model, ready to run.
+    """A model that is ready to run.
 
-    Never leaves the engine process: holding it keeps the weights in memory.
+    Never leaves the engine process: a reference to it keeps the weights in memory.
 
     Attributes:
         network: The MLX module.
@@ -37,5 +37,5 @@ class RunnableModel(LoadedModel):
     network: Any
 
     def plain(self) -> LoadedModel:
-        """Return the part that needs no MLX."""
+        """Return the part that does not need MLX."""
         return LoadedModel(self.tokenizer, self.template, self.card, media=self.media)

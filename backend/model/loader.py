@@ -1,6 +1,6 @@
 """Loads a `RunnableModel` from a directory, in the engine process.
 
-Quick checks come before the weights are read.
+Quick checks run before the weights are read.
 """
 
 import gc
@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 Divide: TypeAlias = Callable[[Network], None]
-"""Takes away what other processes compute of a network whose weights are not in memory yet."""
+"""Removes the parts of a lazy network that other processes compute."""
 
 
 def load(
@@ -76,22 +76,22 @@ def load(
     make_room: MakeRoom = need_no_room,
     beside_bytes: int = 0,
 ) -> RunnableModel:
-    """Load a model; after a failure nothing of it stays in memory.
+    """Load a model; a failed load leaves nothing in memory.
 
     Args:
-        options: Those of the LoadModel.
-        directory: The model's.
-        divide: Leaves of the network what this process computes; `None` leaves all.
-        renders: Whether this process needs the chat template, and the card what it can do; a
-            model that takes media has it in any case.
-        make_room: Told the size of the weights, and of those beside them, before they are read.
-        beside_bytes: Weights of another model that are in memory already.
+        options: Options of the LoadModel.
+        directory: Directory of the model.
+        divide: Reduces the network to the part that this process computes; `None` keeps all.
+        renders: Whether this process needs the chat template, and its abilities in the card; a
+            model that takes media always has it.
+        make_room: Called with the size of these weights plus `beside_bytes` before they are read.
+        beside_bytes: Size of another model's weights that are already in memory.
 
     Raises:
-        LoadError: Says in a user's words what is wrong.
+        LoadError: The message explains the problem to users.
     """
     started_at = time.monotonic()
-    with _failures_told(directory):
+    with _as_load_errors(directory):
         config = read_config(directory)
         require_weights(directory)
         if is_encoder(config):
@@ -112,17 +112,17 @@ def load(
 
 
 def look(options: ModelOptions, directory: Path, *, renders: bool = True) -> RunnableModel:
-    """Return a decoder whose weights are not in memory: all else that can fail has not.
+    """Return a decoder without reading its weights; every other cause of failure is checked.
 
     Args:
         options: As for a load.
-        directory: Of the model.
-        renders: Whether its chat template is of use.
+        directory: Directory of the model.
+        renders: Whether to prepare its chat template.
 
     Raises:
-        LoadError: Says in a user's words what is wrong.
+        LoadError: The message explains the problem to users.
     """
-    with _failures_told(directory):
+    with _as_load_errors(directory):
         config = read_config(directory)
         require_weights(directory)
         if is_encoder(config):
@@ -133,8 +133,8 @@ def look(options: ModelOptions, directory: Path, *, renders: bool = True) -> Run
 
 
 @contextmanager
-def _failures_told(directory: Path) -> Iterator[None]:
-    """Turn failures into errors in a user's words, and free their memory."""
+def _as_load_errors(directory: Path) -> Iterator[None]:
+    """Convert failures to errors for users, and free the memory of the failed load."""
     try:
         yield
     except LoadError as error:
@@ -153,7 +153,7 @@ def _lazy_model(
     *,
     renders: bool = True,
 ) -> RunnableModel:
-    """Build a decoder; no weight is in memory yet."""
+    """Build a decoder without reading weights into memory."""
     network = _lazy_network(options, directory, config)
     if divide is not None:
         divide(network)
@@ -170,7 +170,7 @@ def _lazy_model(
         model_type=config["model_type"],
         context_length=_context_length(options, config),
         vocab_size=width,
-        # Some checkpoints say -1 for none.
+        # Some checkpoints have -1 for none.
         eos_token_ids=eos_ids.intersection(range(width)),
         weights_bytes=weights_bytes(network),
         attention_spans=attention_spans(config),
@@ -189,7 +189,7 @@ def _lazy_model(
 
 
 def _lazy_network(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> Network:
-    """Build the network with its adapters and data type; no weight is in memory yet."""
+    """Build the network with its adapters and data type, without reading weights into memory."""
     if not _takes_mlx_vlm(options, directory, config):
         return _lazy_decoder(options, directory)
     model = load_from_mlx_vlm(options, directory, config)
@@ -200,7 +200,7 @@ def _lazy_network(options: ModelOptions, directory: Path, config: Mapping[str, A
 
 
 def _lazy_decoder(options: ModelOptions, directory: Path) -> Network:
-    """Build a network of mlx-lm."""
+    """Build an mlx-lm network."""
     special: dict[str, Any] = {}
     if is_bare_decoder(directory):
         log.warning("%s has no head: it can embed, but not generate text", directory)
@@ -213,10 +213,10 @@ def _lazy_decoder(options: ModelOptions, directory: Path) -> Network:
 
 
 def _takes_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> bool:
-    """Tell whether a model is to be built by mlx-vlm: for its towers, or as mlx-lm has no code.
+    """Tell whether mlx-vlm must build a model: for its towers, or for lack of code in mlx-lm.
 
     Raises:
-        UnsupportedModelError: Neither library has.
+        UnsupportedModelError: Neither library has code for it.
     """
     text, towers = is_known_to_mlx_lm(config), is_known_to_mlx_vlm(config)
     if not text and not towers:
@@ -270,7 +270,7 @@ def _media_support(
 
 def tokenizer_defaults(network: Network) -> Mapping[str, Any]:
     """Return the tokenizer defaults of the model's module."""
-    # Code of the model's own is no registered module.
+    # A checkpoint's own code is not a registered module.
     module = sys.modules.get(type(network).__module__)
     defaults: Mapping[str, Any] = getattr(module, "TOKENIZER_DEFAULTS", {})
     return defaults

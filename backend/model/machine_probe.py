@@ -1,6 +1,6 @@
-"""`python -m backend.model.machine_probe`: what MLX can do here, as one JSON object.
+"""`python -m backend.model.machine_probe`: report MLX's device and speed as one JSON object.
 
-A process of its own, so that an MLX that crashes takes nobody along.
+Runs in its own process, so that a crashing MLX takes nothing else down.
 """
 
 import json
@@ -35,7 +35,7 @@ def findings() -> dict[str, Any]:
 
 
 def _gflops() -> float:
-    """Return the best of a few products of square matrices, after one that warms up."""
+    """Return the best of a few square matrix products, after one warm-up."""
     matrix = mx.random.normal((_SIZE, _SIZE))
     mx.eval(matrix @ matrix)
     fastest = min(_seconds(matrix) for _ in range(_ROUNDS))

@@ -1,1 +1,1 @@
-"""A checkpoint's files: found, fetched, read, refused."""
+"""Locates, fetches, reads and checks the files of a checkpoint."""

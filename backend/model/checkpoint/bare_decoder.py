@@ -1,6 +1,6 @@
-"""Checkpoints of a decoder without its head, as embedding models are published.
+"""Checkpoints of a decoder without a head, the usual form of embedding models.
 
-The names of their weights begin inside the decoder, and mlx-lm 0.32 looks for them one level up.
+Their weight names start inside the decoder; mlx-lm 0.32 expects them one level further up.
 """
 
 import importlib
@@ -14,21 +14,21 @@ from backend.model.checkpoint.config import WEIGHTS_PATTERN
 
 Weights: TypeAlias = dict[str, mx.array]
 
-# Without a head of its own, a network makes its logits with the embeddings of its tokens.
+# Without a head, a network computes its logits with the token embeddings.
 HEADLESS_CONFIG: Mapping[str, Any] = {"tie_word_embeddings": True}
 
 
 def is_bare_decoder(directory: Path) -> bool:
-    """Tell by the names of the weights; reads none of them."""
+    """Tell by the names of the weights, without reading the weights."""
     names = {name for path in directory.glob(WEIGHTS_PATTERN) for name in mx.load(str(path))}
     roots = {name.partition(".")[0] for name in names}
     return "layers" in roots and "model" not in roots
 
 
 def decoder_classes(config: Mapping[str, Any]) -> tuple[type, type]:
-    """Return the classes of a network and of its arguments, as mlx-lm's `load_model` wants them.
+    """Return the classes of a network and of its arguments, for mlx-lm's `load_model`.
 
-    The network takes the weights of its decoder for all it is given.
+    The network takes all given weights as its decoder's.
     """
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     sanitize = getattr(module.Model, "sanitize", lambda _network, weights: weights)

@@ -1,4 +1,4 @@
-"""A model's directory, read and judged before MLX is asked to load it."""
+"""Reads and checks a model's directory before MLX loads it."""
 
 import json
 import re
@@ -27,11 +27,11 @@ _LENGTH_NAMES = (
 
 
 def read_config(directory: Path) -> Mapping[str, Any]:
-    """Return config.json.
+    """Return the content of config.json.
 
     Raises:
-        UnsupportedModelError: There is none, or it does not name a model type.
-        LoadError: It is not a JSON object, or holds a value that no model has.
+        UnsupportedModelError: The file is missing, or does not name a model type.
+        LoadError: It is not a JSON object, or has an impossible value.
     """
     path = directory / CONFIG_NAME
     if not path.is_file():
@@ -47,11 +47,11 @@ def read_config(directory: Path) -> Mapping[str, Any]:
 
 
 def require_weights(directory: Path) -> None:
-    """Check that all weight files are there.
+    """Check that all weight files exist.
 
     Raises:
-        UnsupportedModelError: There are no safetensors weights; the message names what is there.
-        LoadError: Files that the index names are missing, or one is not whole.
+        UnsupportedModelError: There are no safetensors weights; the message lists those found.
+        LoadError: Files named in the index are missing, or one is truncated.
     """
     if not any(directory.glob(WEIGHTS_PATTERN)):
         raise UnsupportedModelError(
@@ -76,7 +76,7 @@ def _require_listed(directory: Path) -> None:
 
 
 def read_generation_config(directory: Path) -> Mapping[str, Any]:
-    """Return generation_config.json, or nothing where it is absent or broken."""
+    """Return the content of generation_config.json; empty if it is missing or broken."""
     path = directory / "generation_config.json"
     try:
         return read_json(path, dict) if path.is_file() else {}
@@ -85,7 +85,7 @@ def read_generation_config(directory: Path) -> Mapping[str, Any]:
 
 
 def own_context_length(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens the model was made for, or `None` when it sets no limit."""
+    """Return the model's context length in tokens, or `None` if it sets no limit."""
     for level in (config, config.get("text_config") or {}):
         for name in _LENGTH_NAMES:
             if isinstance(value := level.get(name), int) and value > 0:
@@ -94,9 +94,9 @@ def own_context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def attention_spans(config: Mapping[str, Any]) -> frozenset[int]:
-    """Return how far windows, blocks and the choice of blocks reach, in tokens.
+    """Return the lengths of windows, blocks and block selections, in tokens.
 
-    Attention takes another way beyond each of them. Those of towers are left out.
+    Attention takes another path beyond each of them. Those of towers are left out.
     """
     text = {k: v for k, v in config.items() if not k.startswith(_TOWER_PREFIXES)}
     spans: set[int] = set()
@@ -109,7 +109,7 @@ def attention_spans(config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def declared_eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
-    """Return every id that one of the configurations says ends a reply."""
+    """Return the ids that any of the configurations declares as ending a reply."""
     ids: set[int] = set()
     for config in configs:
         for level in (config, config.get("text_config") or {}):
@@ -120,10 +120,10 @@ def declared_eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
 
 
 def read_json(path: Path, kind: type[Json]) -> Json:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises:
-        LoadError: It cannot be read, or holds something else than `kind`.
+        LoadError: It cannot be read, or is not of type `kind`.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -135,7 +135,7 @@ def read_json(path: Path, kind: type[Json]) -> Json:
 
 
 def _levels(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a configuration and all that it holds for parts of the model."""
+    """Yield a configuration and those nested in it for parts of the model."""
     levels = [config]
     while levels:
         level = levels.pop()

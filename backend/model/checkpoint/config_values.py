@@ -1,6 +1,6 @@
-"""Values of config.json that no model has.
+"""Finds impossible values in config.json.
 
-Those that a rule tells are found before MLX is asked to build the model, others after it failed.
+Values with a rule are checked before MLX builds the model, others only after it has failed.
 """
 
 import math
@@ -20,13 +20,13 @@ MAX_QUOTED_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """The values that a field may have, alone or in a list.
+    """The allowed values of a field, alone or in a list.
 
     Attributes:
-        names: Of the fields.
-        least: Of the decoder; other parts of a model may say 0 for what they lack.
-        most: In all parts.
-        is_whole: Whether it counts something.
+        names: Names of the fields.
+        least: Minimum for the decoder; other parts of a model may use 0 for absent features.
+        most: Maximum for all parts.
+        is_whole: Whether the value must be a whole number.
     """
 
     names: frozenset[str]
@@ -50,7 +50,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Sizes are bounded far above any model that exists: beyond them MLX overflows or takes all memory.
+# The limits are far above any existing model; beyond them MLX overflows or takes all memory.
 _RULES = (
     _Rule(_names("hidden_size d_model n_embd model_dim embedding_size"), 1, 2**20),
     _Rule(_names("vocab_size"), 1, 2**24),
@@ -110,33 +110,33 @@ def require_sensible(path: Path, config: Mapping[str, Any]) -> None:
     """Refuse values that no model has.
 
     Args:
-        path: Of the file, for the message.
-        config: What it holds.
+        path: Path of the file, for the message.
+        config: Content of the file.
 
     Raises:
-        LoadError: Names file, field and value.
+        LoadError: The message names file, field and value.
     """
     for place, level in _levels(config):
         for name, value in level.items():
             problem = _problem(place, name, value)
             if problem is not None:
-                raise LoadError(_said(path, place, name, value, problem))
+                raise LoadError(_message(path, place, name, value, problem))
 
 
 def explain(failure: BaseException, path: Path, config: Mapping[str, Any]) -> str | None:
-    """Return which value of config.json made upstream fail, or `None` where none stands out."""
+    """Return the value of config.json that made the library fail, or `None` if none stands out."""
     text = str(failure)
     if match := _FIELD.search(text):
-        return _said_of(path, config, match[1], "it does not fit the field")
+        return _message_about(path, config, match[1], "it does not fit the field")
     if _ROPE_TYPE.search(text) or isinstance(failure, KeyError):
         name = next((name for name in _ROPE if isinstance(config.get(name), Mapping)), None)
         if name is not None:
             problem = f"it lacks {text}" if isinstance(failure, KeyError) else text
-            return _said(path, "", name, config[name], problem)
+            return _message(path, "", name, config[name], problem)
     for name, kinds in _declared(config):
         if name in config and not isinstance(config[name], tuple(kinds)):
             expected = " or ".join(dict.fromkeys(_SPOKEN[k] for k in _SPOKEN if k in kinds))
-            return _said(path, "", name, config[name], f"{expected} belongs there")
+            return _message(path, "", name, config[name], f"{expected} belongs there")
     return None
 
 
@@ -160,7 +160,7 @@ def _problem(place: str, name: str, value: object) -> str | None:
 
 
 def _levels(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield a configuration and all that it holds for parts of the model, each with its place."""
+    """Yield a configuration and those nested in it, each with its path."""
     levels: list[tuple[str, Mapping[str, Any]]] = [("", config)]
     while levels:
         place, level = levels.pop()
@@ -171,11 +171,11 @@ def _levels(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def _declared(config: Mapping[str, Any]) -> Iterator[tuple[str, Collection[type]]]:
-    """Yield the fields that mlx-lm's code of the model declares, with the kinds they take."""
+    """Yield the fields declared by mlx-lm's code of the model, with their accepted types."""
     try:
-        _, arguments = import_mlx_lm()._get_classes(config)  # noqa: SLF001 (upstream has no other)
+        _, arguments = import_mlx_lm()._get_classes(config)  # noqa: SLF001 (no public equivalent)
         hints = get_type_hints(arguments)
-    except Exception:  # noqa: BLE001 (foreign code, asked for an explanation only)
+    except Exception:  # noqa: BLE001 (foreign code, used only for an explanation)
         return
     for name, hint in hints.items():
         kinds = _kinds(hint)
@@ -184,7 +184,7 @@ def _declared(config: Mapping[str, Any]) -> Iterator[tuple[str, Collection[type]
 
 
 def _kinds(hint: object) -> set[type]:
-    """Return the kinds of JSON values that an annotation allows; none where it says too little."""
+    """Return the JSON types that an annotation allows; empty if it is too vague."""
     if get_origin(hint) in (Union, types.UnionType):
         parts = [_kinds(part) for part in get_args(hint)]
         return set().union(*parts) if all(parts) else set()
@@ -194,14 +194,14 @@ def _kinds(hint: object) -> set[type]:
     return set(_KINDS.get(plain, ())) if isinstance(plain, type) else set()
 
 
-def _said_of(path: Path, config: Mapping[str, Any], name: str, problem: str) -> str | None:
+def _message_about(path: Path, config: Mapping[str, Any], name: str, problem: str) -> str | None:
     for place, level in _levels(config):
         if name in level:
-            return _said(path, place, name, level[name], problem)
+            return _message(path, place, name, level[name], problem)
     return None
 
 
-def _said(path: Path, place: str, name: str, value: object, problem: str) -> str:
+def _message(path: Path, place: str, name: str, value: object, problem: str) -> str:
     quoted = repr(value)
     if len(quoted) > MAX_QUOTED_CHARS:
         quoted = f"{quoted[:MAX_QUOTED_CHARS]}..."

@@ -1,4 +1,4 @@
-"""The draft model that a load names: a model like any other, found in the same way."""
+"""The draft model of a load: an ordinary model, located in the same way."""
 
 import re
 from dataclasses import replace
@@ -7,16 +7,16 @@ from pathlib import Path
 from backend.config import ModelOptions, TuningOptions
 
 DRAFTING = frozenset({"auto", "draft", "mtp"})
-"""Values of the option `speculation` with which a model that is named drafts."""
+"""Values of the option `speculation` that enable a named draft model."""
 
 _SCHEME = re.compile(r"^(hf|huggingface):/+")
 
 
 def draft_options(options: ModelOptions) -> ModelOptions | None:
-    """Return the options that a draft model is found and loaded with, if one is wanted.
+    """Return the options to load the draft model with, or `None` without one.
 
     Args:
-        options: Of the model that it drafts for.
+        options: Options of the model that it drafts for.
     """
     speculation = options.tuning.speculation
     if not speculation.draft_model or speculation.speculation not in DRAFTING:
@@ -34,15 +34,15 @@ def draft_options(options: ModelOptions) -> ModelOptions | None:
 
 
 def asks_for_several(options: ModelOptions) -> bool:
-    """Tell whether several processes are to compute a model: then nothing drafts for it."""
+    """Tell whether a model is to be divided among processes, which rules out a draft model."""
     group = options.tuning.group
     return (group.tensor_parallel_size or 1) > 1 or bool(group.hosts or group.hostfile)
 
 
 def _wanted(text: str, models_dir: Path | None) -> str:
-    """Return what was asked for: hosts put the directory of the models before it, whatever it is.
+    """Return the requested name; hosts always put the models directory before it.
 
-    That may be a path below it, a hub id or an absolute path.
+    The name may be a path below that directory, a hub id or an absolute path.
     """
     path = Path(text)
     if models_dir is None or path.exists() or not path.is_relative_to(models_dir):

@@ -1,4 +1,4 @@
-"""What upstream raises while loading, in a user's words."""
+"""Translates errors raised by libraries during a load into messages for users."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from backend.errors import LoadError, LoadFailedError, OutOfMemoryError, Unsuppo
 from backend.model.checkpoint.config import CONFIG_NAME, read_json
 from backend.model.checkpoint.config_values import explain
 
-# Model code of any origin runs while loading; `olmo` ends the process when a package is missing.
+# Loading runs model code of any origin; `olmo` exits the process if a package is missing.
 UPSTREAM_FAILURES: tuple[type[BaseException], ...] = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
     *(OSError, RuntimeError, SyntaxError, TypeError, ValueError, SystemExit),
@@ -26,11 +26,11 @@ _REMOTE_CODE = "trust_remote_code"
 
 
 def as_load_error(failure: BaseException, directory: Path) -> LoadError:
-    """Return what to tell the caller of a load that failed.
+    """Return the error to report for a failed load.
 
     Args:
-        failure: What was raised.
-        directory: The model's directory.
+        failure: The exception raised.
+        directory: Directory of the model.
     """
     text = one_line(failure)
     if isinstance(failure, MemoryError) or _OUT_OF_MEMORY.search(text):
@@ -66,6 +66,6 @@ def _explained(failure: BaseException, directory: Path) -> str | None:
 
 
 def one_line(failure: BaseException) -> str:
-    """Return the message of a failure on one line of bounded length."""
+    """Return the message of a failure as one line of limited length."""
     text = " ".join(str(failure).split())
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."

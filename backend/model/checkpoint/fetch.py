@@ -1,7 +1,7 @@
 """The child process that fetches a model: `python -m backend.model.checkpoint.fetch org/name`.
 
-Writes one JSON object per line: `{"done": bytes, "total": bytes}` as it goes, `{"path": ...}`
-at the end. On failure the last line of stderr says why.
+Writes one JSON object per line: `{"done": bytes, "total": bytes}` for progress, then
+`{"path": ...}`. On failure, the last line of stderr gives the reason.
 """
 
 import argparse
@@ -18,7 +18,7 @@ PARENT_POLL_S = 1.0
 
 _PATTERNS = ["*.json", "*.jsonl", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _CODE_PATTERNS = ["*.py"]
-# The same weights once more, in the layout of the model's authors.
+# Copies of the same weights in the authors' own layout.
 _DUPLICATES = ["*/*.safetensors", "consolidated*.safetensors"]
 
 
@@ -67,10 +67,10 @@ def _progress_class() -> type:
     from huggingface_hub.utils import tqdm
 
     class Progress(tqdm):  # type: ignore[misc]
-        """A progress bar that reports bytes in place of drawing itself."""
+        """A progress bar that reports bytes instead of drawing."""
 
         def __init__(self, *args: object, **kwargs: object) -> None:
-            # Off a terminal the upstream bar would switch itself off and count nothing.
+            # Without a terminal, the upstream bar disables itself and counts nothing.
             super().__init__(*args, **{**kwargs, "disable": False})
 
         def display(self, *_: object, **__: object) -> None:
@@ -78,7 +78,7 @@ def _progress_class() -> type:
                 _report({"done": int(self.n), "total": int(self.total)})
 
         def close(self) -> None:
-            # The upstream bar would draw itself once more.
+            # The upstream bar would draw once more.
             self.disable = True
 
     return Progress

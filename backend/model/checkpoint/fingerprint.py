@@ -1,4 +1,4 @@
-"""The identity of a loaded model: whatever changes its KV changes its fingerprint."""
+"""The identity of a loaded model: anything that changes its KV changes its fingerprint."""
 
 import hashlib
 import json
@@ -10,18 +10,18 @@ from backend.model.checkpoint.adapters.apply import adapter_directory
 from common.versions import version_of
 
 _DIGEST_BYTES = 12
-# Upstream code computes the KV: another version may compute it differently.
+# These libraries compute the KV: another version may compute it differently.
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")
 
 
 def fingerprint(options: ModelOptions, directory: Path) -> str:
-    """Return a name for a model, its adapters and how they are run, in letters and digits.
+    """Return an alphanumeric name for a model, its adapters and the way it is run.
 
-    Weights are told apart by name, size and time: reading them all would take too long.
+    Weights are identified by name, size and time: reading them all would take too long.
 
     Args:
-        options: What it was loaded with.
-        directory: Where it lies.
+        options: Options that it was loaded with.
+        directory: Directory of the model.
     """
     adapters = [
         (list(_files(adapter_directory(adapter, options.models_dir))), adapter.scale)

@@ -1,4 +1,4 @@
-"""Where a model lies: on disk, or on the hub, from which a child process fetches it."""
+"""Locates a model on disk or on the hub, and fetches it in a child process."""
 
 import asyncio
 import json
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model that is not on disk, as far as paths tell: `repo_id` is `org/name`."""
+    """A model that, judging by its name, is on the hub: `repo_id` is `org/name`."""
 
     repo_id: str
 
 
 async def locate(options: ModelOptions) -> Path:
-    """Return the directory of a model, fetched from the hub if it is not on disk.
+    """Return the directory of a model, fetching it from the hub if it is not on disk.
 
-    Cancelling this ends the download.
+    Cancelling this stops the download.
 
     Raises:
         LoadError: There is no such model, or it could not be fetched.
@@ -50,10 +50,10 @@ async def locate(options: ModelOptions) -> Path:
 
 
 def resolve(options: ModelOptions) -> Path | HubModel:
-    """Decide where a model is from what stands on disk; the network is not asked.
+    """Decide from the disk alone where a model is; does not use the network.
 
     Raises:
-        ModelNotFoundError: It is neither a path that exists nor a hub id.
+        ModelNotFoundError: It is neither an existing path nor a hub id.
         UnsupportedModelError: It is a single file of another format.
     """
     tried = [Path(options.model_file)] if options.model_file else []
@@ -73,18 +73,18 @@ def resolve(options: ModelOptions) -> Path | HubModel:
 async def download(
     repo_id: str, *, with_code: bool = False, environment: Mapping[str, str] | None = None
 ) -> Path:
-    """Fetch a model into the hub's local cache, or find it there, and return its directory.
+    """Fetch a model into the hub's local cache, unless it is there, and return its directory.
 
-    A child process does it, so that it can be ended at any moment. Cancelling this ends it.
+    Runs in a child process, which can be stopped at any time. Cancelling this stops it.
 
     Args:
         repo_id: `org/name`.
         with_code: Whether to fetch Python files too.
-        environment: Of the child; `None` is this process's own.
+        environment: The child's environment; `None` means this process's own.
 
     Raises:
-        ModelNotFoundError: The hub does not know it, or does not show it to us.
-        DownloadError: The hub could not be reached, or refused.
+        ModelNotFoundError: The hub does not know it, or hides it from this user.
+        DownloadError: The hub is unreachable, or refused.
     """
     arguments = [repo_id, "--parent", str(os.getpid()), *(["--with-code"] if with_code else [])]
     child = await asyncio.create_subprocess_exec(
@@ -109,7 +109,7 @@ async def download(
 
 
 def _directory(path: Path) -> Path:
-    """Return the directory of a model named by itself or by a file in it."""
+    """Return the directory of a model given by a directory or a file inside it."""
     if path.is_dir():
         return path
     if not (path.parent / "config.json").is_file():
@@ -121,7 +121,7 @@ def _directory(path: Path) -> Path:
 
 
 async def _follow(reports: StreamReader, repo_id: str) -> Path | None:
-    """Log the child's progress; return the path it reports in the end."""
+    """Log the child's progress; return the path that it finally reports."""
     due_at = time.monotonic() + PROGRESS_INTERVAL_S
     path = None
     async for line in reports:
@@ -143,7 +143,7 @@ async def _last_line(stream: StreamReader) -> str:
 
 
 async def _end(child: Process) -> None:
-    """End a child that still runs, and wait for it."""
+    """Kill the child if it is still running, and wait for it."""
     if child.returncode is not None:
         return
     child.terminate()

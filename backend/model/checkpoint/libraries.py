@@ -1,4 +1,4 @@
-"""Which of the two libraries knows a type of model, and what to say when neither does."""
+"""Tells which library supports a model type, and how to report an unsupported one."""
 
 import importlib.util
 import re
@@ -14,7 +14,7 @@ _MODULE_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def is_known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
-    """Tell whether mlx-lm has code for the model that a config.json describes."""
+    """Tell whether mlx-lm has code for the model described by a config.json."""
     if "model_file" in config:
         return True
     utils = import_mlx_lm()
@@ -26,15 +26,15 @@ def is_known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
 
 
 def is_installed(module: str) -> bool:
-    """Tell whether a module can be imported; imports nothing of it."""
+    """Tell whether a module can be imported, without importing it."""
     return importlib.util.find_spec(module) is not None
 
 
 def is_known_to_mlx_vlm(config: Mapping[str, Any]) -> bool:
-    """Tell whether mlx-vlm is installed and has code for the model that a config.json describes."""
+    """Tell whether mlx-vlm is installed and has code for the model described by a config.json."""
     if not is_installed("mlx_vlm"):
         return False
-    # mlx-lm first, through its door: mlx-vlm may import it.
+    # mlx-lm first, through `import_mlx_lm`: mlx-vlm may import it.
     import_mlx_lm()
     from mlx_vlm.utils import get_model_type
 
@@ -42,7 +42,7 @@ def is_known_to_mlx_vlm(config: Mapping[str, Any]) -> bool:
 
 
 def unknown_type(kind: str) -> str:
-    """Return what to tell of a model type that neither library knows."""
+    """Return the message for a model type that neither library supports."""
     return (
         f"is of the model type {kind!r}, which none of {versions_of(LIBRARIES)} supports: "
         f"a newer one may (pip install --upgrade {' '.join(LIBRARIES)})"

@@ -1,4 +1,4 @@
-"""Faults of model code in mlx-lm 0.32, put right on the network that was built with it."""
+"""Fixes bugs of mlx-lm 0.32's model code, on networks built with it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -7,22 +7,22 @@ import mlx.core as mx
 
 from backend.model.checkpoint.upstream import Network
 
-# Upstream's own.
+# Upstream's own values.
 Untyped: TypeAlias = Any
 
 _GROUPED_AXES = 5
 
 
 def mend(network: Network) -> None:
-    """Put right what is known to be wrong with a network's code."""
+    """Fix the known bugs of a network's code."""
     if put_right := _MENDS.get(type(network).__module__):
         put_right(network)
 
 
 def _take_masks_of_batches(network: Network) -> None:
-    """Let attention whose scores are [B, G, H, T, S] take masks [B, 1, T, S].
+    """Let attention with scores [B, G, H, T, S] take masks [B, 1, T, S].
 
-    Upstream broadcasts the rows of the batch along the groups of heads.
+    Upstream broadcasts the batch rows along the groups of heads.
     """
     for layer in network.layers:
         attention = layer.self_attn

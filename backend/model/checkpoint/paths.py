@@ -1,4 +1,4 @@
-"""Where the paths of a LoadModel are looked up."""
+"""Resolves the paths in a LoadModel."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ from backend.config import ModelOptions
 
 
 def candidates(text: str, models_dir: Path | None) -> list[Path]:
-    """Return where a path may lie, first choice first: hosts send paths below their models."""
+    """Return the possible locations of a path, best first: hosts send paths below their models."""
     path = Path(text).expanduser()
     if path.is_absolute() or models_dir is None:
         return [path]
@@ -21,7 +21,7 @@ def find_path(text: str, models_dir: Path | None) -> Path | None:
 
 
 def rooted(options: ModelOptions) -> ModelOptions:
-    """Return options whose paths mean the same to a process with another working directory."""
+    """Return the options with paths that are valid in any working directory."""
     tuning = options.tuning
     models_dir = options.models_dir.absolute() if options.models_dir else None
     return replace(
@@ -43,7 +43,7 @@ Text = TypeVar("Text", str, str | None)
 
 
 def _rooted(text: Text, models_dir: Path | None) -> Text:
-    """Return the absolute path of what a text names; a text that names nothing as it is."""
+    """Return the absolute path that a text names; other text is returned unchanged."""
     if not text:
         return text
     try:

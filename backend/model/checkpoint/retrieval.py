@@ -1,7 +1,7 @@
-"""What a checkpoint says of its use in retrieval: how it embeds, and whether it reranks.
+"""Tells from a checkpoint's files how it embeds, and whether it reranks.
 
-The files are those of sentence-transformers: `modules.json` lists the parts of the model,
-`1_Pooling/config.json` says how the vectors of tokens become one.
+The files are those of sentence-transformers: `modules.json` lists the parts of the model, and
+`1_Pooling/config.json` defines how token vectors become one.
 """
 
 import re
@@ -21,11 +21,11 @@ _POOLING_MODES = {"mean": Pooling.MEAN, "lasttoken": Pooling.LAST, "cls": Poolin
 
 
 def embedding_profile(directory: Path, name: str, config: Mapping[str, Any]) -> EmbeddingProfile:
-    """Return how a checkpoint embeds.
+    """Return how a checkpoint computes embeddings.
 
     Args:
-        directory: Where it lies.
-        name: Of the model: without the files it tells an embedding model.
+        directory: Directory of the checkpoint.
+        name: Name of the model; identifies embedding models without these files.
         config: Its config.json.
 
     Raises:
@@ -51,7 +51,7 @@ def encoder_profile(directory: Path) -> EmbeddingProfile:
 
 
 def reranker_kind(name: str, config: Mapping[str, Any]) -> RerankerKind | None:
-    """Return the family of rerankers that a checkpoint belongs to, if any."""
+    """Return the reranker family of a checkpoint, if any."""
     is_qwen3 = config.get("model_type") == "qwen3" and "rerank" in name.lower()
     return RerankerKind.QWEN3 if is_qwen3 else None
 
@@ -68,13 +68,13 @@ def _profile(parts: Sequence[str], modes: Sequence[str], default: Pooling) -> Em
 
 
 def _parts(path: Path) -> list[str]:
-    """Return the kinds of a model's parts, in lower case."""
+    """Return the types of a model's parts, in lower case."""
     modules = read_json(path, list) if path.is_file() else []
     return [str(module.get("type")).rpartition(".")[2].lower() for module in modules]
 
 
 def _pooling_modes(path: Path) -> list[str]:
-    """Return the modes that are switched on: a flag each, or a list of their names."""
+    """Return the enabled modes, which are given as flags or as a list of names."""
     pooling = read_json(path, dict) if path.is_file() else {}
     if modes := pooling.get("pooling_mode"):
         return [modes] if isinstance(modes, str) else [str(mode) for mode in modes]

@@ -1,6 +1,6 @@
-"""The one door to mlx-lm: whoever needs it in a process, imports it here first.
+"""Imports mlx-lm; every other module that needs it imports it here first.
 
-Parts of it need no MLX: `mlx_lm_part` loads them without the package, which imports MLX.
+Some of its modules do not need MLX: `mlx_lm_part` loads them without the package, which does.
 """
 
 import importlib
@@ -20,9 +20,9 @@ _PACKAGE = "mlx_lm"
 
 
 def import_mlx_lm() -> ModuleType:
-    """Import `mlx_lm.utils` and keep the process's limit of open files.
+    """Import `mlx_lm.utils` without letting it change the limit of open files.
 
-    Importing mlx-lm 0.32 lowers RLIMIT_NOFILE to 2048 of 4096, which a server cannot raise again.
+    mlx-lm 0.32 lowers RLIMIT_NOFILE to 2048 of 4096 on import, and a server cannot raise it again.
     """
     set_limit = resource.setrlimit
     resource.setrlimit = _keep_limit
@@ -33,7 +33,7 @@ def import_mlx_lm() -> ModuleType:
 
 
 def _keep_limit(kind: int, limits: tuple[int, int], /) -> None:
-    """Stand in for `resource.setrlimit` and change nothing."""
+    """Replace `resource.setrlimit`; does nothing."""
 
 
 @cache
@@ -41,10 +41,10 @@ def mlx_lm_part(name: str) -> ModuleType:
     """Return a module of mlx-lm.
 
     Args:
-        name: Dotted, below the package; the module must not import MLX.
+        name: Dotted name below the package; the module must not import MLX.
 
     Raises:
-        ModuleNotFoundError: There is none of this name.
+        ModuleNotFoundError: There is no such module.
     """
     whole = f"{_PACKAGE}.{name}"
     if whole in sys.modules:
@@ -53,7 +53,7 @@ def mlx_lm_part(name: str) -> ModuleType:
     is_named = all(part.isidentifier() for part in name.split("."))
     if not is_named or not path.is_file():
         raise ModuleNotFoundError(f"No module named {whole!r}", name=whole)
-    # Under a name of its own: the package itself may be imported later.
+    # Under a different name: the package itself may be imported later.
     spec = importlib.util.spec_from_file_location(f"{__name__}.{name}", path)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"{path} cannot be imported", name=whole)
@@ -64,7 +64,7 @@ def mlx_lm_part(name: str) -> ModuleType:
 
 
 def _package_directory() -> Path:
-    # Finds the package without running it.
+    # Finds the package without importing it.
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"No module named {_PACKAGE!r}", name=_PACKAGE)

@@ -1,4 +1,4 @@
-"""Safetensors files, judged by their headers before MLX is asked to read them."""
+"""Checks safetensors files by their headers before MLX reads them."""
 
 import json
 import stat
@@ -14,10 +14,10 @@ _METADATA = "__metadata__"
 
 
 def require_whole(path: Path) -> None:
-    """Check that a file holds all the tensors that its header lists; reads the header only.
+    """Check that a file holds all tensors listed in its header; reads only the header.
 
     Raises:
-        LoadError: It does not; names the file and what may be done.
+        LoadError: It does not; the message names the file and a remedy.
     """
     size = require_regular(path)
     if size == 0:
@@ -39,10 +39,10 @@ def require_whole(path: Path) -> None:
 
 
 def require_regular(path: Path) -> int:
-    """Return the size of a file.
+    """Return the size of a regular file.
 
     Raises:
-        LoadError: It is a pipe, a device or a directory: a pipe might never begin.
+        LoadError: It is a pipe, a device or a directory: reading a pipe might never begin.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -51,7 +51,7 @@ def require_regular(path: Path) -> int:
 
 
 def _needed_bytes(file: BinaryIO, size: int) -> int | None:
-    """Return how long a file has to be, or `None` when its header cannot be read."""
+    """Return the required length of a file in bytes, or `None` if its header cannot be read."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if not 0 < length <= _MAX_HEADER_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""A network's weights: cast, weighed, and read into memory piece by piece."""
+"""Casts, measures and reads a network's weights."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -11,21 +11,21 @@ from backend.model.checkpoint.upstream import Network
 from common.machine_memory import machine_bytes
 
 MakeRoom: TypeAlias = Callable[[int], None]
-"""Told the size of weights before they are read."""
+"""Called with the size of weights before they are read."""
 
 PIECE_BYTES = 256 * 2**20
 
-# Upstream's layer of many matrices, of which each token takes some.
+# Upstream's layer of many matrices, each token using a few of them.
 _GATHERED = "SwitchLinear"
 _GIB = 2**30
 
 
 def cast(network: Network, dtype: str) -> None:
-    """Cast floating-point weights lazily, but for those that the model keeps exact.
+    """Cast floating-point weights lazily, except those that the model keeps exact.
 
     Args:
-        network: A network whose weights may not be evaluated yet.
-        dtype: The name of an MLX data type.
+        network: A network, whose weights may still be lazy.
+        dtype: Name of an MLX data type.
     """
     target = getattr(mx, dtype)
     is_cast: Callable[[str], bool] = getattr(network, "cast_predicate", lambda _: True)
@@ -38,13 +38,13 @@ def cast(network: Network, dtype: str) -> None:
 
 
 def widen_experts(network: Network) -> bool:
-    """Cast all weights to float32 if there are experts that this device cannot multiply.
+    """Cast all weights to float32 if this device cannot multiply the experts.
 
-    On a CPU, MLX 0.32 multiplies gathered matrices of 32 bits only, and the first token would fail.
-    Quantised experts are not concerned.
+    On a CPU, MLX 0.32 only multiplies gathered 32-bit matrices; otherwise the first token would
+    fail. Quantised experts are unaffected.
 
     Returns:
-        Whether it did.
+        Whether the weights were cast.
     """
     if mx.default_device() != mx.Device(mx.cpu):
         return False
@@ -56,26 +56,26 @@ def widen_experts(network: Network) -> bool:
 
 
 def weights_bytes(network: Network) -> int:
-    """Return the size of all weights; evaluates none."""
+    """Return the size of all weights without reading them."""
     return sum(weight.nbytes for _, weight in tree_flatten(network.parameters()))
 
 
 def memory_bytes() -> int:
-    """Return the memory that weights may take: the device's own, else the machine's."""
+    """Return the memory available for weights: the device's own, or else the machine's."""
     device = mx.device_info()
     total = device.get("memory_size") or device.get("total_memory")
     return int(total or machine_bytes())
 
 
 def need_no_room(_needed: int) -> None:
-    """Make no room for weights: nobody else has any."""
+    """Make no room: no other weights are in memory."""
 
 
 def require_memory(needed: int, available: int) -> None:
     """Refuse weights larger than the memory: on a CPU, MLX would crash the process.
 
     Raises:
-        OutOfMemoryError: Holds both numbers.
+        OutOfMemoryError: The message gives both numbers.
     """
     if needed > available:
         raise OutOfMemoryError(
@@ -85,10 +85,10 @@ def require_memory(needed: int, available: int) -> None:
 
 
 def evaluate(network: Network) -> None:
-    """Read the weights into memory, a piece after the other."""
+    """Read the weights into memory piece by piece."""
     for piece in _pieces(network, PIECE_BYTES):
         mx.eval(piece)
-    # Private arrays too: what stays lazy cannot be evaluated in another thread.
+    # Private arrays too: another thread cannot evaluate lazy ones.
     mx.eval(network.state)
 
 

@@ -1,7 +1,7 @@
 """Branches: conversations that later requests may send, to find where their prompts diverge.
 
-This needs no knowledge of templates: a conversation is varied as a client could vary it, with
-another question or a next turn, and rendering both shows the common part of the prompts.
+This needs no knowledge of templates: a conversation is varied as a client might vary it, with
+another question or a next turn, and rendering both reveals the common part of the prompts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from backend.core.prompt import Message, Tool, ToolCall
 MAX_USER_TURNS = 8
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
-_CALL_ID = "call00000"  # nine letters and digits: some templates insist
+_CALL_ID = "call00000"  # nine letters and digits, as some templates require
 _REPLY = Message(role="assistant", content="Yes.")
 _QUESTION = Message(role="user", content="Why?")
 _OTHER_QUESTION = Message(role="user", content="How?")
@@ -22,14 +22,14 @@ def branches(
 ) -> list[list[Message]]:
     """Return conversations that begin like this one.
 
-    The first shares the system prompt alone. The second asks something after the reply: a template
-    may then drop earlier thoughts, or the beginning of a thought at the end of this prompt. The
-    others ask something else in one of the last user turns, or bring a tool's result.
+    The first shares only the system prompt. The second asks something after the reply: a template
+    may then drop earlier thoughts, or the start of a thought at the end of this prompt. The
+    others replace one of the last user turns, or add a tool's result.
 
     Args:
         messages: The conversation.
         tools: The tools that the model may call.
-        is_brief: Return the first two alone.
+        is_brief: Return only the first two.
     """
     first = _first_turn(messages)
     found = [_asked_otherwise(messages, first), [*messages, _REPLY, _QUESTION]]
@@ -41,7 +41,7 @@ def branches(
 
 
 def _first_turn(messages: Sequence[Message]) -> int:
-    """Return the index of the first message that is no part of the system prompt."""
+    """Return the index of the first message after the system prompt."""
     turns = (n for n, message in enumerate(messages) if message.role not in _SYSTEM_ROLES)
     return next(turns, len(messages))
 
@@ -51,14 +51,14 @@ def _user_turns(messages: Sequence[Message], start: int) -> list[int]:
 
 
 def _asked_otherwise(messages: Sequence[Message], turn: int) -> list[Message]:
-    """Return the conversation before a turn, and a question that differs from its first letter."""
+    """Return the conversation before a turn, plus a question that differs in its first letter."""
     replaced = messages[turn].content if turn < len(messages) else ""
     begins_alike = replaced.lstrip()[:1].casefold() == _QUESTION.content[0].casefold()
     return [*messages[:turn], _OTHER_QUESTION if begins_alike else _QUESTION]
 
 
 def _results(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[list[Message]]:
-    """Yield what may come after a reply that calls a tool: its result."""
+    """Yield continuations for a reply that calls a tool: the tool's result."""
     if tools:
         call = ToolCall(call_id=_CALL_ID, name=tools[0].name, arguments="{}")
         result = Message(role="tool", content="1", name=call.name, tool_call_id=call.call_id)

@@ -1,8 +1,8 @@
-"""Where a long text can be divided so that its parts have the tokens of the whole.
+"""Divides a long text so that its parts have the same tokens as the whole.
 
-No token of a vocabulary reaches over such a place, and no rule of a pre-tokenizer looks across it:
-the end of a word, before a space and another word. Tokenizers that put a space before every text
-get the parts without the space between them. Which kind a tokenizer is, is tried.
+A safe place is the end of a word, before a space and another word: no token spans it and no
+pre-tokenizer rule looks across it. Tokenizers that prepend a space to every text get the parts
+without the space between them. An experiment tells which kind a tokenizer is.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 
 PIECE_CHARS = 32 * 1024
-# A text without any such place is divided all the same: its tokens may be others there.
+# Text without a safe place is divided anyway, and may get other tokens there.
 MAX_PIECE_CHARS = 1024 * 1024
 
 _PLACE = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
@@ -23,7 +23,7 @@ _SAMPLE = (
 
 
 class Joint(Enum):
-    """What happens to the space between two parts; `NONE` knows no place that is safe."""
+    """What becomes of the space between two parts; `NONE` means that no place is safe."""
 
     KEPT = 0
     DROPPED = 1
@@ -34,8 +34,8 @@ def find_joint(encode: Callable[[str], Sequence[int]], pieces: Iterable[bytes] |
     """Return how texts can be divided.
 
     Args:
-        encode: A tokenizer, without special tokens of its own.
-        pieces: The bytes of all its tokens; `None` where they are not known.
+        encode: A tokenizer that adds no special tokens.
+        pieces: The bytes of all its tokens; `None` if unknown.
     """
     if pieces is None or any(_SPANNING.search(piece) for piece in pieces):
         return Joint.NONE
@@ -57,10 +57,10 @@ def divide(
     """Yield the parts of a text.
 
     Args:
-        text: Of any length.
-        joint: Of the tokenizer that reads them.
-        piece_chars: How long a part should be at most.
-        max_chars: How long it may be where no place is found.
+        text: Text of any length.
+        joint: The joint of the tokenizer that reads them.
+        piece_chars: Target length of a part.
+        max_chars: Maximum length if there is no safe place.
     """
     start = 0
     while len(text) - start > piece_chars:
@@ -77,7 +77,7 @@ def divide(
 
 
 def _place(text: str, start: int, piece_chars: int, max_chars: int) -> int | None:
-    """Return the last place of a part of the usual length, or the first one after it."""
+    """Return the last safe place within the target length, or the first one after it."""
     stop = start + piece_chars
     places = [match.start() for match in _PLACE.finditer(text, start + piece_chars // 2, stop)]
     if places:

@@ -32,7 +32,7 @@ def make_renderer(
     Args:
         tokenizer: The Hugging Face tokenizer, with the chat template to use.
         defaults: `TOKENIZER_DEFAULTS` of the model's module in mlx-lm.
-        time_limit: Of each rendering.
+        time_limit: Limit of each rendering.
     """
     if function := _mlx_lm_template(tokenizer, defaults):
         return _reporting(functools.partial(_call_function, function), time_limit)
@@ -42,7 +42,7 @@ def make_renderer(
 
 
 def is_jinja(tokenizer: HfTokenizer, defaults: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint has a template, and it is Jinja rather than Python code."""
+    """Return whether a checkpoint has a template that is Jinja, not Python code."""
     method = type(tokenizer).apply_chat_template
     return (
         bool(tokenizer.chat_template)
@@ -57,7 +57,7 @@ def make_jinja_renderer(tokenizer: HfTokenizer, time_limit: TimeLimit = TIME_LIM
 
 
 def jinja_source(tokenizer: HfTokenizer) -> JinjaSource:
-    """Return a tokenizer's template, and all that the template reads of the tokenizer."""
+    """Return a tokenizer's template, with everything it reads from the tokenizer."""
     return JinjaSource(
         plain=str(tokenizer.get_chat_template(tools=None)),
         with_tools=template_text(tokenizer),
@@ -66,14 +66,14 @@ def jinja_source(tokenizer: HfTokenizer) -> JinjaSource:
 
 
 def template_text(tokenizer: HfTokenizer) -> str:
-    """Return the Jinja source that is used with tools, or "" when there is none."""
+    """Return the Jinja source used with tools, or "" if there is none."""
     return str(tokenizer.get_chat_template(tools=[])) if tokenizer.chat_template else ""
 
 
 def _mlx_lm_template(
     tokenizer: HfTokenizer, defaults: Mapping[str, Any]
 ) -> Callable[..., str] | None:
-    """Find the Python template of mlx-lm; the one of the model's module is a fallback."""
+    """Find mlx-lm's Python template; the one in the model's module is a fallback."""
     kind = tokenizer.init_kwargs.get("chat_template_type")
     if kind is None and tokenizer.chat_template is None:
         kind = defaults.get("chat_template_type")
@@ -94,7 +94,7 @@ def _call_function(
     try:
         return call(**options)
     except TypeError:
-        # Unlike Jinja, a function refuses unknown variables.
+        # Unlike Jinja, a function rejects unknown variables.
         return call(**{k: v for k, v in options.items() if k == "enable_thinking"})
 
 
@@ -115,7 +115,7 @@ def _call_method(
 
 
 def _reporting(renderer: Renderer, time_limit: TimeLimit) -> Renderer:
-    """Turn the errors of template code into `RenderError`, and bound its time."""
+    """Convert errors of template code to `RenderError`, and limit its time."""
 
     def reporting(turns: Sequence[Turn], schemas: Sequence[Schema] | None, options: Options) -> str:
         try:

@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template of a checkpoint, through transformers."""
+"""Loads a checkpoint's tokenizer and chat template through transformers."""
 
 import logging
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 def load_tokenizer(
     options: ModelOptions, directory: Path, defaults: Mapping[str, Any]
 ) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
-    """Return the tokenizer, the chat template, and the ids that they say end a reply.
+    """Return the tokenizer, the chat template, and the ids that they declare to end a reply.
 
     Args:
-        options: May name another tokenizer, special tokens and a template.
-        directory: The model's.
+        options: May override the tokenizer, special tokens and the template.
+        directory: Directory of the model.
         defaults: `TOKENIZER_DEFAULTS` of the model's module in mlx-lm.
 
     Raises:
@@ -42,15 +42,15 @@ def load_tokenizer(
 def load_bare_tokenizer(
     options: ModelOptions, directory: Path, defaults: Mapping[str, Any]
 ) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
-    """Return what `load_tokenizer` does, with no template, for a process that renders nothing."""
+    """Do the same as `load_tokenizer` without a template, for a process that never renders."""
     return _finished(options, read_tokenizer(options, directory), defaults, ChatTemplate(None))
 
 
 def read_tokenizer(options: ModelOptions, directory: Path) -> HfTokenizer:
-    """Return the tokenizer as transformers reads it, which is the long part.
+    """Read the tokenizer with transformers, which is the slow part.
 
     Raises:
-        LoadError: There is none.
+        LoadError: There is no tokenizer.
     """
     return _read(options, _tokenizer_directory(options, directory))
 
@@ -58,7 +58,7 @@ def read_tokenizer(options: ModelOptions, directory: Path) -> HfTokenizer:
 def with_template(
     options: ModelOptions, hf_tokenizer: HfTokenizer, defaults: Mapping[str, Any]
 ) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
-    """Return what `load_tokenizer` does, of a tokenizer that was read before."""
+    """Do the rest of `load_tokenizer` for a tokenizer that was read before."""
     return _finished(options, hf_tokenizer, defaults, None)
 
 
@@ -87,13 +87,13 @@ def _tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
 
 
 def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
-    # Its import registers tokenizers of mlx-lm's own.
+    # Importing it registers mlx-lm's own tokenizers.
     mlx_lm_part("tokenizer_utils")
     trust = {"trust_remote_code": options.trusts_remote_code}
     try:
         hf_tokenizer = AutoTokenizer.from_pretrained(directory, **trust)
     except StrictDataclassClassValidationError as error:
-        # It knows fewer kinds of layers than mlx-lm, and a tokenizer does not depend on them.
+        # It knows fewer layer types than mlx-lm, and tokenizers do not depend on them.
         log.warning("transformers refuses config.json: %s", one_line(error))
         hf_tokenizer = AutoTokenizer.from_pretrained(directory, config=PreTrainedConfig(), **trust)
     except (KeyError, OSError, TypeError, ValueError) as error:
@@ -117,7 +117,7 @@ def _require_words(hf_tokenizer: HfTokenizer, directory: Path) -> None:
 
 
 def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int | None:
-    """Give a role, such as EOS, to a token of the vocabulary, and return its id."""
+    """Assign a role, such as EOS, to a token of the vocabulary; return its id."""
     if text is None:
         return None
     token_id: int | None = hf_tokenizer.get_vocab().get(text)
@@ -134,7 +134,7 @@ def _chat_template(
     if override is None:
         if is_jinja(hf_tokenizer, defaults):
             return IsolatedTemplate(jinja_source(hf_tokenizer))
-        # Code of mlx-lm, or of a checkpoint that the load trusts to run here.
+        # Code from mlx-lm, or from a checkpoint that the load trusts to run here.
         renderer = make_renderer(hf_tokenizer, defaults)
         return ChatTemplate(renderer, template_text(hf_tokenizer))
     source = _template_source(override, options.models_dir)

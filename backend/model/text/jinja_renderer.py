@@ -1,4 +1,4 @@
-"""Renders the Jinja source of a chat template, in the sandbox of transformers."""
+"""Renders the Jinja source of a chat template in transformers' sandbox."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from backend.model.text.renderer import Options, Renderer, RenderError, Schema
 from backend.model.text.turns import Turn
 
-# What template code raises, whoever wrote it.
+# Exceptions of template code of any origin.
 FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError),
     *(TypeError, ValueError),
@@ -20,12 +20,12 @@ FAILURES = (
 
 @dataclass(frozen=True, slots=True)
 class JinjaSource:
-    """A chat template, and all that it reads of its tokenizer.
+    """A chat template, with everything it reads from its tokenizer.
 
     Attributes:
         plain: The source.
         with_tools: The source for a conversation with tools, often the same.
-        special_tokens: JSON: names of special tokens to their texts.
+        special_tokens: JSON object from names of special tokens to their texts.
     """
 
     plain: str
@@ -57,12 +57,12 @@ def make_jinja_renderer(source: JinjaSource) -> Renderer:
 
 
 def failed(error: BaseException) -> RenderError:
-    """Return what to tell of an error that a template did not raise on purpose."""
+    """Return the error to report for an exception that a template did not raise on purpose."""
     return RenderError(f"the chat template failed: {type(error).__name__}: {error}")
 
 
 def _with_thinking_alias(options: Options) -> Mapping[str, Any]:
-    """Add the other common name of the switch: templates ignore names that they do not read."""
+    """Add the switch's other common name: templates ignore names that they do not read."""
     if "enable_thinking" not in options:
         return dict(options)
     return {"thinking": options["enable_thinking"], **options}

@@ -1,7 +1,7 @@
 """The bytes of each token id, derived from a tokenizer's decoder.
 
-A table of bytes detokenizes without the tokenizer, and can hold back half a character. There is
-one only where the decoder treats every token by itself: byte-level BPE, and SentencePiece with
+A byte table detokenizes without the tokenizer and can hold back half a character. It exists
+only if the decoder handles every token on its own: byte-level BPE, and SentencePiece with
 byte fallback.
 """
 
@@ -18,7 +18,7 @@ _SENTENCEPIECE = [_SPACE_STEP, {"type": "ByteFallback"}, {"type": "Fuse"}]
 
 @dataclass(frozen=True, slots=True)
 class PieceTable:
-    """Token id to bytes; ids without a token have none.
+    """Maps token ids to bytes; ids without a token have none.
 
     Attributes:
         trims_leading_space: Whether decoding drops one space at the start of a text.
@@ -29,11 +29,11 @@ class PieceTable:
 
 
 def piece_table(decoder: Mapping[str, Any], vocabulary: Mapping[str, int]) -> PieceTable | None:
-    """Build the table, or return `None` for a decoder that looks at more than one token.
+    """Build the table, or return `None` for a decoder that looks at several tokens at once.
 
     Args:
         decoder: The `decoder` of a tokenizer.json.
-        vocabulary: All tokens, added ones included.
+        vocabulary: All tokens, including added ones.
     """
     steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     if [step.get("type") for step in steps] == ["ByteLevel"]:
@@ -52,7 +52,7 @@ def _by_id(vocabulary: Mapping[str, int], pieces: Sequence[bytes]) -> Sequence[b
 
 
 def _byte_level_pieces(vocabulary: Mapping[str, int]) -> list[bytes]:
-    """Undo the byte alphabet of GPT-2; a token with any foreign character is plain text."""
+    """Undo GPT-2's byte alphabet; a token with any other character is plain text."""
     alphabet = _byte_alphabet()
     letters = alphabet.keys()
     return [

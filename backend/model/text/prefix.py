@@ -25,16 +25,16 @@ _ORIGIN = _Anchor(0, 0, 0)
 class TokenizedText:
     """A text and its tokens.
 
-    Tokenizers first split a text at its special tokens and then encode each part by itself. So
-    another text needs to be encoded only from the last special token that both share.
+    Tokenizers split a text at its special tokens before encoding each part. So another text must be
+    encoded only from the last shared special token on.
     """
 
     def __init__(self, text: str, token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-        """Find the special tokens.
+        """Locate the special tokens.
 
         Args:
             text: Any text.
-            token_ids: Its tokens, nothing added.
+            token_ids: Its tokens, without additions.
             tokenizer: Encodes the other texts.
         """
         self.token_ids = token_ids
@@ -43,10 +43,10 @@ class TokenizedText:
         self._anchors = _find_anchors(text, token_ids, tokenizer.special_texts)
 
     def shared_tokens(self, other: str) -> int:
-        """Return the number of tokens that both texts begin with."""
+        """Return the number of tokens at the start of both texts."""
         shared_chars = common_length(self._text, other)
         anchor = self._last_anchor(shared_chars)
-        # A little more than is shared: the following text may change the last token.
+        # A little more than the shared part: the following text may change the last token.
         part = other[anchor.start : shared_chars + LOOK_AHEAD_CHARS]
         ids = self._tokenizer.encode(part, adds_special=False)
         own = self.token_ids[anchor.index : anchor.index + len(ids)]
@@ -59,7 +59,7 @@ class TokenizedText:
 
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return the length of the common beginning of two sequences of one type, by bisection."""
+    """Return the length of the common prefix of two sequences of one type, by bisection."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -73,7 +73,7 @@ def common_length(one: Sequence[object], other: Sequence[object]) -> int:
 def _find_anchors(
     text: str, token_ids: Sequence[int], special_texts: Mapping[int, str]
 ) -> list[_Anchor]:
-    """Pair the special tokens of the ids with those of the text; return none if they differ."""
+    """Match the special tokens of the ids with those of the text; empty if they differ."""
     indices = [index for index, token_id in enumerate(token_ids) if token_id in special_texts]
     written = [special_texts[token_ids[index]] for index in indices]
     if not written:

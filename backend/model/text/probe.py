@@ -1,6 +1,6 @@
-"""Finds the abilities of a chat template by giving it small conversations.
+"""Finds the abilities of a chat template by rendering small conversations.
 
-The source of a template misleads; its output does not.
+A template's source can mislead; its output cannot.
 """
 
 import logging
@@ -39,12 +39,12 @@ _WHOLE = (
     Message(role="tool", content="probe_rest", name=_CALL.name, tool_call_id="probe0002"),
 )
 _WHOLE_PARTS = ("probe_content", "probe_value", "probe_other", "probe_result", "probe_rest")
-# Those after which a call is still a call.
+# Repairs that leave calls intact.
 _HARMLESS = (merge_turns, shorten_call_ids)
 _SCHEMA: Schema = EXAMPLE_TOOL.schema
-# Preferred first: objects, for templates that iterate arguments; "", which is safe to concatenate.
+# In order of preference: objects, for templates that iterate arguments; "", safe to concatenate.
 _STYLES = tuple(CallStyle(as_text, empty) for as_text, empty in product((False, True), ("", None)))
-# Marks of a call in the wrong style: Python's repr, quoted JSON, None.
+# Signs of a call in the wrong style: Python's repr, quoted JSON, None.
 _MISTAKES = ("'probe_key'", r"\"probe_key", "None")
 _THOUGHT_MARKERS = (
     *("<think>", "</think>", "[THINK]", "◁think▷", "<seed:think>", "<|START_THINKING|>"),
@@ -57,11 +57,11 @@ class Abilities:
     """The abilities of a chat template.
 
     Attributes:
-        call_style: The form in which it takes past calls.
+        call_style: The form that it needs for past calls.
         supports_tools: Whether tools appear in its output.
         supports_thinking: Whether it writes thoughts, or switches them on and off.
-        written_call: The reply that it writes for `EXAMPLE_CALL`, with what follows; empty if it
-            writes no calls.
+        written_call: Its rendering of `EXAMPLE_CALL`, with any text after it; empty if it renders
+            no calls.
     """
 
     call_style: CallStyle = field(default_factory=CallStyle)
@@ -92,11 +92,11 @@ def probe(renderer: Renderer, text: str) -> Abilities:
 
 
 def _whole_style(renderer: Renderer, style: CallStyle | None) -> CallStyle:
-    """Return the nearest style in which a template writes all of a conversation with calls.
+    """Return the closest style in which a template renders a whole conversation with calls.
 
     Args:
-        renderer: The template's.
-        style: The style in which it takes a call; `None` if it takes none.
+        renderer: Renderer of the template.
+        style: The style that it takes for a call; `None` if it takes none.
     """
     if style is None:
         style = CallStyle()
@@ -113,11 +113,11 @@ def _keeps_all(renderer: Renderer, style: CallStyle) -> bool:
 
 
 def _written_call(renderer: Renderer, style: CallStyle) -> str:
-    """Return what the text of a call adds to the prompt that it answers."""
+    """Return the text that a call adds to the prompt before it."""
     prompt = _written(renderer, (_QUESTION,), style)
     text = _written(renderer, _CALLING[:2], style) or _written(renderer, _CALLING, style)
     start = common_length(prompt, text)
-    # Not inside of a marker: prompt and call may begin with different ones.
+    # Do not cut inside a marker: prompt and call may begin with different ones.
     marker = max(text.rfind(begin, 0, start) for begin in "<[")
     return text[marker if marker > text.rfind(">", 0, start) else start :]
 
@@ -130,7 +130,7 @@ def _writes_calls(renderer: Renderer, style: CallStyle) -> bool:
 
 
 def _written(renderer: Renderer, messages: Sequence[Message], style: CallStyle) -> str:
-    """Return a conversation with tools as the template writes it, "" if it refuses."""
+    """Return a conversation with tools as rendered, or "" if the template refuses it."""
     turns = in_style(to_turns(messages, style), style)
     try:
         return render(renderer, turns, [_SCHEMA], {}, repairs=_HARMLESS)

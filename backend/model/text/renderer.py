@@ -1,4 +1,4 @@
-"""Calls a chat template: as asked first, then repaired if the template refuses."""
+"""Runs a chat template: first on the original input, then on repaired input if it is refused."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -14,7 +14,7 @@ _EMPTY_SYSTEM: Turn = {"role": "system", "content": ""}
 
 
 class RenderError(Exception):
-    """A chat template refused a conversation, or failed on it; the message is its own."""
+    """A chat template refused a conversation, or failed on it; carries the template's message."""
 
 
 class RenderTimeoutError(Exception):
@@ -29,13 +29,13 @@ def render(
     *,
     repairs: Sequence[Repair] = ALL_REPAIRS,
 ) -> str:
-    """Render a conversation, and repair it only if the template refuses it.
+    """Render a conversation, repairing it only if the template refuses it.
 
-    Some templates iterate the tools without asking whether there are any: where `None` fails, they
-    get an empty list.
+    Some templates iterate over the tools without checking for `None`: they get an empty list
+    instead.
 
     Raises:
-        RenderError: The template refuses every form of it; has its words on the first.
+        RenderError: The template refuses every form of it; the message is from the first refusal.
     """
     refusals: list[RenderError] = []
     for tools in (None, ()) if schemas is None else (schemas,):
@@ -50,9 +50,9 @@ def render(
 def render_with_tools(
     renderer: Renderer, turns: Sequence[Turn], schemas: Sequence[Schema], options: Options
 ) -> str | None:
-    """Render with the tools in the text, or return `None` where they would be lost.
+    """Render with the tools in the text, or return `None` if they would be lost.
 
-    Some templates write tools into a system message only: those get an empty one.
+    Some templates write tools only into a system message; they get an empty one.
 
     Raises:
         RenderError: The template refuses the conversation.

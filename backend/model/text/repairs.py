@@ -1,4 +1,4 @@
-"""Repairs of a conversation that a chat template refuses. None of them loses anything."""
+"""Repairs of a conversation that a chat template refuses. All of them keep the content."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ _PARAGRAPH = "\n\n"
 
 
 def merge_turns(turns: Sequence[Turn]) -> list[Turn]:
-    """Join neighbouring text turns of one role, as paragraphs."""
+    """Join adjacent text turns of one role, as paragraphs."""
     merged: list[Turn] = []
     for turn in turns:
         if (
@@ -32,12 +32,12 @@ def merge_turns(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def shorten_call_ids(turns: Sequence[Turn]) -> list[Turn]:
-    """Give calls and their results ids of nine letters and digits, which some templates demand."""
+    """Give calls and results ids of nine letters and digits, which some templates require."""
     return [_with_short_ids(turn) for turn in turns]
 
 
 def in_style(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
-    """Return a conversation in the form of which a template loses nothing."""
+    """Return a conversation in the form that a template renders completely."""
     if style.content_apart:
         turns = part_content(turns, style.empty_content)
     if style.one_call:
@@ -48,11 +48,11 @@ def in_style(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
 
 
 def part_content(turns: Sequence[Turn], empty: str | None) -> list[Turn]:
-    """Give text next to calls a turn of its own: some templates write one of the two.
+    """Move text next to calls to a separate turn: some templates render only one of the two.
 
     Args:
         turns: The conversation.
-        empty: The content of a turn of calls alone.
+        empty: The content of a turn with only calls.
     """
     parted: list[Turn] = []
     for turn in turns:
@@ -65,7 +65,7 @@ def part_content(turns: Sequence[Turn], empty: str | None) -> list[Turn]:
 
 
 def split_calls(turns: Sequence[Turn]) -> list[Turn]:
-    """Give every call a turn of its own, followed by its result: some templates take one call."""
+    """Give every call its own turn, followed by its result: some templates allow only one call."""
     split: list[Turn] = []
     position = 0
     while position < len(turns):
@@ -82,7 +82,7 @@ def split_calls(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def join_replies(turns: Sequence[Turn]) -> list[Turn]:
-    """Move text before calls to the answer after their results: some templates take one text."""
+    """Move text before calls to the answer after the results: some templates keep one text."""
     joined = dict(enumerate(turns))
     for place, after in enumerate(turns[1:]):
         if _is_answer(turns[place]) and _calls(after):
@@ -94,12 +94,12 @@ def join_replies(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def spell_calls(turns: Sequence[Turn]) -> list[Turn]:
-    """Write calls as text, for templates that know their results only."""
+    """Write calls as text, for templates that only support results."""
     return [_spelled(turn) for turn in turns]
 
 
 def spell_calls_and_results(turns: Sequence[Turn]) -> list[Turn]:
-    """Write calls and their results as text, for templates that know nothing of tools."""
+    """Write calls and results as text, for templates without tool support."""
     results = [
         {"role": "user", "content": turn["content"]} if turn["role"] == "tool" else turn
         for turn in turns
@@ -117,7 +117,7 @@ ALL_REPAIRS: tuple[Repair, ...] = (
 
 
 def forms_of(turns: Sequence[Turn], repairs: Sequence[Repair]) -> Iterator[Sequence[Turn]]:
-    """Yield a conversation as it is, then after each repair that changes it."""
+    """Yield a conversation unchanged, then after each repair that changes it."""
     yield turns
     for repair in repairs:
         repaired = repair(turns)
@@ -127,7 +127,7 @@ def forms_of(turns: Sequence[Turn], repairs: Sequence[Repair]) -> Iterator[Seque
 
 
 def _one_by_one(turn: Turn, calls: Sequence[JsonValue], results: Sequence[Turn]) -> Iterator[Turn]:
-    """Yield a turn for each call, and its result after it; results of no call come last."""
+    """Yield a turn for each call, followed by its result; unmatched results come last."""
     rest = list(results)
     for number, call in enumerate(calls):
         yield {**(_silent(turn) if number else turn), "tool_calls": [call]}
@@ -138,7 +138,7 @@ def _one_by_one(turn: Turn, calls: Sequence[JsonValue], results: Sequence[Turn])
 
 
 def _next_answer(turns: Sequence[Turn], start: int) -> int | None:
-    """Return the place of the next text of the assistant before the user speaks, if any."""
+    """Return the index of the assistant's next text before the user speaks, if any."""
     for place in range(start, len(turns)):
         if _is_answer(turns[place]):
             return place
@@ -157,13 +157,13 @@ def _calls(turn: Turn) -> list[JsonValue]:
 
 
 def _silent(turn: Turn) -> Turn:
-    """Return a turn without text, as its template writes none."""
+    """Return a turn without text, in the form that its template needs."""
     silent = {key: value for key, value in turn.items() if key != "reasoning_content"}
     return {**silent, "content": "" if turn["content"] else turn["content"]}
 
 
 def _result_of(call: JsonValue, results: Sequence[Turn]) -> Turn | None:
-    """Return the result with the id of a call, or the first one that has no id."""
+    """Return the result with the id of a call, or the first one without an id."""
     call_id = call.get("id") if isinstance(call, Mapping) else None
     named = [result for result in results if result.get("tool_call_id") == call_id]
     nameless = [result for result in results if "tool_call_id" not in result]

@@ -13,10 +13,10 @@ _LEFT, _RIGHT = "Qx7", "Zk9"
 
 @dataclass(frozen=True, slots=True)
 class Snippets:
-    """The text that stands for a medium of each kind in a prompt.
+    """The text that represents a medium in a prompt, by kind.
 
     Attributes:
-        texts: By kind; other kinds cannot be shown.
+        texts: Snippets by kind; media of other kinds cannot be shown.
         takes_parts: Whether the template writes them; otherwise they are part of the messages.
     """
 
@@ -25,11 +25,11 @@ class Snippets:
 
 
 def find_snippets(template: ChatTemplate, own_tokens: Mapping[MediaKind, str]) -> Snippets:
-    """Find the snippets by giving the template small conversations.
+    """Find the snippets by rendering small conversations.
 
     Args:
-        template: The model's.
-        own_tokens: The texts that its processor replaces, for a template that takes text only.
+        template: The model's template.
+        own_tokens: Texts replaced by its processor, for a template that takes only text.
     """
     written = {kind: _written(template, kind) for kind in MediaKind}
     texts = {kind: text for kind, text in written.items() if text}
@@ -37,7 +37,7 @@ def find_snippets(template: ChatTemplate, own_tokens: Mapping[MediaKind, str]) -
 
 
 def written_out(message: Message, texts: Mapping[MediaKind, str]) -> Message:
-    """Return a message whose content holds snippets in the places of its media."""
+    """Return a message with snippets in its content in place of its media."""
     pieces, start = [], 0
     for placed in message.media:
         pieces += [message.content[start : placed.offset], texts[placed.kind]]
@@ -57,7 +57,7 @@ def _written(template: ChatTemplate, kind: MediaKind) -> str:
     start = _common_start(plain, text)
     stop = len(text) - _common_start(plain[start:][::-1], text[start:][::-1])
     added = text[start:stop].strip()
-    # A template that does not know parts may print the list.
+    # A template without support for parts may print the list.
     return "" if "'type'" in added else added
 
 

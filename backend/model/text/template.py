@@ -1,4 +1,4 @@
-"""The chat template: messages, tools and options to the text that the model reads."""
+"""The chat template: renders messages, tools and options to the text of a prompt."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from backend.model.text.renderer import (
 from backend.model.text.repairs import in_style
 from backend.model.text.turns import check_roles, to_turns
 
-# Branches that are not rendered within this time are left out.
+# Branches not rendered within this time are left out.
 BRANCHES_BUDGET_S = 2.0
 
 _NO_TEMPLATE = "this model has no chat template: send a Prompt, or set the option chat_template"
@@ -32,24 +32,24 @@ _RESERVED_OPTIONS = frozenset(
 
 
 class ChatTemplate:
-    """A model's chat template; safe from any thread.
+    """A model's chat template; thread-safe.
 
     Attributes:
-        text: The Jinja source; empty when there is none, or when the template is Python code.
+        text: Jinja source; empty if there is none or the template is Python code.
         supports_tools: Whether tools appear in its output.
         supports_thinking: Whether it writes thoughts, or switches them on and off.
-        written_call: The reply that it writes for `EXAMPLE_CALL`, if it writes calls.
+        written_call: Its rendering of `EXAMPLE_CALL`, if it renders calls.
     """
 
     def __init__(
         self, renderer: Renderer | None, text: str = "", abilities: Abilities | None = None
     ) -> None:
-        """Probe the template, unless its abilities are known.
+        """Probe the template, unless its abilities are given.
 
         Args:
-            renderer: Writes the text or raises `RenderError`; `None` without a template.
+            renderer: Returns the text or raises `RenderError`; `None` without a template.
             text: The Jinja source.
-            abilities: What was found out before.
+            abilities: Earlier findings.
         """
         self.text = text
         self._renderer = renderer
@@ -61,15 +61,15 @@ class ChatTemplate:
         self.written_call = abilities.written_call
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
-        """Return the prompt, up to the beginning of the reply.
+        """Return the prompt, up to the start of the reply.
 
         Args:
             messages: At least one.
-            tools: All of them are in the text.
-            options: Variables of the template; others stay undefined there.
+            tools: Tools, all of which appear in the text.
+            options: Template variables; others stay undefined.
 
         Raises:
-            InvalidRequestError: The template refuses the conversation, in its own words, or
+            InvalidRequestError: The template refuses the conversation, with its own message, or
                 would lose the tools, or an option would replace a part of the request.
         """
         if self._renderer is None:
@@ -104,7 +104,7 @@ class ChatTemplate:
         A branch is empty if the template refuses it, or if earlier branches took too long.
 
         Raises:
-            InvalidRequestError: As `render` does for `messages`.
+            InvalidRequestError: As in `render`, for `messages`.
         """
         text = self.render(messages, tools, options)
         return text, self.render_branches(branches, tools, options)
@@ -112,7 +112,7 @@ class ChatTemplate:
     def render_branches(
         self, branches: Iterable[Sequence[Message]], tools: Sequence[Tool], options: Options
     ) -> list[str]:
-        """Return prompts; one is empty if the template refuses it, or time is up before it."""
+        """Return prompts; one is empty if the template refuses it, or if time has run out."""
         deadline = time.monotonic() + BRANCHES_BUDGET_S
         return [self._branch(branch, tools, options, deadline) for branch in branches]
 

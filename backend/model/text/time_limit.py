@@ -1,7 +1,7 @@
 """A time limit for foreign code: a chat template is a program, and may loop.
 
-Code that runs too long gets an exception raised inside it, as soon as its thread is back in
-Python code (https://docs.python.org/3/c-api/threads.html#c.PyThreadState_SetAsyncExc).
+Code that runs too long gets an exception raised inside it, as soon as its thread runs Python
+code again (https://docs.python.org/3/c-api/threads.html#c.PyThreadState_SetAsyncExc).
 """
 
 import ctypes
@@ -11,27 +11,27 @@ from collections.abc import Callable
 from typing import TypeVar
 
 POLL_INTERVAL_S = 0.1
-# A pending exception arrives in the first of them.
+# Any pending exception is raised in one of the first steps.
 ARRIVAL_STEPS = 100
 
 Result = TypeVar("Result")
 
 
 class TimeLimitError(BaseException):
-    """The time is up. Not an `Exception`, so that the code to be ended does not catch it."""
+    """The time is up. Not an `Exception`, so that the interrupted code does not catch it."""
 
 
 class TimeLimit:
-    """Bounds the time of calls from any thread; a watcher thread runs while there are some.
+    """Limits the time of calls from any thread; a watcher thread runs while there are calls.
 
-    Only plain locks are held here, where an exception from outside cannot leave them locked.
+    It uses only plain locks, which an asynchronous exception cannot leave locked.
     """
 
     def __init__(self, seconds: float) -> None:
-        """Start without anything to watch.
+        """Start with no calls.
 
         Args:
-            seconds: How long a call may take.
+            seconds: Time limit of a call.
         """
         self.seconds = seconds
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class TimeLimit:
         self._is_watching = False
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """Return the result of the work, which must not use the same limit for a part of itself.
+        """Return the result of the work, which must not use the same limit recursively.
 
         Raises:
             TimeLimitError: It takes too long.
@@ -66,11 +66,11 @@ class TimeLimit:
             time.sleep(POLL_INTERVAL_S)
 
     def _enforce(self) -> bool:
-        """End the calls whose time is up; return whether there are any to watch."""
+        """Interrupt the calls whose time is up; return whether any remain."""
         with self._lock:
             now = time.monotonic()
             for thread_id in [each for each, due in self._deadlines.items() if due <= now]:
-                # Once: a call is over with its first exception.
+                # Only once: the first exception ends a call.
                 del self._deadlines[thread_id]
                 _raise_in(thread_id)
             self._is_watching = bool(self._deadlines)
@@ -78,15 +78,15 @@ class TimeLimit:
 
 
 def _raise_in(thread_id: int) -> None:
-    """Let a thread raise a `TimeLimitError` at its next bytecode.
+    """Raise a `TimeLimitError` in a thread at its next bytecode.
 
-    Must not be revoked: CPython 3.11 would look for it for ever, and hang under a tracer.
+    Must not be revoked: CPython 3.11 would check for it forever, and hang under a tracer.
     """
     error = ctypes.py_object(TimeLimitError)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), error)
 
 
 def _await_arrival() -> None:
-    """Let a pending error arrive here, where it is expected."""
+    """Give a pending error time to arrive here, where it is expected."""
     for _ in range(ARRIVAL_STEPS):
         time.sleep(0)

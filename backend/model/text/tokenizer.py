@@ -1,4 +1,4 @@
-"""Text to token ids and back, from any thread."""
+"""Converts text to token ids and back, on any thread."""
 
 import json
 import threading
@@ -14,28 +14,28 @@ from backend.model.text.division import PIECE_CHARS, Joint, divide, find_joint
 from backend.model.text.pieces import PieceTable, piece_table
 from common.caller import require_caller
 
-# Between two parts of a long text: others that wait for the tokenizer get it.
+# Pause between two parts of a long text, so that other threads get the tokenizer.
 _YIELD_S = 0.0005
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer with a lock, and the facts that detokenizing needs.
+    """A Hugging Face tokenizer with a lock, and the facts needed for detokenizing.
 
     Attributes:
-        vocabulary: All tokens, added ones included.
+        vocabulary: All tokens, including added ones.
         special_ids: Ids whose text is markup for the model, not for a reader.
-        special_texts: The same ids, with their text.
-        added_texts: Id and text of all added tokens, special or not.
-        pieces: Token id to bytes, or `None` where only `decode` knows.
+        special_texts: The same ids, with their texts.
+        added_texts: Texts of all added tokens by id, special or not.
+        pieces: Token id to bytes, or `None` if only `decode` can tell.
         trims_leading_space: Whether decoding drops one space at the start of a text.
-        longest_piece_bytes: No token stands for more bytes than this.
+        longest_piece_bytes: Maximum number of bytes per token.
     """
 
     def __init__(self, hf_tokenizer: HfTokenizer, *, bos_id: int | None = None) -> None:
         """Read the tables.
 
         Args:
-            hf_tokenizer: Belongs to this object from here on.
+            hf_tokenizer: Owned by this object from now on.
             bos_id: Begins raw prompts instead of the tokenizer's own BOS.
         """
         self._hf = hf_tokenizer
@@ -60,13 +60,13 @@ class Tokenizer:
         self._prefix = list(self.added_ids[0]) if bos_id is None else [bos_id]
 
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
-        """Return the token ids of `text`; markers written in it become special tokens.
+        """Return the token ids of `text`; markers in it become special tokens.
 
-        A long text is encoded in parts, between which work that nobody waits for ends.
+        A long text is encoded in parts, and abandoned between two parts if no one waits for it.
 
         Args:
             text: Any text without lone surrogates.
-            adds_special: Whether to keep the tokens that the tokenizer adds, such as BOS.
+            adds_special: Whether to add the tokenizer's own tokens, such as BOS.
 
         Raises:
             InvalidRequestError: The text is not Unicode.
@@ -85,12 +85,12 @@ class Tokenizer:
     def encode_pair(
         self, first: str, second: str, *, limit: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """Return the ids of two texts read as one, and the index of the text of each token.
+        """Return the token ids of two texts read as one, and the index of each token's text.
 
         Args:
-            first: Is never cut.
-            second: Loses its end to fit.
-            limit: The largest number of tokens; `first` alone must fit.
+            first: Never truncated.
+            second: Truncated at its end to fit.
+            limit: Maximum number of tokens; `first` alone must fit.
         """
         try:
             with self._lock:
@@ -106,11 +106,11 @@ class Tokenizer:
         return encoded["input_ids"], encoded.get("token_type_ids") or []
 
     def placed(self, text: str) -> list[PlacedToken]:
-        """Return the tokens of a text with their places, without what the tokenizer adds.
+        """Return the tokens of a text with their positions, without the tokenizer's additions.
 
         Raises:
             InvalidRequestError: The text is not Unicode.
-            UnsupportedError: The tokenizer does not tell places.
+            UnsupportedError: The tokenizer does not report positions.
         """
         if not self._hf.is_fast:
             raise UnsupportedError("the tokenizer of this model does not tell where tokens stand")
@@ -129,12 +129,12 @@ class Tokenizer:
         ]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a raw prompt, with exactly one BOS if the model wants one."""
+        """Return the ids of a raw prompt, with exactly one BOS if the model uses one."""
         ids = self.encode(text, adds_special=False)
         return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, special tokens included; ids without a token are skipped."""
+        """Return the text of `ids`, including special tokens; ids without a token are skipped."""
         known = [token_id for token_id in ids if token_id in self._ids]
         with self._lock:
             text: str = self._hf.decode(
@@ -147,7 +147,7 @@ class Tokenizer:
         return self.vocabulary.get(text)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, none for an id without a token."""
+        """Return the bytes of a token; empty for an id without one."""
         if self.pieces is None:
             return self.decode([token_id]).encode()
         return self.pieces[token_id] if token_id < len(self.pieces) else b""
@@ -155,7 +155,7 @@ class Tokenizer:
     def visible_pieces(self, markers: Container[str]) -> Sequence[bytes] | None:
         """Return the piece table with special tokens blanked, except those in `markers`.
 
-        Returns `None` where there is no table. Equal markers return the same object.
+        Returns `None` without a table. Equal markers return the same object.
         """
         if self.pieces is None:
             return None
@@ -192,7 +192,7 @@ class Tokenizer:
 
     @cached_property
     def added_ids(self) -> tuple[Sequence[int], Sequence[int]]:
-        """The ids that the tokenizer puts before and after a text by itself."""
+        """Ids that the tokenizer adds before and after a text."""
         bare = self._encode("a", adds_special=False)
         full = self._encode("a", adds_special=True)
         for start in range(len(full) - len(bare) + 1):
@@ -210,6 +210,6 @@ def _special_ids(hf_tokenizer: HfTokenizer) -> frozenset[int]:
 def _piece_table(hf_tokenizer: HfTokenizer, vocabulary: Mapping[str, int]) -> PieceTable | None:
     if not hf_tokenizer.is_fast or hf_tokenizer.backend_tokenizer.decoder is None:
         return None
-    # The state of a decoder is its JSON; that of the whole tokenizer would be megabytes.
+    # A decoder's state is its JSON; the whole tokenizer's would be megabytes.
     decoder = json.loads(hf_tokenizer.backend_tokenizer.decoder.__getstate__())
     return piece_table(decoder, vocabulary)

@@ -1,4 +1,4 @@
-"""Turns: messages as chat templates take them, plain dicts of the OpenAI shape."""
+"""Turns: messages in the form of chat templates, plain dicts of the OpenAI shape."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """The form in which a template takes an assistant message that calls tools.
+    """The form that a template needs for an assistant message with tool calls.
 
     Attributes:
         arguments_as_text: Whether arguments are JSON text rather than an object.
         empty_content: The value for no content: some templates lose the calls on "".
-        content_apart: Whether content next to calls has to be a turn of its own.
-        one_call: Whether every call has to be a turn of its own.
-        calls_as_text: Whether calls have to be text.
-        results_as_text: Whether their results have to be, too.
+        content_apart: Whether content next to calls must be a separate turn.
+        one_call: Whether every call must be a separate turn.
+        calls_as_text: Whether calls must be text.
+        results_as_text: Whether results must be text too.
     """
 
     arguments_as_text: bool = False
@@ -35,10 +35,10 @@ class CallStyle:
 
 
 def check_roles(messages: Sequence[Message], template_text: str) -> None:
-    """Refuse a role that is unknown to chat templates in general and to this one.
+    """Refuse a role that is unknown both to chat templates in general and to this one.
 
     Raises:
-        InvalidRequestError: Names the message.
+        InvalidRequestError: The message names the message with that role.
     """
     for index, message in enumerate(messages):
         quoted = (f"'{message.role}'", f'"{message.role}"')
@@ -49,7 +49,7 @@ def check_roles(messages: Sequence[Message], template_text: str) -> None:
 
 
 def to_turns(messages: Sequence[Message], style: CallStyle) -> list[Turn]:
-    """Return the turns of messages; a turn has only the keys that its message gives."""
+    """Return the turns of messages; a turn has only the keys that its message sets."""
     return [_turn(message, style) for message in messages]
 
 

@@ -1,1 +1,1 @@
-"""Towers of vision models and the processors of their media."""
+"""Towers of vision models, and processors for their media."""

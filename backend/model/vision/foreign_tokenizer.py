@@ -1,4 +1,4 @@
-"""Families whose checkpoints hold a tokenizer that is not the model's."""
+"""Families whose checkpoints contain a tokenizer other than the model's."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.media_processor import HfProcessor
 from backend.model.vision.towers import load_processor
 
-# Where mlx-vlm takes the tokenizer of a family from, by model type.
+# Where mlx-vlm gets the tokenizer of a family, by model type.
 _ELSEWHERE: Mapping[str, str] = dict.fromkeys(("moondream1", "moondream2"), "moondream/starmie-v1")
 _PROBE = "The quick brown fox, 1234567890 times: naïve? def f(x): return x**2\n"
 
@@ -20,7 +20,7 @@ def require_own_tokenizer(
     """Check that a checkpoint's tokenizer is the one that its model was trained with.
 
     Raises:
-        UnsupportedModelError: It is not, or cannot be compared; says what to do.
+        UnsupportedModelError: It is not, or cannot be compared; the message gives a remedy.
     """
     repository = _ELSEWHERE.get(model_type)
     if repository is None:
@@ -33,7 +33,7 @@ def require_own_tokenizer(
 
 
 def _fault(processor: HfProcessor, repository: str, tokenizer: Tokenizer) -> str | None:
-    # Where it cannot be had, upstream goes on with the checkpoint's, and without its own class.
+    # If it is unavailable, upstream uses the checkpoint's, in a generic class.
     theirs = getattr(processor, "tokenizer", None)
     if theirs is None:
         return (

@@ -1,4 +1,4 @@
-"""Media to tokens and arrays, by the processor of a checkpoint."""
+"""Converts media to tokens and arrays with a checkpoint's processor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backend.model.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import numpy as np
 
-# What upstream's processors raise: anything that arrays of a wrong shape can lead to.
+# Exceptions of upstream's processors: arrays of a wrong shape can lead to anything.
 PROCESSOR_FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError),
     *(RuntimeError, TypeError, ValueError),
@@ -26,23 +26,23 @@ DEFAULT_FPS = 2.0
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
 _NOTHING = "gives the model nothing of it but tokens"
 _NAMED = ("bos_token", "eos_token", "pad_token")
-# In the place of an id that only the network knows, and that is below 0 in all that have one.
+# Replaces an id that only the network knows; such ids are below 0 in all checkpoints.
 _NO_TOKEN = -1
 _TOKEN_INPUTS = ("input_ids", *_PER_TOKEN)
 
-# What upstream's processors return.
+# Values returned by upstream's processors.
 Untyped: TypeAlias = Any
 # A processor of transformers or of mlx-vlm, which are untyped.
 HfProcessor: TypeAlias = Any
 
 
 class ProcessorError(Exception):
-    """A processor cannot take a medium; the message is its own."""
+    """A processor refuses a medium; carries the processor's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Film:
-    """Frames, RGB, [T, H, W, 3], and how many of them make a second."""
+    """RGB frames [T, H, W, 3], and their number per second."""
 
     frames: np.ndarray = field(repr=False)
     fps: float
@@ -53,7 +53,7 @@ Content: TypeAlias = Any
 
 
 def film(images: Sequence[Any], *, duration_s: float) -> Film:
-    """Make one of PIL images of one size, the last of which is shown after `duration_s`."""
+    """Make a film of equally sized PIL images, the last of which is shown after `duration_s`."""
     import numpy as np
 
     is_timed = duration_s > 0 and len(images) > 1
@@ -62,7 +62,7 @@ def film(images: Sequence[Any], *, duration_s: float) -> Film:
 
 
 def raw(kind: MediaKind, content: Content) -> tuple[np.ndarray, float]:
-    """Return a medium as an array, and how many frames of it make a second."""
+    """Return a medium as an array, and its frames per second."""
     import numpy as np
 
     if kind is MediaKind.VIDEO:
@@ -71,7 +71,7 @@ def raw(kind: MediaKind, content: Content) -> tuple[np.ndarray, float]:
 
 
 def content_of(kind: MediaKind, array: np.ndarray, fps: float) -> Content:
-    """Return the medium of an array; the reverse of `raw`."""
+    """Return the medium of an array; the inverse of `raw`."""
     match kind:
         case MediaKind.IMAGE:
             from PIL import Image
@@ -87,15 +87,15 @@ def content_of(kind: MediaKind, array: np.ndarray, fps: float) -> Content:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMedium:
-    """A medium as a prompt takes it in.
+    """A medium in the form that prompts need.
 
     Attributes:
-        kind: What it is.
-        digest: Identifies what it shows.
-        text: Stands for it in the prompt's text.
-        token_ids: The tokens of that text which the tower's output replaces, and their brackets.
-        inputs: What the tower reads, by the names of mlx-vlm.
-        marks: The special tokens among these, as texts.
+        kind: Its kind.
+        digest: Identifies its content.
+        text: Represents it in the prompt's text.
+        token_ids: Tokens of that text that the tower's output replaces, with their brackets.
+        inputs: Arrays for the tower, by mlx-vlm's names.
+        marks: Special tokens among the ids, as texts.
     """
 
     kind: MediaKind
@@ -107,17 +107,17 @@ class PreparedMedium:
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays."""
+        """Size of the arrays, in bytes."""
         return sum(array.nbytes for array in self.inputs.values())
 
 
 class MediaPreparer(Protocol):
-    """Prepares media for a model; safe from any thread.
+    """Prepares media for a model; thread-safe.
 
     Attributes:
-        snippets: What stands in a text for a medium of each kind that the model takes.
-        takes_parts: Whether the template writes them; else they are put into its messages.
-        sampling_rate: Of the sounds that it takes, in Hz.
+        snippets: Text that represents a medium, by supported kind.
+        takes_parts: Whether the template writes the snippets; else they are put into messages.
+        sampling_rate: Rate of the sounds that it takes, in Hz.
     """
 
     snippets: Mapping[MediaKind, str]
@@ -128,27 +128,27 @@ class MediaPreparer(Protocol):
         """Return a medium's text, tokens and arrays.
 
         Raises:
-            ProcessorError: The processor refuses it.
+            ProcessorError: The processor refuses the medium.
         """
 
 
 class MediaProcessor:
-    """A checkpoint's processor behind a lock; safe from any thread.
+    """A checkpoint's processor behind a lock; thread-safe.
 
     Attributes:
-        snippets: What stands in a text for a medium of each kind that the model takes.
-        takes_parts: Whether the template writes them; else they are put into its messages.
-        takes_sounds: Whether it takes more than one of them in a prompt.
-        sampling_rate: Of the sounds that it takes, in Hz.
+        snippets: Text that represents a medium, by supported kind.
+        takes_parts: Whether the template writes the snippets; else they are put into messages.
+        takes_sounds: Whether it takes more than one sound per prompt.
+        sampling_rate: Rate of the sounds that it takes, in Hz.
     """
 
     def __init__(self, processor: HfProcessor, tokenizer: Tokenizer, snippets: Snippets) -> None:
         """Wrap a processor.
 
         Args:
-            processor: Used by nobody else from here on.
-            tokenizer: The model's.
-            snippets: What the model's template writes.
+            processor: Owned by this object from now on.
+            tokenizer: The model's tokenizer.
+            snippets: Snippets of the model's template.
         """
         self._processor = processor
         self._tokenizer = tokenizer
@@ -160,7 +160,7 @@ class MediaProcessor:
         self.sampling_rate: int = getattr(extractor, "sampling_rate", 16_000)
 
     def without(self, kinds: Container[MediaKind]) -> MediaProcessor | None:
-        """Return one for the other kinds only; `None` when there are none."""
+        """Return a copy for the other kinds only, or `None` if there are none."""
         left = {kind: text for kind, text in self.snippets.items() if kind not in kinds}
         if not left:
             return None
@@ -171,54 +171,54 @@ class MediaProcessor:
         """Return a medium's text, tokens and arrays.
 
         Args:
-            kind: One that has a snippet.
+            kind: A kind with a snippet.
             content: The medium.
-            digest: Identifies it.
+            digest: Identifies the medium.
 
         Raises:
-            ProcessorError: The processor refuses it.
+            ProcessorError: The processor refuses the medium.
         """
-        with self._lock, self._failures_told():
+        with self._lock, self._as_processor_errors():
             inputs = self._process(kind, content)
         return self._described(kind, digest, inputs)
 
     def prepare_whole(
         self, kind: MediaKind, contents: Sequence[Content], text: str
     ) -> dict[str, np.ndarray]:
-        """Return the tokens (`input_ids`, [1, T]) and arrays that upstream makes of a whole prompt.
+        """Return upstream's tokens (`input_ids`, [1, T]) and arrays for a whole prompt.
 
         Args:
-            kind: Of all media.
+            kind: Kind of all media.
             contents: The media.
-            text: Holds a snippet for each of them.
+            text: Contains a snippet for each of them.
 
         Raises:
-            ProcessorError: The processor refuses it.
+            ProcessorError: The processor refuses the prompt.
         """
-        with self._lock, self._failures_told():
+        with self._lock, self._as_processor_errors():
             return _read(self._processor, text, _arguments(kind, contents))
 
     @contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _as_processor_errors(self) -> Iterator[None]:
         try:
             yield
         except PROCESSOR_FAILURES as error:
-            raise ProcessorError(self._told(error)) from error
+            raise ProcessorError(self._explained(error)) from error
 
-    def _told(self, error: Exception) -> str:
-        """Return what a processor says, or which of the values that it may want are missing."""
-        told = " ".join(str(error).split())
-        if "NoneType" not in told:
-            return told
+    def _explained(self, error: Exception) -> str:
+        """Return the processor's message, or the names of values that it may need but lacks."""
+        text = " ".join(str(error).split())
+        if "NoneType" not in text:
+            return text
         tokenizer = getattr(self._processor, "tokenizer", self._processor)
         missing = [name for name in _NAMED if getattr(tokenizer, name, None) is None]
         if not missing:
-            return f"needs a setting that the checkpoint's files do not have ({told})"
+            return f"needs a setting that the checkpoint's files do not have ({text})"
         named = " and no ".join(missing)
         return f"needs a token that tokenizer_config.json does not name: there is no {named}"
 
     def _process(self, kind: MediaKind, content: Content) -> dict[str, np.ndarray]:
-        """Run the processor over one medium, as if it were all of a prompt."""
+        """Run the processor over one medium, as if it were the whole prompt."""
         if kind is MediaKind.AUDIO:
             self._require_heard(len(content) / self.sampling_rate)
         inputs = _read(self._processor, self.snippets[kind], _arguments(kind, [content]))
@@ -228,7 +228,7 @@ class MediaProcessor:
         return inputs
 
     def _require_heard(self, seconds: float) -> None:
-        """Refuse a sound whose end the processor would leave out."""
+        """Refuse a sound that the processor would truncate."""
         tokens = getattr(self._processor, "audio_seq_length", None)
         ms_per_token = getattr(self._processor, "audio_ms_per_token", None)
         if tokens and ms_per_token and seconds * 1000 > tokens * ms_per_token:
@@ -254,7 +254,7 @@ class MediaProcessor:
         return PreparedMedium(kind, digest, text, core, inputs, marks)
 
     def _core(self, ids: Sequence[int]) -> tuple[int, int]:
-        """Return where the special tokens begin and end: they never merge with text beside them."""
+        """Return the range of the special tokens, which never merge with adjacent text."""
         special = [index for index, token_id in enumerate(ids) if token_id in self._marks]
         if not special:
             raise ProcessorError("no special token stands for it")
@@ -266,22 +266,22 @@ class MediaProcessor:
 
 
 def _read(processor: HfProcessor, text: str, media: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return all that a processor makes of a prompt and has something in it."""
+    """Return the non-empty results of a processor for a prompt."""
     from mlx_vlm.utils import prepare_inputs
 
     inputs = prepare_inputs(processor, prompts=text, image_token_index=_NO_TOKEN, **media)
     inputs.pop("attention_mask", None)
-    # Upstream makes arrays of MLX, whatever it is asked for: they end in this thread.
+    # Upstream always returns MLX arrays: they must not leave this thread.
     arrays = {name: _as_numpy(value) for name, value in inputs.items() if value is not None}
     return {name: array for name, array in arrays.items() if len(array)}
 
 
 def _as_numpy(value: Untyped) -> Untyped:
-    """Return an array, or a list of them where their shapes differ."""
+    """Return an array, or a list of arrays if their shapes differ."""
     import mlx.core as mx
     import numpy as np
 
-    # NumPy has no such numbers.
+    # NumPy has no bfloat16.
     if isinstance(value, mx.array) and value.dtype == mx.bfloat16:
         value = value.astype(mx.float32)
     try:
@@ -291,7 +291,7 @@ def _as_numpy(value: Untyped) -> Untyped:
 
 
 def _arguments(kind: MediaKind, contents: Sequence[Content]) -> dict[str, Any]:
-    """Return media by the names of mlx-vlm's `prepare_inputs`."""
+    """Return media as keyword arguments of mlx-vlm's `prepare_inputs`."""
     match kind:
         case MediaKind.IMAGE:
             return {"images": list(contents)}

@@ -1,4 +1,4 @@
-"""Where media stand among the tokens of a prompt."""
+"""Locates media among the tokens of a prompt."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ class LostMediumError(Exception):
     """The tokens of a medium are not in the prompt.
 
     Attributes:
-        number: Which one, counted from 0.
+        number: Index of the medium, from 0.
     """
 
     def __init__(self, number: int) -> None:
@@ -19,10 +19,10 @@ class LostMediumError(Exception):
 
 
 def find_spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tuple[MediaSpan, ...]:
-    """Find the tokens of media in those of a prompt; both are in the order of the text.
+    """Locate the tokens of media in a prompt; both are in text order.
 
     Raises:
-        LostMediumError: Those of one of them are not there.
+        LostMediumError: The tokens of a medium are missing.
     """
     spans: list[MediaSpan] = []
     start = 0
@@ -37,7 +37,7 @@ def find_spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tup
 
 
 def _find(token_ids: Sequence[int], wanted: Sequence[int], start: int) -> int:
-    """Return where a run of tokens begins, or -1."""
+    """Return the start of a run of tokens, or -1."""
     last = len(token_ids) - len(wanted)
     while start <= last:
         try:

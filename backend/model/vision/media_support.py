@@ -1,4 +1,4 @@
-"""Find out which media a loaded model takes, and how they come into its prompts."""
+"""Finds out which media a loaded model takes, and how they enter its prompts."""
 
 import logging
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ class MediaSupport:
     """The media that a model takes.
 
     Attributes:
-        processor: For those kinds; `None` when there are none: the model then reads text.
-        refused: Kinds that its template has a place for and that do not work, with the reasons.
+        processor: Processor for those kinds; `None` if there are none: the model is text-only.
+        refused: Kinds that its template supports but that do not work, with the reasons.
     """
 
     processor: MediaProcessor | None
@@ -46,10 +46,10 @@ def find_media_support(
     """Try every kind of media that a model may take, before its weights are read.
 
     Args:
-        processor: The checkpoint's; used by nobody else from here on.
-        tokenizer: The model's.
-        template: The model's: it may have a place for media.
-        network: The model; its weights may not be evaluated yet.
+        processor: The checkpoint's processor; owned by this function from now on.
+        tokenizer: The model's tokenizer.
+        template: The model's template, which may support media.
+        network: The model, whose weights may still be lazy.
     """
     found = find_snippets(template, _own_tokens(processor))
     media = MediaProcessor(processor, tokenizer, found)
@@ -61,7 +61,7 @@ def find_media_support(
 
 
 def _fault(media: MediaProcessor, kind: MediaKind, network: VisionNetwork) -> str | None:
-    """Return why media of a kind cannot be taken, or `None` when they can."""
+    """Return why a kind of media cannot be used, or `None` if it can."""
     content = sample(kind, sampling_rate=media.sampling_rate)
     try:
         prepared = media.prepare(kind, content, kind.name.encode())
@@ -76,7 +76,7 @@ def _fault(media: MediaProcessor, kind: MediaKind, network: VisionNetwork) -> st
 
 
 def _own_tokens(processor: HfProcessor) -> dict[MediaKind, str]:
-    """Return what the processor itself says that it replaces."""
+    """Return the texts that the processor itself declares to replace."""
     texts = {
         kind: next((text for name in names if (text := getattr(processor, name, None))), None)
         for kind, names in _OWN_TOKENS.items()

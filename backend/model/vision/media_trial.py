@@ -1,4 +1,4 @@
-"""A prompt with media as this backend prepares it, and as the libraries by themselves do."""
+"""A prompt with media, prepared both by this backend and by the libraries alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _PLACES = (0, _QUESTION.index(","))
 
 
 class OtherTokensError(ProcessorError):
-    """The libraries read other tokens than this backend, which prepares media one by one."""
+    """The libraries' tokens differ from this backend's, which prepares media one by one."""
 
     def __init__(self) -> None:
         super().__init__("in a prompt it writes other tokens for it than by itself")
@@ -32,12 +32,12 @@ class OtherTokensError(ProcessorError):
 
 @dataclass(frozen=True, slots=True)
 class MediaTrial:
-    """One prompt, prepared twice.
+    """One prompt, prepared in two ways.
 
     Attributes:
-        prompt: As this backend feeds it.
-        whole_inputs: What the model's processor makes of the prompt and all its media at once, by
-            the names of mlx-vlm.
+        prompt: The prompt as this backend feeds it.
+        whole_inputs: Output of the model's processor for the prompt with all its media at once,
+            by mlx-vlm's names.
     """
 
     prompt: Prompt
@@ -46,12 +46,12 @@ class MediaTrial:
 
 @dataclass(frozen=True, slots=True)
 class Examiner:
-    """Makes trials for a model.
+    """Builds trials for a model.
 
     Attributes:
-        processor: Of its media.
-        tokenizer: Of its text.
-        template: Of its conversations; one that has none is asked in plain text.
+        processor: The model's media processor.
+        tokenizer: The model's tokenizer.
+        template: The model's template; without one, questions are plain text.
     """
 
     processor: MediaProcessor
@@ -59,16 +59,16 @@ class Examiner:
     template: ChatTemplate
 
     def most(self, kind: MediaKind) -> int:
-        """Return how many media of a kind the libraries take in a prompt, at most 2."""
+        """Return how many media of a kind the libraries take per prompt, at most 2."""
         return _MOST if kind is not MediaKind.AUDIO or self.processor.takes_sounds else 1
 
     def trial(self, kind: MediaKind, count: int) -> MediaTrial:
         """Return a question about media of one kind, 1 or 2 of them.
 
-        Some processors take together only what is of one size: then the media are.
+        Some processors only take media of one size together; they get such media.
 
         Raises:
-            ProcessorError: This backend and the libraries do not read the same tokens.
+            ProcessorError: This backend and the libraries read different tokens.
         """
         text = self._text(kind, count)
         try:
@@ -92,7 +92,7 @@ class Examiner:
             for content, name in zip(contents, names, strict=True)
         ]
         ids = self._own_ids(text, media)
-        # The libraries may begin with a token that a template leaves out, and the other way round.
+        # Either side may begin with a token that the other leaves out.
         lead = len(whole_ids) - len(ids)
         if lead not in (0, 1) or whole_ids[lead:] != ids:
             raise OtherTokensError
@@ -103,7 +103,7 @@ class Examiner:
         return MediaTrial(Prompt(tuple(whole_ids), media=spans), whole)
 
     def _text(self, kind: MediaKind, count: int) -> str:
-        """Return the question in the words of the template, with snippets in place of media."""
+        """Return the rendered question, with snippets in place of media."""
         placements = tuple(Placement(place, kind) for place in _PLACES[:count])
         message = Message(role="user", content=_QUESTION, media=placements)
         flat = written_out(message, self.processor.snippets)

@@ -1,7 +1,7 @@
-"""Attention in both directions within a picture, for models of mlx-vlm 0.7 that see a part of it.
+"""Bidirectional attention within a picture, for mlx-vlm 0.7's models that would see a part of it.
 
-Their own code lays it over square masks only, and leaves it out without a word where a picture is
-fed after other tokens.
+Their own code only applies it to square masks, and silently omits it if a picture is fed after
+other tokens.
 """
 
 from types import MethodType
@@ -14,7 +14,7 @@ _OVERLAY = "_apply_blockwise_bidirectional_overlay"
 
 
 def mend(language_model: Network) -> None:
-    """Let a language model see whole pictures where the caches hold what came before them."""
+    """Let a language model see whole pictures even after cached tokens."""
     decoder = getattr(language_model, "model", None)
     if hasattr(decoder, _OVERLAY):
         setattr(decoder, _OVERLAY, MethodType(_overlaid, decoder))
@@ -24,9 +24,9 @@ def _overlaid(decoder: Network, mask: mx.array, token_types: mx.array | None) ->
     """Return a mask [..., T, S] in which the last T keys of each picture see each other.
 
     Args:
-        decoder: Whose mask it is.
+        decoder: The decoder that the mask is for.
         mask: True where a query may look; the last T of S keys are the queries' own.
-        token_types: 1 and 2 for the tokens of pictures and videos, [B, T].
+        token_types: 1 and 2 for tokens of pictures and videos, [B, T].
     """
     queries = mask.shape[-2]
     if token_types is None or token_types.shape[1] != queries:

@@ -1,7 +1,7 @@
-"""Where the next token of each row stands for models whose pictures count by their sides.
+"""The position of each row's next token, for models whose pictures count by their sides.
 
-With M-RoPE a picture of many tokens advances the position by its longer side only, so positions
-do not follow from how much a KV cache holds.
+With M-RoPE a picture of many tokens advances the position only by its longer side, so positions
+do not follow from the length of a KV cache.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ import mlx.core as mx
 
 
 class RopePositions:
-    """Rides among the KV caches of a row, or of a batch, and moves with their rows.
+    """Stored among the KV caches of a row or a batch, and moves with their rows.
 
     Attributes:
-        counts_only: Nothing here has to be stored: tokens and media tell it all.
+        counts_only: Nothing here needs to be stored: tokens and media determine it.
         upcoming: The next position of each row.
     """
 
@@ -24,18 +24,18 @@ class RopePositions:
         self.upcoming = list(upcoming)
 
     def take(self, count: int) -> mx.array:
-        """Return the next positions, [B, count], and go on behind them."""
+        """Return the next positions, [B, count], and advance past them."""
         first = mx.array(self.upcoming, mx.int32)[:, None]
         self.upcoming = [position + count for position in self.upcoming]
         return first + mx.arange(count, dtype=mx.int32) if count > 1 else first
 
     @classmethod
     def merge(cls, rows: Sequence[Self]) -> Self:
-        """Make one of several rows."""
+        """Combine several rows."""
         return cls([position for row in rows for position in row.upcoming])
 
     def extend(self, other: Self) -> None:
-        """Let rows join behind these."""
+        """Append rows."""
         self.upcoming += other.upcoming
 
     def filter(self, staying: Sequence[int]) -> None:
@@ -43,19 +43,19 @@ class RopePositions:
         self.upcoming = [self.upcoming[index] for index in staying]
 
     def extract(self, index: int) -> "RopePositions":
-        """Return one row by itself."""
+        """Return a single row."""
         return RopePositions([self.upcoming[index]])
 
     def empty(self) -> bool:
-        """Hold no keys and values, ever."""
+        """Always true: it never holds keys and values."""
         return True
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays: there are none."""
+        """Size of the arrays: zero."""
         return 0
 
     @property
     def state(self) -> list[mx.array]:
-        """Nothing to evaluate."""
+        """Empty: there is nothing to evaluate."""
         return []

@@ -1,4 +1,4 @@
-"""Pictures, sounds and videos of noise: what a model makes of one shows whether it saw it."""
+"""Noise as pictures, sounds and videos: the model's output shows whether it perceived it."""
 
 from typing import assert_never
 
@@ -7,7 +7,7 @@ import numpy as np
 from backend.core.media import MediaKind
 from backend.model.vision.media_processor import Content, Film
 
-# Rows and columns of a picture that is not square cannot be mistaken for each other.
+# A non-square picture reveals swapped rows and columns.
 _SIDES = ((64, 64), (48, 96))
 _FRAMES = 4
 _FPS = 2.0
@@ -18,12 +18,12 @@ _LOUDNESS = 0.1
 def sample(
     kind: MediaKind, *, sampling_rate: int, number: int = 0, has_own_size: bool = True
 ) -> Content:
-    """Return a medium; every number gives another one, and the same one every time.
+    """Return a medium determined by its number.
 
     Args:
         kind: Of the medium.
-        sampling_rate: Of a sound, in Hz.
-        number: Determines what it shows.
+        sampling_rate: Rate of a sound, in Hz.
+        number: Determines the content.
         has_own_size: Whether the number determines the shape of a picture, too.
     """
     rng = np.random.default_rng(number)

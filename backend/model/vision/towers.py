@@ -1,4 +1,4 @@
-"""Checkpoints with towers for pictures or sounds, loaded through mlx-vlm."""
+"""Loads checkpoints with towers for pictures or sounds, through mlx-vlm."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _TOWER_NAMES = ("vision", "visual", "vit", "image", "audio")
 def has_towers(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint has towers that the options want.
 
-    Text-only conversions keep the configuration of towers whose weights they left out.
+    Text-only conversions keep the configuration of towers whose weights they omit.
     """
     if not options.tuning.checkpoint.vision or not _names_towers(config):
         return False
@@ -35,19 +35,19 @@ def has_towers(options: ModelOptions, directory: Path, config: Mapping[str, Any]
 
 
 def _names_towers(config: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration, or that of a part of the model, describes a tower."""
+    """Tell whether a configuration, or one nested in it, describes a tower."""
     parts = (part for part in config.values() if isinstance(part, Mapping))
     return any(level.get(name) for level in (config, *parts) for name in _TOWER_CONFIGS)
 
 
 def load_from_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> Network:
-    """Build a model of mlx-vlm; no weight is in memory yet.
+    """Build an mlx-vlm model without reading weights into memory.
 
     Raises:
-        LoadError: mlx-vlm is not installed, or the checkpoint brings code that may not run.
+        LoadError: mlx-vlm is not installed, or the checkpoint has code that may not run.
         UnsupportedModelError: The model does not generate text.
     """
-    # mlx-lm first, through its door: mlx-vlm may import it.
+    # mlx-lm first, through `import_mlx_lm`: mlx-vlm may import it.
     import_mlx_lm()
     if importlib.util.find_spec("mlx_vlm") is None:
         raise LoadError(
@@ -67,13 +67,13 @@ def load_from_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[st
 
 
 def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
-    """Return what prepares media for a model, as transformers or mlx-vlm make it."""
+    """Return the model's media processor, as made by transformers or mlx-vlm."""
     from mlx_vlm.utils import load_image_processor
     from mlx_vlm.utils import load_processor as load_upstream
 
     trust = {"trust_remote_code": options.trusts_remote_code}
     processor = load_upstream(directory, add_detokenizer=False, **trust)
-    # Some models bring a class of their own for pictures.
+    # Some models have their own class for pictures.
     if own := load_image_processor(directory, **trust):
         processor.image_processor = own
     elif type(processor).__module__.startswith("mlx_vlm."):
@@ -82,7 +82,7 @@ def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
 
 
 class _TextOptionsDropped:
-    """Put before the class of an image processor of transformers."""
+    """Mixed into an image processor class of transformers to drop unknown options."""
 
     def __call__(self, *arguments: Untyped, **options: Untyped) -> Untyped:
         fitting = {name: value for name, value in options.items() if name not in _TEXT_OPTIONS}
@@ -90,7 +90,7 @@ class _TextOptionsDropped:
 
 
 def drop_text_options(image_processor: HfProcessor) -> None:
-    """Keep options of the tokenizer from it: some of mlx-vlm's processors pass them on."""
+    """Drop the tokenizer options that some of mlx-vlm's processors pass to an image processor."""
     kind = type(image_processor)
     if kind.__module__.startswith("transformers."):
         image_processor.__class__ = type(kind.__name__, (_TextOptionsDropped, kind), {})

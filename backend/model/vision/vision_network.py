@@ -1,7 +1,7 @@
-"""A model of mlx-vlm 0.7 as the engine takes networks, and what its towers make of media.
+"""Wraps an mlx-vlm 0.7 model as a network for the engine, with its towers' output for media.
 
-The towers and the language model are mlx-vlm's; its generation, batches and prompt caches are not
-used.
+The towers and the language model are mlx-vlm's; its generation, batches and prompt caches are
+not used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,22 +22,22 @@ Arrays: TypeAlias = Any
 # NumPy arrays, or nested lists of them.
 Untyped: TypeAlias = Any
 
-# What `get_input_embeddings` gives for whole prompts, and this engine has its own way for.
+# Results of `get_input_embeddings` for whole prompts, which this engine handles itself.
 _NOT_FED = ("attention_mask_4d", "attention_mask", "rope_deltas")
-# Inputs of the tower that tell the language model, too, which tokens are what.
+# Tower inputs that also tell the language model the type of each token.
 _TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
-# Ways from picture to text other than in the place of tokens.
+# Ways from picture to text other than replacing tokens.
 _CROSSINGS = {
     "cross_attention_states": "cross attention",
     "decoder_inputs_embeds": "an encoder beside the decoder",
     "pos_hw": "positions of two axes for every token",
 }
-# Where some models leave the positions of the prompt that was embedded last.
+# Where some models leave the positions of the last embedded prompt.
 _LEFT_POSITIONS = "_position_ids"
-# Packages of mlx-vlm that take positions with as many axes as `get_rope_index` gives for text; the
-# others take three, whatever it gives.
+# Packages of mlx-vlm that take positions with as many axes as `get_rope_index` returns for text;
+# the others always take three.
 _STRICT = frozenset({"cohere_compass", "minimax_m3_vl"})
-# What models keep that read text with other weights beside media.
+# Kept by models that read text with other weights when there are media.
 _OTHER_WEIGHTS = "_base_weights"
 _DEEPSTACK = "deepstack_visual_embeds"
 _AXES = 3
@@ -45,18 +45,18 @@ _PROBE = (0, 1, 2, 3)
 
 
 class NotEmbeddableError(Exception):
-    """A model takes media on another way than in the place of tokens."""
+    """A model takes media other than by replacing tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaFeatures:
-    """What the language model reads in the place of a medium's tokens; evaluated.
+    """Input of the language model that replaces a medium's tokens; evaluated.
 
     Attributes:
-        per_token: Keyword arguments [1, T, ...], the embeddings among them.
-        positions: By M-RoPE, [3, 1, T] or [1, T], the first token's being 0; `None` without.
-        deepstack: For each layer that takes some, features [V, D] of the V visual tokens.
-        is_visual: Which tokens those are, [1, T].
+        per_token: Keyword arguments [1, T, ...], including the embeddings.
+        positions: M-RoPE positions, [3, 1, T] or [1, T], from 0; `None` without M-RoPE.
+        deepstack: Per layer that takes them, features [V, D] of the V visual tokens.
+        is_visual: Marks the visual tokens, [1, T].
     """
 
     per_token: Mapping[str, mx.array]
@@ -66,17 +66,17 @@ class MediaFeatures:
 
     @property
     def rope_length(self) -> int | None:
-        """By how much the medium advances the position; `None` without M-RoPE."""
+        """Number of positions that the medium occupies; `None` without M-RoPE."""
         return None if self.positions is None else int(self.positions.max().item()) + 1
 
     @property
     def nbytes(self) -> int:
-        """Size of all arrays."""
+        """Size of all arrays, in bytes."""
         arrays = [*self.per_token.values(), *self.deepstack]
         return sum(array.nbytes for array in arrays)
 
     def arguments(self, start: int, stop: int) -> dict[str, Any]:
-        """Return the keyword arguments for some of the tokens, all but positions."""
+        """Return the keyword arguments for a range of the tokens, except positions."""
         given: dict[str, Any] = {k: v[:, start:stop] for k, v in self.per_token.items()}
         if self.is_visual is None or not self.deepstack:
             return given
@@ -90,7 +90,7 @@ class MediaFeatures:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """Some of a medium's tokens: from `start` on, up to `stop`."""
+    """A range of a medium's tokens: from `start` up to, not including, `stop`."""
 
     features: MediaFeatures
     start: int
@@ -98,10 +98,10 @@ class MediaPart:
 
 
 class VisionNetwork:
-    """The language model of a model with towers, and the way of media into it."""
+    """The language model of a model with towers, which also takes media."""
 
     def __init__(self, model: Network) -> None:
-        """Wrap a model of mlx-vlm."""
+        """Wrap an mlx-vlm model."""
         self.model = model
         self._has_rope_positions = hasattr(model.language_model, "get_rope_index")
         probe = _positions_of_text(model.language_model) if self._has_rope_positions else None
@@ -113,7 +113,7 @@ class VisionNetwork:
 
     @property
     def language_model(self) -> Network:
-        """The part that turns tokens, or what stands in their place, into logits."""
+        """The part that turns tokens, or their replacements, into logits."""
         return self.model.language_model
 
     @property
@@ -139,13 +139,13 @@ class VisionNetwork:
     def feed_media(
         self, inputs: mx.array, cache: Caches, part: MediaPart, position: int
     ) -> mx.array:
-        """Append tokens that stand for a part of a medium; returns logits as `__call__` does.
+        """Append the tokens of a part of a medium; returns logits as `__call__` does.
 
         Args:
-            inputs: Of one row, [1, T].
-            cache: Of that row.
-            part: What stands in their place.
-            position: Where the medium's first token stands.
+            inputs: Token ids of one row, [1, T].
+            cache: Caches of that row.
+            part: The part that replaces the tokens.
+            position: Position of the medium's first token.
         """
         arguments = part.features.arguments(part.start, part.stop)
         positions = part.features.positions
@@ -165,12 +165,12 @@ class VisionNetwork:
     def reply_of_upstream(
         self, token_ids: Sequence[int], inputs: Mapping[str, Any], count: int
     ) -> tuple[list[int], mx.array]:
-        """Return greedy tokens and log-probabilities [count, V] as mlx-vlm by itself computes them.
+        """Return mlx-vlm's own greedy tokens and their log-probabilities [count, V].
 
         Args:
             token_ids: A whole prompt.
-            inputs: What its processor made of all media in it, by the names of mlx-vlm.
-            count: How many tokens.
+            inputs: Output of the processor for all media in it, by mlx-vlm's names.
+            count: Number of tokens.
         """
         from mlx_vlm.generate.ar import generate_step
 
@@ -186,7 +186,7 @@ class VisionNetwork:
         return [int(token) for token, _ in reply], mx.stack([probs for _, probs in reply])
 
     def require_media_in_place(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> None:
-        """Check that a medium comes in the place of its tokens; computes next to nothing.
+        """Check that a medium replaces its tokens; computes next to nothing.
 
         Raises:
             NotEmbeddableError: It does not.
@@ -199,18 +199,18 @@ class VisionNetwork:
         """Run the towers over one medium.
 
         Args:
-            token_ids: The tokens that stand for it, as the processor made them.
-            inputs: Arrays, by the names that mlx-vlm gives them.
+            token_ids: The tokens that represent it, as made by the processor.
+            inputs: Arrays by mlx-vlm's names.
 
         Raises:
-            NotEmbeddableError: The medium does not come in the place of these tokens.
+            NotEmbeddableError: The medium does not replace these tokens.
         """
         given = self._found(token_ids, inputs)
         types = {name: mx.array(inputs[name]) for name in _TOKEN_TYPES if name in inputs}
         is_visual = given.pop("visual_pos_masks", None)
         if _DEEPSTACK in given:
             given[_DEEPSTACK] = getattr(given[_DEEPSTACK], "embeddings", given[_DEEPSTACK])
-        # Some models give features of all tokens, [1, T, layers, D]: these are fed like embeddings.
+        # Some models return features of all tokens, [1, T, layers, D], fed like embeddings.
         is_dense = isinstance(given.get(_DEEPSTACK), mx.array)
         features = MediaFeatures(
             positions=self._positions(given.pop("position_ids", None)),
@@ -234,7 +234,7 @@ class VisionNetwork:
         )
 
     def _found(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the towers give, lazily, by the names of the language model's arguments."""
+        """Return the towers' output, lazily, as arguments of the language model."""
         tokens = mx.array([token_ids])
         arrays = {name: _on_device(array) for name, array in inputs.items()}
         pixels = arrays.pop("pixel_values", None)
@@ -250,7 +250,7 @@ class VisionNetwork:
         return given
 
     def _left_positions(self, tokens: mx.array, inputs: Mapping[str, mx.array]) -> mx.array:
-        """Return the positions that a model keeps to itself, or makes only when it is called."""
+        """Return the positions that a model stores internally, or computes only when called."""
         left = getattr(self.language_model, _LEFT_POSITIONS, None)
         if left is not None:
             return left
@@ -263,7 +263,7 @@ class VisionNetwork:
             setattr(self.language_model, _LEFT_POSITIONS, None)
 
     def _positions(self, found: mx.array | None) -> mx.array | None:
-        """Return positions as [3, 1, T]; they begin at 0, whatever stands before the medium."""
+        """Return positions as [3, 1, T], starting at 0 regardless of earlier tokens."""
         if found is None or not self._has_rope_positions:
             return None
         if self._axes_come_last:
@@ -272,7 +272,7 @@ class VisionNetwork:
 
     def _forward(self, inputs: mx.array, cache: Caches, arguments: dict[str, Any]) -> mx.array:
         layers = cache
-        # Some models would give this prompt the positions of the one before it.
+        # Some models would give this prompt the previous prompt's positions.
         self._forget_positions()
         if self._has_rope_positions:
             layers, counter = cache[:-1], cache[-1]
@@ -281,21 +281,21 @@ class VisionNetwork:
             if self._axes_come_last:
                 arguments["position_ids"] = arguments["position_ids"].transpose(1, 2, 0)
         output = self.language_model(inputs, cache=layers, **arguments)
-        # Some models replace entries of the list that they are given.
+        # Some models replace entries of the given list.
         cache[: len(layers)] = layers
         logits: mx.array = output.logits
         return logits
 
 
 def _on_device(array: Untyped) -> Arrays:
-    """Return a NumPy array, or a list of some whose shapes differ, as MLX has them."""
+    """Convert a NumPy array, or a list of arrays of different shapes, to MLX."""
     if isinstance(array, list):
         return [_on_device(each) for each in array]
     return _setting(array) or mx.array(array)
 
 
 def _setting(array: Untyped) -> str | None:
-    """Return the text that a processor tells the towers among its arrays, if this is one."""
+    """Return the text setting that a processor passes among its arrays, if this is one."""
     is_text = getattr(array, "dtype", None) is not None and array.dtype.kind == "U"
     return str(array.item()) if is_text and array.size == 1 else None
 
@@ -311,8 +311,8 @@ def _on_all_axes(positions: mx.array) -> mx.array:
 def _positions_of_text(language_model: Network) -> mx.array | None:
     """Return the positions that a model gives a few tokens, [3, 1, T], [1, T, 3] or [1, T].
 
-    Some families share the language model of another one and have no settings of its towers, which
-    `get_rope_index` reads: they leave positions that count tokens.
+    Some families share another one's language model but lack the tower settings that
+    `get_rope_index` reads: their positions count tokens.
     """
     try:
         positions, *_ = language_model.get_rope_index(mx.array([_PROBE]))

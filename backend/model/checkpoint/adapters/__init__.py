@@ -1,1 +1,1 @@
-"""LoRA adapters: found, read in the formats of mlx-lm and PEFT, and put onto a network."""
+"""LoRA adapters: locates them, reads mlx-lm's and PEFT's formats, applies them to a network."""

@@ -1,4 +1,4 @@
-"""LoRA adapters in the formats of mlx-lm and of PEFT, put onto a network."""
+"""Applies LoRA adapters, in the formats of mlx-lm and PEFT, to a network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +20,13 @@ _LORA_NUMBERS = ("rank", "scale", "dropout")
 
 
 def apply_adapters(network: Network, adapters: Sequence[Adapter], models_dir: Path | None) -> None:
-    """Put adapters onto a network, in order.
+    """Apply adapters to a network, in order.
 
-    The last one stays beside the weights, exact even where they are quantised; those before it
-    are fused into them, for mlx-lm puts one adapter onto a layer.
+    The last one stays separate from the weights, exact even if they are quantised; those before it
+    are fused, because mlx-lm supports one adapter per layer.
 
     Raises:
-        LoadError: An adapter is missing, or does not fit; names it.
+        LoadError: An adapter is missing or does not fit; the message names it.
     """
     directories = [adapter_directory(adapter, models_dir) for adapter in adapters]
     for adapter, directory in zip(adapters, directories, strict=True):
@@ -35,7 +35,7 @@ def apply_adapters(network: Network, adapters: Sequence[Adapter], models_dir: Pa
 
 
 def adapter_directory(adapter: Adapter, models_dir: Path | None) -> Path:
-    """Return where an adapter lies.
+    """Return the directory of an adapter.
 
     Raises:
         LoadError: It is missing, or in another format.
@@ -73,10 +73,10 @@ def _apply(network: Network, adapter: Adapter, directory: Path) -> None:
 
 
 def _require_readable(directory: Path) -> None:
-    """Check an adapter in mlx-lm's format as far as its files tell.
+    """Check an adapter in mlx-lm's format as far as its files allow.
 
     Raises:
-        LoadError: Names the file and the field.
+        LoadError: The message names the file and the field.
     """
     config_name, weights_name = ADAPTER_FILES
     path = directory / config_name

@@ -1,4 +1,4 @@
-"""LoRA adapters in the format of Hugging Face PEFT, put onto a network of MLX."""
+"""Applies LoRA adapters in Hugging Face's PEFT format to an MLX network."""
 
 import re
 from collections import defaultdict
@@ -20,7 +20,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 _LAYER = re.compile(r"(?:^|\.)(layers\.\d+\..+)$")
-# Fields whose other values change what the matrices mean.
+# Other values of these fields change the meaning of the matrices.
 _PLAIN_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA", None),
     "bias": ("none", None),
@@ -32,15 +32,15 @@ _PLAIN_FIELDS: Mapping[str, tuple[Any, ...]] = {
 
 
 def is_peft(directory: Path) -> bool:
-    """Tell whether a directory holds an adapter in this format."""
+    """Tell whether a directory contains an adapter in this format."""
     return (directory / WEIGHTS).is_file()
 
 
 def apply_peft(network: Network, directory: Path) -> None:
-    """Put an adapter onto the linear layers that it names.
+    """Apply an adapter to the linear layers that it names.
 
     Raises:
-        LoadError: It is of another kind than LoRA, or does not fit the network.
+        LoadError: It is not a LoRA adapter, or does not fit the network.
     """
     config = read_json(directory / CONFIG, dict)
     for name, values in _PLAIN_FIELDS.items():
@@ -61,7 +61,7 @@ def apply_peft(network: Network, directory: Path) -> None:
 
 
 def _pairs(path: Path) -> Mapping[str, Mapping[str, mx.array]]:
-    """Return the matrices A [r, in] and B [out, r] by the names of their modules."""
+    """Return the matrices A [r, in] and B [out, r] by module name."""
     pairs: dict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, weight in mx.load(str(path)).items():
         match = _NAME.fullmatch(name)
@@ -75,9 +75,9 @@ def _pairs(path: Path) -> Mapping[str, Mapping[str, mx.array]]:
 
 
 def _module_paths(network: Network, wanted: Mapping[str, object]) -> Mapping[str, str]:
-    """Find the modules of a network: by name, or by their place in a numbered layer.
+    """Find the modules of a network by name, or by their path below a numbered layer.
 
-    Libraries nest decoders differently, so what stands before the layers may differ.
+    Libraries nest decoders differently, so the path above the layers may differ.
     """
     linear = [
         name
@@ -124,14 +124,14 @@ def _adapted(
 
 
 def _scale(config: Mapping[str, Any], module_path: str) -> float:
-    """Return the factor of an adapter's product, which may differ from layer to layer."""
+    """Return the factor of an adapter's product, which may vary by layer."""
     rank = _of_module(config.get("rank_pattern"), module_path, config.get("r", 8))
     alpha = _of_module(config.get("alpha_pattern"), module_path, config.get("lora_alpha", 8))
     return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
 
 
 def _of_module(patterns: Mapping[str, float] | None, module_path: str, common: float) -> float:
-    """Return the value of the first pattern that ends a module's path, as PEFT matches them."""
+    """Return the value of the first pattern that matches the end of a module's path, as in PEFT."""
     matches = (
         value
         for pattern, value in (patterns or {}).items()

@@ -1,7 +1,7 @@
-"""The process that renders chat templates: they come with checkpoints, and are programs.
+"""The process that renders chat templates, which come with checkpoints and are programs.
 
-It is started by `isolated.template`, serves one job after another, and holds no secret: it knows
-the template, the conversation, and a socket. A template that takes too much memory fails here.
+`isolated.template` starts it. It serves one job after another and holds no secrets: only the
+template, the conversation and a socket. A template that uses too much memory fails here.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from backend.model.text.template import ChatTemplate
 
 LENGTH = struct.Struct("<Q")
 JSON, TEXT = b"J", b"T"
-# Of one job, should nobody be left to end it.
+# Limit per job, in case no one is left to kill it.
 MAX_CPU_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A conversation to write, or with no abilities given a template to look at.
+    """A conversation to render, or without abilities a template to examine.
 
     Attributes:
         branches: Other conversations with the same tools and options.
@@ -47,8 +47,8 @@ class Job:
 
 
 def main(descriptor: int) -> None:
-    """Serve jobs until the other end of a socket is closed."""
-    # Signals for the whole group are the parent's to answer: it closes the socket when it ends.
+    """Serve jobs until the other end of the socket is closed."""
+    # The parent handles signals to the process group: it closes the socket when it ends.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     _limit_memory()
@@ -57,7 +57,7 @@ def main(descriptor: int) -> None:
         _send(connection, {})
         while head := reader.read(LENGTH.size):
             (length,) = LENGTH.unpack(head)
-            # From the parent, which is ours; what goes back is JSON.
+            # Sent by the parent, which is trusted; answers are JSON.
             job: Job = pickle.loads(reader.read(length))  # noqa: S301
             _limit_time()
             for answer in _answers(job):
@@ -65,7 +65,7 @@ def main(descriptor: int) -> None:
 
 
 def _send(connection: socket.socket, answer: Mapping[str, Any] | str) -> None:
-    """Send a text as it is: writing it as JSON takes longer than writing it."""
+    """Send text unencoded: encoding it as JSON takes longer than rendering it."""
     kind, text = (TEXT, answer) if isinstance(answer, str) else (JSON, json.dumps(answer))
     data = kind + text.encode("utf-8", "surrogatepass")
     connection.sendall(LENGTH.pack(len(data)) + data)
@@ -90,7 +90,7 @@ def _answers(job: Job) -> Iterator[Mapping[str, Any] | str]:
 
 
 def _difference(text: str, other: str) -> tuple[int, str]:
-    """Return how many characters another text shares with the first, and its rest."""
+    """Return the length of the prefix shared with the first text, and the rest of the other."""
     low, high = 0, min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -110,7 +110,7 @@ def _bounded(text: str) -> str:
 
 
 def _limit_memory() -> None:
-    """Bound the address space above what is in use already; macOS has no such limit."""
+    """Limit the address space to some margin above its present size; macOS has no such limit."""
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123
             pages = int(statm.read().split()[0])

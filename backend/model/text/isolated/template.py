@@ -1,7 +1,7 @@
-"""A chat template in a process of its own, which is ended when it takes too long or too much.
+"""Renders a chat template in a separate process, which is killed if it exceeds its limits.
 
-The process is shared by all templates and started again when it is needed: a job tells all that
-there is to know.
+All templates share the processes, which are restarted as needed: a job contains everything that
+a process has to know.
 """
 
 import atexit
@@ -28,28 +28,28 @@ from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
 from backend.model.text.turns import CallStyle
 from common.caller import require_caller
 
-# A process that has just been started imports for a second or more.
+# A new process spends a second or more on imports.
 START_S = 60.0
 _ENDED = "the chat template ended its process: it takes too much memory, or time"
-# Between two looks at whether the caller still waits.
+# Interval for checking that the caller still waits.
 _POLL_S = 0.1
 _CHUNK_BYTES = 2**20
-# JSON writes some characters with six or twelve.
+# JSON takes six or twelve bytes for some characters.
 _MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
 
 log = logging.getLogger(__name__)
 
 
 class ProcessEndedError(Exception):
-    """The process has gone."""
+    """The process has ended."""
 
 
 class TooLateError(Exception):
-    """The time is up."""
+    """The time limit was exceeded."""
 
 
 class TemplateProcess:
-    """One process and the socket to it; used by one thread at a time."""
+    """One process and its socket; used by one thread at a time."""
 
     def __init__(self) -> None:
         """Start the process."""
@@ -71,11 +71,11 @@ class TemplateProcess:
         self._is_ready = False
 
     def await_start(self) -> None:
-        """Wait until the process has imported what it needs.
+        """Wait until the process has finished its imports.
 
         Raises:
-            ProcessEndedError: It could not.
-            TooLateError: It is still at it.
+            ProcessEndedError: It failed.
+            TooLateError: It is still busy.
         """
         if not self._is_ready:
             self.receive(time.monotonic() + START_S)
@@ -85,8 +85,8 @@ class TemplateProcess:
         """Send a frame.
 
         Raises:
-            ProcessEndedError: There is no one to take it.
-            TooLateError: It is not taken.
+            ProcessEndedError: The process has ended.
+            TooLateError: The process does not read it in time.
         """
         left = memoryview(LENGTH.pack(len(data)) + data)
         while left:
@@ -102,8 +102,8 @@ class TemplateProcess:
         """Return the next answer.
 
         Raises:
-            ProcessEndedError: There will be none.
-            TooLateError: It is not there in time.
+            ProcessEndedError: The process has ended.
+            TooLateError: The answer did not arrive in time.
             AbandonedError: The caller has gone.
         """
         (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
@@ -117,7 +117,7 @@ class TemplateProcess:
         return answer
 
     def kill(self) -> None:
-        """End the process."""
+        """Kill the process."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -150,13 +150,13 @@ class TemplateProcess:
 
 
 class TemplateProcesses:
-    """A few processes, started when they are needed, from any thread."""
+    """A few processes, started on demand from any thread."""
 
     def __init__(self, count: int) -> None:
-        """Start none.
+        """Start with no process.
 
         Args:
-            count: How many there may be.
+            count: Maximum number of processes.
         """
         self._idle: list[TemplateProcess] = []
         self._has_started = False
@@ -164,28 +164,28 @@ class TemplateProcesses:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Have a process start, unless one is there, without waiting for it."""
+        """Start a process in the background, unless one exists."""
         with self._lock:
             if not self._has_started:
                 self._has_started = True
                 self._idle.append(TemplateProcess())
 
     def close(self) -> None:
-        """End the processes that have nothing to do."""
+        """Kill the idle processes."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
             process.kill()
 
     def run(self, job: Job, seconds: float) -> tuple[Any, Any]:
-        """Return the answer to a job, and that to its branches, which may be empty.
+        """Return the answer to a job, and the answer to its branches, which may be empty.
 
         Args:
-            job: What to do.
-            seconds: How long the first answer may take.
+            job: The job.
+            seconds: Time limit for the first answer.
 
         Raises:
-            TooLateError: It took longer.
+            TooLateError: The limit was exceeded.
             ProcessEndedError: The process ended, twice.
             AbandonedError: The caller has gone.
         """
@@ -196,7 +196,7 @@ class TemplateProcesses:
             try:
                 return self._attempt(data, seconds, has_branches=bool(job.branches))
             except ProcessEndedError:
-                # Whoever ended it may not have meant this job.
+                # The process may have been killed because of another job.
                 return self._attempt(data, seconds, has_branches=bool(job.branches))
         finally:
             self._room.release()
@@ -243,7 +243,7 @@ atexit.register(PROCESSES.close)
 
 
 class IsolatedTemplate(ChatTemplate):
-    """A chat template of a checkpoint, rendered elsewhere."""
+    """A checkpoint's chat template, rendered in another process."""
 
     def __init__(
         self,
@@ -252,12 +252,12 @@ class IsolatedTemplate(ChatTemplate):
         seconds: float = MAX_RENDER_S,
         processes: TemplateProcesses = PROCESSES,
     ) -> None:
-        """Find out what the template can do.
+        """Find the template's abilities.
 
         Args:
             source: The template.
-            seconds: How long it may take to write a conversation.
-            processes: Render it.
+            seconds: Time limit for rendering a conversation.
+            processes: Processes to render it in.
         """
         self._source = source
         self._seconds = seconds
@@ -266,7 +266,7 @@ class IsolatedTemplate(ChatTemplate):
         super().__init__(None, source.with_tools, self._abilities)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
-        """Return the prompt up to where the reply begins; see `ChatTemplate`."""
+        """Return the prompt up to the start of the reply; see `ChatTemplate`."""
         text, _ = self.render_with_branches(messages, (), tools, options)
         return text
 
