@@ -1,1 +1,1 @@
-"""Tokens to deltas: detokenizing, channels, tool calls, stop strings. Pure Python."""
+"""Turns tokens into deltas: text, channels, tool calls, stop strings. Pure Python."""

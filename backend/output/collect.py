@@ -1,4 +1,4 @@
-"""A unary reply: the fold of the stream."""
+"""Folds the stream of a reply into a unary reply."""
 
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -17,7 +17,7 @@ from backend.core.delta import (
 
 @dataclass(frozen=True, slots=True)
 class CollectedCall:
-    """A tool call with all its pieces; `arguments` is JSON text if the call was completed."""
+    """A tool call in full; `arguments` is JSON text if the call was completed."""
 
     index: int
     call_id: str
@@ -27,7 +27,7 @@ class CollectedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A whole reply."""
+    """A complete reply."""
 
     content: str
     reasoning: str
@@ -54,7 +54,7 @@ class Collector:
         self._usage = Usage()
 
     def add(self, increment: Increment) -> None:
-        """Take in the next increment."""
+        """Add the next increment."""
         for delta in increment.deltas:
             self._add_delta(delta)
         self._usage = increment.usage
@@ -62,7 +62,7 @@ class Collector:
 
     @property
     def completion(self) -> Completion:
-        """The reply so far; without increments, an empty one that stopped."""
+        """The reply so far; without increments, an empty reply that stopped."""
         calls = sorted(self._calls.items())
         return Completion(
             content="".join(self._content),

@@ -1,4 +1,4 @@
-"""Finds the format in which a model writes, from its chat template and its vocabulary."""
+"""Detects a model's format from its chat template and vocabulary."""
 
 import logging
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ FormatT = TypeVar("FormatT", ReasoningFormat, ToolFormat)
 
 
 def detect(evidence: FormatEvidence) -> OutputFormat:
-    """Find the formats of thoughts and of calls; without evidence a reply is plain content.
+    """Detect the formats of thoughts and calls; without evidence a reply is plain content.
 
-    An option that names a format of thoughts wins, and one that forces a format of calls. Then the
-    call that the template writes tells the format of calls, then clues in the template and the
-    vocabulary, then an option that gives a hint.
+    An option that names a thought format or forces a tool format wins. Otherwise the tool format is
+    determined by the call that the template renders, then by clues in the template and vocabulary,
+    then by an option that only hints at one.
     """
     reasoning = find(REASONING_FORMATS, evidence.reasoning_parser, evidence) or NO_REASONING
     tools, source = _tools(evidence)
@@ -33,7 +33,7 @@ def detect(evidence: FormatEvidence) -> OutputFormat:
 
 
 def _tools(evidence: FormatEvidence) -> tuple[ToolFormat | None, str]:
-    """Return the format of calls, if one is known, and whence."""
+    """Return the tool format, if known, and the source of that knowledge."""
     hint = evidence.tool_parser and evidence.tool_parser.removesuffix(FORCED)
     named = _named(TOOL_FORMATS, hint)
     if named is NO_TOOLS or (named and hint != evidence.tool_parser):
@@ -43,8 +43,8 @@ def _tools(evidence: FormatEvidence) -> tuple[ToolFormat | None, str]:
     if told is None or told is named:
         return named, "an option"
     if named is not None:
-        # The host's importer guesses a parser from the name of a model, and is wrong where a
-        # family has changed its format: deepseek_v3 for DSML, minimax_m2 for MiniMax M3.
+        # The host's importer guesses a parser from the name of the model, and is wrong where a
+        # family changed its format: deepseek_v3 for DSML, minimax_m2 for MiniMax M3.
         warn_once(
             f"tool_parser {hint!r} contradicts the model's own evidence of {told.name}, which "
             f"counts; tool_parser!:{hint} forces it"
@@ -55,7 +55,7 @@ def _tools(evidence: FormatEvidence) -> tuple[ToolFormat | None, str]:
 def find(
     formats: Sequence[FormatT], override: str | None, evidence: FormatEvidence
 ) -> FormatT | None:
-    """Return the format that is named, or else the first that fits."""
+    """Return the named format, or else the first that fits."""
     return _named(formats, override) or _fitting(formats, evidence)
 
 

@@ -1,6 +1,6 @@
-"""Token ids to text, one at a time: whole code points only, and never U+FFFD.
+"""Converts token ids to text one at a time: whole code points only, and never U+FFFD.
 
-The host's stream ends for good at a U+FFFD, so one that the model itself wrote is dropped too.
+A U+FFFD would end the host's stream for good, so those written by the model are dropped too.
 """
 
 import codecs
@@ -9,36 +9,36 @@ from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _WINDOW_TOKENS = 16
-# An unfinished code point has at most three bytes, and no token has less than one.
+# An unfinished code point has at most three bytes, and every token at least one.
 _CONTEXT_TOKENS = 4
 
 
 class Detokenizer(Protocol):
-    """Turns the tokens of one reply into text."""
+    """Converts the tokens of one reply to text."""
 
     def feed(self, token_id: int) -> str:
-        """Return the text that is certain with this token; it may be empty."""
+        """Return the text that this token makes certain; it may be empty."""
 
     def finish(self) -> str:
-        """Return the text that was held back; an incomplete code point is dropped."""
+        """Return the text held back so far; an incomplete code point is dropped."""
 
 
 class ByteDetokenizer:
-    """For a tokenizer whose tokens stand for fixed bytes."""
+    """For a tokenizer whose tokens are fixed bytes."""
 
     def __init__(self, pieces: Sequence[bytes], *, trims_leading_space: bool) -> None:
         """Begin a reply.
 
         Args:
-            pieces: Token id to bytes; empty for tokens that must not show.
-            trims_leading_space: Whether a space at the very start is the tokenizer's, not text.
+            pieces: Token id to bytes; empty for hidden tokens.
+            trims_leading_space: Whether a space at the very start is an artefact of the tokenizer.
         """
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
         self._trims = trims_leading_space
 
     def feed(self, token_id: int) -> str:
-        """Return the text that is certain with this token; none for an unknown id."""
+        """Return the text that this token makes certain; empty for an unknown id."""
         if not 0 <= token_id < len(self._pieces):
             return ""
         text = self._decoder.decode(self._pieces[token_id]).replace(_REPLACEMENT, "")
@@ -60,14 +60,14 @@ class WindowDetokenizer:
         """Begin a reply.
 
         Args:
-            decode: Token ids to the text that may show; U+FFFD stands for what is no text yet.
+            decode: Converts token ids to visible text, with U+FFFD for incomplete characters.
         """
         self._decode = decode
         self._window: list[int] = []
         self._sent_chars = 0
 
     def feed(self, token_id: int) -> str:
-        """Return the text that is certain with this token."""
+        """Return the text that this token makes certain."""
         self._window.append(token_id)
         text = self._certain_text()
         fresh = text[self._sent_chars :]
@@ -82,5 +82,5 @@ class WindowDetokenizer:
         return ""
 
     def _certain_text(self) -> str:
-        """Decode the window up to where its last code point may still change."""
+        """Decode the window up to the point where its last code point may still change."""
         return self._decode(self._window).rstrip(_REPLACEMENT)

@@ -1,4 +1,4 @@
-"""The format of a reply: of its thoughts and of its tool calls."""
+"""The format of a reply: its thought format and its tool format."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -22,20 +22,20 @@ class OutputFormat:
 
     @property
     def markers(self) -> frozenset[str]:
-        """Texts that must stay visible although the tokenizer may know them as special."""
+        """Texts that must stay visible even if the tokenizer treats them as special."""
         reasoning, tools = self.reasoning, self.tools
         thoughts = (*reasoning.starts, *reasoning.ends, *reasoning.frames, *reasoning.tokens)
         return frozenset((*thoughts, *tools.openers, *tools.closers, *tools.leaks, *tools.tokens))
 
     def without_drafts(self) -> Self:
-        """Return the format in which every call in a thought is a call, and ends the thought."""
+        """Return the format in which every call inside a thought is real and ends the thought."""
         return replace(self, tools=replace(self.tools, has_drafts=False))
 
 
 def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:
     """Tell whether the prompt ends inside a thought, so that the reply begins in one.
 
-    In a prompt of unknown turns a marker counts only at the very end.
+    In a prompt with unknown turn markers, a thought marker counts only at the very end.
     """
     starts = tuple(start.rstrip() for start in output_format.reasoning.starts)
     if not starts:
@@ -48,16 +48,16 @@ def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:
 
 
 def opens_after_thought(output_format: OutputFormat, prompt_tail: str) -> bool:
-    """Tell whether the prompt ends after a closed thought: so templates switch thinking off."""
+    """Tell whether the prompt ends after a closed thought, the way templates disable thinking."""
     return prompt_tail.rstrip().endswith(output_format.reasoning.ends)
 
 
 def thought_texts(output_format: OutputFormat, *, has_tools: bool) -> ThoughtTexts | None:
-    """Return the texts by which thoughts are known; nothing for a model that writes none.
+    """Return the texts that delimit thoughts, or `None` for a model without thoughts.
 
     Args:
         output_format: How the model writes.
-        has_tools: Whether there are calls, which end a thought in some formats.
+        has_tools: Whether there may be calls, which end a thought in some formats.
     """
     reasoning, tools = output_format.reasoning, output_format.tools
     if not (reasoning.starts and reasoning.ends):

@@ -1,4 +1,4 @@
-"""Logprobs in the JSON shape that the host reads (host contract, 2.9)."""
+"""Logprobs in the JSON shape that the host expects (host contract, 2.9)."""
 
 import json
 import math
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from backend.core.delta import AlternativeLogprob, TokenLogprob
 
 FLOOR = -9999.0
-"""Stands for minus infinity, which JSON has not."""
+"""Represents minus infinity, which JSON lacks."""
 
 
 def to_json(tokens: Sequence[TokenLogprob]) -> bytes:
-    """Return `{"content": [...]}`: an entry per token, each with its likeliest alternatives."""
+    """Return `{"content": [...]}`: one entry per token, with its most likely alternatives."""
     content = [
         _entry(token) | {"top_logprobs": [_entry(other) for other in token.top]} for token in tokens
     ]

@@ -1,6 +1,6 @@
-"""Recorded replies, played again without their model.
+"""Replays recorded replies without their model.
 
-A recording is one line of JSON, as bug reports and the tests have it.
+A recording is one line of JSON, as used in bug reports and tests.
 """
 
 import json
@@ -35,7 +35,7 @@ FormatT = TypeVar("FormatT", ReasoningFormat, ToolFormat)
 
 
 class RecordingError(ValueError):
-    """A line is no recording."""
+    """A line is not a valid recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def read_recording(line: str | bytes) -> Recording:
     """Read one line.
 
     Raises:
-        RecordingError: It is none; the message says why.
+        RecordingError: It is not a recording; the message says why.
     """
     try:
         fields = json.loads(line)
@@ -83,7 +83,7 @@ def read_recording(line: str | bytes) -> Recording:
 def stream(
     spec: ReplySpec, chunks: Sequence[str], stop: FinishReason
 ) -> Iterator[tuple[tuple[Delta, ...], Finish | None]]:
-    """Play a reply, each chunk as one step; a last one holds the stop token, or no text."""
+    """Replay a reply, one step per chunk; the last step has the stop token, or no text."""
     yield from _played(_cursor(spec, chunks), len(chunks), stop)
 
 
@@ -100,7 +100,7 @@ def _played(
 
 
 def fold(outputs: Iterable[tuple[tuple[Delta, ...], Finish | None]]) -> Completion:
-    """Return the whole reply."""
+    """Return the complete reply."""
     collector = Collector()
     for deltas, finish in outputs:
         collector.add(Increment(deltas, Usage(), finish))
@@ -108,7 +108,7 @@ def fold(outputs: Iterable[tuple[tuple[Delta, ...], Finish | None]]) -> Completi
 
 
 def report(recording: Recording, chunks: Sequence[str]) -> dict[str, JsonValue]:
-    """Play a recording, cut into these chunks, and return the reply that a client gets."""
+    """Replay a recording split into these chunks, and return the reply that a client gets."""
     cursor = _cursor(recording.spec, chunks)
     outputs = list(_played(cursor, len(chunks), recording.stop))
     completion = fold(outputs)
@@ -131,7 +131,7 @@ def report(recording: Recording, chunks: Sequence[str]) -> dict[str, JsonValue]:
 
 
 def _state(cursor: ReplyCursor, index: int) -> dict[str, JsonValue]:
-    """Return the repairs that a call needed, or that it was not completed."""
+    """Return the repairs made to a call, or that it was not completed."""
     if index not in cursor.completed_calls:
         return {"unfinished": True}
     repairs = cursor.repairs.get(index)
@@ -139,13 +139,13 @@ def _state(cursor: ReplyCursor, index: int) -> dict[str, JsonValue]:
 
 
 def cut_evenly(text: str, chars: int) -> list[str]:
-    """Cut a text into chunks of one length."""
+    """Split a text into chunks of equal length."""
     return [text[start : start + chars] for start in range(0, len(text), chars)]
 
 
 def cut_randomly(text: str, seed: str) -> list[str]:
-    """Cut a text into short chunks, the same ones for the same seed."""
-    lengths = random.Random(seed)  # noqa: S311 - no secret is made
+    """Split a text into short chunks, always the same for a seed."""
+    lengths = random.Random(seed)  # noqa: S311 - not used for secrets
     chunks = []
     start = 0
     while start < len(text):
@@ -156,7 +156,7 @@ def cut_randomly(text: str, seed: str) -> list[str]:
 
 
 class ChunkDetokenizer:
-    """Gives chunk i for token id i."""
+    """Decodes token id i to chunk i."""
 
     def __init__(self, chunks: Sequence[str]) -> None:
         self._chunks = chunks
@@ -187,7 +187,7 @@ def _named(formats: Sequence[FormatT], field: str, name: str) -> FormatT:
 
 
 def _tools(value: JsonValue) -> Mapping[str, JsonSchema] | None:
-    """Return the offered tools; without any, every name counts: a reporter may leave them out."""
+    """Return the offered tools; without any, every name counts: reporters may omit them."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):
@@ -196,7 +196,7 @@ def _tools(value: JsonValue) -> Mapping[str, JsonSchema] | None:
 
 
 def _tool(value: JsonValue) -> tuple[str, JsonSchema]:
-    """Return name and schema of a tool in the shape of the OpenAI API, or of its inner half."""
+    """Return the name and schema of a tool in the OpenAI API's shape, or of its inner object."""
     tool = value.get("function", value) if isinstance(value, dict) else None
     name = tool.get("name") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""One reply: engine steps go in, deltas and exactly one finish come out."""
+"""One reply: consumes engine steps, emits deltas and exactly one finish."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -28,11 +28,11 @@ class ReplySpec:
     """The properties of a reply before it begins.
 
     Attributes:
-        tools: Tools that may be called, and the JSON schemas of their arguments; without any,
-            calls are content. `None` takes any name for a tool's.
-        stop_strings: Content that ends the reply; it is never seen.
-        prompt_tail: The end of the prompt: it tells in which channel the reply begins.
-        max_calls: The reply ends after so many calls; `None` is no limit.
+        tools: Tools that may be called, with the JSON schemas of their arguments; without any,
+            calls are content. `None` accepts any name.
+        stop_strings: Content that ends the reply; never shown.
+        prompt_tail: The end of the prompt, which determines the reply's first channel.
+        max_calls: Ends the reply after this many calls; `None` means no limit.
     """
 
     format: OutputFormat
@@ -44,11 +44,11 @@ class ReplySpec:
 
 
 class ReplyCursor:
-    """Chains detokenizer, router and stop strings for one reply.
+    """Chains the detokenizer, the router and stop strings for one reply.
 
-    The token that ends a reply by `stop`, be it a stop token or the last of a stop string, is
-    neither counted nor among the logprobs: a host that sees the limit reached takes it for the
-    reason.
+    The token that ends a reply by `stop`, whether a stop token or the last of a stop string, is
+    neither counted nor included in the logprobs: a host that sees the limit reached takes it for
+    the reason.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class ReplyCursor:
         """Begin a reply.
 
         Args:
-            spec: Its properties.
-            detokenizer: A fresh one.
-            token_bytes: The bytes of any token, for the logprobs.
+            spec: Properties of the reply.
+            detokenizer: A fresh detokenizer.
+            token_bytes: Returns the bytes of any token, for the logprobs.
         """
         self._spec = spec
         self._detokenizer = detokenizer
@@ -75,16 +75,16 @@ class ReplyCursor:
 
     @property
     def completed_calls(self) -> Set[int]:
-        """Indexes of the calls that were handed out whole."""
+        """Indexes of the calls that were emitted in full."""
         return self._router.completed_calls
 
     @property
     def repairs(self) -> Mapping[int, tuple[str, ...]]:
-        """Repairs that calls needed, by the index of the call."""
+        """Repairs made to calls, by call index."""
         return self._router.repairs
 
     def feed(self, steps: Sequence[TokenStep]) -> tuple[tuple[Delta, ...], Finish | None]:
-        """Return the deltas of the steps, and the finish if they hold the end.
+        """Return the deltas of the steps, and the finish if the reply ends in them.
 
         Steps after the end are ignored.
         """
@@ -108,7 +108,7 @@ class ReplyCursor:
         return self._finish(reason) if reason else None
 
     def _send(self, deltas: Iterable[Delta]) -> None:
-        """Pass deltas on, up to a stop string; one never reaches across another channel."""
+        """Pass deltas on, up to a stop string, which never spans channels."""
         for delta in deltas:
             self._has_stopped = self._has_stopped or self._exceeds_calls(delta)
             if self._has_stopped:
@@ -125,14 +125,14 @@ class ReplyCursor:
 
     @property
     def _has_all_calls(self) -> bool:
-        """Whether the last call that the reply may hold was sent whole."""
+        """Whether the last allowed call was sent in full."""
         limit = self._spec.max_calls
         if limit is None or self._last_call < limit - 1:
             return False
         return self._last_call in self._router.completed_calls
 
     def _exceeds_calls(self, delta: Delta) -> bool:
-        """Tell whether a delta comes after the last call that the reply may hold."""
+        """Tell whether a delta comes after the last allowed call."""
         is_of_last = isinstance(delta, ToolCallDelta) and delta.index == self._last_call
         return self._has_all_calls and not is_of_last
 
@@ -156,7 +156,7 @@ class ReplyCursor:
 
     @property
     def _has_called(self) -> bool:
-        """Whether there are calls, all of them whole: none is to run without the others."""
+        """Whether there are calls, all complete: no call may run without the others."""
         sent = set(range(self._last_call + 1))
         return bool(sent) and sent <= self._router.completed_calls
 
@@ -174,7 +174,7 @@ class ReplyCursor:
 
 
 def _joined(deltas: Iterable[Delta]) -> tuple[Delta, ...]:
-    """Join neighbours of one kind."""
+    """Join adjacent deltas of one kind."""
     return tuple(_whole(list(group)) for _, group in groupby(deltas, key=_kind))
 
 
@@ -197,7 +197,7 @@ def _whole(group: Sequence[Delta]) -> Delta:
 
 
 def _last_id(group: Sequence[Delta]) -> str:
-    """Return the id of a call that some of its pieces may give: the latest holds."""
+    """Return the id of a call from its pieces: the latest one wins."""
     ids = [delta.call_id for delta in group if isinstance(delta, ToolCallDelta) and delta.call_id]
     return ids[-1] if ids else ""
 

@@ -1,4 +1,4 @@
-"""Stop strings: the caller's texts that end a reply and are never seen."""
+"""Stop strings: texts from the caller that end a reply and are never shown."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from backend.output.text.automaton import Automaton, Scanner
 
 
 class StopMatcher:
-    """Lets content pass until a stop string is complete; holds back text that may become one."""
+    """Passes content until a stop string is complete; holds back text that may become one."""
 
     def __init__(self, stop_strings: Iterable[str]) -> None:
         self._scanner = Scanner(Automaton(stop_strings))
@@ -17,5 +17,5 @@ class StopMatcher:
         return scan.safe, bool(scan.match)
 
     def finish(self) -> str:
-        """Return the text that is held back: the content ends here, or is interrupted."""
+        """Return the text held back, because the content ends here or is interrupted."""
         return self._scanner.finish()

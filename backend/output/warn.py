@@ -1,4 +1,4 @@
-"""Warnings that come once."""
+"""Warnings that are issued once."""
 
 import logging
 from functools import lru_cache
@@ -8,5 +8,5 @@ log = logging.getLogger(__name__)
 
 @lru_cache
 def warn_once(message: str) -> None:
-    """Warn, once per message: formats are looked at for every request."""
+    """Warn, once per message: formats are examined for every request."""
     log.warning("%s", message)

@@ -1,4 +1,4 @@
-"""Finds the format of a model by the call that its chat template writes."""
+"""Finds a model's format by the call that its chat template renders."""
 
 import json
 import re
@@ -22,11 +22,11 @@ _SLOTS = {
 
 
 def find_by_call(formats: Sequence[ToolFormat], written_call: str) -> ToolFormat | None:
-    """Return the format that writes a call like this most closely, and reads it.
+    """Return the format that writes most nearly this call, and reads it.
 
     Args:
-        formats: In the order of preference.
-        written_call: The reply that a template writes for `EXAMPLE_CALL`.
+        formats: Formats in order of preference.
+        written_call: The template's rendering of `EXAMPLE_CALL`.
     """
     closest = max(formats, key=lambda known: _closeness(known, written_call), default=None)
     is_close = closest is not None and _closeness(closest, written_call) > 0
@@ -34,7 +34,7 @@ def find_by_call(formats: Sequence[ToolFormat], written_call: str) -> ToolFormat
 
 
 def _closeness(tool_format: ToolFormat, written_call: str) -> int:
-    """Return how many fixed characters of a format's own writing are in a text that it reads."""
+    """Return how many fixed characters of a format's call occur in a text that it reads."""
     frames = tool_format.grammar.frames if tool_format.grammar else ()
     text = _squeezed(written_call)
     lengths = [
@@ -87,5 +87,5 @@ def _part_pattern(part: Part) -> str:
 
 
 def _squeezed(text: str) -> str:
-    """Return a text without white space: templates differ in it, and models follow them."""
+    """Return a text without whitespace, in which templates and models vary."""
     return "".join(text.split())

@@ -1,1 +1,1 @@
-"""Read tool calls: the text of a call, as a model family writes it, to deltas."""
+"""Reads the text of tool calls, as written by a model family, into deltas."""

@@ -1,4 +1,4 @@
-"""From a format to the reader of its calls."""
+"""Builds the reader of a format's calls."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial

@@ -1,4 +1,4 @@
-"""One opener, several dialects: the text after it decides."""
+"""Chooses among dialects with the same opener by the text after it."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from backend.output.readers.reader import MakeReader, Reader, ReaderContext, Rea
 
 
 class ChoiceReader:
-    """Waits after the opener until a dialect is chosen, and reads it from then on."""
+    """Waits after the opener until a dialect is chosen, then delegates to its reader."""
 
     def __init__(
         self, context: ReaderContext, *, choices: Mapping[str, MakeReader], otherwise: MakeReader
@@ -14,9 +14,9 @@ class ChoiceReader:
         """Begin after an opener.
 
         Args:
-            context: Where the calls begin.
-            choices: The readers by the text that their dialect begins with, whitespace aside.
-            otherwise: The reader of a dialect that begins in any other way.
+            context: The context in which the calls begin.
+            choices: Readers by the text that begins their dialect, ignoring whitespace.
+            otherwise: Reader of the dialect without such a text.
         """
         self._context = context
         self._choices = choices
@@ -31,11 +31,11 @@ class ChoiceReader:
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether the chosen reader is in a call; before the choice, a call is to come."""
+        """Whether the chosen reader is in a call; before the choice, a call is pending."""
         return self._reader is None or self._reader.is_mid_call
 
     def feed(self, text: str) -> ReaderOutput:
-        """Choose, or read on."""
+        """Choose a reader, or let it read."""
         if self._reader is not None:
             return self._reader.feed(text)
         text = self._waiting + text
@@ -46,7 +46,7 @@ class ChoiceReader:
         return self._choose(begin).feed(text)
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End, with the chosen reader or without one."""
+        """End, with or without a chosen reader."""
         if self._reader is not None:
             return self._reader.finish(truncated=truncated)
         return ReaderOutput(rejected="" if truncated else self.held)

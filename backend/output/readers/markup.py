@@ -1,8 +1,8 @@
-"""Recognise fixed texts and tags at a position of a text that is still growing.
+"""Matches fixed texts and tags at a position of a text that is still growing.
 
-Where something is expected there are three answers: it ends at a position, it is not there,
-or more text must tell. The lengths of tags and of the whitespace between them are bounded, so
-nothing stays open for long.
+A match has three possible outcomes: it ends at a position, it is refuted, or more text is
+needed. The lengths of tags and of whitespace between them are limited, so nothing stays
+undecided for long.
 """
 
 import re
@@ -25,13 +25,13 @@ def after(text: str, position: int, expected: str) -> int:
 
 
 def span_end(pattern: re.Pattern[str], text: str, position: int) -> int:
-    """Return where a pattern ends that matches everywhere, if only nothing."""
+    """Return the end of a match; the pattern must be able to match empty text."""
     match = pattern.match(text, position)
     return match.end() if match else position
 
 
 def after_space(text: str, position: int) -> int:
-    """Return the position of the next character that is no whitespace."""
+    """Return the position of the next non-whitespace character."""
     found = _NOT_SPACE.search(text, position, position + MAX_SPACE_CHARS)
     if found:
         return found.start()
@@ -39,6 +39,6 @@ def after_space(text: str, position: int) -> int:
 
 
 def either(*answers: int) -> int:
-    """Return the position of the one that was found; else it is refuted when all are."""
+    """Return the first match; without one, refuted only if all answers are."""
     best = max(answers)
     return best if best >= 0 else min(answers)

@@ -1,4 +1,4 @@
-"""Regular expressions that tell whether a text is a thing, may become it, or is not it."""
+"""Regular expressions that tell whether a text matches, may still match, or does not match."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -9,8 +9,8 @@ from backend.output.readers.markup import REFUTED, UNDECIDED
 MAX_TAG_CHARS = 400
 
 _ATTRIBUTE_NAME = r"[\w:.-]+"
-# Models forget one quote of two, or double one. No value is read in two ways: such tags take
-# exponential time, and one that lacks a quote ends at the end of its tag, whatever follows.
+# Models forget one of two quotes, or double one. No value has two readings: such tags take
+# exponential time. A value that lacks a quote ends at the end of its tag, whatever follows.
 _VALUE_END = r"(?=[\s<>/|]|\Z)"
 _QUOTED = rf""""{{1,2}}[^">\n]*"{{1,2}}{_VALUE_END}|'{{1,2}}[^'>\n]*'{{1,2}}{_VALUE_END}"""
 _VALUE = rf"""(?>{_QUOTED}|["']?[^\s"'<>/|=]+["']?)"""
@@ -23,8 +23,8 @@ class Piece:
     """A part of a pattern.
 
     Attributes:
-        whole: A regular expression of the part.
-        begun: A regular expression, without groups, of all its beginnings.
+        whole: A regular expression for the part.
+        begun: A regular expression, without groups, for all its prefixes.
     """
 
     whole: str
@@ -32,7 +32,7 @@ class Piece:
 
     @property
     def ungrouped(self) -> str:
-        """The whole expression without named groups."""
+        """The `whole` expression without named groups."""
         return re.sub(r"\(\?P<\w+>", "(?:", self.whole)
 
 
@@ -46,7 +46,7 @@ ATTRIBUTES = Piece(
 
 
 def fixed(text: str) -> Piece:
-    """Return a piece that is one text."""
+    """Return a piece that matches one text."""
     begun = ""
     for char in reversed(text):
         begun = f"(?:{re.escape(char)}{begun})?"
@@ -54,27 +54,27 @@ def fixed(text: str) -> Piece:
 
 
 def any_of(chars: str, *, least: int = 1, group: str = "") -> Piece:
-    """Return a piece of characters of a class, as many as fit."""
+    """Return a piece that matches characters of a class, as many as possible."""
     count = "+" if least else "*"
     name = f"?P<{group}>" if group else "?:"
     return Piece(f"({name}{chars}{count})", f"{chars}*")
 
 
 def ahead(*texts: str) -> Piece:
-    """Return a piece that takes nothing, but must be followed by one of these texts."""
+    """Return a piece that consumes nothing but must be followed by one of these texts."""
     whole = "|".join(map(re.escape, texts))
     begun = "|".join(fixed(text).begun for text in texts)
     return Piece(f"(?={whole})", f"(?:{begun})")
 
 
 def maybe(*pieces: Piece) -> Piece:
-    """Return pieces that may be missing, all of them."""
+    """Return a piece that matches all of these in sequence, or nothing."""
     inner = sequence(*pieces)
     return Piece(f"(?:{inner.whole})?", inner.begun)
 
 
 def choice(*pieces: Piece) -> Piece:
-    """Return a piece that is one of several."""
+    """Return a piece that matches any one of these."""
     return Piece(
         f"(?:{'|'.join(piece.whole for piece in pieces)})",
         f"(?:{'|'.join(piece.begun for piece in pieces)})",
@@ -82,13 +82,13 @@ def choice(*pieces: Piece) -> Piece:
 
 
 def grouped(name: str, *pieces: Piece) -> Piece:
-    """Return pieces whose text is kept under a name."""
+    """Return a piece that stores the text of these in a named group."""
     inner = sequence(*pieces)
     return Piece(f"(?P<{name}>{inner.whole})", inner.begun)
 
 
 def sequence(*pieces: Piece) -> Piece:
-    """Return pieces, one after the other."""
+    """Return a piece that matches these in sequence."""
     begun = []
     before = ""
     for piece in pieces:
@@ -100,14 +100,14 @@ def sequence(*pieces: Piece) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a pattern ends, or that it is refuted or undecided; nothing is known then.
+    """The end of a match, or its refutation or indecision, which leave the rest empty.
 
     Attributes:
         end: A position, `REFUTED` or `UNDECIDED`.
-        name: The name of the tool, or of the argument.
-        kind: The type of the value as the tag tells it.
-        call_id: The id of the call.
-        tag: The name of the element.
+        name: Name of the tool or the argument.
+        kind: Type of the value as spelled in the tag.
+        call_id: Id of the call.
+        tag: Name of the element.
     """
 
     end: int
@@ -122,13 +122,13 @@ NO_MATCH, OPEN_MATCH = Match(REFUTED), Match(UNDECIDED)
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A text with a name in it, as models write it.
+    """A text that contains a name, as models write it.
 
     Attributes:
-        pieces: Its parts; groups `name`, `id` and `tag` are kept, and so are attributes.
-        name_key: The attribute with the name, where there are attributes.
-        kind_key: The attribute with the type.
-        unescape: Turns a name into what it stands for.
+        pieces: Its parts; the groups `name`, `id` and `tag` and attributes are stored.
+        name_key: The attribute that contains the name, if there are attributes.
+        kind_key: The attribute that contains the type.
+        unescape: Unescapes a name.
     """
 
     pieces: tuple[Piece, ...]
@@ -144,7 +144,7 @@ class Pattern:
         object.__setattr__(self, "_begun", re.compile(piece.begun))
 
     def match(self, text: str, position: int = 0) -> Match:
-        """Look for the text at a position."""
+        """Match the text at a position."""
         limit = position + MAX_TAG_CHARS
         if found := self._whole.match(text, position, limit):
             return self._read(found)

@@ -1,4 +1,4 @@
-"""The interface of readers: they turn the text after an opener into deltas."""
+"""The interface of readers, which turn the text after an opener into deltas."""
 
 import secrets
 import string
@@ -16,14 +16,14 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 def new_call_id(chars: int = 0) -> str:
-    """Return an id that no other call has, of so many letters and digits if any."""
+    """Return a unique id, with `chars` letters and digits if not zero."""
     if chars:
         return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(chars))
     return f"call_{secrets.token_hex(12)}"
 
 
 class NotACallError(Exception):
-    """The text is no call from `position` on."""
+    """From `position` on, the text is not a call."""
 
     def __init__(self, position: int) -> None:
         super().__init__(position)
@@ -31,7 +31,7 @@ class NotACallError(Exception):
 
 
 class CallLedger:
-    """The calls of one reply: which names count, how many were begun, which were completed."""
+    """The calls of one reply: which names are valid, which calls were begun and completed."""
 
     def __init__(
         self, tools: Mapping[str, JsonSchema] | None, make_id: Callable[[], str] = new_call_id
@@ -39,9 +39,9 @@ class CallLedger:
         """Begin a reply.
 
         Args:
-            tools: The names that were offered, and the schemas of their arguments; `None` takes
-                any name for one.
-            make_id: Makes an id for a call that comes without one.
+            tools: The offered names and the schemas of their arguments; `None` accepts any
+                name.
+            make_id: Makes an id for a call without one.
         """
         self._tools = tools
         self._make_id = make_id
@@ -54,17 +54,17 @@ class CallLedger:
 
     @property
     def completed(self) -> Set[int]:
-        """Indexes of the calls that were handed out whole."""
+        """Indexes of the calls that were emitted in full."""
         return self._completed
 
     @property
     def repairs(self) -> Mapping[int, tuple[str, ...]]:
-        """Repairs that calls needed, by the index of the call."""
+        """Repairs made to calls, by call index."""
         return self._repairs
 
     @property
     def is_open(self) -> bool:
-        """Whether the latest call was handed out in part."""
+        """Whether the latest call was emitted in part."""
         return self._is_open
 
     @property
@@ -74,26 +74,26 @@ class CallLedger:
 
     @property
     def open_arguments(self) -> str:
-        """The arguments of the latest call, as far as they were handed out."""
+        """The emitted arguments of the latest call."""
         return "".join(self._arguments)
 
     @property
     def expects_calls(self) -> bool:
-        """Whether there is any name that a call may have."""
+        """Whether any name is valid for a call."""
         return self._tools is None or bool(self._tools)
 
     def is_offered(self, name: str) -> bool:
-        """Tell whether a call may have this name."""
+        """Tell whether a name is valid for a call."""
         return bool(name) and (self._tools is None or name in self._tools)
 
     def may_become_offered(self, beginning: str) -> bool:
-        """Tell whether a name that begins so may be that of a call."""
+        """Tell whether a beginning may become a valid name."""
         if self._tools is None:
             return len(beginning) <= MAX_NAME_CHARS
         return any(name.startswith(beginning) for name in self._tools)
 
     def parameter_types(self, name: str) -> ParameterTypes:
-        """Return the types of the arguments of a tool."""
+        """Return the argument types of a tool."""
         return ParameterTypes((self._tools or {}).get(name, {}))
 
     def open(self, name: str, call_id: str = "") -> ToolCallDelta:
@@ -101,7 +101,7 @@ class CallLedger:
 
         Args:
             name: An offered name.
-            call_id: The id that the model wrote; one that this reply has seen is replaced.
+            call_id: The id written by the model; a repeated one is replaced.
         """
         if not call_id or call_id in self._ids:
             call_id = self._make_id()
@@ -112,26 +112,25 @@ class CallLedger:
         return ToolCallDelta(len(self._ids) - 1, call_id=call_id, name=name)
 
     def identify(self, call_id: str) -> ToolCallDelta:
-        """Return a piece that gives the latest call an id that comes late.
+        """Return a piece that sets the id of the latest call belatedly.
 
         Args:
-            call_id: The id; without one, or with one that this reply has seen, the call keeps
-                the id that it has.
+            call_id: The id; if it is empty or repeated, the call keeps its present one.
         """
         if call_id and call_id not in self._ids:
             self._ids[-1] = call_id
         return ToolCallDelta(len(self._ids) - 1, call_id=self._ids[-1])
 
     def extend(self, arguments: str) -> ToolCallDelta:
-        """Return a piece of the arguments of the latest call."""
+        """Return a piece of the latest call's arguments."""
         self._arguments.append(arguments)
         return ToolCallDelta(len(self._ids) - 1, arguments=arguments)
 
     def complete(self, *repairs: str) -> None:
-        """Count the latest call as handed out whole.
+        """Count the latest call as emitted in full.
 
         Args:
-            repairs: The repairs that it needed.
+            repairs: Repairs that it needed.
         """
         latest = len(self._ids) - 1
         self._is_open = False
@@ -140,20 +139,20 @@ class CallLedger:
             self._repairs[latest] = repairs
 
     def abandon(self) -> None:
-        """Leave the latest call as it is: it does not count."""
+        """Leave the latest call incomplete: it does not count."""
         self._is_open = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderContext:
-    """Where calls begin.
+    """The context in which calls begin.
 
     Attributes:
-        opener: The text that was read; it is the first raw text of the calls. A format that
-            owns the reply begins without one.
-        in_thought: Whether a thought is open, where a marker may be a mere quotation.
-        prompt_tail: The end of the prompt, for a format whose reply goes on with a message that
-            the prompt began.
+        opener: The opener, which is the first raw text of the calls; empty for a format that owns
+            the reply.
+        in_thought: Whether a thought is open, where a marker may be just a quotation.
+        prompt_tail: The end of the prompt, for a format whose reply continues a message begun by
+            the prompt.
     """
 
     opener: str
@@ -164,13 +163,13 @@ class ReaderContext:
 
 @dataclass(frozen=True, slots=True)
 class ReaderOutput:
-    """The outcome of a piece of text, in this order.
+    """The outcome of reading a piece of text, in this order.
 
     Attributes:
-        deltas: In most formats pieces of calls.
-        rejected: Raw text that is no call after all: it belongs to the channel around it.
-        rest: Text after the end of the calls, for the router to go on with; `None` before that.
-        is_damaged: Whether the reader gave up before their end.
+        deltas: In most formats, pieces of calls.
+        rejected: Raw text that is not a call after all; it belongs to the surrounding channel.
+        rest: Text after the end of the calls, for the router to read; `None` before the end.
+        is_damaged: Whether the reader gave up before the end of the calls.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -180,7 +179,7 @@ class ReaderOutput:
 
 
 class Outbox:
-    """The deltas of one `feed`, and the raw text that is left over."""
+    """The deltas of one `feed`, and the raw text not accounted for."""
 
     def __init__(self, opener: str) -> None:
         self._raw = [opener]
@@ -190,34 +189,34 @@ class Outbox:
 
     @property
     def held(self) -> str:
-        """Raw text that was taken in and not handed out."""
+        """Raw text consumed but not emitted."""
         return "".join(self._raw)
 
     def begin(self, fed_before: int = 0) -> None:
         """Begin a `feed`, and forget the rest of one that raised.
 
         Args:
-            fed_before: The length of the text that was fed before and is still being read.
+            fed_before: Length of the text that was fed earlier and is still being read.
         """
         self._deltas = []
         self._settled = None
         self._fed_before = fed_before
 
     def move(self, chars: int) -> None:
-        """Take it that positions from here on are so many characters further on."""
+        """Shift all positions from here on by a number of characters."""
         self._fed_before += chars
 
     def send(self, delta: Delta, settled: int) -> None:
-        """Hand out a delta that accounts for the text that is being read up to a position."""
+        """Emit a delta that accounts for the text being read up to a position."""
         self._deltas.append(delta)
         self.drop(settled)
 
     def drop(self, settled: int) -> None:
-        """Take the text up to a position for markup: there is nothing to hand out for it."""
+        """Treat the text up to a position as markup, for which nothing is emitted."""
         self._settled = settled - self._fed_before
 
     def end(self, taken: str) -> tuple[Delta, ...]:
-        """End a `feed` that took this text, and return the deltas."""
+        """End a `feed` that consumed this text, and return the deltas."""
         settled = self._settled
         self._raw.append(taken)
         if settled is not None:
@@ -229,23 +228,23 @@ class Outbox:
 class Reader(Protocol):
     """Reads one stretch of tool calls, from its opener to its end.
 
-    Nothing of a call is handed out before its name is known to be offered. Deltas must not
-    depend on how the text was cut.
+    Nothing of a call is emitted before its name is known to be offered. Deltas must not
+    depend on how the text was split.
     """
 
     @property
     def held(self) -> str:
-        """Raw text that was taken in and not handed out; unchanged by a `feed` that raised."""
+        """Raw text consumed but not emitted; a `feed` that raises leaves it unchanged."""
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether the reply would break off inside a call if it ended here."""
+        """Whether the reply would end inside a call if it ended here."""
 
     def feed(self, text: str) -> ReaderOutput:
-        """Read on; not called again once `rest` was given."""
+        """Read more text; not called again after `rest` was returned."""
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End with the reply, without a rest; when it was truncated, an open call just ends."""
+        """End with the reply, without a rest; an open call of a truncated reply just ends."""
 
 
 MakeReader: TypeAlias = Callable[[ReaderContext], Reader]

@@ -1,4 +1,4 @@
-"""The base of all readers of calls: a text that grows, and steps over it."""
+"""The base of all call readers: runs steps over a growing text."""
 
 import re
 from abc import ABC, abstractmethod
@@ -19,18 +19,18 @@ _SPACE = re.compile(r"\s*")
 
 
 class SteppingReader(ABC):
-    """Keeps the text that is not understood yet, and runs steps over it.
+    """Keeps unread text and runs steps over it.
 
     A step reads from a position of the buffer and returns the position after the text that it
-    understood, or a negative number while more text must tell.
+    consumed, or a negative number if more text is needed.
     """
 
     def __init__(self, context: ReaderContext, *, opener_is_call: bool) -> None:
         """Begin after an opener.
 
         Args:
-            context: Where the calls begin.
-            opener_is_call: Whether the opener is the beginning of a call, and so to be read.
+            context: The context in which the calls begin.
+            opener_is_call: Whether the opener begins a call, so that it must be read.
         """
         self._context = context
         self._outbox = Outbox(context.opener)
@@ -49,7 +49,7 @@ class SteppingReader(ABC):
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether a call is open, or none was complete yet."""
+        """Whether a call is open, or none has been completed yet."""
         return self._is_in_call or not self._calls_ended
 
     @property
@@ -57,7 +57,7 @@ class SteppingReader(ABC):
         return self._calls_begun > self._calls_ended
 
     def feed(self, text: str) -> ReaderOutput:
-        """Read on."""
+        """Read more text."""
         self._begin(text)
         position = 0
         try:
@@ -72,14 +72,14 @@ class SteppingReader(ABC):
 
     @abstractmethod
     def _before_call(self, position: int) -> int:
-        """Find the beginning of a call, or the end of all."""
+        """Find the beginning of a call, or the end of all calls."""
 
     def _begin(self, text: str) -> None:
         self._outbox.begin(len(self._buffer))
         self._buffer += text
 
     def _reject(self, text: str, position: int) -> ReaderOutput:
-        """Give back text that is no call, or that follows the last one."""
+        """Return text that is not a call, or that follows the last one."""
         deltas = self._outbox.end(text)
         if not self._calls_begun:
             position = max(position, self._unread_opener)
@@ -90,18 +90,18 @@ class SteppingReader(ABC):
         return ReaderOutput(deltas, rest=raw + rest, is_damaged=True)
 
     def _begin_call(self, name: str, end: int) -> None:
-        """Hand out the beginning of a call that was told by the text up to `end`."""
+        """Emit the beginning of a call that is certain from the text up to `end`."""
         self._calls_begun += 1
         self._missing_end = "{}"
         self._outbox.send(self._context.calls.open(name), end)
 
     def _begin_argument(self, key: str, end: int) -> None:
-        """Hand out a key, as JSON."""
+        """Emit a key as JSON."""
         self._send(f"{{{key}: " if self._missing_end == "{}" else f", {key}: ", end)
         self._missing_end = "}"
 
     def _end_call(self, end: int) -> None:
-        """Hand out the end that was kept back so that an open call never looks complete."""
+        """Emit the end, which was held back so that an open call never looks complete."""
         self._send(self._missing_end, end)
         self._context.calls.complete()
         self._calls_ended += 1
@@ -115,7 +115,7 @@ class SteppingReader(ABC):
         return span_end(_SPACE, self._buffer, position)
 
     def _expected(self, position: int, *ends: int) -> int:
-        """Return the end of the text that must stand at a position."""
+        """Return the end of the text that must be at a position."""
         end = either(*ends)
         if end == REFUTED:
             raise NotACallError(position)

@@ -1,1 +1,1 @@
-"""Second readings of calls that no reader understood, from the whole text of a block."""
+"""Rereads calls that no reader understood, using the whole text of a block."""

@@ -1,4 +1,4 @@
-"""Calls in the whole text of a block, however damaged, in each dialect."""
+"""Finds calls in the whole text of a block, however damaged, in each dialect."""
 
 import json
 import re
@@ -28,22 +28,22 @@ _NAMED = re.compile(
     r"""["']?(?:arguments|parameters|args)["']?\s*:\s*(?=\{)"""
 )
 _CALLED = re.compile(r"(?<![\w./-])([\w./-]++)\s*+[({]")
-# A failure may have read to the end of the block: so many make it no call.
+# Each failure may have read to the end of the block: after this many it is not a call.
 _MAX_FAILURES = 32
 
 
-# Models that forget their own format fall back on these.
+# Models that drift from their own format fall back to these.
 _FALLBACKS = (Reading(dialect=JSON_CALLS), Reading(dialect=pythonic.CALLS))
 
 
 @dataclass(frozen=True, slots=True)
 class RepairedCall:
-    """A call that was read in spite of its damage.
+    """A call that was read despite damage.
 
     Attributes:
         arguments: A JSON object.
-        end: The position after it in the text of the block.
-        reasons: The repairs that were needed.
+        end: Position after it in the text of the block.
+        reasons: The repairs made.
     """
 
     name: str
@@ -55,12 +55,12 @@ class RepairedCall:
 def repaired_calls(
     tool_format: ToolFormat, raw: str, names: Names, *, is_cut: bool = False
 ) -> list[RepairedCall]:
-    """Return the calls in a block, as the first dialect of a format reads them that finds any.
+    """Return the calls in a block, read by the first of a format's dialects that finds any.
 
     Args:
-        tool_format: The format of the model.
-        raw: The text of a block, opener included, up to its end.
-        names: The tools that were offered.
+        tool_format: The model's format.
+        raw: The text of a block, including its opener, up to its end.
+        names: The offered tools.
         is_cut: Whether the reply ended before the block did.
     """
     failures = iter(range(_MAX_FAILURES))
@@ -109,7 +109,7 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[R
 def _call_of(
     fields: dict[str, object], found: Repaired, names: Names, *, is_doubtful: bool
 ) -> RepairedCall | None:
-    """Return the call that an object stands for, if it does."""
+    """Return the call that an object represents, if any."""
     inner = fields.get("function")
     fields = {**fields, **inner} if isinstance(inner, dict) else fields
     name = next((fields[key] for key in _NAME_KEYS if isinstance(fields.get(key), str)), "")
@@ -136,7 +136,7 @@ def _broken_object(raw: str, position: int, names: Names) -> RepairedCall | None
 def _named_calls(
     dialect: NamedJson | None, raw: str, names: Names, failures: Iterator[int]
 ) -> Iterator[RepairedCall]:
-    """Yield calls whose names stand before JSON."""
+    """Yield calls with names before JSON."""
     if raw.lstrip().startswith(("{", "[{")):
         return
     start, end = _call_markers(dialect) if dialect else ("", "")
@@ -145,7 +145,7 @@ def _named_calls(
         body = part.partition(end)[0] if len(end) > 1 else part
         begin, position, name = body.find("{"), 0, ""
         while begin >= 0:
-            # A name stands right before its arguments: no bracket closes between them.
+            # A name comes directly before its arguments: no bracket closes between them.
             _, closer, after = body[position:begin].rpartition("}")
             name = last_name(after, names) or ("" if closer else name)
             position = begin + 1
@@ -164,7 +164,7 @@ def _named_calls(
 
 
 def _call_markers(dialect: NamedJson) -> tuple[str, str]:
-    """Return the markers at the beginning and at the end of a call."""
+    """Return the markers at the beginning and the end of a call."""
     begin, end = split_at(dialect.call, ARGUMENTS)
     return text_of(begin[:1]).strip(), text_of(end[-1:]).strip().strip("`").strip()
 
@@ -180,7 +180,7 @@ def _literal_calls(
         if not names.is_offered(found[1]):
             continue
         try:
-            # The bracket that the dialect does not have counts as the one that it has.
+            # A bracket unknown to the dialect counts as the known one.
             arguments = read_members(raw, found.end(), quotes)
         except NotJsonError:
             if next(failures, None) is None:
@@ -195,7 +195,7 @@ def _literal_calls(
 def _tagged_calls(
     dialect: Tags, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
 ) -> Iterator[RepairedCall]:
-    """Yield calls in tags of which some are missing, doubled or wrong."""
+    """Yield calls in tags, some of which are missing, repeated or wrong."""
     tags = TagWords(dialect)
     for begin, end in tags.calls(raw, names):
         name, head_end = tags.name_at(raw, begin)

@@ -1,4 +1,4 @@
-"""The markup of a format: its markers and tags, to be told from text."""
+"""A format's markup, its markers and tags, as distinguished from text."""
 
 import re
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ class FormatMarkup:
     """All markup of a format.
 
     Attributes:
-        pattern: Any piece of it.
-        texts: The markers, without tags that hold names.
-        strays: The markers and tags that begin nothing.
+        pattern: Matches any piece of it.
+        texts: The markers, without tags that contain names.
+        strays: Markers and tags that do not begin anything.
         syntax: Words of the format between an opener and the name of a tool.
-        words_before_name: The number of other words there, such as ids.
+        words_before_name: Number of other words there, such as ids.
     """
 
     pattern: re.Pattern[str]
@@ -48,24 +48,24 @@ class FormatMarkup:
         return self.pattern.sub(" ", text)
 
     def without_strays(self, text: str) -> str:
-        """Return a text that follows a call without the punctuation and markers it begins with."""
+        """Remove leading punctuation and markers from text that follows a call."""
         found = re.match(rf"(?:[{_PUNCTUATION}]*+(?:{_any_of(self.strays).pattern}))*", text)
         return text[found.end() :] if found else text
 
     def may_begin_stray(self, text: str) -> bool:
-        """Tell whether a text that follows a call may become such a marker, if it is not one."""
+        """Tell whether text that follows a call may still become such a marker."""
         rest = re.sub(rf"\A[{_PUNCTUATION}]+", "", self.without_strays(text))
         return any(stray.startswith(rest) for stray in self.strays)
 
     def settled(self, text: str) -> str:
-        """Return a text without what may become a marker at its end."""
+        """Return a text without an end that may become a marker."""
         for size in range(min(len(text), max(map(len, self.texts), default=0)), 0, -1):
             if any(marker.startswith(text[-size:]) for marker in self.texts):
                 return text[:-size]
         return text
 
     def first_word(self, text: str) -> tuple[str, bool]:
-        """Return the word that may be the name of a tool, and whether it is complete."""
+        """Return the word that may be the tool's name, and whether it is complete."""
         plain = self._markers.sub(" ", self.settled(text))
         words = (found for found in _WORD.finditer(plain) if self._is_free(found[0]))
         found = next(islice(words, self.words_before_name, None), None)
@@ -97,7 +97,7 @@ def markup_of(tool_format: ToolFormat) -> FormatMarkup:
 
 
 def _head(reading: Reading) -> Template:
-    """Return the parts of a call before the name of the tool, in dialects that have words there."""
+    """Return the parts of a call before the tool's name, in dialects with words there."""
     call = reading.dialect.call if isinstance(reading.dialect, NamedJson | Tags) else ()
     return call[: call.index(NAME)] if NAME in call else ()
 
@@ -108,7 +108,7 @@ def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _tags(reading: Reading) -> Iterator[str]:
-    """Yield regular expressions of the tags of a dialect."""
+    """Yield regular expressions for the tags of a dialect."""
     dialect = reading.dialect
     match dialect:
         case Tags():

@@ -12,10 +12,10 @@ class Names(Protocol):
     """Tells which tools were offered."""
 
     def is_offered(self, name: str) -> bool:
-        """Tell whether a call may have this name."""
+        """Tell whether a name is valid for a call."""
 
     def parameter_types(self, name: str) -> ParameterTypes:
-        """Return the types of the arguments of a tool."""
+        """Return the argument types of a tool."""
 
 
 def offered_name(word: str, names: Names) -> str:

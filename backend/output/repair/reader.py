@@ -1,4 +1,4 @@
-"""A second reader, for a block of calls that the first one did not understand."""
+"""Rereads a block of calls that its first reader did not understand."""
 
 import json
 import re
@@ -21,10 +21,10 @@ _PUNCTUATION = " \n\t}])>,;`"
 
 
 class RepairReader:
-    """Collects a damaged block, and hands out the calls in it when it is over.
+    """Collects a damaged block, and emits its calls at the end.
 
-    A block is taken for damaged if the first word after its opener is the name of an offered
-    tool. Anything else is text, given back at once.
+    A block counts as damaged if the first word after its opener is the name of an offered tool.
+    Anything else is text, and is returned at once.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class RepairReader:
         unread: int,
         is_after_call: bool,
     ) -> None:
-        """Begin with what the first reader was fed.
+        """Begin with the text fed to the first reader.
 
         Args:
-            context: Where the block begins.
-            tool_format: The format of the model.
-            raw: The text from the opener on, or from the end of the last whole call on.
-            unread: The length of its end that no delta accounts for.
-            is_after_call: Whether calls of the block were handed out whole: then an opener may
+            context: The context in which the block begins.
+            tool_format: The model's format.
+            raw: The text since the opener, or since the last complete call.
+            unread: Length of its end that no delta accounts for.
+            is_after_call: Whether complete calls of the block were emitted, so that an opener may
                 begin the next block.
         """
         self._context = context
@@ -58,17 +58,17 @@ class RepairReader:
 
     @property
     def held(self) -> str:
-        """All text of the block."""
+        """The whole text of the block."""
         return self._raw
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether the reply would break off inside a call: it would, unless markers are all."""
+        """Whether the reply would end inside a call, which is so unless there are only markers."""
         is_between = self._is_after_call and not self._is_call
         return not is_between or bool(self._markup.without_strays(self._raw).strip(_PUNCTUATION))
 
     def feed(self, text: str) -> ReaderOutput:
-        """Read on, up to the end of the block or to where it is known to be none."""
+        """Read more text, up to the end of the block or until it turns out not to be one."""
         self._raw += text
         if self._is_after_call and self._raw.lstrip().startswith(self._format.openers):
             return ReaderOutput(rest=self._raw)
@@ -80,11 +80,11 @@ class RepairReader:
         return self._shortened() if len(self._raw) > _MAX_BLOCK_CHARS else ReaderOutput()
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End with the reply: what is there is the block, unless it was cut off."""
+        """End with the reply: the text so far is the block, unless it was cut off."""
         if truncated:
             return ReaderOutput()
         if not self._is_call:
-            # What follows the last word, after which nothing comes, completes it.
+            # With nothing to follow, the last word is complete.
             word, _ = self._markup.first_word(self._raw)
             self._is_call = bool(offered_name(word, self._context.calls))
         return self._repaired(len(self._raw), is_last=True)
@@ -108,7 +108,7 @@ class RepairReader:
         return is_syntax or self._context.calls.may_become_offered(beginning)
 
     def _end(self) -> int:
-        """Return where the block ends: after a closer, or before the next opener."""
+        """Return the end of the block: after a closer, or before the next opener."""
         closers = [
             place + len(closer)
             for closer in self._format.closers
@@ -121,7 +121,7 @@ class RepairReader:
         return min(found, default=-1)
 
     def _shortened(self) -> ReaderOutput:
-        """Read no more calls in a block that is too long; what was handed out stays unfinished."""
+        """Stop reading calls in a block that is too long; an emitted one stays unfinished."""
         if not self._context.calls.is_open:
             return self._given_up(len(self._raw))
         self._is_too_long = True
@@ -130,7 +130,7 @@ class RepairReader:
         return ReaderOutput()
 
     def _repaired(self, end: int, *, is_last: bool = False) -> ReaderOutput:
-        """Hand out the calls of the block, and the text after the last of them."""
+        """Emit the calls of the block, and the text after the last one."""
         raw, rest = self._raw[:end], self._raw[end:]
         ledger = self._context.calls
         if self._is_too_long:
@@ -142,7 +142,7 @@ class RepairReader:
             return self._given_up(end)
         deltas: list[Delta] = []
         if is_last and not calls:
-            # A call that a stop left unfinished stays so: invalid arguments run no tool.
+            # A call interrupted by a stop stays unfinished: invalid arguments run no tool.
             text = self._markup.removed(raw[self._unread :]).strip(_PUNCTUATION)
             return ReaderOutput(rejected=text)
         others = calls
@@ -157,12 +157,12 @@ class RepairReader:
         return ReaderOutput(tuple(deltas), rest=text + rest)
 
     def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:
-        """Yield the rest of the arguments of a call that was handed out in part."""
+        """Yield the rest of the arguments of a partly emitted call."""
         ledger = self._context.calls
         sent = ledger.open_arguments
         rest = _continued(sent, call.arguments) if call else None
         if call is None or rest is None:
-            # Nothing is invented: invalid arguments run no tool.
+            # Do not invent anything: invalid arguments run no tool.
             ledger.abandon()
             return
         yield ledger.extend(rest)
@@ -175,7 +175,7 @@ class RepairReader:
         ledger.complete(*call.reasons)
 
     def _given_up(self, end: int = 0) -> ReaderOutput:
-        """Give the text back, up to the end of the block without markup if it was a call."""
+        """Return the text, up to the end of the block; without markup if it was a call."""
         opener = "" if self._is_after_call else self._context.opener
         if self._is_after_call and not self._is_call:
             return ReaderOutput(rest=self._markup.without_strays(self._raw))
@@ -186,7 +186,7 @@ class RepairReader:
 
 
 def _continued(sent: str, arguments: str) -> str | None:
-    """Return what follows the arguments that were sent already; `None` if these differ."""
+    """Return the continuation of the arguments already sent, or `None` if these differ."""
     value = json.loads(arguments)
     styles = product((False, True), ((", ", ": "), (",", ":"), (",", ": ")))
     written = (json.dumps(value, ensure_ascii=a, separators=s) for a, s in styles)

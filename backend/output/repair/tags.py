@@ -1,4 +1,4 @@
-"""The tags of a block by their words, so that damaged ones are found."""
+"""Finds the tags of a block by their words, even if they are damaged."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from backend.output.repair.names import Names
 
 
 class TagWords:
-    """The tags of a dialect by their words."""
+    """The tags of a dialect, identified by their words."""
 
     def __init__(self, dialect: Tags) -> None:
         call, call_end = split_at(dialect.call, ARGUMENTS)
@@ -32,7 +32,7 @@ class TagWords:
         self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}""")
 
     def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int]]:
-        """Yield where calls begin and end."""
+        """Yield the start and end of each call."""
         begins = [
             found.end()
             for found in self._call.finditer(raw)
@@ -44,7 +44,7 @@ class TagWords:
             yield begin, found.end() if found else limit
 
     def has_other_text(self, body: str) -> bool:
-        """Tell whether a body without arguments holds text."""
+        """Tell whether a body without arguments contains text."""
         rest = re.sub(r"</?[^<>\n]*>|" + self._mark, "", self._call_end.sub("", body))
         return bool(rest.strip())
 
@@ -54,14 +54,14 @@ class TagWords:
         return self._value_end in last or "</" in last
 
     def name_at(self, raw: str, begin: int) -> tuple[str, int]:
-        """Return the name of the call that begins at a position, and where its head ends."""
+        """Return the name of the call that begins at a position, and the end of its head."""
         name = _first_label(raw, begin)
         end = raw.index(name, begin) + len(name)
         head = self._head_end.match(raw, end)
         return name, head.end() if head else end
 
     def arguments(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield keys, each with the raw value and with the type that its tag tells."""
+        """Yield keys, each with its raw value and the type stated in its tag."""
         yield from self._pairs(body) if self._is_paired else self._parameters(body)
 
     def _parameters(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -76,7 +76,7 @@ class TagWords:
             yield match["key"].strip(), (self._cleaned(value), match["kind"] or "")
 
     def _cleaned(self, value: str) -> str:
-        """Return a raw value without the closing tags after it and the newlines around it."""
+        """Return a raw value without trailing closing tags and surrounding newlines."""
         begin = end = len(value)
         for found in self._end.finditer(value):
             begin = begin if found.start() == end else found.start()
@@ -86,7 +86,7 @@ class TagWords:
         return value.removeprefix("\n").removesuffix("\n")
 
     def _pairs(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield pairs of which one tag in four may be missing."""
+        """Yield pairs, each of which may lack one of its four tags."""
         key, key_end, value = self._texts
         tags = (key, key_end, value, self._value_end)
         pieces = re.split(f"({'|'.join(map(re.escape, tags))})", body)
@@ -106,10 +106,10 @@ class TagWords:
 
 
 def _opening(text: Part) -> str:
-    """Return a regular expression of an opening tag up to a name, damaged or not."""
+    """Return a regular expression for an opening tag up to a name, damaged or not."""
     words = str(text).strip()
     pattern = re.escape(words)
-    # The sign before the word of a tag, its quotes and spaces may be missing.
+    # The tag's mark, its quotes and its spaces may be missing.
     pattern = pattern.replace(re.escape('="'), r"\s*=\s*[\"']?").replace(r"\ ", r"\s+")
     return pattern.removesuffix("=") + (r"\s*=\s*" if words.endswith("=") else "")
 

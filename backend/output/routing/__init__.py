@@ -1,1 +1,1 @@
-"""Split a reply into content, thought and tool calls."""
+"""Splits a reply into content, thoughts and tool calls."""

@@ -1,4 +1,4 @@
-"""A block of calls that is being read: by the reader of its dialect, and for repair after that."""
+"""Reads a block of calls with its dialect's reader, and rereads it for repair if that fails."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from backend.output.repair.reader import RepairReader
 
 
 class Block:
-    """Reads from an opener to the end of its calls; a damaged block is read a second time."""
+    """Reads from an opener to the end of its calls; a damaged block is reread."""
 
     def __init__(
         self,
@@ -21,9 +21,9 @@ class Block:
         """Begin at an opener.
 
         Args:
-            tool_format: The format of the model.
-            context: Where the block begins.
-            make_reader: Makes the reader of its dialect.
+            tool_format: The model's format.
+            context: The context in which the block begins.
+            make_reader: Makes the dialect's reader.
         """
         self._format = tool_format
         self._context = context
@@ -34,16 +34,16 @@ class Block:
 
     @property
     def held(self) -> str:
-        """Raw text that was taken in and not handed out."""
+        """Raw text consumed but not emitted."""
         return self._reader.held
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether the reply would break off inside a call if it ended here."""
+        """Whether the reply would end inside a call if it ended here."""
         return self._reader.is_mid_call
 
     def feed(self, text: str) -> ReaderOutput:
-        """Read on; not called again once `rest` was given."""
+        """Read more text; not called again after `rest` was returned."""
         if not self.is_repaired:
             self._fed.append(text)
         output = self._reader.feed(text)
@@ -54,7 +54,7 @@ class Block:
         return replace(again, deltas=output.deltas + again.deltas)
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End with the reply; a rest may be left."""
+        """End with the reply; there may be a rest."""
         output = self._reader.finish(truncated=truncated)
         if not (output.rejected and self._may_repair()):
             return output
@@ -63,9 +63,9 @@ class Block:
         return replace(again, deltas=output.deltas + again.deltas)
 
     def _may_repair(self) -> bool:
-        """Tell whether a block that its reader gave up is worth a second reading."""
+        """Tell whether a block that its reader gave up on should be reread."""
         tools, opener = self._format, self._context.opener
-        # A bare list of calls as in Python is told from a link by its reader alone.
+        # Only its own reader can tell a bare Python list of calls from a link.
         has_objects = any(
             isinstance(reading.dialect, Objects) and opener in (reading.openers or (opener,))
             for reading in tools.readings
@@ -75,7 +75,7 @@ class Block:
         return may_repair and not self.is_repaired
 
     def _repair(self, unread: str) -> None:
-        """Leave the block to a second reader.
+        """Pass the block to the repairing reader.
 
         Args:
             unread: The text that no delta accounts for.

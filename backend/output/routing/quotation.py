@@ -1,21 +1,21 @@
-"""A tool call where it may be a mere quotation: in a fenced code block, or in a thought.
+"""A tool call that may be just a quotation: in a fenced code block, or in a thought.
 
-Text that only mentions a marker is not held up: a reader tells, on a ledger of its own, whether
-there is a call at all. Only then does the text wait for the end of the block or of the thought.
+Text that only mentions a marker is not delayed: a reader with its own ledger tells whether there
+is a call at all. Only then does the text wait for the end of the block or of the thought.
 """
 
 from backend.output.readers.reader import Reader, ReaderOutput
 
 
 class Quotation:
-    """The raw text from a marker on, up to where it is known whether it is a quotation."""
+    """The raw text from a marker on, until it is known whether it is a quotation."""
 
     def __init__(self, opener: str, reader: Reader) -> None:
         """Begin at a marker.
 
         Args:
-            opener: The marker, after the whitespace that was held back before it.
-            reader: Reads what follows; it must not count its calls among those of the reply.
+            opener: The marker, with the whitespace that was held back before it.
+            reader: Reads the following text; must not count its calls as the reply's.
         """
         self.opener = opener
         self._reader = reader
@@ -24,14 +24,14 @@ class Quotation:
 
     @property
     def text(self) -> str:
-        """All of it, marker included."""
+        """The whole text, including the marker."""
         return self.opener + "".join(self._raw)
 
     def read(self, text: str) -> ReaderOutput:
-        """Read on, until there is a call or none.
+        """Read more text, until there is or cannot be a call.
 
-        If there is a call, all text after the marker comes out as the rest: it waits, to be given
-        to `add`.
+        If there is a call, all text after the marker is returned as the rest: it waits, and must be
+        passed to `add`.
         """
         output = self._reader.feed(text)
         self._raw.append(text)
@@ -43,5 +43,5 @@ class Quotation:
         return ReaderOutput(rest=rest)
 
     def add(self, text: str) -> None:
-        """Take in text that waits."""
+        """Add waiting text."""
         self._raw.append(text)

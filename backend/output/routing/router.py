@@ -1,4 +1,4 @@
-"""Text to deltas: splits a reply into content, thought and tool calls while it is written."""
+"""Splits the text of a reply into content, thoughts and tool calls, incrementally."""
 
 import logging
 from collections.abc import Callable, Mapping, Set
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 
 class Router:
-    """Routes the text of one reply; how the text is cut makes no difference.
+    """Routes the text of one reply, regardless of how the text is split.
 
-    Everything that is no marker comes out, in order, but for the whitespace that belongs to
-    markers (see `segment`). A marker too many, right after a call, means nothing. A marker in
-    Markdown code is text: models quote, most of all when they are asked about tool calls. A
-    fenced block with no prose before it is no quotation, but a call that the model wrapped; nor
-    is one that never ends.
+    All text except markers is emitted in order, without the whitespace that belongs to markers
+    (see `segment`). A superfluous marker directly after a call is ignored. A marker in Markdown
+    code is text: models quote, especially when asked about tool calls. But a fenced block without
+    prose before it is a call wrapped by the model, not a quotation; so is a block that never
+    ends.
 
-    A reader that raises ends the routing: the text held back and the rest of the reply are then
+    If a reader raises, routing ends: the text held back and the rest of the reply become
     content.
     """
 
@@ -56,10 +56,10 @@ class Router:
         """Begin a reply.
 
         Args:
-            output_format: How the model writes.
-            tools: The names that were offered, and the schemas of their arguments; `None` takes
-                any name for one. Without any, calls are content.
-            prompt_tail: The end of the prompt: it tells in which channel the reply begins.
+            output_format: The model's format.
+            tools: The offered names and the schemas of their arguments; `None` accepts any name.
+                If empty, calls are content.
+            prompt_tail: The end of the prompt, which determines the reply's first channel.
             make_reader: Makes a reader of calls after an opener.
         """
         self._format = output_format
@@ -85,21 +85,21 @@ class Router:
 
     @property
     def completed_calls(self) -> Set[int]:
-        """Indexes of the calls that were handed out whole."""
+        """Indexes of the calls that were emitted in full."""
         return self._calls.completed
 
     @property
     def repairs(self) -> Mapping[int, tuple[str, ...]]:
-        """Repairs that calls needed, by the index of the call."""
+        """Repairs made to calls, by call index."""
         return self._calls.repairs
 
     @property
     def ended_mid_call(self) -> bool:
-        """Whether the reply broke off inside a call."""
+        """Whether the reply ended inside a call."""
         return self._ended_mid_call
 
     def feed(self, text: str) -> list[Delta]:
-        """Return the deltas that are certain with this text."""
+        """Return the deltas that this text makes certain."""
         self._rest += text
         return self._guarded(self._route)
 
@@ -107,7 +107,7 @@ class Router:
         """Return the deltas that were held back.
 
         Args:
-            truncated: Whether the token limit cut the reply off: an open call just ends then.
+            truncated: Whether the token limit cut the reply off; an open call then just ends.
         """
         return self._guarded(lambda: self._end(truncated=truncated))
 
@@ -116,7 +116,7 @@ class Router:
             if not self._is_off:
                 route()
         except Exception as error:  # noqa: BLE001 (a bug in a parser must not cost the reply)
-            # Without the message, which may quote the reply.
+            # Log no message: it may quote the reply.
             place = "".join(format_tb(error.__traceback__))
             name = type(error).__name__
             log.error("routing failed: the rest of this reply is content: %s\n%s", name, place)
@@ -128,7 +128,7 @@ class Router:
         return deltas
 
     def _switch_off(self) -> None:
-        """Turn everything that is held back into content to come."""
+        """Treat everything held back as content to come."""
         held = self._block.held if self._block else self._scanner.finish()
         quoted = self._quotation.text if self._quotation else ""
         self._rest = self._segment.held + quoted + held + self._rest
@@ -184,13 +184,13 @@ class Router:
             self._deltas += output.deltas
         self._emit(output.rejected)
         if output.is_damaged and block.is_repaired:
-            # The closers of a damaged call mean nothing either.
+            # The closers of a damaged call are meaningless too.
             self._begin(TextAfterCall())
         if output.rest is not None:
             self._block = None
 
     def _enter(self, marker: str) -> None:
-        """Go where a marker leads; some are swallowed, some are text after all."""
+        """Follow a marker; some are dropped, some are text after all."""
         reasoning = self._format.reasoning
         if not marker:
             return
@@ -230,7 +230,7 @@ class Router:
 
     @property
     def _is_after_call(self) -> bool:
-        """Whether nothing but whitespace stands between here and the latest call."""
+        """Whether only whitespace has followed the latest call."""
         return isinstance(self._segment, TextAfterCall) and self._segment.is_blank
 
     def _begin(self, segment: Segment, *, in_thought: bool = False) -> None:
@@ -250,14 +250,14 @@ class Router:
         )
 
     def _is_in_code(self) -> bool:
-        """Tell whether a marker here is text for now, code being more than a wrapped call."""
+        """Tell whether a marker here is text for now, in code that is more than a wrapped call."""
         self._code.settle()
         if self._in_thought or not self._may_quote or not self._code.is_open:
             return False
         return self._code.has_prose or not self._code.is_fenced
 
     def _quote(self, marker: str) -> None:
-        """Take a marker in code for text, unless it may begin a call in a block that never ends."""
+        """Treat a marker in code as text, unless it may begin a call in a block that never ends."""
         is_opener = marker in self._format.tools.openers and self._code.is_fenced
         if self._quotation is None and is_opener:
             reader = self._make_reader(self._context(marker, CallLedger(self._tools)))
@@ -268,7 +268,7 @@ class Router:
             self._emit(marker)
 
     def _draft(self, marker: str) -> None:
-        """Take a call in a thought for a draft, unless the thought never ends."""
+        """Treat a call in a thought as a draft, unless the thought never ends."""
         if self._quotation is None:
             reader = self._make_reader(self._context(marker, CallLedger(self._tools)))
             self._quotation = Quotation(self._segment.feed(marker), reader)
@@ -276,7 +276,7 @@ class Router:
             self._emit(marker)
 
     def _end_thought(self) -> None:
-        """End a thought; what looked like calls in it is a part of it."""
+        """End a thought; apparent calls in it are part of it."""
         if self._quotation is not None and self._in_thought:
             self._deltas.append(ReasoningDelta(self._quotation.text))
             self._quotation = None
@@ -295,14 +295,14 @@ class Router:
         self._emit(text)
 
     def _end_draft(self, quotation: Quotation) -> None:
-        """End in a thought: then there was no draft, but a call that ends the thought."""
+        """End inside a thought: the apparent draft is a call, which ends the thought."""
         self._quotation = None
         self._may_draft = False
         self._rest = quotation.text + self._scanner.finish()
         self._route()
 
     def _end_quotation(self, quotation: Quotation, *, truncated: bool) -> None:
-        """End with a code block that may be open: then there was no quotation, but a call."""
+        """End inside a code block that may be open: the apparent quotation is then a call."""
         self._code.settle()
         text = quotation.text + self._scanner.finish()
         self._quotation = None

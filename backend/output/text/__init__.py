@@ -1,1 +1,1 @@
-"""Text that is still growing: markers in it, code, and whitespace at its ends."""
+"""Growing text: finds markers, and trims the whitespace around them."""

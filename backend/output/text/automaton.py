@@ -1,7 +1,7 @@
-"""Find any of several texts in a stream, however the stream is cut.
+"""Finds any of several texts in a stream, however the stream is split.
 
 Aho and Corasick, "Efficient string matching" (1975): a constant cost per character, and the
-state alone tells how much of the latest text could still become a match.
+state alone tells how much of the latest text may still become a match.
 """
 
 import re
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """The longest end of the text so far that begins a pattern.
+    """The longest suffix of the text so far that is a prefix of a pattern.
 
     Attributes:
-        pattern: A pattern that begins so; `depth` characters of it.
+        pattern: A pattern with this prefix, which is `depth` characters long.
         match: The longest pattern that ends here.
-        fallback: The state of the next shorter end; the root has none.
+        fallback: The state of the next shorter suffix; `None` for the root.
     """
 
     pattern: str = ""
@@ -28,16 +28,16 @@ class _State:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether a pattern ends here that begins where this state does."""
+        """Whether this state is a complete pattern."""
         return len(self.match) == self.depth
 
     @property
     def text(self) -> str:
-        """The text that this state stands for."""
+        """The text of this state."""
         return self.pattern[: self.depth]
 
     def after(self, char: str) -> "_State":
-        """Return the state that one more character leads to."""
+        """Return the next state after a character."""
         state = self
         while char not in state.edges and state.fallback is not None:
             state = state.fallback
@@ -45,14 +45,14 @@ class _State:
 
 
 class Automaton:
-    """Knows a fixed set of texts; never changes, so any number of scanners may share it."""
+    """A fixed set of texts; immutable, so that scanners can share it."""
 
     def __init__(self, patterns: Iterable[str], *, prefers_longer: bool = False) -> None:
-        """Take the texts.
+        """Compile the texts.
 
         Args:
             patterns: The texts.
-            prefers_longer: Whether a text that another begins with waits for that one.
+            prefers_longer: Whether a text that is a prefix of another one waits for the longer one.
         """
         self.prefers_longer = prefers_longer
         self.root = _State()
@@ -63,9 +63,9 @@ class Automaton:
         self.first_char = re.compile(f"[{first}]" if first else "(?!)")
 
     def find(self, text: str, position: int = 0) -> tuple[int, str]:
-        """Return where the match that ends first begins, and which it is.
+        """Return the start of the match that ends first, and its text.
 
-        Without one, return where the end of the text may begin one, or else its end, and nothing.
+        Without a match, return where a match may have begun (at most the end of the text) and "".
         """
         scan = Scanner(self).feed(text[position:])
         return position + len(scan.safe), scan.match
@@ -88,12 +88,12 @@ class Automaton:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The outcome of a piece of text.
+    """The outcome of scanning a piece of text.
 
     Attributes:
-        safe: Text that cannot be part of a match any more; it may have been held back before.
-        match: The pattern that follows it, or nothing.
-        rest: The text after the match, not looked at yet.
+        safe: Text that cannot be part of a match any more, including text held back earlier.
+        match: The pattern that follows it, or an empty string.
+        rest: The text after the match, not scanned yet.
     """
 
     safe: str
@@ -102,7 +102,7 @@ class Scan:
 
 
 class Scanner:
-    """Reads one stream. The match that ends first wins; of several, the longest."""
+    """Scans one stream. The match that ends first wins; of several, the longest."""
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
@@ -115,7 +115,7 @@ class Scanner:
         return self._state.text
 
     def feed(self, text: str) -> Scan:
-        """Read on, up to the end of the first match."""
+        """Scan more text, up to the end of the first match."""
         if self._longer:
             return self._go_on(text)
         before = state = self._state
@@ -156,7 +156,7 @@ class Scanner:
         return Scan("")
 
     def finish(self) -> str:
-        """Return the text that is held back, and begin anew."""
+        """Return the text held back, and start again."""
         held = "" if self._state is self._longer else self.held
         self._state = self._automaton.root
         self._longer = None
@@ -164,5 +164,5 @@ class Scanner:
 
 
 def _released(before: _State, text: str, end: int) -> str:
-    """Return the text held back before, and `text` up to `end`; below zero, so much less."""
+    """Return the text held back before, plus `text` up to `end`; a negative `end` shortens it."""
     return before.text + text[:end] if end >= 0 else before.pattern[: before.depth + end]

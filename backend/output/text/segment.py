@@ -4,11 +4,11 @@ from typing import Protocol
 
 
 class Segment(Protocol):
-    """Lets the text of a segment pass; whitespace held back at its end belongs to the markers."""
+    """Passes the text of a segment; whitespace held back at its end belongs to the markers."""
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing but whitespace has passed yet."""
+        """Whether only whitespace has passed so far."""
 
     @property
     def held(self) -> str:
@@ -22,7 +22,7 @@ class Segment(Protocol):
 
 
 class FirstText:
-    """Content that a reply begins with: leading newlines pass only if text follows."""
+    """Content at the start of a reply: leading newlines pass only if text follows."""
 
     def __init__(self) -> None:
         self.is_blank = True
@@ -50,12 +50,12 @@ class FirstText:
         return passing
 
     def finish(self) -> str:
-        """Let newlines pass: the reply was nothing else."""
+        """Pass the newlines: the reply has nothing else."""
         return self.held
 
 
 class ThoughtText:
-    """A thought: newlines at both ends are left out."""
+    """A thought: newlines at both ends are dropped."""
 
     def __init__(self) -> None:
         self.is_blank = True
@@ -63,7 +63,7 @@ class ThoughtText:
 
     @property
     def held(self) -> str:
-        """Newlines that may be the last."""
+        """Newlines that may be the last text."""
         return "\n" * self._newlines
 
     def feed(self, text: str) -> str:
@@ -80,12 +80,12 @@ class ThoughtText:
         return passing
 
     def finish(self) -> str:
-        """Drop the text that is held back."""
+        """Drop the text held back."""
         return ""
 
 
 class TextAfterThought:
-    """Content after a thought: its leading newlines are left out."""
+    """Content after a thought: its leading newlines are dropped."""
 
     held = ""
 
@@ -94,7 +94,7 @@ class TextAfterThought:
         self._is_at_start = True
 
     def feed(self, text: str) -> str:
-        """Let everything pass from the first other character on."""
+        """Pass everything from the first other character on."""
         if self._is_at_start:
             text = text.lstrip("\n")
             self._is_at_start = not text
@@ -102,7 +102,7 @@ class TextAfterThought:
         return text
 
     def finish(self) -> str:
-        """Drop the text that is held back."""
+        """Drop the text held back."""
         return ""
 
 
@@ -131,5 +131,5 @@ class TextAfterCall:
         return passing
 
     def finish(self) -> str:
-        """Drop the text that is held back."""
+        """Drop the text held back."""
         return ""

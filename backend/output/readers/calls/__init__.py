@@ -1,1 +1,1 @@
-"""One reader per call syntax that model families share."""
+"""One reader for each call syntax shared by model families."""

@@ -1,6 +1,6 @@
-"""Calls one after the other, between markers, in a list, or bare.
+"""Reads consecutive calls: between markers, in a list, or bare.
 
-Where a call and its JSON end, the reader of the call tells: markers inside strings are text.
+The reader of a call determines where the call and its JSON end: markers inside strings are text.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class CallBlock:
     """The parts of a block of calls.
 
     Attributes:
-        call: The shape of a call: an object with these keys, or a head before its arguments.
-        call_start: The text that begins a call; an opener that ends with it does so too.
-            Without one, there is one call, right after the opener.
-        call_end: The text that ends a call; without one, its JSON does.
-        starts: Texts that may stand before the first call, as the opener itself may once more.
-        ends: Texts that end the block, where there are any.
-        separators: Texts that may follow a call, and that are text if no other call comes.
-        fillers: Texts that may follow a call and never mean anything.
+        call: The shape of a call: an object with these keys, or a head before the arguments.
+        call_start: The text that begins a call, also at the end of the opener. If empty, there is
+            one call, right after the opener.
+        call_end: The text that ends a call; if empty, its JSON ends it.
+        starts: Texts that may precede the first call, such as a repeated opener.
+        ends: Texts that end the block, if there are any.
+        separators: Texts that may follow a call, and are plain text if no other call follows.
+        fillers: Texts that may follow a call and are always meaningless.
     """
 
     call: CallKeys | CallHead
@@ -40,34 +40,34 @@ class CallBlock:
 
 
 class Call(Protocol):
-    """Reads one call, after the text that begins it."""
+    """Reads one call, starting after the text that begins it."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the next text is no part of it."""
+        """Whether the following text is no longer part of it."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether its JSON was read to the end."""
+        """Whether its JSON has been read to the end."""
 
     @property
     def can_close(self) -> bool:
-        """Whether the call is whole if the reply ends here."""
+        """Whether the call is complete if the reply ends here."""
 
     def read(self, text: str, position: int) -> int:
-        """Return the position after the text that was taken, or a negative number as steps do."""
+        """Return the position after the consumed text, or a negative number as steps do."""
 
     def close(self, settled: int) -> None:
-        """Hand out the rest of the call."""
+        """Emit the rest of the call."""
 
 
 class CallBlockReader(SteppingReader):
-    """Reads one block, from its opener to its end, or to text that is no call.
+    """Reads one block, from its opener to its end or to text that is not a call.
 
-    A call with an end marker is whole when that marker, or anything else, follows its JSON.
+    A call with an end marker is complete when that marker, or anything else, follows its JSON.
 
     Without a marker before it, and inside a thought, where a model may quote its instructions,
-    an object is a call only if nothing in it speaks against that.
+    an object is a call only if nothing in it contradicts that.
     """
 
     def __init__(self, context: ReaderContext, *, block: CallBlock) -> None:
@@ -99,14 +99,14 @@ class CallBlockReader(SteppingReader):
             return UNDECIDED
         marker, end = self._marker_at(start)
         if end == REFUTED:
-            # A call that is whole ends before the whitespace after it.
+            # A complete call ends before the whitespace after it.
             raise NotACallError(position if self._calls_begun else start)
         if end >= 0:
             self._pass_marker(marker, end)
         return end
 
     def _marker_at(self, position: int) -> tuple[str, int]:
-        """Return the longest marker at a position, and where it ends."""
+        """Return the longest marker at a position, and its end."""
         ends = {marker: after(self._buffer, position, marker) for marker in self._markers()}
         if UNDECIDED in ends.values():
             return "", UNDECIDED
@@ -114,7 +114,7 @@ class CallBlockReader(SteppingReader):
         return marker, ends.get(marker, REFUTED)
 
     def _markers(self) -> tuple[str, ...]:
-        """Return the texts that may stand here."""
+        """Return the texts allowed here."""
         block = self._block
         if self._calls_begun:
             call_end = (block.call_end,) if self._is_in_call else ()

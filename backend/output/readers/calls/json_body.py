@@ -1,4 +1,4 @@
-"""A call whose name is known from a header, and whose arguments fill a message as JSON."""
+"""Reads a call named in a header, whose arguments fill a message as JSON."""
 
 from backend.output.readers.markup import UNDECIDED
 from backend.output.readers.reader import NotACallError, ReaderContext, ReaderOutput
@@ -10,16 +10,16 @@ from backend.output.readers.values.tolerant_json import NotJsonError, read_json
 class JsonBodyReader(SteppingReader):
     """Reads the arguments from their first brace on.
 
-    Their last brace goes out with the text that follows them, or with the end of the reply.
+    Their last brace is emitted with the text after it, or at the end of the reply.
     """
 
     def __init__(self, context: ReaderContext, name: str, ends: tuple[str, ...] = ()) -> None:
         """Begin a body.
 
         Args:
-            context: Where it begins.
-            name: The tool.
-            ends: Texts that end a message: up to these, damaged arguments are collected.
+            context: The context in which it begins.
+            name: Name of the tool.
+            ends: Texts that end a message: damaged arguments are collected up to them.
         """
         super().__init__(context, opener_is_call=False)
         self._ends = ends
@@ -29,11 +29,11 @@ class JsonBodyReader(SteppingReader):
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether the call is open: it is, up to what follows it."""
+        """Whether the call is open, which it is until some text follows it."""
         return True
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End; whole arguments make a call then, unless they were cut off from an end token."""
+        """End; complete arguments then make a call, unless cut off from an end token."""
         if truncated:
             return ReaderOutput()
         self._begin("")
@@ -62,11 +62,11 @@ class JsonBodyReader(SteppingReader):
         return end
 
     def _in_damage(self, position: int) -> int:
-        """Collect a body that is no JSON, and read it once more."""
+        """Collect a body that is not JSON, to read it again."""
         text = self._buffer[position:]
         found = [place for end in self._ends if (place := text.find(end)) >= 0]
         if not found:
-            # An end may have begun at the end of the text.
+            # The text may end with the beginning of an end.
             settled = max(len(text) - max(map(len, self._ends), default=0), 0)
             self._body += text[:settled]
             return position + settled if settled else UNDECIDED
@@ -77,7 +77,7 @@ class JsonBodyReader(SteppingReader):
         return position + min(found)
 
     def _repair(self, body: str) -> bool:
-        """Hand out the arguments in a damaged body, if there are any."""
+        """Emit the arguments found in a damaged body, if any."""
         sent = self._context.calls.open_arguments if self._calls_begun else ""
         try:
             found = read_json(body, 0)
@@ -101,7 +101,7 @@ class JsonBodyReader(SteppingReader):
         return end if end > position else UNDECIDED
 
     def _hand_out(self, piece: str, end: int) -> None:
-        """Hand out a piece of the arguments; the call begins with the first."""
+        """Emit a piece of the arguments; the first piece begins the call."""
         if piece and not self._calls_begun:
             self._begin_call(self._name, end)
         self._send(piece, end)

@@ -1,4 +1,4 @@
-"""Calls written as such, `f(a="x", n=2)` or `call:f{a:"x",n:2}`: names, brackets and literals."""
+"""Reads calls in program syntax, `f(a="x", n=2)` or `call:f{a:"x",n:2}`."""
 
 import re
 from collections.abc import Iterator
@@ -32,13 +32,13 @@ class LiteralDialect:
 
     Attributes:
         call: The beginning of a call, up to the bracket after its name.
-        call_begin: The text that every call begins with, if any.
+        call_begin: The text that begins every call, if any.
         call_end: The bracket after its arguments.
         key: The key of an argument, up to its value.
         syntax: The syntax of values.
-        block_end: The text that ends a block of calls, which may stand in square brackets;
-            nothing for a bare list of calls, which its bracket ends.
-        has_positions: Whether arguments may lack keys where the schema tells their order.
+        block_end: The text that ends a block of calls, which may be in square brackets; empty for
+            a bare list of calls, which its bracket ends.
+        has_positions: Whether arguments may lack keys if the schema gives their order.
     """
 
     call: Pattern
@@ -53,8 +53,8 @@ class LiteralDialect:
 class LiteralCallReader(SteppingReader):
     """Reads one block or list of calls.
 
-    A call goes out with the first value in it. A bare list may be prose that looks like a call:
-    it does not go out at all if the list turns out to be a Markdown link.
+    A call is emitted with its first value. A bare list may be prose that looks like a call: if it
+    turns out to be a Markdown link, nothing is emitted.
     """
 
     def __init__(self, context: ReaderContext, *, dialect: LiteralDialect) -> None:
@@ -70,11 +70,11 @@ class LiteralCallReader(SteppingReader):
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether a call is open, be it handed out or not, or none was complete yet."""
+        """Whether a call is open, emitted or not, or none has been completed yet."""
         return bool(self._name) or super().is_mid_call
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End; where nothing but the end of the block is missing, the call is whole."""
+        """End; if only the end of the block is missing, the call is complete."""
         if truncated:
             return ReaderOutput()
         held = self.held
@@ -85,7 +85,7 @@ class LiteralCallReader(SteppingReader):
         return ReaderOutput(rejected=held) if self.is_mid_call else ReaderOutput(output.deltas)
 
     def _missing_call_end(self) -> str:
-        """Return the bracket after the arguments, if it alone is missing."""
+        """Return the bracket after the arguments, if only that is missing."""
         is_string = self._step == self._in_value and self._buffer.rstrip() in self._quotes
         has_ended = is_string or (self._step == self._after_value and not self._buffer.strip())
         return self._dialect.call_end if has_ended else ""
@@ -96,7 +96,7 @@ class LiteralCallReader(SteppingReader):
 
     def _missing_block_end(self) -> str:
         """Return the missing part of the end of the block."""
-        # A list has ended when something else follows it.
+        # Anything after a list ends it.
         end = self._dialect.block_end or f"{_LIST_END}\n"
         came = next(size for size in reversed(range(len(end))) if self._buffer.endswith(end[:size]))
         return end[came:]
@@ -120,7 +120,7 @@ class LiteralCallReader(SteppingReader):
         return span_end(between, self._buffer, position)
 
     def _call_at(self, position: int) -> Match:
-        """Look for a call of an offered name; refute any other as soon as it differs."""
+        """Match a call to an offered tool; refute any other name as soon as it differs."""
         calls = self._context.calls
         call = self._dialect.call.match(self._buffer, position)
         beginning = self._buffer[position + len(self._dialect.call_begin) :].strip()
@@ -162,7 +162,7 @@ class LiteralCallReader(SteppingReader):
         return key.end
 
     def _begin_positional(self, position: int) -> int:
-        """Begin a value without a key, which goes out when it is sure to be a value."""
+        """Begin a value without a key; it is emitted once it is certain to be a value."""
         key = next(self._positions, "")
         if not key or not _POSITIONAL.match(self._buffer, position):
             raise NotACallError(position)
@@ -218,7 +218,7 @@ class LiteralCallReader(SteppingReader):
         return end
 
     def _end_of_call_at(self, position: int) -> int:
-        """Look for the text that must follow a call; only commas and brackets are its own."""
+        """Match the text that must follow a call; only commas and brackets belong to the call."""
         position = after_space(self._buffer, position)
         if position < 0:
             return position
@@ -230,7 +230,7 @@ class LiteralCallReader(SteppingReader):
         return self._next_call_at(position) if self._dialect.block_end else REFUTED
 
     def _next_call_at(self, position: int) -> int:
-        """Look for a call of any name, or the end of all."""
+        """Match a call of any name, or the end of the block."""
         if position < 0 or self._buffer[position] == _LIST_END:
             return position
         next_call = self._dialect.call.match(self._buffer, position)
@@ -238,12 +238,12 @@ class LiteralCallReader(SteppingReader):
         return position if follows >= 0 else follows
 
     def _opener_at(self, position: int) -> int:
-        """Look for the next block: models forget the end of one."""
+        """Match the next block: models forget the end of one."""
         opener = self._context.opener
         return after(self._buffer, position, opener) if self._dialect.block_end else REFUTED
 
     def _string_ends_at(self, position: int) -> int:
-        """Look for text that may follow a string that is an argument."""
+        """Match text that may follow a string argument."""
         position = after_space(self._buffer, position)
         if position < 0:
             return position

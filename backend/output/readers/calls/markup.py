@@ -1,10 +1,10 @@
-"""A text that means nothing."""
+"""Reads meaningless text."""
 
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 
 
 class MarkupReader:
-    """Takes one text that means nothing, and ends."""
+    """Consumes one meaningless text, then ends."""
 
     held = ""
     is_mid_call = False
@@ -13,9 +13,9 @@ class MarkupReader:
         self._markup = markup
 
     def feed(self, text: str) -> ReaderOutput:
-        """Give back all that follows the text."""
+        """Return everything after the text as the rest."""
         return ReaderOutput(rest=text.lstrip().removeprefix(self._markup))
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End, before the text came."""
+        """End before the text has arrived."""
         return ReaderOutput(rejected="" if truncated else self.held)

@@ -1,4 +1,4 @@
-"""One tool call whose name stands before its arguments, `f[ARGS]{…}`, while it is written."""
+"""Reads one tool call with its name before its arguments, `f[ARGS]{…}`, incrementally."""
 
 import re
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class CallHead:
     """The text between the start of a call and its arguments.
 
     Attributes:
-        patterns: The ways to write it, of which the first that fits counts. It may end before
-            the brace that begins the arguments.
-        lead_ins: Texts of which one may follow and means nothing, longer ones first.
+        patterns: The ways to write it; the first match wins. A pattern may end before the brace
+            that begins the arguments.
+        lead_ins: Meaningless texts, one of which may follow; longer ones first.
     """
 
     patterns: tuple[Pattern, ...]
@@ -30,19 +30,19 @@ class CallHead:
 
 
 class NamedCall:
-    """Reads a call after the text that begins it, up to the end of its arguments.
+    """Reads a call from the text after its start to the end of its arguments.
 
-    The name is handed out with the first of the arguments, these as they come. A call without
-    any has `{}`.
+    The name is emitted with the first of the arguments, which are emitted as they arrive. A call
+    without arguments has `{}`.
     """
 
     def __init__(self, calls: CallLedger, outbox: Outbox, *, head: CallHead) -> None:
         """Begin a call.
 
         Args:
-            calls: Numbers it and knows the names.
-            outbox: Takes its deltas.
-            head: The shape of its beginning.
+            calls: Numbers the call and knows the tool names.
+            outbox: Collects its deltas.
+            head: Shape of its beginning.
         """
         self._calls = calls
         self._outbox = outbox
@@ -55,29 +55,29 @@ class NamedCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments were read to their end."""
+        """Whether the arguments have been read to their end."""
         return self._arguments.is_whole
 
     @property
     def can_close(self) -> bool:
-        """Whether the call is whole if the reply ends here: it may go without arguments."""
+        """Whether the call is complete if the reply ends here: arguments may be missing."""
         return self.is_over or (self._step == self._before_arguments and not self._has_lead_in)
 
     def read(self, text: str, position: int) -> int:
-        """Return the position after what was taken, or a negative number while text must tell.
+        """Return the position after the consumed text, or a negative number if more is needed.
 
         Raises:
-            NotACallError: The text is no call; what was handed out stands.
+            NotACallError: The text is not a call; emitted deltas stand.
         """
         return self._step(text, position)
 
     def close(self, settled: int) -> None:
-        """Hand out the rest of a call that ends here."""
+        """Emit the rest of a call that ends here."""
         self._send(self._arguments.missing_end, settled)
         self._calls.complete()
 
     def _send(self, piece: str, settled: int) -> None:
-        """Hand out a piece of the arguments; the call begins with the first."""
+        """Emit a piece of the arguments; the first piece begins the call."""
         if self._name:
             self._outbox.send(self._calls.open(self._name, self._id), settled)
             self._name = ""
@@ -113,7 +113,7 @@ class NamedCall:
         return end
 
     def _lead_in_end_at(self, text: str, position: int) -> int:
-        """Return where a fence ends, with the name of its language or without."""
+        """Return the end of a fence opener, with or without a language name."""
         if self._has_lead_in:
             return REFUTED
         ends = (after(text, position, lead_in) for lead_in in self._head.lead_ins)

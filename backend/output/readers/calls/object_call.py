@@ -1,4 +1,4 @@
-"""One tool call written as a JSON object, `{"name": …, "arguments": {…}}`, while it is written."""
+"""Reads one tool call in the form of a JSON object, `{"name": …, "arguments": {…}}`."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _Step: TypeAlias = Callable[[str, int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallKeys:
-    """Under which keys the parts of a call stand."""
+    """The keys of the parts of a call."""
 
     names: tuple[str, ...] = ("name", _NESTING_KEY)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -33,17 +33,17 @@ CALL_KEYS = CallKeys()
 class ObjectCall:
     """Reads the object after its opening brace, keys in any order.
 
-    The name is handed out as soon as it is known to be offered, arguments as they come, as the
-    model wrote them. An id that comes later goes out at the end, in place of the one that the
-    call was given.
+    The name is emitted as soon as it is known to be offered; arguments are emitted as they arrive,
+    as the model wrote them. A later id is emitted at the end and replaces the one that the call was
+    given.
 
-    Taken as well: an object inside a JSON string for arguments, a doubled first brace, name and
-    arguments one object deeper, under `function`. An object without arguments is a call only if
-    nothing in it can have been meant for them.
+    Also accepted: arguments as an object inside a JSON string, a doubled first brace, and name and
+    arguments one level deeper, under `function`. An object without arguments is a call only if
+    none of its content could be meant as arguments.
 
-    The last brace of the arguments leaves when the object is closed: the arguments of a call
-    that never ended are no valid JSON and never look whole. Small models forget the
-    brace of the object itself; a tag that follows its arguments, or a stop, closes it as well.
+    The last brace of the arguments is emitted when the object is closed: the arguments of a call
+    that never ends are invalid JSON and never look complete. Small models forget the object's own
+    brace; a tag after the arguments, or a stop, also closes the object.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class ObjectCall:
         """Begin a call.
 
         Args:
-            calls: Numbers it and knows the names.
-            outbox: Takes its deltas.
-            keys: Its keys.
-            is_doubtful: Whether the object may well be something else. Then it is a call only
-                if the name comes first and arguments are all that follows, and nothing is
-                handed out before they begin.
+            calls: Numbers the call and knows the tool names.
+            outbox: Collects its deltas.
+            keys: Keys of its parts.
+            is_doubtful: Whether the object may be something else. Then it is a call only if the
+                name comes first and only arguments follow, and nothing is emitted before they
+                begin.
         """
         self._calls = calls
         self._outbox = outbox
@@ -81,24 +81,24 @@ class ObjectCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the object was read to its end."""
+        """Whether the object has been read to its end."""
         return self.is_over
 
     @property
     def can_close(self) -> bool:
-        """Whether the call is whole if the reply ends here."""
+        """Whether the call is complete if the reply ends here."""
         return self.is_over or self._may_lack_brace
 
     def read(self, text: str, position: int) -> int:
-        """Return the position after what was taken, or a negative number while text must tell.
+        """Return the position after the consumed text, or a negative number if more is needed.
 
         Raises:
-            NotACallError: The text is no call; what was handed out stands.
+            NotACallError: The text is not a call; emitted deltas stand.
         """
         return self._step(text, position) if position < len(text) else UNDECIDED
 
     def close(self, settled: int) -> None:
-        """Hand out the rest of a whole call."""
+        """Emit the rest of a complete call."""
         self._open(settled)
         if self._id != self._given_id:
             self._outbox.send(self._calls.identify(self._id), settled)
@@ -135,7 +135,7 @@ class ObjectCall:
         return position + 1
 
     def _value_step(self, position: int) -> _Step:
-        """Return the step for the value of a key, if that key may stand here."""
+        """Return the step for the value of a key, if the key is allowed here."""
         self._scanner = JsonScanner()
         if self._key in self._keys.names and not self._is_named:
             return self._before_name
@@ -188,7 +188,7 @@ class ObjectCall:
 
     @property
     def _may_lack_brace(self) -> bool:
-        """Whether nothing is missing but the brace that ends the object."""
+        """Whether nothing but the object's closing brace is missing."""
         is_told = self._is_named and self._arguments.is_whole
         return is_told and not (self._is_doubtful or self._is_nested)
 
@@ -231,7 +231,7 @@ class ObjectCall:
             self._outbox.send(self._calls.open(self._name, self._id), settled)
 
     def _in_arguments(self, text: str, position: int) -> int:
-        """Take arguments as they come."""
+        """Read arguments as they arrive."""
         piece, position = self._arguments.feed(text, position)
         self._send_arguments(piece, position - self._arguments.kept_back)
         if self._arguments.is_malformed:
@@ -241,7 +241,7 @@ class ObjectCall:
         return position
 
     def _send_arguments(self, piece: str, settled: int) -> None:
-        """Hand out a piece of the arguments, or keep it until the call has its name."""
+        """Emit a piece of the arguments, or keep it until the name of the call is known."""
         if not self._is_named:
             self._unsent.append(piece)
         elif piece:
@@ -250,7 +250,7 @@ class ObjectCall:
 
 
 def _as_id(value: str) -> str:
-    """Return the id that a JSON value stands for, a string or a number; else nothing."""
+    """Return the id in a JSON string or number; otherwise an empty string."""
     if value[0] in "{[tfn":
         return ""
     call_id = json.loads(value) if value.startswith('"') else value

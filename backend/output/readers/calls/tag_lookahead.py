@@ -1,4 +1,4 @@
-"""What may follow in a block of calls in tags: looks ahead, and takes nothing."""
+"""Looks ahead in a block of tagged calls without consuming text."""
 
 import re
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ _NAME = re.compile(r"""\s*["']*([^\s<>"'/]*)""")
 
 
 class TagLookahead(SteppingReader):
-    """Knows the tags of a dialect.
+    """Recognises the tags of a dialect.
 
-    Its answers are positions of the buffer, or negative numbers as in `markup`.
+    Returns positions in the buffer, or negative numbers as in `markup`.
     """
 
     def __init__(self, context: ReaderContext, *, dialect: TaggedDialect) -> None:
@@ -25,11 +25,11 @@ class TagLookahead(SteppingReader):
         self._dialect = dialect
 
     def _any_at(self, position: int, texts: Sequence[str]) -> int:
-        """Return the position after any of some texts."""
+        """Return the position after any of the texts."""
         return either(REFUTED, *(after(self._buffer, position, text) for text in texts))
 
     def _skip_strays(self, position: int, texts: Sequence[str]) -> int:
-        """Return the position of what follows closing tags that are doubled."""
+        """Return the position after repeated closing tags."""
         for _ in range(_MAX_STRAYS):
             position = after_space(self._buffer, position)
             end = self._any_at(position, texts) if position >= 0 else REFUTED
@@ -41,7 +41,7 @@ class TagLookahead(SteppingReader):
         return after_space(self._buffer, position)
 
     def _end_of_call_at(self, position: int) -> int:
-        """Look for the end of the call, and inside a block for the text that must follow."""
+        """Match the end of the call, and inside a block the text that must follow."""
         call_ends = self._dialect.call_ends
         end = self._any_at(position, call_ends)
         if end < 0 or not self._is_in_block:
@@ -49,13 +49,13 @@ class TagLookahead(SteppingReader):
         position = self._skip_strays(end, call_ends)
         if position < 0:
             return position
-        # The next block may follow at once: models forget the end of one, or write its start again.
+        # The next block may follow at once: models forget the end of a block, or repeat its start.
         next_block = after(self._buffer, position, self._context.opener)
         next_call = either(self._next_call_at(position).end, self._damaged_call_at(position))
         return either(self._block_end_at(position), next_call, next_block)
 
     def _damaged_call_at(self, position: int) -> int:
-        """Look for the beginning of a call of an offered name, whatever follows that."""
+        """Match the beginning of a call to an offered tool, whatever follows."""
         begin = after(self._buffer, position, self._dialect.call_begin)
         if begin < 0:
             return begin

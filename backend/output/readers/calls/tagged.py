@@ -1,8 +1,8 @@
-"""Calls in tags with raw values between them, `<function=f><parameter=a>…</parameter></function>`.
+"""Reads calls in tags, `<function=f><parameter=a>…</parameter></function>`.
 
-Nothing in such a value is escaped, so it may hold its own closing tag. A value ends where its
-closing tag is followed by another parameter or by the end of the call. A possible closing tag is
-held back until that is known.
+Values are raw text without escapes, so they may contain their own closing tag. A value ends
+where its closing tag is followed by another parameter or the end of the call. A possible
+closing tag is held back until that is known.
 """
 
 import re
@@ -25,10 +25,10 @@ from backend.output.readers.values.typed_value import ValueWriter, json_string
 
 
 class TaggedReader(TagLookahead):
-    """Reads one block of calls, or one call where there is no block around it.
+    """Reads one block of calls, or a single call without a block.
 
-    An opener that begins a call itself says that there is no block. A JSON object in place of
-    the parameters is taken for the arguments.
+    An opener that itself begins a call means that there is no block. A JSON object in place of the
+    parameters is read as the arguments.
     """
 
     def __init__(self, context: ReaderContext, *, dialect: TaggedDialect) -> None:
@@ -71,7 +71,7 @@ class TaggedReader(TagLookahead):
         return self._expected(position, end, call.end)
 
     def _after_strays(self, position: int) -> int:
-        """Return the position after space and after tags that are doubled."""
+        """Return the position after whitespace and repeated tags."""
         if not self._is_in_block:
             return self._skip_space(position)
         ends = (*self._dialect.call_ends, *self._dialect.other_parameter_ends)
@@ -91,14 +91,14 @@ class TaggedReader(TagLookahead):
         super()._end_call(end)
 
     def _hand_out_name(self, end: int) -> None:
-        """Begin a call when something in it has shown that it is one."""
+        """Begin a call once something in it has confirmed that it is one."""
         if self._name:
             self._begin_call(self._name, end)
             self._name = ""
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether a call is open, be it handed out or not, or none was complete yet."""
+        """Whether a call is open, emitted or not, or none has been completed yet."""
         return bool(self._name) or super().is_mid_call
 
     def _between_parameters(self, position: int) -> int:
@@ -112,7 +112,7 @@ class TaggedReader(TagLookahead):
             return parameter.end
         again = self._next_call_at(position) if self._name else NO_MATCH
         if again.end >= 0 and again.name == self._name:
-            # The beginning of the call is doubled.
+            # The beginning of the call is repeated.
             return again.end
         json_start = self._json_at(position) if self._missing_end == "{}" else REFUTED
         if json_start >= 0:
@@ -122,7 +122,7 @@ class TaggedReader(TagLookahead):
         return self._end_call_at(position, either(parameter.end, json_start))
 
     def _json_at(self, position: int) -> int:
-        """Return where a JSON object begins that stands for all parameters."""
+        """Return the start of a JSON object that replaces all parameters."""
         if self._dialect.json_begin is not None:
             tag = self._dialect.json_begin.match(self._buffer, position)
             position = after_space(self._buffer, tag.end) if tag.end >= 0 else tag.end
@@ -132,7 +132,7 @@ class TaggedReader(TagLookahead):
         return position if begin >= 0 else begin
 
     def _end_call_at(self, position: int, otherwise: int = REFUTED) -> int:
-        """Take the end of a call: its tag, or for want of it that of the block or the next call."""
+        """Consume the end of a call: its tag, or else the end of the block or the next call."""
         end = self._any_at(position, self._dialect.call_ends)
         if end == REFUTED:
             ends = (self._block_end_at(position), self._next_call_at(position).end)
@@ -148,7 +148,7 @@ class TaggedReader(TagLookahead):
         self._begin_argument(json_string(name), parameter.end)
         self._given.add(name)
         self._value = self._new_value(parameter)
-        # No such value holds a tag, as a text may.
+        # Such a value never contains a tag, unlike a string.
         self._is_scalar = UNKNOWN < self._types.of(name) <= SCALARS
         end = dialect.parameter_end.replace(ELEMENT_NAME, parameter.tag)
         self._value_ends = (end, *dialect.other_parameter_ends)
@@ -163,14 +163,14 @@ class TaggedReader(TagLookahead):
         return ValueWriter(self._types.of(name) if types is None else types)
 
     def _before_value(self, position: int) -> int:
-        """Take the tag of a value once more."""
+        """Consume a repeated tag of a value."""
         again = after(self._buffer, position, self._dialect.value_begin or "\0")
         if again == REFUTED:
             self._step = self._at_value
         return position if again == REFUTED else again
 
     def _at_value(self, position: int) -> int:
-        """Take the text before a value that is not its own."""
+        """Skip text before a value that is not part of it."""
         if position == len(self._buffer):
             return UNDECIDED
         begin, end = self._dialect.verbatim
@@ -186,7 +186,7 @@ class TaggedReader(TagLookahead):
         return verbatim
 
     def _in_value(self, position: int) -> int:
-        """Pass on the value up to its end, or to where it may end."""
+        """Emit the value up to its end, or to where it may end."""
         start, end = self._find_value_end(position)
         if end >= 0:
             self._end_value(start, end, position)
@@ -197,7 +197,7 @@ class TaggedReader(TagLookahead):
         return start
 
     def _find_value_end(self, position: int) -> tuple[int, int]:
-        """Return where the value may end, and where its end tag does, if that is known."""
+        """Return where the value may end, and the end of its end tag if known."""
         for candidate in self._candidates().finditer(self._buffer, position):
             start = candidate.start()
             end = self._value_end_at(start)
@@ -206,13 +206,13 @@ class TaggedReader(TagLookahead):
         return len(self._buffer), UNDECIDED
 
     def _without_padding(self, start: int, end: int) -> int:
-        """Return where a value really ends whose end may begin with a newline."""
+        """Return the true end of a value whose end may begin with a newline."""
         is_padding = self._dialect.pads_values or self._closer_at(start) == REFUTED
         has_newline = end >= 0 and self._buffer.startswith("\n", start)
         return start + 1 if has_newline and not is_padding else start
 
     def _value_end_at(self, start: int) -> int:
-        """Return where the end tag of the value ends, if the value ends here."""
+        """Return the end of the value's end tag, if the value ends here."""
         end = self._closer_at(start)
         if end < 0:
             return either(end, self._bare_end_at(start))
@@ -228,10 +228,10 @@ class TaggedReader(TagLookahead):
         return end if follows >= 0 else follows
 
     def _bare_end_at(self, start: int) -> int:
-        """Return where a value ends that lacks its end tag.
+        """Return the end of a value that lacks its end tag.
 
-        It does before a parameter, on a new line unless that has two tags, and before all that ends
-        a block.
+        It ends before a parameter (on a new line, unless parameters have two tags), and before
+        anything that ends a block.
         """
         if not self._may_lack_end:
             return REFUTED
@@ -244,7 +244,7 @@ class TaggedReader(TagLookahead):
         return line if follows >= 0 else follows
 
     def _last_end_at(self, position: int) -> int:
-        """Look for the end of a call that the next one follows; more text must tell, else."""
+        """Match the end of a call followed by the next one; otherwise more text is needed."""
         end = self._any_at(position, self._dialect.call_ends)
         position = after_space(self._buffer, end) if end >= 0 else end
         if position < 0:
@@ -267,7 +267,7 @@ class TaggedReader(TagLookahead):
         return parameter.end if parameter.end < 0 or is_next else REFUTED
 
     def _end_value(self, start: int, end: int, position: int = 0) -> None:
-        """Hand out the last piece of a value."""
+        """Emit the last piece of a value."""
         piece = self._value.feed(self._buffer[position:start])
         self._send(piece + self._value.finish(), end)
         self._step = self._between_parameters
@@ -289,7 +289,7 @@ class TaggedReader(TagLookahead):
         return self._expected(end, REFUTED if self._json.state is JsonState.MALFORMED else end)
 
     def _after_json(self, position: int) -> int:
-        """Take the end tag of a JSON object; it may be missing."""
+        """Consume the end tag of a JSON object; it may be missing."""
         position = self._skip_space(position)
         end = after(self._buffer, position, self._dialect.json_end)
         if end == UNDECIDED:
@@ -303,6 +303,6 @@ class TaggedReader(TagLookahead):
 
 @lru_cache
 def _places(first: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern for all places where a value may end: before one of these characters."""
+    """Return a pattern for the places where a value may end: before one of these characters."""
     chars = "".join(map(re.escape, sorted(first)))
     return re.compile(rf"\n?[{chars}]|\n\Z")

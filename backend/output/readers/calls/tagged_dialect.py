@@ -1,4 +1,4 @@
-"""The tags of calls, as a reader looks for them."""
+"""The tags of calls, in the form that the reader needs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,22 +16,22 @@ class TaggedDialect:
 
     Attributes:
         call: The beginning of a call, up to its arguments.
-        call_begin: The text that every call begins with.
+        call_begin: The text that begins every call.
         call_end: The end of a call.
         parameter: The beginning of an argument, up to the first character of its value.
-        parameter_begin: The text that every argument begins with.
-        value_begin: The tag before a value, where it is not that of the argument.
-        parameter_end: The end of an argument; `ELEMENT_NAME` stands for the name of its tag.
-        block_ends: Texts that end a block of calls, in formats that have blocks.
-        other_parameter_ends: Texts that models write for the end of an argument by mistake.
-        other_call_ends: Texts that they write for the end of a call.
-        pads_values: Whether a newline at each end of a value belongs to the tags.
-        verbatim: Marks that may stand around a value, in which nothing is a tag.
-        requires_ends: Whether a parameter without an end is none: where values may hold tags
-            that look like those of parameters.
-        types: The types of a value by what its tag says; elsewhere the schema tells.
-        make_value: Makes the converter of a value, where its text is not all.
-        json_begin: The tag before a JSON object that stands for all arguments, where there is one.
+        parameter_begin: The text that begins every argument.
+        value_begin: The tag before a value, if it differs from the argument's.
+        parameter_end: The end of an argument; `ELEMENT_NAME` represents the name of its tag.
+        block_ends: Texts that end a block of calls, in formats with blocks.
+        other_parameter_ends: Texts that models mistakenly write for the end of an argument.
+        other_call_ends: Texts that they mistakenly write for the end of a call.
+        pads_values: Whether newlines around a value belong to the tags.
+        verbatim: Optional marks around a value; text between them contains no tags.
+        requires_ends: Whether a parameter must have its end, because values may contain tags that
+            look like those of parameters.
+        types: Types of values as spelled in tags; otherwise the schema decides.
+        make_value: Makes the converter of a value, if it is more than its text.
+        json_begin: The tag before a JSON object that replaces all arguments, if any.
         json_end: The tag after it.
     """
 
@@ -54,11 +54,11 @@ class TaggedDialect:
     json_end: str = ""
 
     def may_end_with(self, rest: str) -> bool:
-        """Tell whether a text is the beginning of a text that ends a call."""
+        """Tell whether a text is a prefix of a text that ends a call."""
         ends = (*self.call_ends, *self.block_ends, self.json_end)
         return any(end.startswith(rest) for end in ends)
 
     @property
     def call_ends(self) -> tuple[str, ...]:
-        """Texts that end a call, the right one first."""
+        """Texts that end a call, the correct one first."""
         return (self.call_end, *self.other_call_ends)

@@ -1,1 +1,1 @@
-"""Replies that consist of messages."""
+"""Reads replies made of messages."""

@@ -1,4 +1,4 @@
-"""The frames of messages that make up a reply, and the meaning of their headers."""
+"""The frames of a reply's messages, and the meaning of their headers."""
 
 import re
 from collections.abc import Callable
@@ -22,8 +22,8 @@ class Address:
     """The recipient of a message: the user, unless it is a thought or names a tool.
 
     Attributes:
-        is_prose: Whether it is addressed to the user: a call between text is a quotation there.
-        tools: The names that the tool may have, the likeliest first.
+        is_prose: Whether the user is the recipient: a call between text is a quotation there.
+        tools: Possible names of the tool, most likely first.
     """
 
     is_thought: bool = False
@@ -40,12 +40,12 @@ class MessageFrames:
         make_block: MakeReader | None,
         warn: Callable[[str], None],
     ) -> None:
-        """Prepare to read.
+        """Compile the texts and patterns.
 
         Args:
             messages: The dialect.
-            make_block: Makes a reader of calls in a body, where calls have openers.
-            warn: Takes a warning.
+            make_block: Makes a reader of calls inside a body, if calls have openers.
+            warn: Receives warnings.
         """
         self._messages = messages
         self._warn = warn
@@ -70,7 +70,7 @@ class MessageFrames:
         return self.make_block is None
 
     def read(self, header: str) -> Address:
-        """Return the recipient that a header names; the first known of several channels counts."""
+        """Return the recipient named in a header; the first known one of the channels counts."""
         messages = self._messages
         recipients = [name for name in _RECIPIENTS.findall(header) if name not in messages.people]
         if not self.takes_bodies:
@@ -92,7 +92,7 @@ class MessageFrames:
         return [word] if word in self._messages.channels else []
 
     def salvaged(self, header: str) -> tuple[Address, str] | None:
-        """Return the recipient and the text of a header that should have ended before the text."""
+        """Return the recipient and the text of a header that runs into its text."""
         messages = self._messages
         before, brace, body = header.partition("{")
         is_header = brace and self.takes_bodies and self.may_be_header(before)
@@ -105,11 +105,11 @@ class MessageFrames:
         return Address(is_thought=messages.channels[name]), rest.partition(name)[2].lstrip()
 
     def is_role(self, text: str) -> bool:
-        """Tell whether text outside of messages is, or may become, the role of the next one."""
+        """Tell whether text outside messages is, or may become, the role of the next one."""
         return bool(text.strip()) and self.role.startswith(text.strip())
 
     def may_be_header(self, beginning: str) -> bool:
-        """Tell whether a header may begin so; if not, none that goes on from there may."""
+        """Tell whether a header may begin like this; if not, no longer text may either."""
         after_role = beginning.removeprefix(self.role)
         is_role_alone = after_role == beginning or not after_role[:1].strip()
         channel = after_role.partition(" ")[0].partition(_TO)[0]
@@ -126,13 +126,13 @@ class MessageFrames:
         return "" if is_known else self.text_of(header)
 
     def text_of(self, header: str) -> str:
-        """Return a header that is none, without its role or its first token."""
+        """Return the text of an invalid header without its role or its first token."""
         text = header.removeprefix(self.role)
         first = next(filter(text.startswith, self.header_tokens), "")
         return text.removeprefix(first)
 
     def frame_after(self, text: str, position: int) -> int:
-        """Return where a frame ends that follows a position, whitespace aside."""
+        """Return the end of a frame that follows a position, ignoring whitespace."""
         begin = after_space(text, position)
         found = (after(text, begin, frame) for frame in self.frames)
         return begin if begin < 0 else either(*found)

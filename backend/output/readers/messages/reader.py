@@ -1,6 +1,6 @@
-"""Replies that are messages, each with a header that tells who it is for.
+"""Reads replies made of messages, each with a header that names its recipient.
 
-The formats of gpt-oss and of Muse. The router leaves the whole reply to the reader.
+For the formats of gpt-oss and Muse. The router leaves the whole reply to this reader.
 """
 
 from functools import lru_cache, partial
@@ -19,9 +19,9 @@ from backend.output.text.segment import TextAfterCall
 class MessageReader(SteppingReader):
     """Reads a whole reply, message by message.
 
-    Text outside of messages is content. So is a message to a tool that was not offered, and
-    any that is not what it should be. In Markdown code a special token is text, unless a
-    message could not go on after it.
+    Text outside messages is content. So are messages to tools that were not offered, and malformed
+    messages. In Markdown code a special token is text, unless a message could not continue after
+    it.
     """
 
     def __init__(self, context: ReaderContext, *, frames: MessageFrames) -> None:
@@ -43,7 +43,7 @@ class MessageReader(SteppingReader):
         return bool(self._tool) or self._step == self._in_header
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End; a message needs no end token unless it is a call that was cut off."""
+        """End; a message needs no end token, except for a call that was cut off."""
         self._begin("")
         while self._step == self._in_header and not truncated:
             self._refuse_header(self._frames.stray_text(self._header + self._buffer), 0)
@@ -61,7 +61,7 @@ class MessageReader(SteppingReader):
         return ReaderOutput(self._outbox.end(""))
 
     def _end_in_block(self) -> ReaderOutput:
-        """End with a block of calls in prose, after which nothing came: it is no quotation."""
+        """End after a block of calls in prose: nothing followed it, so it is not a quotation."""
         self._has_text = False
         self._read_on()
         inner = self._inner
@@ -72,18 +72,18 @@ class MessageReader(SteppingReader):
         return ReaderOutput(self._outbox.end(""))
 
     def _read_on(self) -> None:
-        """Read the buffer again, from its beginning."""
+        """Read the buffer again from its start."""
         position = 0
         while (end := self._step(position)) >= 0:
             position = end
         self._buffer = self._buffer[position:]
 
     def _before_call(self, position: int) -> int:
-        """Read text outside of any message."""
+        """Read text outside messages."""
         return self._in_text(position)
 
     def _resume(self, prompt_tail: str) -> None:
-        """Go on with the message that the prompt began: at least its role, most of the time."""
+        """Continue the message that the prompt began; usually the prompt has at least its role."""
         frames = self._frames
         start = prompt_tail.rfind(frames.start)
         begun = prompt_tail[start + len(frames.start) :] if start >= 0 else prompt_tail
@@ -118,7 +118,7 @@ class MessageReader(SteppingReader):
         return end if end > position else UNDECIDED
 
     def _at_body(self, step: Step, position: int) -> int:
-        """Take the end of a header that is doubled, and go on with the body."""
+        """Skip a repeated end of a header, and continue with the body."""
         end = after(self._buffer, position, self._frames.message)
         if end != REFUTED:
             return end
@@ -126,7 +126,7 @@ class MessageReader(SteppingReader):
         return position
 
     def _refuse_header(self, text: str, end: int) -> int:
-        """Read text that began like a header anew, and go on after it."""
+        """Reread text that began like a header, and continue after it."""
         found = self._frames.salvaged(self._header)
         if found is not None:
             address, text = found
@@ -138,7 +138,7 @@ class MessageReader(SteppingReader):
         return 0
 
     def _unread(self, text: str, start: int, end: int) -> None:
-        """Put a text in the place of another, to be read anew."""
+        """Replace a text by another, to be reread."""
         self._buffer = self._buffer[:start] + text + self._buffer[end:]
         self._outbox.move(len(text) - (end - start))
 
@@ -156,10 +156,10 @@ class MessageReader(SteppingReader):
             self._step = self._before_arguments
 
     def _go_on_with_text(self, space: TextAfterCall | None) -> None:
-        """Read the text of a body, or text outside of any message.
+        """Read the text of a body, or text outside messages.
 
         Args:
-            space: Holds back whitespace that is the frame's unless text follows.
+            space: Holds back whitespace that belongs to the frame unless text follows.
         """
         self._space = space
         self._tool = ""
@@ -170,7 +170,7 @@ class MessageReader(SteppingReader):
         self._step = self._in_text
 
     def _leave_message(self) -> None:
-        """Read text outside of any message."""
+        """Read text outside messages."""
         self._header = ""
         self._is_outside = True
         self._is_thought = False
@@ -195,7 +195,7 @@ class MessageReader(SteppingReader):
         return start if end == UNDECIDED and start > position else end
 
     def _meet(self, token: str, start: int) -> int:
-        """Go where a token leads, unless it is text."""
+        """Follow a token, unless it is text."""
         frames = self._frames
         end = start + len(token)
         is_in_code = self._is_in_code()
@@ -216,7 +216,7 @@ class MessageReader(SteppingReader):
         return end
 
     def _quoted_at(self, start: int) -> int:
-        """Look for text after a block of calls that stands in prose: it is a quotation then."""
+        """Look for text after a block of calls in prose, which makes it a quotation."""
         closer = self._frames.call_closer
         end = self._buffer.find(closer, start) + len(closer)
         if not (self._is_prose and self._has_text):
@@ -231,7 +231,7 @@ class MessageReader(SteppingReader):
         return self._code.is_open and not self._is_thought
 
     def _meet_end(self, token: str, start: int, *, is_in_code: bool) -> int:
-        """Take a doubtful end token for one only if a message or nothing follows."""
+        """Accept a doubtful end token only if a message or nothing follows."""
         is_doubtful = is_in_code or token in self._frames.last_ends
         end = start + len(token)
         if is_doubtful and self._has_text and not self._is_outside:
@@ -255,7 +255,7 @@ class MessageReader(SteppingReader):
         return self._meet_end(token, position, is_in_code=is_in_code)
 
     def _end_message(self, *, truncated: bool) -> None:
-        """End a message; one to a tool, with nothing in it, is a call without arguments."""
+        """End a message; an empty one to a tool is a call without arguments."""
         if self._tool and not truncated:
             self._begin_call(self._tool, 0)
             self._end_call(0)
@@ -281,7 +281,7 @@ class MessageReader(SteppingReader):
         self._step = partial(self._in_inner, inner)
 
     def _in_inner(self, inner: Reader, position: int) -> int:
-        """Leave the text to a reader of calls, up to their end."""
+        """Pass the text to a reader of calls until they end."""
         if position == len(self._buffer):
             return UNDECIDED
         output = inner.feed(self._buffer[position:])

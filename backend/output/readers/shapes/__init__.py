@@ -1,1 +1,1 @@
-"""The patterns that readers look for, made from the dialects of the formats."""
+"""Builds the readers' patterns from the dialects of the formats."""

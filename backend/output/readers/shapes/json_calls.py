@@ -45,9 +45,9 @@ _NAMES = {
 
 
 def object_block(reading: Reading, dialect: Objects) -> CallBlock:
-    """Return the block of calls as objects, one after the other or in a list.
+    """Return the block of calls as objects, consecutive or in a list.
 
-    Braces doubled as in a template and a fence around the JSON mean nothing.
+    Braces doubled as in a template, and a fence around the JSON, are ignored.
     """
     keys = dict(_keys(dialect.call))
     return CallBlock(
@@ -90,7 +90,7 @@ def _heads(template: Template) -> Iterator[Pattern]:
     yield Pattern((SPACE, *_head_pieces(head)))
     for part in head:
         if isinstance(part, Id) and NAME in part.template:
-            # The id may be missing, of which the name is a part.
+            # An id that contains the name may be missing.
             name = part.template[: part.template.index(NAME) + 1]
             rest = head[head.index(part) + 1 :]
             yield Pattern((SPACE, *_head_pieces((*name, *rest))))
@@ -123,7 +123,7 @@ def _holds_name(part: Part) -> bool:
 
 
 def _pieces_after_name(rest: Template) -> Iterator[Piece]:
-    """Yield the pieces between a name and arguments: a marker, or the begin of arguments."""
+    """Yield the pieces between a name and arguments: a marker, or the start of the arguments."""
     has_marker = False
     for part in rest:
         if isinstance(part, Maybe):
@@ -138,7 +138,7 @@ def _pieces_after_name(rest: Template) -> Iterator[Piece]:
 
 
 def _spaced(text: str) -> Iterator[Piece]:
-    """Yield the words of a text, with any space in the place of its own."""
+    """Yield the words of a text, with any whitespace between them."""
     for word in text.split():
         yield fixed(word)
         yield SPACE
@@ -165,7 +165,7 @@ def _optional_pieces(inner: Template) -> Iterator[Piece]:
 
 
 def _keys(template: Template) -> Iterator[tuple[object, str]]:
-    """Yield the parts of an object, each with the key that it stands under."""
+    """Yield the parts of an object, each with its key."""
     before = ""
     for part in template:
         if isinstance(part, Maybe):

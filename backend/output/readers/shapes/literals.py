@@ -1,4 +1,4 @@
-"""The shapes of calls in the notation of a programming language."""
+"""The shapes of calls that look like a programming language."""
 
 import re
 
@@ -13,7 +13,7 @@ _WORD = re.compile(r"[\w.+-]*")
 
 
 def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
-    """Return the brackets and quotes of a dialect, as a reader looks for them."""
+    """Return the brackets and quotes of a dialect in the reader's form."""
     call, call_end = split_at(dialect.call, ARGUMENTS)
     begin, bracket = (text_of(part) for part in split_at(call, NAME))
     assign = text_of(split_at(dialect.argument, KEY)[1]).strip()

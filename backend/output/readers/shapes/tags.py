@@ -41,7 +41,7 @@ _KEY = any_of("[^<>\"'\n]", group="name")
 
 
 def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
-    """Return the tags of a dialect, as a reader looks for them."""
+    """Return the tags of a dialect in the reader's form."""
     call, call_end = split_at(dialect.call, ARGUMENTS)
     begin, end = split_at(dialect.parameter, VALUE)
     parameter_end = text_of(end).strip() if KEY not in end else ""
@@ -68,19 +68,19 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
 
 
 def _value_begin(begin: Template) -> str:
-    """Return the tag right before a value, where an argument begins with several."""
+    """Return the tag directly before a value, in dialects with several before it."""
     last = text_of(begin[-1:]).strip().removeprefix('"')
     return last if last.startswith("<") else ""
 
 
 def _without_mark(tag: str) -> tuple[str, ...]:
-    """Return a closing tag without the sign before its word, as models write it by mistake."""
+    """Return a closing tag without the mark before its word, a common mistake of models."""
     plain = re.sub(r"\A</[^\w\s]\w+[^\w\s]\s?", "</", tag)
     return () if plain == tag else (plain,)
 
 
 def _other_ends(tag: str) -> tuple[str, ...]:
-    """Return the parts of an end that is made of several tags, any of which may be missing."""
+    """Return the parts of an end made of several tags, any of which may be missing."""
     parts = re.split(r"(?<=>)(?=<)", tag) if tag.startswith("</") else []
     return (*_without_mark(tag), *(parts if len(parts) > 1 else ()))
 
@@ -130,13 +130,13 @@ def _element_pattern(start: str, misspelling: str) -> Pattern:
 
 
 def _enclosed(rest: Sequence[Part]) -> Iterator[Piece]:
-    """Yield the pieces after a tag that a name follows, up to its end or to the next tag."""
+    """Yield the pieces after a tag that precedes a name, up to its end or to the next tag."""
     yield SPACE_IN_LINE
     is_key = KEY in rest
     yield any_of("[^<]", group="name") if is_key else _WORD
     markers = [part.strip() for part in rest if isinstance(part, str) and part.strip()]
     if len(markers) > 1:
-        # One of the two tags between a key and its value may be missing.
+        # One of the two tags between key and value may be missing.
         key_end, value = map(fixed, markers)
         yield SPACE
         without_value = choice(sequence(key_end, SPACE, Piece(r"(?=[^<\s])", "")))
@@ -150,12 +150,12 @@ def _enclosed(rest: Sequence[Part]) -> Iterator[Piece]:
 
 
 def _element_end(end: Template) -> str:
-    """Return the end of an element; its name stands for the group."""
+    """Return the end of an element, with a group reference for its name."""
     return "".join(ELEMENT_NAME if part is KEY else str(part) for part in end).strip()
 
 
 def _types(dialect: Tags) -> dict[str, JsonTypes]:
-    """Return the JSON types that a tag tells."""
+    """Return the JSON types by their spelling in tags."""
     kinds = dialect.types
     return {kind: STRING if name == "string" else NOT_A_STRING for name, kind in kinds.items()}
 

@@ -1,1 +1,1 @@
-"""Values of arguments as they are written, to JSON."""
+"""Converts argument values, as written, to JSON."""

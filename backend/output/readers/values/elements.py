@@ -1,4 +1,4 @@
-"""Nested values as nested elements, `<a>1</a><b><item>x</item></b>`, to JSON."""
+"""Converts nested elements, `<a>1</a><b><item>x</item></b>`, to JSON."""
 
 import re
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ _MAX_DEPTH = 16
 def read_elements(
     raw: str, types: JsonTypes, *, mark: str, parts: ParameterTypes, depth: int = _MAX_DEPTH
 ) -> str:
-    """Return the JSON of a raw value, which may hold elements.
+    """Return the JSON of a raw value, which may contain elements.
 
     Args:
-        raw: The value as it was written; without whole elements it is a plain value.
-        types: The types that the schema allows.
+        raw: The value as written; without complete elements it is a plain value.
+        types: Types allowed by the schema.
         mark: The text before each tag.
-        parts: The types of the values inside.
-        depth: How deep elements may nest before they are text.
+        parts: Types of the values inside.
+        depth: Nesting limit, beyond which elements are text.
     """
     text, elements = _split(raw, mark) if depth else (raw, [])
     if not elements:
@@ -44,7 +44,7 @@ def read_elements(
 
 
 def _object(values: Sequence[tuple[str, str]]) -> str:
-    """Return an object in which elements of one name are one list."""
+    """Return an object; elements of one name form a list."""
     by_name: dict[str, list[str]] = {}
     for name, value in values:
         by_name.setdefault(name, []).append(value)
@@ -56,7 +56,7 @@ def _object(values: Sequence[tuple[str, str]]) -> str:
 
 
 def _split(raw: str, mark: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return the text outside of elements, and the elements; none if tags do not match."""
+    """Return the text outside elements, and the elements; no elements if tags do not match."""
     tag = re.compile(rf"{re.escape(mark)}<(?P<end>/?)(?P<name>[^\s<>/]+)>")
     elements: list[tuple[str, str]] = []
     texts: list[str] = []

@@ -1,4 +1,4 @@
-"""The arguments of a tool call as JSON, while they are written."""
+"""Reads the arguments of a tool call as JSON, incrementally."""
 
 import json
 
@@ -7,11 +7,11 @@ from backend.output.readers.values.typed_value import ESCAPED_REPLACEMENT
 
 
 class JsonArguments:
-    """Reads an object as it was written, one inside a JSON string, or `null` or `[]` for none.
+    """Reads an object, directly or inside a JSON string, or `null` or `[]` for no arguments.
 
-    Nothing is handed out before a value in it has begun: then it is an object indeed.
+    Nothing is emitted before a value in it has begun, which proves that it is an object.
 
-    The last brace is kept back: whoever reads the call knows when it is whole.
+    The last brace is held back: the reader of the call knows when the call is complete.
     """
 
     def __init__(self) -> None:
@@ -26,19 +26,19 @@ class JsonArguments:
 
     @staticmethod
     def may_begin_with(char: str) -> bool:
-        """Tell whether a character, other than whitespace, can be their first."""
+        """Tell whether a non-whitespace character can be their first."""
         return char in '{"n'
 
     @property
     def kept_back(self) -> int:
-        """The number of characters read last that were not handed out."""
+        """Number of latest characters read but not emitted."""
         return 1 if self.is_whole else self._scanner.pending
 
     def feed(self, text: str, position: int) -> tuple[str, int]:
-        """Read on from a position of `text`, up to their end or to where they are malformed.
+        """Read from a position of `text` up to their end, or to where they are malformed.
 
         Returns:
-            The text that can be handed out, and the position after the text that was read.
+            The text that can be emitted, and the position after the text read.
         """
         if not self._has_begun:
             if text[position].isspace():
@@ -56,11 +56,11 @@ class JsonArguments:
         return self._certain(piece), position
 
     def _certain(self, piece: str) -> str:
-        """Return a piece with those before it, once they have shown to be arguments."""
+        """Return a piece, with those before it, once they are certain to be arguments."""
         self._doubtful.append(piece)
         text = "".join(self._doubtful)
         if self.is_whole and text.strip() == "{":
-            # Of an empty object nothing goes out before the call is whole.
+            # An empty object is not emitted before the call is complete.
             self.missing_end = text + self.missing_end
             return ""
         if not (self.is_whole or self._scanner.has_value):
@@ -74,7 +74,7 @@ class JsonArguments:
         self.is_malformed = not (char in "[N" or self.may_begin_with(char))
 
     def _unwrap(self, piece: str) -> str:
-        """Return the object inside a value that is whole."""
+        """Return the object inside a complete value."""
         self._wrapped.append(piece)
         unwrapped = _unwrapped("".join(self._wrapped)) if self.is_whole else ""
         self.is_malformed |= self.is_whole and not unwrapped
@@ -83,7 +83,7 @@ class JsonArguments:
 
 
 def _unwrapped(value: str) -> str:
-    """Return the object in a JSON string, `{}` for an empty one, `null` or `[]`, else nothing."""
+    """Return the object in a JSON string, `{}` if it is empty, `null` or `[]`, else nothing."""
     if value.startswith("["):
         return "" if value[1:-1].strip() else "{}"
     text = (json.loads(value) or "{}").strip()

@@ -1,4 +1,4 @@
-"""Follow one JSON value through a stream, at a constant cost per character."""
+"""Scans one JSON value in a stream, at a constant cost per character."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import TypeAlias
 from backend.output.readers.markup import span_end
 
 SURROGATE = re.compile("[\ud800-\udfff\ufffd]")
-"""Half a code point, for which escapes may stand, or U+FFFD: no text on the way may hold either."""
+"""Half a code point, which escapes may produce, or U+FFFD: neither may occur in sent text."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
@@ -37,7 +37,7 @@ def is_number(text: str) -> bool:
 
 
 class JsonState(Enum):
-    """How far a value has come."""
+    """The progress of a value."""
 
     OPEN = auto()
     COMPLETE = auto()
@@ -45,7 +45,7 @@ class JsonState(Enum):
 
 
 class _Place(Enum):
-    """The places outside of strings and scalars."""
+    """The positions outside strings and scalars."""
 
     VALUE = auto()
     FIRST_ITEM = auto()
@@ -59,49 +59,49 @@ _IN_MEMBER = frozenset({_Place.FIRST_KEY, _Place.KEY, _Place.COLON})
 
 
 class JsonScanner:
-    """Takes one value from its first character to its last, and not a character more.
+    """Consumes exactly one value, from its first character to its last.
 
-    Its output is the beginning of valid JSON, character for character as it was written, except for
-    slips that JSON forbids: control characters and lone backslashes in strings are escaped, a comma
-    after the last item is left out, Python's constants become those of JSON, and half a surrogate
-    pair becomes U+FFFD, escaped.
+    The output is a prefix of valid JSON, identical to the input except where JSON forbids it:
+    control characters and lone backslashes in strings are escaped, a comma after the last item is
+    dropped, Python's constants become JSON's, and half a surrogate pair becomes an escaped
+    U+FFFD.
 
     Attributes:
-        state: How far it has come.
-        has_value: Whether a value inside of it was begun, or the value is complete.
+        state: Its progress.
+        has_value: Whether a value inside it has begun, or the value is complete.
     """
 
     def __init__(self) -> None:
         self.state = JsonState.OPEN
         self._pending = 0
-        # A key and its raw length, up to its colon: only that shows where a damaged key ends.
+        # A key and its raw length, up to the colon, which alone shows where a damaged key ends.
         self._key: list[str] = []
         self._key_chars = 0
         self._closers: list[str] = []
         self._place = _Place.VALUE
         self._step: _Step = self._in_structure
         self._scalar: list[str] = []
-        # A comma and the whitespace after it, until it is known not to be the last.
+        # A comma and the whitespace after it, until another item follows.
         self._comma: list[str] = []
         self._late = ""
-        # The digits of an escape, and those of the first half of a surrogate pair.
+        # The digits of an escape, and of the first half of a surrogate pair.
         self._digits = self._high = ""
         self.has_value = False
 
     @property
     def pending(self) -> int:
-        """How many of the characters read last it has not handed out.
+        """Number of latest characters read but not emitted.
 
-        What becomes of them depends on what follows; of those before what is malformed, nothing.
+        Later text decides about them; those before malformed text are dropped.
         """
         return self._key_chars or self._pending
 
     def feed(self, text: str, position: int = 0) -> tuple[str, int]:
-        """Read on from a position of `text`.
+        """Read from a position of `text`.
 
         Returns:
-            The text that was taken, as JSON, and the position after it: the end of `text`, unless
-            the state changed before.
+            The consumed text as JSON, and the position after it: the end of `text`, unless the
+            state changed before.
         """
         taken: list[str] = []
         while self.state is JsonState.OPEN and position < len(text):
@@ -111,7 +111,7 @@ class JsonScanner:
         return "".join(taken), position
 
     def _without_key(self, piece: str, chars: int) -> str:
-        """Hold back a piece of a key, of so many raw characters; a whole key goes out with it."""
+        """Hold back a piece of a key, of `chars` raw characters; return a complete key."""
         if self.state is JsonState.MALFORMED:
             return piece
         has_begun = self._place is _Place.COLON or self._step != self._in_structure
@@ -126,7 +126,7 @@ class JsonScanner:
         return piece
 
     def _in_structure(self, text: str, position: int) -> tuple[str, int]:
-        """Take whitespace, or one character that is no part of a string or scalar."""
+        """Consume whitespace, or one character outside strings and scalars."""
         end = span_end(_SPACE, text, position)
         if end > position:
             return self._spaced(text[position:end]), end
@@ -166,7 +166,7 @@ class JsonScanner:
         return self._take_comma()
 
     def _goes_on_with(self, char: str) -> bool:
-        """Go where a structural character leads, or tell that it cannot stand here."""
+        """Follow a structural character, or tell that it is not allowed here."""
         match self._place, char:
             case ((_Place.VALUE | _Place.FIRST_ITEM), "{"):
                 self.has_value |= bool(self._closers)
@@ -207,7 +207,7 @@ class JsonScanner:
             self.state = JsonState.COMPLETE
 
     def _hold(self, text: str) -> str:
-        """Hold back the end of a string until what follows shows that it is one."""
+        """Hold back the end of a string until the following text confirms it."""
         self._late += text
         self._pending += len(text)
         return ""

@@ -1,8 +1,8 @@
-"""One value in the notation of a programming language, to JSON while it is written.
+"""Converts one value in program syntax to JSON, incrementally.
 
-Strings stand in quotes, and everything else is told by how it looks. Inside of a string a quote
-need not be escaped: templates show models strings as they are, between quotes. So a quote ends a
-string only where something follows that can follow a string.
+Strings are in quotes, and everything else is recognised by its form. Quotes inside strings may
+be unescaped: templates show models strings as they are, between quotes. So a quote ends a
+string only if the text after it can follow a string.
 """
 
 import re
@@ -28,12 +28,12 @@ class LiteralSyntax:
     """The syntax of values.
 
     Attributes:
-        quotes: Texts around a string; one that another begins with comes after it.
+        quotes: Texts around a string; a text that is a prefix of another comes after it.
         plain: The text of a string up to a quote or an escape.
         bare: A value without quotes: a number, a constant, or a string that lacks them.
         bare_key: A key without quotes.
-        brackets: The brackets around nested values, each with the one that closes it.
-        has_escapes: Whether backslashes in strings mean what they mean in Python.
+        brackets: Opening brackets of nested values, each with its closing one.
+        has_escapes: Whether strings have Python's backslash escapes.
     """
 
     quotes: tuple[str, ...]
@@ -45,19 +45,19 @@ class LiteralSyntax:
 
 
 class LiteralValue:
-    """Takes one value from its first character to its last."""
+    """Consumes exactly one value."""
 
     def __init__(
         self, syntax: LiteralSyntax, types: JsonTypes, ends_at: Callable[[int], int]
     ) -> None:
-        """Begin in front of a value.
+        """Begin before a value.
 
         Args:
-            syntax: How it is written.
-            types: The types that the schema allows. A type that the value's own look does not
-                give is converted to, where that is possible.
-            ends_at: Tells whether a string that is the value may end at a position of the text:
-                it returns a position, or a negative number as in `markup`.
+            syntax: Its syntax.
+            types: Types allowed by the schema. If the value's form is of another type, it is
+                converted if possible.
+            ends_at: Tells whether a top-level string may end at a position of the text: returns a
+                position, or a negative number as in `markup`.
         """
         self._syntax = syntax
         self._types = types
@@ -73,9 +73,9 @@ class LiteralValue:
         self.is_complete = False
 
     def feed(self, text: str, position: int) -> tuple[str, int]:
-        """Take a step: return JSON that is certain, and the position after the text that was taken.
+        """Take a step: return JSON that is certain, and the position after the consumed text.
 
-        The position is negative while more text must tell.
+        The position is negative if more text is needed.
 
         Raises:
             NotACallError: There is no value.
@@ -83,7 +83,7 @@ class LiteralValue:
         return self._step(text, position)
 
     def _at_item(self, text: str, position: int) -> tuple[str, int]:
-        """Begin a value or a key, or end the brackets around it."""
+        """Begin a value or a key, or close the brackets around it."""
         end = span_end(_SPACE, text, position)
         if end > position:
             return "", end
@@ -144,7 +144,7 @@ class LiteralValue:
         self.is_complete = not self._closers
 
     def _after_item(self, text: str, position: int) -> tuple[str, int]:
-        """Take the text between two items, or between a key and its value."""
+        """Consume the text between two items, or between a key and its value."""
         end = span_end(_SPACE, text, position)
         if end > position:
             return "", end
@@ -165,7 +165,7 @@ class LiteralValue:
         raise NotACallError(position)
 
     def _at_value(self, text: str, position: int) -> tuple[str, int]:
-        """Begin the value after a key: it must be there."""
+        """Begin the value after a key, which must be present."""
         if position < len(text) and text[position] == self._closers[-1]:
             raise NotACallError(position)
         return self._at_item(text, position)
@@ -189,7 +189,7 @@ class LiteralValue:
         return piece, end
 
     def _doubtful_quote(self, text: str, position: int) -> tuple[str, int]:
-        """Take a character that may begin a quote for text, and a first quote that is doubled."""
+        """Treat a character that may begin a quote as text; skip a doubled opening quote."""
         end = after(text, position, self._quote)
         if self._is_token and self._is_string_empty and end >= 0:
             return "", end
@@ -201,12 +201,12 @@ class LiteralValue:
 
     @property
     def _is_token(self) -> bool:
-        """Whether the quote is a token of its own, which no text holds."""
+        """Whether the quote is a special token, which never occurs in text."""
         return self._quote.startswith("<")
 
     @property
     def _has_escapes(self) -> bool:
-        """Whether backslashes count: models that fall back on JSON's quotes write its escapes."""
+        """Whether backslashes count: models that fall back to JSON's quotes use its escapes."""
         return self._syntax.has_escapes or self._quote != self._syntax.quotes[0]
 
     def _string_end_at(self, text: str, position: int) -> int:
@@ -222,7 +222,7 @@ class LiteralValue:
         return end if follows >= 0 else follows
 
     def _follows_at(self, text: str, position: int) -> int:
-        """Look for text that may follow a string in brackets."""
+        """Match text that may follow a string inside brackets."""
         position = after_space(text, position)
         if position < 0:
             return position
@@ -230,7 +230,7 @@ class LiteralValue:
         return position if text[position] in followers else REFUTED
 
     def _in_bare(self, text: str, position: int) -> tuple[str, int]:
-        """Collect a value without quotes; its end tells its type."""
+        """Collect a value without quotes; its type is known at its end."""
         pattern = self._syntax.bare_key if self._is_key else self._syntax.bare
         end = span_end(pattern, text, position)
         self._bare.append(text[position:end])
@@ -238,7 +238,7 @@ class LiteralValue:
             return "", end if end > position else UNDECIDED
         raw = "".join(self._bare).strip()
         self._bare = []
-        # A quote at its end belongs to a string whose first one is missing.
+        # A quote at its end belongs to a string that lacks the first one.
         quote = next(filter(raw.endswith, self._syntax.quotes), "")
         if not raw.removesuffix(quote):
             raise NotACallError(position)

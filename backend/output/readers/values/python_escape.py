@@ -21,9 +21,9 @@ _BEYOND = 0x10000
 
 
 def read_escape(text: str, position: int) -> tuple[str, int]:
-    """Return the meaning of the escape at a position, and the position after it.
+    """Return the character escaped at a position, and the position after it.
 
-    The position is negative while more text must tell. A backslash that escapes nothing is a
+    The position is negative if more text is needed. A backslash that escapes nothing is a
     backslash, as in Python. A surrogate pair is one character, as in JSON.
     """
     if _UNFINISHED.match(text, position):
@@ -41,7 +41,7 @@ def read_escape(text: str, position: int) -> tuple[str, int]:
 
 
 def _pair_or_half(text: str, high: int, end: int) -> tuple[str, int]:
-    """Return the character of a surrogate pair, or its first half where the second is missing."""
+    """Return the character of a surrogate pair, or its first half if the second is missing."""
     if low := _LOW.match(text, end):
         return chr(_BEYOND + ((high - _HIGH[0]) << 10) + int(low[1], 16) - _HIGH.stop), low.end()
     return ("", UNDECIDED) if _BEGUN_LOW.match(text, end) else (chr(high), end)

@@ -1,6 +1,6 @@
-"""The types of the arguments of a tool, from its JSON schema.
+"""The types of a tool's arguments, from its JSON schema.
 
-Only types are read: whether a value is allowed is for the tool to say.
+Only types are read: checking values is up to the tool.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ NOT_A_STRING: JsonTypes = SCALARS | {"object", "array"}
 
 _MAX_SCHEMAS = 256
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-# A bool is an int to Python: the order matters.
+# A bool is an int in Python: the order matters.
 _TYPE_NAMES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
@@ -37,18 +37,18 @@ class ParameterTypes:
     """The names and types of a tool's arguments."""
 
     def __init__(self, schema: JsonSchema, root: JsonSchema | None = None) -> None:
-        """Read a schema; its references are to `root`, or to itself."""
+        """Read a schema; its references are relative to `root`, or to itself."""
         self._root = root or schema
         self._properties = _mapping(schema.get("properties"))
         self._is_open = not self._properties or schema.get("additionalProperties") is True
 
     @property
     def names(self) -> Iterable[str]:
-        """The declared names, in the order of the schema."""
+        """Declared names in schema order."""
         return self._properties
 
     def is_declared(self, name: str) -> bool:
-        """Tell whether an argument may have this name: any may where the schema tells none."""
+        """Tell whether an argument may have this name; any name may without declarations."""
         return self._is_open or name in self._properties
 
     def of(self, name: str) -> JsonTypes:
@@ -61,7 +61,7 @@ class ParameterTypes:
         return found | {"null"} if found and is_nullable else found
 
     def inside(self, name: str) -> "ParameterTypes":
-        """Return the types of the values in an argument: its properties, or each `item`."""
+        """Return the types of the values inside an argument: its properties, or each `item`."""
         properties: dict[str, JsonValue] = {}
         for schema in self._alternatives(name):
             if "items" in schema:
@@ -71,7 +71,7 @@ class ParameterTypes:
         return ParameterTypes({"properties": properties}, self._root)
 
     def _alternatives(self, name: str) -> Iterator[JsonSchema]:
-        """Yield the schema of an argument and all that it combines: each once, and not too many."""
+        """Yield the schema of an argument and those that it combines: each once, up to a limit."""
         waiting = deque([_mapping(self._properties.get(name))])
         known: set[int] = set()
         while waiting and len(known) < _MAX_SCHEMAS:
@@ -96,12 +96,12 @@ class ParameterTypes:
 
 
 def json_type(value: object) -> str:
-    """Return the JSON type of a parsed value; an integer is not called a number."""
+    """Return the JSON type of a parsed value; integers do not count as numbers."""
     return next(name for kind, name in _TYPE_NAMES if isinstance(value, kind))
 
 
 def _named_types(schema: JsonSchema) -> JsonTypes:
-    """Return the types that a schema names itself, or shows by the values that it allows."""
+    """Return the types that a schema names, or implies by its allowed values."""
     match schema.get("type"):
         case str(name):
             return frozenset({name})

@@ -1,4 +1,4 @@
-"""JSON as models write it when they drift, to JSON."""
+"""Converts JSON with models' typical errors to valid JSON."""
 
 import json
 import re
@@ -20,17 +20,17 @@ _MAX_DEPTH = 64
 
 
 class NotJsonError(ValueError):
-    """The text cannot be taken for JSON."""
+    """The text cannot be read as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A value that was read.
+    """A value as read.
 
     Attributes:
-        text: It as JSON.
+        text: The value as JSON.
         end: The position after it.
-        reasons: The repairs that were needed, each once.
+        reasons: The repairs made, each once.
     """
 
     text: str
@@ -41,17 +41,17 @@ class Repaired:
 def read_json(text: str, position: int, quotes: tuple[str, ...] = ('"', "'")) -> Repaired:
     """Read a value that begins at a position.
 
-    Read as well: keys and texts without quotes or in other quotes, quotes inside of texts,
-    constants of Python, missing and superfluous commas, `=` for a colon, and closing brackets
-    that are missing at the end of the text.
+    Also accepted: keys and strings without quotes or in other quotes, quotes inside strings,
+    Python's constants, missing and superfluous commas, `=` for a colon, and missing closing
+    brackets at the end of the text.
 
     Args:
         text: A text that ends with the call.
-        position: Where the value begins, whitespace aside.
-        quotes: The texts around strings, longer ones first.
+        position: Start of the value; whitespace is skipped.
+        quotes: Texts around strings, longer ones first.
 
     Raises:
-        NotJsonError: There is no value, or it ends inside of a string.
+        NotJsonError: There is no value, or it ends inside a string.
     """
     reader = _Reader(text, quotes)
     value = reader.value(_skip(text, position), 0)
@@ -62,7 +62,7 @@ def read_members(text: str, position: int, quotes: tuple[str, ...]) -> Repaired:
     """Read an object from the position after its bracket, which may be of another kind.
 
     Raises:
-        NotJsonError: There is none, or it ends inside of a string.
+        NotJsonError: There is none, or it ends inside a string.
     """
     reader = _Reader(text, quotes)
     value = reader.members(position, "}", 0)
@@ -75,7 +75,7 @@ def _skip(text: str, position: int) -> int:
 
 
 class _Reader:
-    """Reads one value; `end` is the position after what was read last."""
+    """Reads one value; `end` is the position after the latest part read."""
 
     def __init__(self, text: str, quotes: tuple[str, ...]) -> None:
         self._text = text
@@ -96,7 +96,7 @@ class _Reader:
         return self._bare(position)
 
     def members(self, position: int, closer: str, depth: int) -> str:
-        """Read the members of an object, up to its closer."""
+        """Read the members of an object, up to its closing bracket."""
         found: list[str] = []
         while not self._closes(position := self._next(position), closer):
             key = self._key(position)
@@ -129,7 +129,7 @@ class _Reader:
             self.end = position
             return True
         if self._text[position] in ")]}":
-            # A wrong bracket closes, too; one that belongs to the outside is left there.
+            # A wrong bracket closes it too; one that belongs to an outer value is not consumed.
             self.end = position + (self._text[position] == closer)
             return True
         return False
@@ -138,7 +138,7 @@ class _Reader:
         quote = self._quote_at(position)
         if quote and not _HALF_QUOTED_KEY.match(self._text, position + len(quote)):
             return self._string(position, quote)
-        # A key of which one quote is missing ends before its colon.
+        # A key that lacks one quote ends before its colon.
         found = _BARE_KEY.match(self._text, position + len(quote))
         if found is None:
             raise NotJsonError
@@ -150,7 +150,7 @@ class _Reader:
         return next(filter(lambda quote: self._text.startswith(quote, position), self._quotes), "")
 
     def _string(self, position: int, quote: str) -> str:
-        """Read a string: a quote ends it only where something follows that can follow one."""
+        """Read a string: a quote ends it only if the text after it can follow a string."""
         begin = position + len(quote)
         end = self._text.find(quote, begin)
         while end >= 0 and not self._may_end(begin, end, quote):
@@ -172,7 +172,7 @@ class _Reader:
         return follows >= len(self._text) or self._text[follows] in _FOLLOWERS
 
     def _as_json(self, raw: str) -> str:
-        """Return the text of a string as JSON; escapes that JSON knows are kept."""
+        """Return a string as JSON; valid JSON escapes are kept."""
         text = f'"{_ODD.sub(self._escaped, raw)}"'
         try:
             value = json.loads(text)
@@ -181,7 +181,7 @@ class _Reader:
         return json_string(value) if SURROGATE.search(value) else text
 
     def _escaped(self, odd: re.Match[str]) -> str:
-        """Return the JSON of an escape, or of a character that needs one."""
+        """Return the JSON of an escape, or of a character that needs escaping."""
         found = odd[0]
         if found == "\\'":
             return "'"
@@ -191,12 +191,12 @@ class _Reader:
         return found if is_escape else json.dumps(found)[1:-1]
 
     def _bare(self, position: int) -> str:
-        """Read a number, a constant, or a text without quotes."""
+        """Read a number, a constant, or text without quotes."""
         found = _BARE.match(self._text, position)
         raw = found[0].rstrip() if found else ""
         if not raw:
             raise NotJsonError
-        # A last quote belongs to a string whose first one is missing.
+        # A quote at its end belongs to a string that lacks the first one.
         quote = next((quote for quote in self._quotes if raw.endswith(quote)), "")
         self.end = position + len(raw)
         raw = raw.removesuffix(quote)

@@ -1,8 +1,8 @@
-"""Raw text of an argument to JSON, for formats that write values without types.
+"""Converts raw argument text to JSON, for formats whose values have no types.
 
-The schema decides. A string is its raw text, whatever it looks like; anything else is JSON, or
-failing that a Python literal, or failing that the raw text. Without a type, only objects and
-arrays are told from text; without a text, null, arrays and objects are empty.
+The schema decides. A string is its raw text, whatever it looks like; anything else is JSON,
+failing that a Python literal, failing that the raw text. Without a type, only objects and
+arrays are distinguished from text; empty text becomes null, an empty array or an empty object.
 """
 
 import ast
@@ -20,23 +20,23 @@ _CONSTANT = re.compile(r"true|false|null", re.IGNORECASE)
 
 
 def json_string(text: str) -> str:
-    """Return a text as JSON, quotes included; U+FFFD, escaped, stands for a lone surrogate."""
+    """Return a text as JSON with quotes; an escaped U+FFFD replaces lone surrogates."""
     return f'"{_escaped(text)}"'
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON that any parser takes.
+    """Return a value as strict JSON.
 
     Raises:
         ValueError: A number in it is not finite.
-        TypeError: It is no JSON.
+        TypeError: It cannot be represented in JSON.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return SURROGATE.sub(ESCAPED_REPLACEMENT, text)
 
 
 def json_value(raw: str, types: JsonTypes) -> str:
-    """Return the JSON text of a raw value that may have these types."""
+    """Return the JSON text of a raw value with one of these types."""
     if types == STRING:
         return json_string(raw)
     for convert in (_as_json, _as_literal):
@@ -48,12 +48,12 @@ def json_value(raw: str, types: JsonTypes) -> str:
 
 
 class ValueWriter:
-    """Turns one value to JSON while it comes: a string grows, all else waits for its end."""
+    """Converts one value to JSON incrementally: only strings can be emitted before their end."""
 
     def __init__(
         self, types: JsonTypes, convert: Callable[[str, JsonTypes], str] = json_value
     ) -> None:
-        """Begin a value that may have these types; `convert` reads it unless it is a string."""
+        """Begin a value with one of these types; `convert` reads it unless it is a string."""
         self._types = types
         self._convert = convert
         self._is_text = types == STRING
@@ -61,7 +61,7 @@ class ValueWriter:
         self._quote = '"'
 
     def feed(self, raw: str) -> str:
-        """Return the JSON that is certain with this text."""
+        """Return the JSON that this text makes certain."""
         if not self._is_text:
             self._raw.append(raw)
             return ""
@@ -76,9 +76,9 @@ class ValueWriter:
 
 
 def _is_wanted(text: str, types: JsonTypes) -> bool:
-    """Tell whether JSON text is the value, and not how a string happens to look.
+    """Tell whether JSON text is the value, rather than a string that looks like JSON.
 
-    A schema without strings is content with any JSON: the tool knows best how to complain.
+    A schema without strings accepts any JSON: the tool can best report a wrong type.
     """
     found = json_type(json.loads(text))
     if types == UNKNOWN:
@@ -89,12 +89,12 @@ def _is_wanted(text: str, types: JsonTypes) -> bool:
 
 
 def _empty_value(types: JsonTypes) -> str:
-    """Return the JSON of a value without text, or nothing if none of the types can be empty."""
+    """Return the JSON of a value without text; empty if none of the types can be empty."""
     return next((value for name, value in _EMPTY_VALUES if name in types), "")
 
 
 def _as_json(raw: str) -> str | None:
-    """Return JSON as it was written, or nothing if it is none."""
+    """Return JSON as written, or `None` if it is invalid."""
     text = raw.strip()
     if _CONSTANT.fullmatch(text):
         return text.lower()
@@ -107,10 +107,10 @@ def _as_json(raw: str) -> str | None:
 
 
 def _as_literal(raw: str) -> str | None:
-    """Return the JSON of a Python literal, or nothing if it is none."""
+    """Return the JSON of a Python literal, or `None` if it is invalid."""
     try:
         with warnings.catch_warnings():
-            # An unknown escape in a string is a matter of taste, and no reason to speak up.
+            # An unknown escape in a string is harmless and deserves no warning.
             warnings.simplefilter("ignore")
             value = ast.literal_eval(raw.strip())
         return _as_json(json_text(value))
@@ -123,12 +123,12 @@ def _escaped(text: str) -> str:
 
 
 def _finite(number: str) -> float:
-    """Return a number; refuse one that no float holds: strict parsers do not take it."""
+    """Return a number; refuse one that overflows a float: strict parsers reject it."""
     if not is_number(number):
         raise ValueError(number)
     return float(number) if not number.lstrip("-").isdecimal() else int(number)
 
 
 def _refuse(constant: str) -> None:
-    """Refuse NaN and the infinities, which Python takes for JSON."""
+    """Refuse NaN and the infinities, which Python accepts as JSON."""
     raise ValueError(constant)
