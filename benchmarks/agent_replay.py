@@ -21,6 +21,7 @@ from backend.cache.token_key import TokenKey
 from backend.cache.windows import trim_windows
 from backend.cache.worth import Forecast
 from backend.config import ModelOptions
+from backend.core.model import Reuse
 from backend.core.prompt import Message, Prompt
 from backend.core.request import GenerationCall, GenerationRequest, SamplingParams
 from backend.engine.messages.commands import Fetched
@@ -75,7 +76,7 @@ class Trace:
         directory = TINY["llama"].directory
         options = ModelOptions(model=str(directory))
         plain = load(options, directory).plain()
-        card = replace(plain.card, context_length=None, reuses_at_boundaries_only=True)
+        card = replace(plain.card, context_length=None, reuse=Reuse.AT_SNAPSHOTS)
         model = ServedModel.of(replace(plain, card=card), options)
         return cls([[_turn(request, model) for request in wave] for wave in make_trace(shape)])
 
@@ -123,7 +124,7 @@ class FillingNetwork:
         tokens = mx.array([row.token_ids[row.fed : row.fed + count]]).astype(mx.float16)
         for (kind, width), cache in zip(self.layers, row.cache, strict=True):
             if kind == "state":
-                cache[0] = mx.broadcast_to(tokens[:, -1:], (1, width)) + mx.zeros(1)
+                cache[0] = mx.broadcast_to(tokens[:, -1:], (1, width)) + mx.zeros(1, tokens.dtype)
             else:
                 filled = mx.broadcast_to(tokens[:, None, :, None], (1, 1, count, width))
                 cache.update_and_fetch(filled, filled)

@@ -19,6 +19,7 @@ from backend.cache.layers import (
 from backend.cache.packing import UNPACKED, Packing
 from backend.cache.row_kv import Part
 from backend.cache.worth import Thinning
+from backend.core.model import Reuse
 
 # Shorter ones are copied: attention over many short parts costs more than over one copy.
 MIN_REFERENCE_TOKENS = 512
@@ -106,6 +107,13 @@ class CacheLayout:
             for kind, leaf, arrays in rows
         )
         return Block(block.tokens, layers)
+
+    @property
+    def reuse(self) -> Reuse:
+        """Where a prefix can be taken up."""
+        if self.has_state:
+            return Reuse.AT_SNAPSHOTS
+        return Reuse.WITH_WINDOWS if self.has_windows else Reuse.ANYWHERE
 
     @property
     def thinning(self) -> Thinning | None:

@@ -18,6 +18,14 @@ class ModelKind(Enum):
     TAGGER = "token classifier"
 
 
+class Reuse(Enum):
+    """Where a stored prefix can be reused: recurrent layers cannot be rewound, windows forget."""
+
+    ANYWHERE = "anywhere"
+    WITH_WINDOWS = "where the windows before are stored"
+    AT_SNAPSHOTS = "where a snapshot was made"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """Facts about a loaded model that outlive its weights.
@@ -30,8 +38,7 @@ class ModelCard:
         weights_bytes: Size of the weights in memory.
         attention_spans: Lengths of its attention windows and blocks, in tokens.
         batches: Whether several requests may be decoded together.
-        reuses_at_boundaries_only: Whether a stored prompt can be reused only up to a position where
-            the model's state was saved: recurrent layers cannot be rewound.
+        reuse: Where a stored prefix can be reused.
         grammar_triggers: Words that activate a caller's grammar; without any it applies from
             the start.
         embedding: How its checkpoint computes embeddings.
@@ -54,7 +61,7 @@ class ModelCard:
     supports_thinking: bool
     attention_spans: frozenset[int] = frozenset()
     batches: bool = True
-    reuses_at_boundaries_only: bool = False
+    reuse: Reuse = Reuse.ANYWHERE
     grammar_triggers: tuple[str, ...] = ()
     embedding: EmbeddingProfile = field(default_factory=EmbeddingProfile)
     reranker: RerankerKind | None = None

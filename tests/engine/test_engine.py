@@ -14,6 +14,7 @@ from serving import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import FinishReason
+from backend.core.model import Reuse
 from backend.core.status import EngineState
 from backend.core.step import PrefillDone
 from backend.engine.engine import Engine
@@ -62,6 +63,18 @@ async def test_the_card_tells_what_was_loaded(engine, tiny_models):
     assert (card.model_type, card.vocab_size, card.context_length) == ("qwen3", VOCAB, 4096)
     assert card.batches
     assert card.weights_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("family", "reuse"),
+    [
+        ("llama", Reuse.ANYWHERE),
+        ("gemma3_text", Reuse.WITH_WINDOWS),
+        ("qwen3_next", Reuse.AT_SNAPSHOTS),
+    ],
+)
+async def test_the_card_tells_where_prefixes_can_be_taken_up(engine, tiny_models, family, reuse):
+    assert (await engine.load(options(tiny_models(family)))).reuse is reuse
 
 
 async def test_llama4_is_served_one_at_a_time(engine, tiny_models, capfd):

@@ -7,7 +7,7 @@ import pytest
 from chat_tokenizers import byte_level, sentencepiece
 
 from backend.config import ModelOptions
-from backend.core.model import ModelCard
+from backend.core.model import ModelCard, Reuse
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolCall, ToolChoice, ToolMode
 from backend.core.request import GenerationCall
 from backend.model.loaded import LoadedModel
@@ -115,8 +115,8 @@ class Chat:
     def token_ids(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.encode(self.write(messages), adds_special=False)
 
-    def prompt(self, messages: Sequence[Message], *, is_brief: bool = False) -> Prompt:
-        card = dataclasses.replace(CARD, reuses_at_boundaries_only=not is_brief)
+    def prompt(self, messages: Sequence[Message], reuse: Reuse = Reuse.AT_SNAPSHOTS) -> Prompt:
+        card = dataclasses.replace(CARD, reuse=reuse)
         loaded = LoadedModel(self.tokenizer, self.template, card)
         call = GenerationCall(
             request_id="r",
@@ -190,7 +190,7 @@ def test_the_system_prompt_ends_where_another_conversation_branches_off(
     chat: Callable[..., Chat], name: str, messages: Conversation, start: str
 ):
     made = chat(name)
-    found = made.prompt(messages, is_brief=True)
+    found = made.prompt(messages, Reuse.WITH_WINDOWS)
     assert made.start(messages, found.system_tokens) == start
     assert set(found.boundaries) == {found.system_tokens, found.next_question} - {0}
 
@@ -211,12 +211,12 @@ def test_the_letter_that_a_question_begins_with_moves_no_boundary(
     assert found.boundaries == made.prompt([SYSTEM, user("Is it?")]).boundaries
 
 
-@pytest.mark.parametrize("is_brief", [True, False])
+@pytest.mark.parametrize("reuse", [Reuse.WITH_WINDOWS, Reuse.AT_SNAPSHOTS])
 def test_thoughts_that_the_next_turn_drops_lie_behind_a_boundary(
-    chat: Callable[..., Chat], is_brief: bool
+    chat: Callable[..., Chat], reuse: Reuse
 ):
     made, messages = chat("thinking", (WEATHER,)), CONVERSATIONS["after calls"]
-    found = made.prompt(messages, is_brief=is_brief)
+    found = made.prompt(messages, reuse)
     assert found.next_question in found.boundaries
     question = "Is it raining in the town?<|end|>\n<|turn|>assistant\n"
     assert made.start(messages, found.next_question).endswith(question)
@@ -260,14 +260,34 @@ def test_a_template_that_writes_the_same_whatever_is_said_has_no_boundaries():
     assert (found.boundaries, found.system_tokens) == ((), 0)
 
 
-@pytest.mark.parametrize(("is_brief", "most"), [(True, 2), (False, MAX_USER_TURNS + 2)])
-def test_a_long_conversation_is_not_rendered_for_every_turn(
-    chat: Callable[..., Chat], is_brief: bool, most: int
+@pytest.mark.parametrize(
+    ("reuse", "most", "boundaries"),
+    [
+        (Reuse.ANYWHERE, 1, 1),
+        (Reuse.WITH_WINDOWS, 2, 1),
+        (Reuse.AT_SNAPSHOTS, MAX_USER_TURNS + 2, MAX_USER_TURNS + 1),
+    ],
+)
+def test_a_conversation_is_rendered_no_more_often_than_its_prefixes_need_places(
+    chat: Callable[..., Chat], reuse: Reuse, most: int, boundaries: int
 ):
     messages = (SYSTEM, *(user("Hello?"), assistant("Hello!")) * 30, user("Hello?"))
-    assert len(branches(messages, (), is_brief=is_brief)) == most
-    found = chat("plain").prompt(messages, is_brief=is_brief)
-    assert len(found.boundaries) == (1 if is_brief else 1 + MAX_USER_TURNS)
+    assert len(branches(messages, (), reuse)) == most
+    assert len(chat("plain").prompt(messages, reuse).boundaries) == boundaries
+
+
+def test_a_prompt_that_can_be_cut_anywhere_is_rendered_once_beside_its_system_prompt():
+    written: list[list[str]] = []
+
+    def one_more(turns: Sequence[Turn], *_: object) -> str:
+        written.append([str(turn["content"]) for turn in turns])
+        return str(written[-1])
+
+    made = Chat(ChatTemplate(one_more), byte_level(()))
+    written.clear()
+    made.prompt(SECOND, Reuse.ANYWHERE)
+    asked = [message.content for message in SECOND]
+    assert written == [asked, [asked[0], "Why?"]]
 
 
 def test_a_conversation_that_takes_long_to_render_is_answered_without_branches(monkeypatch):
@@ -294,7 +314,7 @@ def test_a_prompt_tells_its_boundaries(model: ServedModel, mode: ToolMode):
         tool_choice=ToolChoice(mode),
         template_options={"enable_thinking": False},
     )
-    card = dataclasses.replace(model.card, reuses_at_boundaries_only=True)
+    card = dataclasses.replace(model.card, reuse=Reuse.AT_SNAPSHOTS)
     prompt = render(call, dataclasses.replace(model, card=card))
     assert prompt.boundaries[0] == prompt.system_tokens
     starts = [model.tokenizer.decode(prompt.token_ids[:tokens]) for tokens in prompt.boundaries]

@@ -18,6 +18,7 @@ from backend.cache.plain import from_plain
 from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.token_key import TokenKey
 from backend.cache.worth import Forecast
+from backend.core.model import Reuse
 from backend.core.prompt import Place
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.request import CacheHint
@@ -105,9 +106,9 @@ class CachingPrefixStore:
         self._volatile_places: set[int] = set()
 
     @property
-    def needs_boundaries(self) -> bool:
-        """Whether some layer has a state."""
-        return self._layout.has_state
+    def reuse(self) -> Reuse:
+        """Where prefixes can be taken up."""
+        return self._layout.reuse
 
     def fetch(self, row: Row) -> bool:
         """Ask the disk for what memory lacks, if that is worth it."""

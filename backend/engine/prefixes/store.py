@@ -5,6 +5,7 @@ Saving never fails a request, and a prefix that cannot be restored is computed.
 
 from typing import Protocol
 
+from backend.core.model import Reuse
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.status import PromptCacheStatus
 from backend.engine.messages.commands import Fetched
@@ -16,8 +17,8 @@ class PrefixStore(Protocol):
     """Restores rows from a prompt cache and saves them to it; belongs to the main thread."""
 
     @property
-    def needs_boundaries(self) -> bool:
-        """Whether prefixes can be taken up only where a snapshot was made."""
+    def reuse(self) -> Reuse:
+        """Where prefixes can be taken up."""
 
     def fetch(self, row: Row) -> bool:
         """Begin to read a new row's prefix from disk; false when there is nothing to wait for."""
@@ -85,7 +86,7 @@ class PrefixStore(Protocol):
 class NoPrefixStore:
     """The prefix store of a model without a prompt cache."""
 
-    needs_boundaries = False
+    reuse = Reuse.ANYWHERE
     used_tokens = 0
     wants_rest = False
 

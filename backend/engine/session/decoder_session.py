@@ -72,8 +72,7 @@ class DecoderSession:
     @property
     def card(self) -> ModelCard:
         """The facts about the model, with what the caches tell of it."""
-        needs_boundaries = self._parts.prefixes.needs_boundaries
-        return replace(self.model.card, reuses_at_boundaries_only=needs_boundaries)
+        return replace(self.model.card, reuse=self._parts.prefixes.reuse)
 
     def obey(self, command: SessionCommand) -> None:
         """Queue, drop or answer what a command names; computes nothing."""

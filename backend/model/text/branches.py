@@ -6,6 +6,7 @@ another question or a next turn, and rendering both reveals the common part of t
 
 from collections.abc import Iterator, Sequence
 
+from backend.core.model import Reuse
 from backend.core.prompt import Message, Tool, ToolCall
 
 MAX_USER_TURNS = 8
@@ -18,7 +19,7 @@ _OTHER_QUESTION = Message(role="user", content="How?")
 
 
 def branches(
-    messages: Sequence[Message], tools: Sequence[Tool], *, is_brief: bool
+    messages: Sequence[Message], tools: Sequence[Tool], reuse: Reuse
 ) -> list[list[Message]]:
     """Return conversations that begin like this one.
 
@@ -29,11 +30,14 @@ def branches(
     Args:
         messages: The conversation.
         tools: The tools that the model may call.
-        is_brief: Return only the first two.
+        reuse: Where a stored prefix can be reused. `ANYWHERE` needs only the first, `WITH_WINDOWS`
+            only the first two.
     """
     first = _first_turn(messages)
-    found = [_asked_otherwise(messages, first), [*messages, _REPLY, _QUESTION]]
-    if not is_brief:
+    found = [_asked_otherwise(messages, first)]
+    if reuse is not Reuse.ANYWHERE:
+        found.append([*messages, _REPLY, _QUESTION])
+    if reuse is Reuse.AT_SNAPSHOTS:
         turns = _user_turns(messages, first + 1)[-MAX_USER_TURNS:]
         found += [_asked_otherwise(messages, turn) for turn in turns]
         found += _results(messages, tools)

@@ -53,8 +53,7 @@ def _write(call: GenerationCall, placed: MediaPrompt, model: ServedModel) -> Wri
     """Write a prompt and its branches; raw text has none."""
     if not placed.messages:
         return WrittenPrompt(placed.prompt, is_raw=True)
-    is_brief = not model.card.reuses_at_boundaries_only
-    later = branches(placed.messages, placed.tools, is_brief=is_brief)
+    later = branches(placed.messages, placed.tools, model.card.reuse)
     texts = model.template.render_with_branches(
         placed.messages, later, placed.tools, call.template_options
     )

@@ -34,7 +34,8 @@ class WrittenPrompt:
 
     Attributes:
         branches: Texts of prompts that later requests may bring. The first shares only the system
-            prompt, the second asks something after the reply; one refused by the template is empty.
+            prompt, the second, if any, asks something after the reply; one refused by the template
+            is empty.
         is_raw: Whether the caller wrote the text, rather than a template.
     """
 
