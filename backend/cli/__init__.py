@@ -1,1 +1,1 @@
-"""The commands that a person types, `mlx-grpc-backend chat` and others: clients, without MLX."""
+"""The command line, `mlx-grpc-backend chat` and others: clients, without MLX."""

@@ -1,4 +1,4 @@
-"""The command line. A command is imported when it is called or described."""
+"""The command line. Commands are imported when they are called or described."""
 
 import importlib
 
@@ -8,7 +8,7 @@ _COMMANDS = ("serve", "chat", "status", "cache", "bench", "fit", "doctor", "demo
 
 
 class _LazyGroup(click.Group):
-    """Finds the command NAME in the module `backend.cli.commands.NAME`."""
+    """Loads the command NAME from the module `backend.cli.commands.NAME`."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -23,4 +23,4 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlx-grpc-backend", prog_name="mlx-grpc-backend")
 def main() -> None:
-    """Serve MLX models by gRPC, talk to them, and look at what they do."""
+    """Serve MLX models over gRPC, chat with them, and watch them."""

@@ -31,11 +31,11 @@ A line that ends in \\ goes on in the next."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSettings:
-    """What every request of a chat carries.
+    """The settings of every request of a chat.
 
     Attributes:
         system: A system message before all others; empty for none.
-        thinking: Whether the model may think; `None` leaves it to the model.
+        thinking: Whether the model may think; `None` lets the model decide.
         max_tokens: Per reply; 0 is up to the context.
         toolbox: Tools that the model may call.
     """
@@ -48,7 +48,7 @@ class ChatSettings:
 
 
 class Chat:
-    """One conversation; a reply that fails or is cancelled is forgotten with its question."""
+    """One conversation; a failed or cancelled reply is dropped with its question."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Chat:
         runner: asyncio.Runner,
         settings: ChatSettings,
     ) -> None:
-        """Prepare a conversation.
+        """Create a conversation.
 
         Args:
-            console: Where it is held.
+            console: The terminal.
             client: Lives on the runner's event loop.
             runner: Runs one reply at a time, and turns Ctrl-C into its cancellation.
-            settings: What every request carries.
+            settings: The settings of every request.
         """
         self._console = console
         self._client = client
@@ -86,7 +86,7 @@ class Chat:
                 self._ask(text)
 
     def _read(self) -> str | None:
-        """Return what was typed; a line that ends in a backslash goes on in the next."""
+        """Return the typed text; a line that ends in a backslash continues on the next."""
         lines = []
         prompt = PROMPT
         try:
@@ -120,7 +120,7 @@ class Chat:
         self._say(news, QUIET_STYLE)
 
     def _offer(self, path: str) -> None:
-        """Offer the tools of a file, or none."""
+        """Offer the tools of a file, or none without a path."""
         try:
             toolbox = read_toolbox(self._console, Path(path)) if path else None
         except (OSError, ValueError) as error:
@@ -138,7 +138,7 @@ class Chat:
             self._say("cancelled", QUIET_STYLE)
 
     def _answered(self, messages: list[pb.Message]) -> list[pb.Message]:
-        """Return the conversation with the reply, and with the calls it took to get there."""
+        """Return the conversation with the reply, and the calls before it."""
         while True:
             increments = self._client.stream(self._request(messages))
             turn = self._runner.run(print_reply(self._console, increments))
@@ -170,7 +170,7 @@ class Chat:
 
 
 def _totals(usages: Sequence[Usage]) -> str:
-    """Return counts over all replies, and the speed of their decoding."""
+    """Return counts over all replies, and their decoding speed."""
     generated = sum(usage.completion_tokens for usage in usages)
     seconds = sum(usage.decode_ms for usage in usages) / 1000.0
     parts = [

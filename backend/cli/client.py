@@ -1,6 +1,6 @@
 """A thin client of a backend: requests go out, a streamed reply comes in as increments.
 
-It is asynchronous although one person needs no concurrency: asyncio turns Ctrl-C into a clean
+It is asynchronous although one user needs no concurrency: asyncio turns Ctrl-C into a clean
 cancellation, whereas a KeyboardInterrupt inside gRPC's synchronous client can leave a lock taken.
 """
 
@@ -31,7 +31,7 @@ HEALTHY = b"OK"
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
-    # Backends are local or on the same network: no proxy knows them.
+    # Backends are local or on the same network: use no proxy.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -40,7 +40,7 @@ class CallError(Exception):
     """A call failed; the message is one line: `INVALID_ARGUMENT: Temperature: must be ...`.
 
     Attributes:
-        code: The status, or `None` when the call came back and said so itself.
+        code: The status, or `None` if the reply itself reported the failure.
     """
 
     def __init__(self, message: str, code: grpc.StatusCode | None = None) -> None:
@@ -49,7 +49,7 @@ class CallError(Exception):
 
 
 class BackendClient:
-    """One channel to a backend; made and used on a running event loop."""
+    """One channel to a backend; created and used on a running event loop."""
 
     def __init__(self, address: str, token: str = "") -> None:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -69,11 +69,11 @@ class BackendClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel; what still runs over it is cancelled."""
+        """Close the channel; its running calls are cancelled."""
         await self._channel.close()
 
     async def check_health(self) -> None:
-        """Return when the backend is there and well.
+        """Return if the backend is reachable and healthy.
 
         Raises:
             CallError: It cannot be reached, refuses the token, or answers anything but OK.
@@ -83,7 +83,7 @@ class BackendClient:
             raise CallError(f"Health answered {reply.message!r}")
 
     async def load_model(self, options: pb.ModelOptions) -> None:
-        """Load a model, however long that takes.
+        """Load a model, without a timeout.
 
         Raises:
             CallError: It could not be loaded.
@@ -97,7 +97,7 @@ class BackendClient:
         """Tell whether a model is loaded.
 
         Raises:
-            CallError: The backend does not say.
+            CallError: The backend cannot be asked.
         """
         status: pb.StatusResponse = await self._ask(self._stub.Status, pb.HealthMessage())
         return status.state != pb.StatusResponse.UNINITIALIZED
@@ -106,7 +106,7 @@ class BackendClient:
         """Return a snapshot of the engine.
 
         Raises:
-            CallError: The backend cannot be reached, refuses the token, or knows no such call.
+            CallError: The backend cannot be reached, refuses the token, or has no such call.
         """
         reply: pb.InspectReply = await self._ask(self._inspector.Inspect, pb.InspectRequest())
         return reply
@@ -114,10 +114,10 @@ class BackendClient:
     async def prompt_cache(
         self, request: pb.InspectPromptCacheRequest
     ) -> pb.InspectPromptCacheReply:
-        """Return what the prompt cache holds.
+        """Return the nodes of the prompt cache.
 
         Raises:
-            CallError: The backend cannot be reached, refuses the token or the request, or knows no
+            CallError: The backend cannot be reached, refuses the token or the request, or has no
                 such call.
         """
         ask = self._inspector.InspectPromptCache
@@ -125,10 +125,10 @@ class BackendClient:
         return reply
 
     async def counters(self) -> pb.InspectReply:
-        """Return as much of a snapshot as any backend of the host's contract can tell.
+        """Return the part of a snapshot that any backend of the host's contract can give.
 
         Raises:
-            CallError: The backend cannot be reached, refuses the token, or tells nothing.
+            CallError: The backend cannot be reached, refuses the token, or returns nothing.
         """
         status: pb.StatusResponse = await self._ask(self._stub.Status, pb.HealthMessage())
         metrics: pb.MetricsResponse = await self._ask(self._stub.GetMetrics, pb.MetricsRequest())
@@ -144,7 +144,7 @@ class BackendClient:
         """Yield a reply as it arrives; closing the generator cancels the call.
 
         Raises:
-            CallError: The call failed, at its start or in its course.
+            CallError: The call failed, at its start or later.
         """
         call = self._stub.PredictStream(request, metadata=self._metadata)
         try:
@@ -155,7 +155,7 @@ class BackendClient:
             call.cancel()
 
     async def _ask(self, method: Callable[..., Awaitable[Any]], request: Message) -> Any:  # noqa: ANN401 - as the stubs
-        """Make a call that is answered at once, if at all."""
+        """Make a call that should be answered at once."""
         with _translated_errors():
             return await method(request, metadata=self._metadata, timeout=ANSWER_TIMEOUT_S)
 
@@ -163,7 +163,7 @@ class BackendClient:
 def _increment(reply: pb.Reply) -> Increment:
     deltas = tuple(delta for chat in reply.chat_deltas for delta in _deltas(chat))
     if reply.message and not deltas:
-        # A backend that parses nothing sends its text here alone.
+        # A backend without a parser sends its text only here.
         deltas = (ContentDelta(reply.message.decode(errors="replace")),)
     usage = Usage(
         prompt_tokens=reply.prompt_tokens,

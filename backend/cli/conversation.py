@@ -1,4 +1,4 @@
-"""The client's side of a conversation: what it sends, and what it keeps of a reply."""
+"""The client's side of a conversation: its messages, and the kept part of a reply."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ class Turn:
         return tuple(self._calls[index] for index in sorted(self._calls))
 
     def add(self, increment: Increment) -> None:
-        """Append what arrived."""
+        """Append an increment."""
         self.usage = increment.usage
         for delta in increment.deltas:
             match delta:
@@ -39,7 +39,7 @@ class Turn:
                     assert_never(delta)
 
     def message(self) -> pb.Message:
-        """Return the turn as the next request repeats it."""
+        """Return the turn as a message of the next request."""
         calls = [
             {
                 "id": call.call_id,
@@ -71,16 +71,16 @@ def extended(call: ToolCall, piece: ToolCallDelta) -> ToolCall:
 
 
 def user_message(text: str) -> pb.Message:
-    """Return what a person said."""
+    """Return the user's message."""
     return pb.Message(role="user", content=text)
 
 
 def tool_message(call: ToolCall, result: str) -> pb.Message:
-    """Return the answer to a call."""
+    """Return the result of a call."""
     return pb.Message(role="tool", name=call.name, tool_call_id=call.call_id, content=result)
 
 
 def model_options(model: str) -> pb.ModelOptions:
-    """Return how a model is loaded: from its path where there is one, else by its name."""
+    """Return the options to load a model: from its path if it exists, else by its name."""
     path = Path(model).expanduser()
     return pb.ModelOptions(Model=model, ModelFile=str(path.resolve()) if path.exists() else "")

@@ -1,4 +1,4 @@
-"""One frame of the status command: a backend as a process viewer would show it."""
+"""One frame of the status command, like a process viewer."""
 
 from collections.abc import Iterable, Iterator
 
@@ -16,7 +16,7 @@ MEMORY_BAR_WIDTH = 24
 PREFILL_BAR_WIDTH = 12
 BAR_STYLE, BAR_BACK_STYLE = "cyan", "bright_black"
 SEPARATOR = " · "
-# A shorter turn of the engine is nothing to wonder about.
+# A shorter turn of the engine is normal.
 SHOWN_TURN_S = 2.0
 
 _STATE_STYLES = {
@@ -25,7 +25,7 @@ _STATE_STYLES = {
     pb.StatusResponse.READY: "green",
     pb.StatusResponse.ERROR: ERROR_STYLE,
 }
-# In the order in which requests are listed: those that get on come first.
+# The order in which requests are listed: those in progress come first.
 _PHASE_STYLES = {"active": "green", "prefilling": "yellow", "waiting": QUIET_STYLE}
 
 
@@ -78,7 +78,7 @@ def _state(report: pb.InspectReply) -> Text:
 
 
 def _processes(report: pb.InspectReply) -> Text:
-    """Return each process with its memory, and the engines that were lost."""
+    """Return each process with its memory, and the lost engines."""
     told = SEPARATOR.join(
         f"{process.role} {process.process_id}"
         + (f" {decimal(process.resident_bytes)}" if process.resident_bytes else "")
@@ -104,7 +104,7 @@ def _memory(memory: pb.MemoryUsageData) -> Table:
 
 
 def _machine(machine: pb.MachineReport) -> RenderableType:
-    """Return who may take what of the memory that backends share."""
+    """Return each backend's part of the shared memory."""
     rows = Table.grid(padding=(0, 2))
     claimed = sum(backend.held_bytes + backend.budget_bytes for backend in machine.backends)
     for backend in machine.backends:
@@ -122,7 +122,7 @@ def _shares(backend: pb.BackendReport) -> Iterator[RenderableType]:
 
 
 def prompt_cache_facts(books: pb.PromptCacheReport) -> Text:
-    """Return the books of the prompt cache in two lines."""
+    """Return the counts of the prompt cache in two lines."""
     if not books.budget_bytes:
         return Text("switched off")
     hits = ", ".join(f"{kind} {count:,}" for kind, count in sorted(books.hits.items()))
@@ -135,7 +135,7 @@ def prompt_cache_facts(books: pb.PromptCacheReport) -> Text:
 
 
 def disk_cache_facts(books: pb.DiskCacheReport) -> str:
-    """Return the books of its files in a line."""
+    """Return the counts of its files in one line."""
     files = f"{decimal(books.bytes)}{SEPARATOR}{books.files:,} files of this model"
     troubles = f"{books.damaged:,} damaged, {books.dropped:,} not written"
     return SEPARATOR.join([files, f"{books.read_tokens:,} tokens read", troubles])
@@ -166,7 +166,7 @@ def _request_table(requests: Iterable[pb.RequestReport]) -> Table:
 
 def _cells(request: pb.RequestReport) -> Iterator[RenderableType]:
     has_begun = request.generated_tokens > 0
-    # On a narrow terminal it is the one that gives way.
+    # On a narrow terminal this column shrinks.
     yield Text(printable(request.request_id), no_wrap=True, overflow="ellipsis")
     yield Text(printable(request.phase), _PHASE_STYLES.get(request.phase, ""))
     yield _bar(request.prefilled_tokens, request.prompt_tokens, PREFILL_BAR_WIDTH)
@@ -191,5 +191,5 @@ def _bar(part: int, whole: int, width: int) -> ProgressBar:
 
 
 def share(part: int, whole: int) -> str:
-    """Return a part in percent of the whole."""
+    """Return a part as a percentage of the whole."""
     return f"{part / whole:.0%}" if whole else "0%"

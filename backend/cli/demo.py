@@ -15,20 +15,20 @@ from backend.cli.tools import weather_toolbox
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 
-# The model never saw this city in its training.
+# The model never saw this city in training.
 QUESTION = "What is the weather in Hanoi?"
 MAX_TOKENS = 256
 
 
 class DemoError(Exception):
-    """The demo did not come to its end; the message may have several lines."""
+    """The demo did not finish; the message may have several lines."""
 
 
 async def run_demo(console: Console, token: str = "") -> None:
     """Start the server, hold the conversation, stop the server.
 
     Raises:
-        DemoError: Something on the way failed; the end of the server's log is in the message.
+        DemoError: A step failed; the message includes the end of the server's log.
     """
     with (
         TemporaryDirectory(prefix="mlx-backend-demo-") as directory,
@@ -56,7 +56,7 @@ async def _run(console: Console, server: ServerProcess, token: str) -> None:
 
 
 async def hold_conversation(console: Console, client: BackendClient) -> None:
-    """Ask for the weather, answer the tool call, and print what the model makes of it.
+    """Ask for the weather, answer the tool call, and print the model's reply.
 
     Raises:
         CallError: A call failed.

@@ -1,4 +1,4 @@
-"""What a backend tells of itself, asked in the best way it knows."""
+"""A backend's report on itself, by the best call that it supports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from backend.pb import backend_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One look at a backend.
+    """One snapshot of a backend.
 
     Attributes:
-        report: What it told.
-        is_whole: Whether it knows `Inspect`; one that does not tells state, memory and totals.
+        report: Its report.
+        is_whole: Whether it has `Inspect`; others report only state, memory and totals.
     """
 
     report: pb.InspectReply
@@ -25,10 +25,10 @@ class Inspection:
 
 
 async def inspect(client: BackendClient) -> Inspection:
-    """Return what the backend is doing.
+    """Return a snapshot of the backend.
 
     Raises:
-        CallError: It cannot be reached, refuses the token, or tells nothing.
+        CallError: It cannot be reached, refuses the token, or returns nothing.
     """
     try:
         return Inspection(await client.inspect())
@@ -41,7 +41,7 @@ async def inspect(client: BackendClient) -> Inspection:
 def plain(message: Message) -> dict[str, Any]:
     """Return a message as JSON values, `None` for a part that is absent.
 
-    Numbers stay numbers, whereas protobuf's own JSON makes text of those with 64 bits.
+    Numbers stay numbers, whereas protobuf's own JSON turns 64-bit ones into text.
     """
     values: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:

@@ -20,7 +20,7 @@ QUIET_STYLE = "dim"
 LABEL_STYLE = "bold cyan"
 ERROR_STYLE = "red"
 
-# A model, or a server's message, must not steer the terminal.
+# A model, or a server's message, must not control the terminal.
 _CONTROL_CHARACTERS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
@@ -39,14 +39,14 @@ def statistics(usage: Usage) -> str:
 
 
 def print_labelled(console: Console, label: str, text: str) -> None:
-    """Print what the model did not write: one line behind a label."""
+    """Print a line that is not the model's, after a label."""
     console.print(Text.assemble((f"{label:<8}", LABEL_STYLE), printable(text)), soft_wrap=True)
 
 
 async def print_reply(console: Console, increments: AsyncGenerator[Increment, None]) -> Turn:
-    """Print a reply while it arrives, its statistics below, and return what it came to.
+    """Print a reply while it arrives and its statistics, and return the turn.
 
-    The generator is closed on every way out: an interrupted reply is a cancelled one.
+    The generator is always closed: an interrupted reply is cancelled.
     """
     turn = Turn()
     with ReplyPrinter(console) as printer:
@@ -60,7 +60,7 @@ async def print_reply(console: Console, increments: AsyncGenerator[Increment, No
 
 
 class ReplyPrinter:
-    """Prints the deltas of one reply; leaving it ends the line or the box that is open."""
+    """Prints the deltas of one reply; leaving it ends the open line or box."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -119,7 +119,7 @@ class ReplyPrinter:
 
 
 class _CallBox:
-    """A box that grows with the arguments of a call; without a terminal it appears when whole."""
+    """A box that grows with the arguments of a call; without a terminal it appears at the end."""
 
     def __init__(self, console: Console, index: int) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""Recorded replies played again: JSON lines in, JSON lines out."""
+"""Replays recorded replies: JSON lines in, JSON lines out."""
 
 import json
 import sys
@@ -22,10 +22,10 @@ _RANDOM = "random:"
 
 
 def replay(lines: Iterable[bytes], cut: Cut) -> bool:
-    """Play all recordings; what is none is named on standard error, and the rest goes on.
+    """Replay all recordings; invalid lines are reported on standard error and skipped.
 
     Returns:
-        Whether all lines were recordings.
+        Whether all lines were valid.
     """
     is_good = True
     for number, line in enumerate(lines, start=1):

@@ -1,6 +1,6 @@
-"""Become the server: `python -m backend.cli.serve --addr HOST:PORT`. Imports nothing slow.
+"""Becomes the server: `python -m backend.cli.serve --addr HOST:PORT`. Imports nothing slow.
 
-It does for an installed wheel what `run.sh` does for a checkout.
+It is the counterpart of `run.sh` for an installed wheel.
 """
 
 import os
@@ -20,7 +20,7 @@ def main() -> NoReturn:
 
 
 def become_server(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by the server, so that signals and its parent's death reach it."""
+    """Replace this process with the server, so that signals and its parent's death reach it."""
     library = find_openblas() if is_wanted(os.environ) else None
     if library is not None:
         _say(f"preloading {library} in place of MLX's reference BLAS")
@@ -34,8 +34,8 @@ def server_environment(environment: Mapping[str, str], library: Path | None) -> 
     """Return the environment in which `python -P -m backend` finds this package.
 
     Args:
-        environment: That of this process.
-        library: The BLAS to take in the place of MLX's own, if any.
+        environment: This process's environment.
+        library: The BLAS to use instead of MLX's own, if any.
     """
     before = environment.get("PYTHONPATH")
     paths = os.pathsep.join(filter(None, [str(_ROOT), before]))

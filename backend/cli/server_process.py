@@ -1,4 +1,4 @@
-"""A backend as a child process, started as a host starts it: own process group, no standard input.
+"""A backend as a child process, as a host starts it: own process group, no standard input.
 
 The command line's demo, the benchmarks and the end-to-end tests use it.
 """
@@ -18,7 +18,7 @@ from typing import Self
 from backend.cli.client import BackendClient, CallError
 
 READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0  # what hosts allow between SIGTERM and SIGKILL
+STOP_TIMEOUT_S = 15.0  # hosts' time between SIGTERM and SIGKILL
 LOOPBACK = "127.0.0.1"
 
 _RUN_SCRIPT = Path(__file__).parents[2] / "run.sh"
@@ -26,7 +26,7 @@ _POLL_INTERVAL_S = 0.002
 
 
 class ServerError(Exception):
-    """The server did not start, or did not stay."""
+    """The server did not start, or ended early."""
 
 
 class ServerProcess:
@@ -48,8 +48,8 @@ class ServerProcess:
         """Start a server on a free port; it is not ready yet.
 
         Args:
-            log_path: Takes its standard output and error.
-            command: Another server's; `--addr HOST:PORT` is appended.
+            log_path: For its standard output and error.
+            command: Starts another server; `--addr HOST:PORT` is appended.
             environment: `None` is this process's own.
         """
         address = f"{LOOPBACK}:{free_port()}"
@@ -95,7 +95,7 @@ class ServerProcess:
             await asyncio.sleep(_POLL_INTERVAL_S)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """End the server as a host does, and return its exit code; harmless when it has ended."""
+        """End the server as a host does, and return its exit code; harmless if it has ended."""
         self._signal(signal.SIGTERM)
         try:
             return self._process.wait(timeout_s)
@@ -112,7 +112,7 @@ class ServerProcess:
         if not _accepts(self.address):
             return False
         try:
-            # A channel that failed once waits long before it tries again: take a new one.
+            # A channel that failed once waits long before it retries: use a new one.
             async with BackendClient(self.address, token) as client:
                 await client.check_health()
         except CallError:
@@ -125,14 +125,14 @@ class ServerProcess:
 
 
 def server_command() -> tuple[str, ...]:
-    """Return how the server is started: by `run.sh` in a checkout, else as `serve` starts it."""
+    """Return the command of the server: `run.sh` in a checkout, else that of `serve`."""
     if _RUN_SCRIPT.exists():
         return (str(_RUN_SCRIPT),)
     return (sys.executable, "-P", "-m", "backend.cli.serve")
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         return int(listener.getsockname()[1])
 

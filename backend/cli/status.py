@@ -1,4 +1,4 @@
-"""The status command: what a backend does, once or again and again."""
+"""The status command: a backend's state, once or repeatedly."""
 
 import asyncio
 import json
@@ -27,12 +27,12 @@ _EXPLANATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusSettings:
-    """How the status is shown.
+    """The settings of the status command.
 
     Attributes:
-        watches: Whether it is shown again and again, until it is interrupted.
-        interval_s: How long after each other.
-        as_json: One JSON object per look, in a line of its own.
+        watches: Whether it repeats until interrupted.
+        interval_s: Seconds between two snapshots.
+        as_json: Whether to print one JSON object per snapshot, on its own line.
     """
 
     watches: bool
@@ -41,10 +41,10 @@ class StatusSettings:
 
 
 async def show_status(console: Console, client: BackendClient, settings: StatusSettings) -> None:
-    """Show what a backend does, as often as the settings say.
+    """Show the state of a backend, as often as the settings say.
 
     Raises:
-        CallError: It cannot be reached, refuses the token, or tells nothing.
+        CallError: It cannot be reached, refuses the token, or returns nothing.
     """
     with _screen(console, settings) as show:
         show(await inspect(client))
@@ -54,14 +54,14 @@ async def show_status(console: Console, client: BackendClient, settings: StatusS
 
 
 def explained(error: CallError) -> str:
-    """Return an error of `show_status` in one line, in plain words first where there are any."""
+    """Return an error of `show_status` in one line, in plain words if possible."""
     explanation = _EXPLANATIONS.get(error.code) if error.code else None
     return f"{explanation} ({error})" if explanation else str(error)
 
 
 @contextmanager
 def _screen(console: Console, settings: StatusSettings) -> Iterator[Show]:
-    """Show each look in place of the one before on a terminal, below it elsewhere."""
+    """Show each snapshot in place of the previous one on a terminal, below it elsewhere."""
     if settings.as_json:
         yield lambda inspection: click.echo(json.dumps(plain(inspection.report)))
     elif settings.watches and console.is_terminal:

@@ -1,4 +1,4 @@
-"""What a chat can offer a model to call, and who answers the calls."""
+"""The tools that a chat offers a model, and the source of their results."""
 
 import json
 import zlib
@@ -20,9 +20,9 @@ MILDEST, SPREAD = 8, 20
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """Tools in the shape of the OpenAI API, as JSON text, and what answers a call of one.
+    """Tools in OpenAI's format, as JSON text, and the function that answers a call.
 
-    An answer that nobody typed is printed.
+    An answer that the user did not type is printed.
     """
 
     schemas: str
@@ -45,10 +45,10 @@ def weather_toolbox(console: Console) -> Toolbox:
 
 
 def read_toolbox(console: Console, path: Path) -> Toolbox:
-    """Return the tools that a JSON file lists; the user types what they return.
+    """Return the tools listed in a JSON file; the user types their results.
 
     Raises:
-        ValueError: It holds no JSON array.
+        ValueError: It is not a JSON array.
     """
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def read_toolbox(console: Console, path: Path) -> Toolbox:
 
 
 def made_up_weather(call: ToolCall) -> str:
-    """Return a weather report as JSON: the same for the same arguments, and true of no place."""
+    """Return a fictional weather report as JSON, the same for the same arguments."""
     digest = zlib.crc32(call.arguments.encode())
     condition = CONDITIONS[digest % len(CONDITIONS)]
     return json.dumps({"temperature": MILDEST + digest % SPREAD, "condition": condition})

@@ -1,6 +1,6 @@
 """Refuse malformed requests with `INVALID_ARGUMENT` and the name of the field.
 
-gRPC alone would answer that deserialising failed, without saying where.
+gRPC alone only reports that deserialising failed, not where.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -20,14 +20,14 @@ from backend.rpc.malformed import MalformedError, find_invalid_utf8, largest_fie
 from common.handlers import Context, Continuation, FoundHandler, surround
 
 RECEIVE_LIMIT_BYTES = 2 * MESSAGE_LIMIT_BYTES
-"""Up to here a message over its limit is read, to tell which field is too large."""
+"""A message over its limit is read up to this size, to find its largest field."""
 
 Deserializer: TypeAlias = Callable[[bytes], Message]
 
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Takes the place of an unreadable request until its handler refuses it."""
+    """Stands in for an unreadable request until its handler refuses it."""
 
     error: InvalidRequestError
 

@@ -1,7 +1,7 @@
-"""Rules for habits of the host that would harm its users: one function each, with the reason.
+"""Rules for host behaviour that would harm its users: one function each, with the reason.
 
-`docs/start/localai.md` lists them. Each undoes in a request, or adds to a reply, no more than the
-host needs in order to give its user the expected result.
+`docs/start/localai.md` lists them. Each changes a request or a reply no more than
+necessary to give the host's user the expected result.
 """
 
 import re
@@ -20,10 +20,10 @@ _TOOL_RESULT = re.compile(r"^\[Tool Result for (?P<call_id>[^\]\n]+)\]: ?", re.M
 
 
 def is_load_for_jobs(options: ModelOptions) -> bool:
-    """Tell whether a LoadModel names the backend itself, and no model.
+    """Tell whether a LoadModel names the backend itself instead of a model.
 
-    The host starts a process for each job and loads "the model" `mlx` into it, of which nothing
-    lies in the models folder. Such a load succeeds and loads nothing.
+    The host starts a process per job and loads "the model" `mlx` into it, which does not exist in
+    the models folder. Such a load succeeds and loads nothing.
     """
     places = [Path(options.model_file)] if options.model_file else []
     if options.models_dir is not None:
@@ -32,9 +32,9 @@ def is_load_for_jobs(options: ModelOptions) -> bool:
 
 
 def unmet_wishes(request: pb.ModelOptions, card: ModelCard, options: ModelOptions) -> Iterator[str]:
-    """Yield, for the log, what holds instead of fields of a LoadModel that nothing comes of.
+    """Yield log messages about LoadModel fields without effect, and the values that apply instead.
 
-    The host always sends a `ContextSize`, its default where its user set none.
+    The host always sends a `ContextSize`, by default its own.
     """
     limit = card.context_length
     if request.ContextSize > 0 and (limit is None or request.ContextSize < limit):
@@ -51,10 +51,10 @@ def unmet_wishes(request: pb.ModelOptions, card: ModelCard, options: ModelOption
 
 
 def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Turn tool results that arrive as text of the user back into tool messages.
+    """Turn tool results that arrive as user text back into tool messages.
 
     The host's Anthropic endpoint sends a result as a user message `[Tool Result for <id>]: <text>`.
-    Only an id that the turn before has called counts; any other text stays the user's.
+    Only an id called in the previous turn counts; any other text stays the user's.
     """
     restored: list[Message] = []
     names: dict[str, str] = {}
@@ -73,8 +73,8 @@ def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:
 def obeyed_grammar(grammar: str, tools: Sequence[Tool]) -> str:
     """Return the grammar unless it is the host's own for the calls of a strict tool.
 
-    For a tool with `strict: true` the host writes a grammar of bare JSON calls and sends it along
-    with `Tools`. Obeyed, it would force every reply to be a call, in a format that is not the
+    For a tool with `strict: true` the host writes a grammar of bare JSON calls and sends it
+    together with `Tools`. It would force every reply to be a call, in a format that is not the
     model's. The model's own format enforces the tool's schema instead.
     """
     is_strict = any(tool.is_strict for tool in tools)
@@ -83,15 +83,15 @@ def obeyed_grammar(grammar: str, tools: Sequence[Tool]) -> str:
 
 
 class AnswerlessReply:
-    """Gives the last reply of a thought without an answer a newline for its content.
+    """Gives the last reply of a thought without an answer a newline as content.
 
-    The host generates such a reply up to five times more, unless it has used up the limit that
-    the request set. Its test trims `message` but not the deltas, so white space passes it, and
-    clients show nothing.
+    The host generates such a reply up to five more times, unless it used up the request's limit.
+    Its test trims `message` but not the deltas, so white space passes it and clients show
+    nothing.
     """
 
     def __init__(self, max_tokens: int) -> None:
-        """Begin a reply.
+        """Start a reply.
 
         Args:
             max_tokens: The request's own limit; 0 is none.
@@ -101,7 +101,7 @@ class AnswerlessReply:
         self._has_answer = False
 
     def settle(self, reply: pb.Reply, *, is_last: bool) -> pb.Reply:
-        """Note a reply of the stream, and return it: the last one with content, if it needs any."""
+        """Record a reply of the stream, and return it: the last one with content if needed."""
         for delta in reply.chat_deltas:
             self._has_thought = self._has_thought or bool(delta.reasoning_content)
             self._has_answer = self._has_answer or bool(delta.content or delta.tool_calls)

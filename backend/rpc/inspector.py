@@ -1,4 +1,4 @@
-"""The `Inspector` service, which only this backend has; `status` and `cache` call it."""
+"""The `Inspector` service of this backend, used by the commands `status` and `cache`."""
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
 from backend.errors import ModelNotLoadedError
@@ -15,11 +15,11 @@ class InspectorServicer(backend_pb2_grpc.InspectorServicer):
     """Reports the state of the engine at any time."""
 
     def __init__(self, engine: ServedEngine, *, has_token: bool) -> None:
-        """Report on an engine.
+        """Create the service.
 
         Args:
-            engine: The engine.
-            has_token: Whether callers have shown a token: others may not read prompts.
+            engine: The engine to report on.
+            has_token: Whether callers need a token: without one they may not read prompts.
         """
         self._engine = engine
         self._has_token = has_token
@@ -31,18 +31,18 @@ class InspectorServicer(backend_pb2_grpc.InspectorServicer):
     async def InspectPromptCache(
         self, request: pb.InspectPromptCacheRequest, _context: Context
     ) -> pb.InspectPromptCacheReply:
-        """Answer with what the prompt cache holds."""
+        """Answer with the nodes of the prompt cache."""
         return await inspect_prompt_cache(self._engine, request, may_read=self._has_token)
 
 
 async def inspect_prompt_cache(
     engine: ServedEngine, request: pb.InspectPromptCacheRequest, *, may_read: bool
 ) -> pb.InspectPromptCacheReply:
-    """Return what the prompt cache holds.
+    """Return the nodes of the prompt cache.
 
     Args:
-        engine: The engine that has it.
-        request: What is asked for.
+        engine: The engine with the cache.
+        request: The number of nodes, and whether with words.
         may_read: Whether the caller may read prompts.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The RPCs of long jobs, which the host runs in a backend process of their own."""
+"""The RPCs of long jobs, which the host runs in a separate backend process."""
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
 import asyncio
@@ -19,10 +19,10 @@ from common.handlers import Context
 
 
 class JobServicer:
-    """The part of the service that starts jobs and tells how they go on.
+    """The part of the service that starts jobs and reports their progress.
 
     Attributes:
-        models_dir: Where the latest LoadModel looked models up; empty for nowhere.
+        models_dir: The models directory of the latest LoadModel; empty for none.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class JobServicer:
         return pb.FineTuneJobResult(job_id=started, success=True, message="started")
 
     async def FineTuneProgress(self, request: pb.FineTuneProgressRequest, context: Context) -> None:
-        """Send the progress of a training up to its end."""
+        """Send the progress of a training until it ends."""
         updates = self._jobs.updates(request.job_id, FineTuning)
         await _send(context, updates, partial(_training_update, request.job_id))
 
@@ -57,7 +57,7 @@ class JobServicer:
     async def ListCheckpoints(
         self, request: pb.ListCheckpointsRequest, _context: Context
     ) -> pb.ListCheckpointsResponse:
-        """Answer with the whole checkpoints of a directory, the earliest first."""
+        """Answer with the complete checkpoints of a directory, the earliest first."""
         directory = Path(require_path("output_dir", request.output_dir))
         found = await asyncio.to_thread(list_checkpoints, directory)
         return pb.ListCheckpointsResponse(
@@ -89,7 +89,7 @@ class JobServicer:
     async def QuantizationProgress(
         self, request: pb.QuantizationProgressRequest, context: Context
     ) -> None:
-        """Send the progress of a quantisation up to its end."""
+        """Send the progress of a quantisation until it ends."""
         updates = self._jobs.updates(request.job_id, Quantization)
         await _send(context, updates, partial(_quantisation_update, request.job_id))
 

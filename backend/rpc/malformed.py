@@ -19,7 +19,7 @@ class MalformedError(Exception):
 
 
 def fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
-    """Yield number and payload of each field, in order; `None` where it has no length prefix.
+    """Yield number and payload of each field, in order; `None` without a length prefix.
 
     Raises:
         MalformedError: A field is cut off, or has an unknown wire type.
@@ -62,7 +62,7 @@ def find_invalid_utf8(data: bytes, descriptor: Descriptor) -> str | None:
 
 
 def largest_field(data: bytes, descriptor: Descriptor) -> str | None:
-    """Return the name of the field that takes the most bytes, all its elements together.
+    """Return the name of the field with the most bytes, over all its elements.
 
     Raises:
         MalformedError: The bytes are not a protobuf message at all.

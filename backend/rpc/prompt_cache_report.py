@@ -19,11 +19,11 @@ def listing_call(request: pb.InspectPromptCacheRequest, *, may_read: bool) -> Li
     """Return the call of a request.
 
     Args:
-        request: What came.
+        request: The request.
         may_read: Whether its sender may read the prompts of others.
 
     Raises:
-        InvalidRequestError: It asks for too much, or for words that it may not read.
+        InvalidRequestError: It asks for too many nodes, or for words that it may not read.
     """
     if request.max_prefixes > MAX_LISTED_PREFIXES:
         problem = f"must be at most {MAX_LISTED_PREFIXES}, not {request.max_prefixes}"
@@ -57,6 +57,6 @@ def _prefix_entry(prefix: StoredPrefix) -> dict[str, Any]:
 
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what no caller is told: tokens as the cache knows them."""
+    """Drop the cache's own tokens, which no caller sees."""
     del values["head"]
     return values

@@ -1,7 +1,7 @@
-"""Increments and completions to `pb.Reply`: the text twice, once for each kind of client.
+"""Increments and completions to `pb.Reply`: the text twice, for two kinds of clients.
 
-`message` has the visible text alone; `chat_deltas` have content, reasoning and tool calls. Counts
-and times are cumulative and in every reply, because the host keeps those of the last one.
+`message` has only the visible text; `chat_deltas` have content, reasoning and tool calls. Counts
+and times are cumulative and in every reply, because the host keeps the last ones.
 """
 
 from collections.abc import Sequence

@@ -82,7 +82,7 @@ def inspect_reply(model: ServedModel | None, status: EngineStatus) -> pb.Inspect
 
 
 def prompt_cache_report(books: PromptCacheStatus) -> pb.PromptCacheReport:
-    """Return the books of the prompt cache."""
+    """Return the counts of the prompt cache."""
     return pb.PromptCacheReport(**_prompt_cache_entry(books))
 
 
@@ -92,7 +92,7 @@ def _machine(machine: MachineStatus) -> pb.MachineReport:
 
 
 def _memory(status: EngineStatus) -> pb.MemoryUsageData:
-    """Return memory by part, with the memory that MLX holds as its total."""
+    """Return memory by part, with MLX's memory as the total."""
     parts = status.memory_bytes
     total = parts.get("mlx_active", 0) + parts.get("mlx_cache", 0)
     return pb.MemoryUsageData(total=total, breakdown=parts)

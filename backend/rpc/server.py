@@ -25,14 +25,14 @@ FLUSH_TIMEOUT_S = 0.5
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
-    # Two servers on one port would share its calls: the second has to fail.
+    # Two servers on one port would share its calls: the second must fail.
     ("grpc.so_reuseport", 0),
     # A client whose machine has vanished sends no FIN: keepalive frees its slot after 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Clients may ping during a prefill, which sends nothing for long.
+    # Clients may ping during a long prefill, which sends nothing.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 
@@ -63,7 +63,7 @@ class BackendServer:
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> str:
-        """Listen, and return the address: the one asked for, with a free port in the place of 0.
+        """Listen, and return the address, with a free port in place of 0.
 
         Raises:
             AddressError: The address is malformed, not ours, or taken.
@@ -78,7 +78,7 @@ class BackendServer:
         address = self._address
         path = socket_path(address)
         if path is not None:
-            # gRPC would take the socket away from a process that listens there.
+            # gRPC would steal the socket from a process that listens there.
             probe_socket(address, path)
             self._server.add_insecure_port(f"unix:{path}")
             return address
@@ -91,7 +91,7 @@ class BackendServer:
             raise AddressError(address, "gRPC could not bind it") from None
 
     async def stop(self) -> None:
-        """Refuse new requests, let running ones finish for a while, then end them all."""
+        """Refuse new requests, wait a while for running ones, then end them."""
         await self._health.enter_graceful_shutdown()
         await self._engine.close(drain_timeout_s=DRAIN_TIMEOUT_S)
         await self._servicer.close_jobs()
@@ -101,7 +101,7 @@ class BackendServer:
         self._health_news = asyncio.create_task(self._tell_health())
 
     async def _tell_health(self) -> None:
-        """Make the standard health service agree with `Health`, under every name."""
+        """Keep the standard health service in line with `Health`, under every name."""
         answer = health_pb2.HealthCheckResponse
         status = answer.NOT_SERVING if self._engine.fault else answer.SERVING
         for name in (health.OVERALL_HEALTH, *(service.full_name for service in SERVICES)):

@@ -56,17 +56,17 @@ class ServedEngine(GenerationEngine, ComputeEngine, Protocol):
         """The loaded model, or `None`; all work carries this very object."""
 
     async def load(self, options: ModelOptions) -> ModelCard:
-        """Load a model in place of the one before; cancelling ends the load."""
+        """Replace the loaded model; cancelling ends the load."""
 
     async def free(self) -> None:
         """End all requests and drop the model."""
 
     @property
     def fault(self) -> str:
-        """The reason why nothing can be served any more; empty while requests can be."""
+        """The reason why the engine can serve no more requests; empty while it can."""
 
     def on_fault(self, listener: Callable[[], None]) -> None:
-        """Have one listener called, on the event loop, when `fault` has changed."""
+        """Call one listener, on the event loop, whenever `fault` changes."""
 
     def status(self) -> EngineStatus:
         """Return a snapshot, at once; from any thread."""
@@ -79,11 +79,11 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     """Answers the host. Errors leave as exceptions: `StatusInterceptor` translates them."""
 
     def __init__(self, engine: ServedEngine, defaults: TuningOptions) -> None:
-        """Serve an engine.
+        """Create the service of an engine.
 
         Args:
             engine: Computes, and owns the model.
-            defaults: Used for options that a LoadModel leaves out.
+            defaults: Used for options that a LoadModel omits.
         """
         super().__init__()
         self._engine = engine
@@ -106,7 +106,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         card = await self._engine.load(options)
         for wish in unmet_wishes(request, card, options):
             log.warning("%s", wish)
-        # Reading a vocabulary for grammars holds the GIL: better now than during a stream.
+        # Reading a vocabulary for grammars holds the GIL: do it before any stream.
         if (model := self._engine.model) is not None:
             await warm_up(model)
         return pb.Result(success=True, message=f"loaded {card.name} ({card.model_type})")
@@ -203,7 +203,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     async def AudioTranscriptionStream(
         self, request: pb.TranscriptRequest, context: Context
     ) -> None:
-        """Send the words of a recording as they are found, and all of it last."""
+        """Send the words of a recording as they are recognised, and the full result last."""
         parts = transcribe(transcription_call(request), self._model(), self._engine)
         async with aclosing(parts):
             async for part in parts:

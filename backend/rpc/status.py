@@ -60,19 +60,19 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 @asynccontextmanager
 async def _translate(request: object, context: Context) -> AsyncIterator[None]:
-    # This frame lives as long as the error it raises.
+    # This frame lives as long as its error.
     del request
     try:
         yield
     except grpc.aio.InternalError:
-        # A message could not be sent: the peer has gone, and gRPC has yet to tell us.
+        # A message could not be sent: the peer is gone, and gRPC has not reported it yet.
         raise asyncio.CancelledError from None
     except grpc.aio.BaseError:
-        raise  # gRPC's own: the call was aborted already
+        raise  # gRPC's own: the call is already aborted
     except Exception as error:  # noqa: BLE001 (the edge: what is not in the table is a bug)
         code = status_code(error)
         if code is None:
-            # A bug. The log gets no message, which may quote the request; the caller gets nothing.
+            # A bug. The message may quote the request: neither the log nor the caller gets it.
             place = "".join(format_tb(error.__traceback__))
             log.error("unexpected %s while answering a call\n%s", type(error).__name__, place)
             await abort(context, grpc.StatusCode.INTERNAL, "internal error; see the backend's log")
@@ -81,10 +81,10 @@ async def _translate(request: object, context: Context) -> AsyncIterator[None]:
 
 
 def _release(error: BaseException) -> None:
-    """Let go of what the failed calls hold, pictures among it.
+    """Release the objects of the failed calls, images among them.
 
-    gRPC's own error, which remembers this one, is in a cycle (grpcio 1.85): the collector may not
-    come for long.
+    gRPC's own error, which references this one, is in a cycle (grpcio 1.85): the collector may
+    take long.
     """
     failed: BaseException | None = error
     while failed is not None:

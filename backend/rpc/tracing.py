@@ -25,7 +25,7 @@ def otlp_provider() -> TracerProvider:
 
 
 def tracing_interceptors(provider: TracerProvider) -> Sequence[grpc.aio.ServerInterceptor]:
-    """Return interceptors that make a span of each call; they belong after authentication."""
+    """Return interceptors that make a span of each call; place them after authentication."""
     return (aio_server_interceptor(tracer_provider=provider), _GeneratorInterceptor())
 
 

@@ -1,4 +1,4 @@
-"""Loads a backend with streams, and takes the time of each reply."""
+"""Loads a backend with streams, and times each reply."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from backend.cli.bench.figures import Stream
 from backend.cli.client import BackendClient, CallError
 from backend.pb import backend_pb2 as pb
 
-# The request before the first round: its prompt tells how many tokens a word has.
+# The request before the first round: its prompt gives the number of tokens per word.
 _SAMPLE_WORDS = 64
 _SYLLABLES = tuple(first + last for first in "bdfgklmnprst" for last in "aeiou")
 _SYLLABLES_OF_A_WORD = 2
@@ -23,10 +23,10 @@ class Load:
     """The requests of a measurement.
 
     Attributes:
-        streams: Requests that begin together.
-        prompt_tokens: Of each, about.
-        tokens: Of each reply.
-        rounds: How often, one after another.
+        streams: Requests that start together.
+        prompt_tokens: Per request, approximately.
+        tokens: Per reply.
+        rounds: Number of rounds, one after another.
     """
 
     streams: int
@@ -38,10 +38,10 @@ class Load:
 async def measure(client: BackendClient, load: Load) -> list[Sequence[Stream]]:
     """Return the streams of each round.
 
-    A request before them is not counted.
+    A warm-up request is not counted.
 
     Raises:
-        CallError: The backend refuses a request, or fails at one.
+        CallError: The backend refuses a request, or one fails.
     """
     sample = await _timed(client, _request(_SAMPLE_WORDS, load.tokens))
     words = max(round(load.prompt_tokens * _SAMPLE_WORDS / max(sample.prompt_tokens, 1)), 1)
@@ -59,7 +59,7 @@ async def _round(client: BackendClient, load: Load, words: int) -> Sequence[Stre
 
 
 async def _timed(client: BackendClient, request: pb.PredictOptions) -> Stream:
-    """Return a reply's tokens, and when they came."""
+    """Return the tokens of a reply with their arrival times."""
     begun = time.perf_counter()
     arrivals, prompt_tokens = [], 0
     async with aclosing(client.stream(request)) as increments:
@@ -72,7 +72,7 @@ async def _timed(client: BackendClient, request: pb.PredictOptions) -> Stream:
 
 
 def _request(words: int, tokens: int) -> pb.PredictOptions:
-    """Return a request that shares nothing with others, and leaves nothing in the prompt cache."""
+    """Return a request without a shared prefix, which stores nothing in the prompt cache."""
     return pb.PredictOptions(
         Prompt=" ".join(_word() for _ in range(words)),
         Tokens=tokens,

@@ -1,1 +1,1 @@
-"""One module per command: its options, and its errors in one line."""
+"""One module per command: its options, and one-line errors."""

@@ -26,14 +26,14 @@ MAX_STREAMS, MAX_ROUNDS, MAX_TOKENS = 256, 100, 2**20
     type=click.IntRange(1, MAX_STREAMS),
     default=4,
     show_default=True,
-    help="Requests that begin together.",
+    help="Requests that start together.",
 )
 @click.option(
     "--prompt-tokens",
     type=click.IntRange(1, MAX_TOKENS),
     default=512,
     show_default=True,
-    help="Length of each prompt, about.",
+    help="Approximate length of each prompt.",
 )
 @click.option(
     "--tokens",
@@ -47,11 +47,11 @@ MAX_STREAMS, MAX_ROUNDS, MAX_TOKENS = 256, 100, 2**20
     type=click.IntRange(1, MAX_ROUNDS),
     default=3,
     show_default=True,
-    help="How often, one after another.",
+    help="Number of rounds, one after another.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(address: str, token: str, *, as_json: bool, **load: int) -> None:
-    """Measure the speed of a running backend, as a client sees it; it is busy meanwhile."""
+    """Measure the speed of a running backend from a client; it is busy meanwhile."""
     console = Console()
     try:
         with console.status("measuring"):

@@ -1,4 +1,4 @@
-"""`cache`: what the prompt cache of a running backend holds."""
+"""`cache`: the prompt cache of a running backend."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from backend.cli.status import explained
 from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES
 from backend.pb import backend_pb2 as pb
 
-# Where nobody looks at a screen, nothing need be cut to its width.
+# Without a screen, nothing need be cut to its width.
 PLAIN_WIDTH = 200
 
 
@@ -28,19 +28,19 @@ PLAIN_WIDTH = 200
     type=click.IntRange(1, MAX_LISTED_PREFIXES),
     default=LISTED_PREFIXES,
     show_default=True,
-    help="How many nodes to list; those of most worth.",
+    help="Number of nodes to list, the most valuable ones.",
 )
 @click.option(
     "--words",
     is_flag=True,
-    help="Show the first words of each; only a backend with a token tells them.",
+    help="Show the first words of each; needs a backend with a token.",
 )
 @click.option(
     "--scope",
     "cache_scope",
     default="",
     metavar="NAME",
-    help="With --words: show also those of requests with this cache_scope.",
+    help="With --words, also show those of requests with this cache_scope.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -52,7 +52,7 @@ def command(
     cache_scope: str,
     as_json: bool,
 ) -> None:
-    """Show what the prompt cache of a running backend holds, and what it had to compute again."""
+    """Show the prompt cache of a running backend, and the tokens that were computed again."""
     request = pb.InspectPromptCacheRequest(
         max_prefixes=max_prefixes, words=words, cache_scope=cache_scope
     )

@@ -24,7 +24,7 @@ DEFAULT_TEMPERATURE = 0.7
 @click.option("--model", help="Path or hub id to load first; without it the loaded model answers.")
 @token_option
 @click.option("--system", default="", help="System message.")
-@click.option("--think/--no-think", "thinking", default=None, help="Overrule the model's default.")
+@click.option("--think/--no-think", "thinking", default=None, help="Override the model's default.")
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0.0),
@@ -42,7 +42,7 @@ DEFAULT_TEMPERATURE = 0.7
     "--tools",
     "tools_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="JSON array of tools to offer; you type what they return.",
+    help="JSON array of tools to offer; you type their results.",
 )
 @click.option("--weather", is_flag=True, help="Offer the demo's weather tool.")
 def command(  # noqa: PLR0913 - a parameter per option
@@ -103,7 +103,7 @@ def _toolbox(console: Console, path: Path | None, *, weather: bool) -> Toolbox |
 
 
 def _enable_line_editing() -> None:
-    """Give a terminal's prompt cursor keys and a history, where Python was built with them."""
+    """Enable cursor keys and a history, if Python was built with readline."""
     if sys.stdin.isatty():
         with suppress(ImportError):
             importlib.import_module("readline")

@@ -1,4 +1,4 @@
-"""`doctor`: a look at the machine and the installation."""
+"""`doctor`: checks of the machine and the installation."""
 
 import json
 import os
@@ -31,7 +31,7 @@ _MARKS = {
     default=DEFAULT_ADDRESS,
     show_default=True,
     metavar="HOST:PORT|unix:PATH",
-    help="Where the backend is to listen.",
+    help="Address that the backend will listen on.",
 )
 @click.option(
     "--cache-dir",
@@ -40,7 +40,7 @@ _MARKS = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per finding.")
 def command(*, address: str, cache_dir: Path | None, as_json: bool) -> None:
-    """Check this machine, and say what mends the findings; exit code 1 if something is wrong."""
+    """Check this machine and suggest fixes; exit code 1 if something is wrong."""
     findings = list(_findings(address, cache_dir))
     if as_json:
         for finding in findings:

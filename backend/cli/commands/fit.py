@@ -22,10 +22,10 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 @click.option(
     "--models-path",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where a relative path is looked up first, as the host does.",
+    help="Directory to look up a relative path in first, as the host does.",
 )
-@click.option("--draft-model", metavar="MODEL", help="Load this one too, to draft for it.")
-@click.option("--download", is_flag=True, help="Fetch a model of the hub that is not here yet.")
+@click.option("--draft-model", metavar="MODEL", help="Also load this draft model.")
+@click.option("--download", is_flag=True, help="Download a hub model if necessary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     *,
@@ -35,7 +35,7 @@ def command(
     download: bool,
     as_json: bool,
 ) -> None:
-    """Say without loading MODEL (a path or hub id) what it takes and how many requests fit.
+    """Estimate the memory of MODEL (a path or hub id), and how many requests fit.
 
     Exit code 1 if its weights do not fit into the memory.
     """
@@ -60,7 +60,7 @@ def command(
 
 
 async def _with_draft(options: ModelOptions, *, download: bool) -> ModelOptions:
-    """Return options that name the directory of the draft model, if there is to be one."""
+    """Return options with the directory of the draft model, if one is requested."""
     from backend.model.checkpoint.draft import draft_options
 
     draft = draft_options(options)

@@ -1,4 +1,4 @@
-"""`replay`: recorded replies, played again."""
+"""`replay`: recorded replies, replayed."""
 
 import sys
 from typing import BinaryIO
@@ -14,9 +14,9 @@ from backend.cli.replay import Cut, parse_cut, replay
     "--cut",
     callback=parse_cut,
     metavar="N|random:SEED",
-    help="Cut the text anew, into chunks of N characters or of random lengths.",
+    help="Cut the text into chunks of N characters or of random lengths.",
 )
 def command(source: BinaryIO, cut: Cut) -> None:
-    """Play recorded replies again: JSON lines from FILE or standard input, without a model."""
+    """Replay recorded replies: JSON lines from FILE or standard input, without a model."""
     if not replay(source, cut):
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`serve`: what `run.sh` does, for a backend that was installed as a wheel."""
+"""`serve`: the counterpart of `run.sh` for an installed wheel."""
 
 import click
 

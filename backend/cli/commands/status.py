@@ -1,4 +1,4 @@
-"""`status`: what a running backend does."""
+"""`status`: the state of a running backend."""
 
 import asyncio
 from contextlib import suppress
@@ -24,13 +24,13 @@ DEFAULT_INTERVAL_S = 1.0
     type=click.FloatRange(min=0.1),
     default=DEFAULT_INTERVAL_S,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two snapshots.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per snapshot.")
 def command(
     *, address: str, token: str, watch: bool | None, interval_s: float, as_json: bool
 ) -> None:
-    """Show what a running backend does, like a process viewer; Ctrl-C leaves."""
+    """Show the state of a running backend, like a process viewer; Ctrl-C leaves."""
     console = Console()
     settings = StatusSettings(
         watches=console.is_terminal if watch is None else watch,

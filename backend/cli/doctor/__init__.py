@@ -1,1 +1,1 @@
-"""A look at the machine: what is well, what is not, and the command that mends it."""
+"""Checks of the machine, with a fix for each problem."""

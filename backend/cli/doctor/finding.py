@@ -1,14 +1,14 @@
-"""What a check found."""
+"""The finding of a check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """How a thing is."""
+    """The result of a check."""
 
     GOOD = "good"
-    # The backend works without it, or slower.
+    # The backend works, but slower or with something missing.
     WARNING = "warning"
     # The backend does not work.
     BAD = "bad"
@@ -19,9 +19,9 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        subject: What was looked at.
-        text: What was found.
-        remedy: A command, or a step, that mends it; empty where nothing is to be mended.
+        subject: The thing that was checked.
+        text: The result.
+        remedy: A command, or a step, that fixes it; empty if nothing is wrong.
     """
 
     verdict: Verdict
@@ -31,15 +31,15 @@ class Finding:
 
 
 def good(subject: str, text: str) -> Finding:
-    """Return a finding of something that is well."""
+    """Return a finding without a problem."""
     return Finding(Verdict.GOOD, subject, text)
 
 
 def warning(subject: str, text: str, remedy: str) -> Finding:
-    """Return a finding of something that could be better."""
+    """Return a finding of a minor problem."""
     return Finding(Verdict.WARNING, subject, text, remedy)
 
 
 def bad(subject: str, text: str, remedy: str) -> Finding:
-    """Return a finding of something that keeps the backend from its work."""
+    """Return a finding of a problem that keeps the backend from working."""
     return Finding(Verdict.BAD, subject, text, remedy)

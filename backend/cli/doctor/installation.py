@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, the packages in their versions, and the extras."""
+"""Checks of the installation: Python, package versions, and extras."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from common.versions import version_of
 DISTRIBUTION = "mlx-grpc-backend"
 OLDEST_PYTHON = (3, 11)
 
-# A module that only this extra brings, and what does not work without it.
+# A module that only this extra brings, and the feature that needs it.
 EXTRAS = {
     "media": ("PIL", "pictures and sounds"),
     "video": ("av", "MP4 and WebM videos; animated pictures work without"),
@@ -24,7 +24,7 @@ MISSING_EXTRA = "not installed: no {}"
 
 
 def check_python() -> Iterator[Finding]:
-    """Look at the interpreter's version."""
+    """Check the interpreter's version."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info >= OLDEST_PYTHON:
         yield good("python", version)
@@ -34,7 +34,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Compare each package that is installed with what this backend was tested with."""
+    """Compare each installed package with the version that this backend was tested with."""
     try:
         texts = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
@@ -67,7 +67,7 @@ def check_extras() -> Iterator[Finding]:
 
 
 def compared(requirement: Requirement) -> Finding | None:
-    """Return what is wrong with an installed package, or `None`."""
+    """Return the problem of an installed package, or `None`."""
     found = version_of(requirement.name)
     remedy = f"pip install '{requirement.name}{requirement.specifier}'"
     if not found:

@@ -32,7 +32,7 @@ def check_device(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_blas(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Look for a fast BLAS where MLX computes on a CPU of Linux."""
+    """Look for a fast BLAS, if MLX computes on a CPU on Linux."""
     if environment.get(SWITCH) == "0":
         yield warning("blas", f"{SWITCH}=0: MLX's slow reference BLAS is used", f"unset {SWITCH}")
     elif is_wanted(environment):
@@ -45,7 +45,7 @@ def check_blas(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_memory() -> Iterator[Finding]:
-    """Tell how much memory this process may use, with the limits of control groups."""
+    """Report the memory that this process may use, with the limits of control groups."""
     size = machine_bytes()
     text = f"{decimal(size)} for this process"
     if size < SMALL_MEMORY:
@@ -80,7 +80,7 @@ def _probe(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _wired_limit(memory: int, working_set: int) -> Finding:
-    """Tell how much of a Mac's memory its GPU may keep: 65 to 75 percent unless it is set."""
+    """Report how much of a Mac's memory its GPU may use: 65 to 75 percent unless it is set."""
     text = f"the GPU may keep {decimal(working_set)} of {decimal(memory)}"
     if working_set >= 0.8 * memory:
         return good("wired limit", text)

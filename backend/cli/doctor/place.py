@@ -1,4 +1,4 @@
-"""Checks of the place: the address, the folders for models and the prompt cache, the host."""
+"""Checks of the surroundings: the address, the folders for models and prompt cache, the host."""
 
 import shutil
 import socket
@@ -33,7 +33,7 @@ def check_address(address: str) -> Iterator[Finding]:
 
 
 def check_models(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at the folder that models of the hub are fetched into."""
+    """Check the download folder for hub models."""
     home = Path(environment.get("HOME") or "~").expanduser()
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     hub = Path(environment.get("HF_HOME") or cache / "huggingface")
@@ -41,13 +41,13 @@ def check_models(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_cache(folder: Path | None) -> Iterator[Finding]:
-    """Look at the folder of the prompt cache on disk, where there is to be one."""
+    """Check the folder of the prompt cache on disk, if one is given."""
     if folder is not None:
         yield _folder("cache", folder, "give the option cache_dir a folder that can be written")
 
 
 def check_host() -> Iterator[Finding]:
-    """Ask LocalAI for its version, where it is on the path."""
+    """Ask LocalAI for its version, if it is on the path."""
     program = shutil.which(HOST_PROGRAM)
     if program is None:
         return

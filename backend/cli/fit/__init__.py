@@ -1,1 +1,1 @@
-"""`fit`: what a model takes on this machine, before it is loaded."""
+"""`fit`: the memory of a model on this machine, before a load."""

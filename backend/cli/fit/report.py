@@ -12,9 +12,9 @@ from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
 from backend.engine.forecast import Forecast, KvForecast
 
 LENGTHS = (2_048, 8_192, 32_768, 131_072)
-# A request of common length; where not even one of it fits, that is worth a word.
+# A request of common length; the report warns if not even one fits.
 COMMON_TOKENS = 8_192
-# With fewer at once, a narrower KV cache is worth its loss.
+# With fewer at once, a narrower KV cache is worth its loss of precision.
 FEWEST_ROWS = 4
 _UNIT_TOKENS = 1000
 
@@ -64,13 +64,13 @@ def values(forecast: Forecast) -> dict[str, Any]:
 
 
 def lengths(forecast: Forecast) -> list[int]:
-    """Return the lengths that are shown: common ones below the context, and the context."""
+    """Return the lengths to show: common ones below the context, and the context."""
     context = forecast.card.context_length or LENGTHS[-1]
     return [*(length for length in LENGTHS if length < context), context]
 
 
 def options(forecast: Forecast) -> Iterator[str]:
-    """Yield the options worth setting on this machine, as a model's YAML holds them."""
+    """Yield the options worth setting on this machine, as in a model's YAML."""
     widest = forecast.caches[0]
     chosen = next(
         (each for each in forecast.caches if _common_rows(forecast, each) >= FEWEST_ROWS),
@@ -81,7 +81,7 @@ def options(forecast: Forecast) -> Iterator[str]:
 
 
 def advice(forecast: Forecast) -> Iterator[Text]:
-    """Yield sentences on what to do."""
+    """Yield sentences of advice."""
     if not forecast.has_room:
         needed, there = decimal(forecast.weights_bytes), decimal(forecast.memory_bytes)
         yield Text(f"It does not fit: the weights take {needed} of {there}.", ERROR_STYLE)
@@ -115,7 +115,7 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
 
 
 def _requests(forecast: Forecast) -> Table:
-    """Return how many requests of each length run at once, at each width of the KV cache."""
+    """Return the number of concurrent requests, by length and width of the KV cache."""
     columns = lengths(forecast)
     rows = Table(box=None, pad_edge=False, header_style=LABEL_STYLE)
     rows.add_column("kv_bits")
@@ -129,9 +129,9 @@ def _requests(forecast: Forecast) -> Table:
 
 
 def _unit(cache: KvForecast) -> str:
-    """Return the size of a thousand positions, as far as layers keep them, and of fixed states.
+    """Return the size of a thousand positions, in layers that keep them, and of fixed states.
 
-    Those of a draft model are in it.
+    It includes a draft model.
     """
     profile = cache.profile
     per_token = profile.bytes_per_token + _draft_bytes(cache)
@@ -141,7 +141,7 @@ def _unit(cache: KvForecast) -> str:
 
 
 def _draft_bytes(cache: KvForecast) -> int:
-    """Return what a draft model keeps of each position: it has neither windows nor states."""
+    """Return a draft model's bytes per position: it has neither windows nor states."""
     draft = cache.profile.draft
     return draft.bytes_per_token if draft else 0
 

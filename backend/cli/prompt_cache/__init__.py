@@ -1,1 +1,1 @@
-"""The command `cache`: what the prompt cache of a running backend holds."""
+"""The command `cache`: the prompt cache of a running backend."""

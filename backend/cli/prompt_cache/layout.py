@@ -1,4 +1,4 @@
-"""The order of prefixes on the screen, and how far each is indented."""
+"""The order of prefixes on the screen, and their indentation."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,9 +10,9 @@ SPAN_S = 300.0
 
 
 def arranged(prefixes: Iterable[pb.PrefixReport]) -> Iterator[tuple[pb.PrefixReport, str]]:
-    """Yield each prefix, below the one that it goes on from, with what is drawn before it.
+    """Yield each prefix, below its parent, with the lines drawn before it.
 
-    The best come first. A conversation is a column: only where prefixes part are they indented.
+    The best come first. A conversation is a column: prefixes are indented only at branches.
     """
     below: dict[int, list[pb.PrefixReport]] = defaultdict(list)
     for prefix in prefixes:
@@ -27,7 +27,7 @@ def arranged(prefixes: Iterable[pb.PrefixReport]) -> Iterator[tuple[pb.PrefixRep
 
 
 def reuse_bars(spans: Sequence[pb.ReuseReport]) -> str:
-    """Return a bar for each span of time, the oldest first; a blank where nobody asked."""
+    """Return a bar for each span of time, the oldest first; a blank without requests."""
     if not spans:
         return ""
     newest = min(spans, key=lambda span: span.age_s).age_s

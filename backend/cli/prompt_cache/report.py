@@ -1,4 +1,4 @@
-"""What the prompt cache holds, as tables."""
+"""The prompt cache, as tables."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from backend.pb import backend_pb2 as pb
 
 
 def report(reply: pb.InspectPromptCacheReply, *, has_words: bool) -> RenderableType:
-    """Return the books, the prefixes and what was computed again."""
+    """Return the counts, the prefixes and the recomputed tokens."""
     parts: list[RenderableType] = [_facts(reply)]
     if reply.prefixes:
         parts += [Text(), _prefixes(reply, has_words=has_words)]
@@ -35,7 +35,7 @@ def _facts(reply: pb.InspectPromptCacheReply) -> Table:
     if bars := reuse_bars(reply.spans):
         latest = reply.spans[-1]
         now = share(latest.hit_tokens, latest.looked_up_tokens)
-        facts.add_row("reused", Text(f"{bars} {now} of late; a bar is five minutes"))
+        facts.add_row("reused", Text(f"{bars} {now} recently; a bar is five minutes"))
     if lost := " · ".join(_losses(reply)):
         facts.add_row("lost", lost)
     return facts

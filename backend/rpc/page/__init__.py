@@ -1,1 +1,1 @@
-"""The page for people: the state of the backend in a browser."""
+"""The dashboard: the state of the backend in a browser."""

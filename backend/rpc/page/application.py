@@ -16,7 +16,7 @@ Ask: TypeAlias = Callable[[], bytes]
 
 _FILES = Path(__file__).parent / "files"
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-# Nothing from elsewhere, nothing inline, and no other page may show this one or read its data.
+# Nothing external, nothing inline; no other page may embed this one or read its data.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,22 +32,22 @@ _HEADERS = (
 
 
 class UnavailableError(Exception):
-    """There is nothing to tell; the message says why."""
+    """The data is not available; the message says why."""
 
 
 class Application:
-    """Answers GET: the files of the page to everybody, data to those who have the token.
+    """Answers GET: the page's files without a token, its data with the token.
 
     Without a token, a request must name this server by its address or as `localhost`: a web site
-    cannot give itself the address of this machine and read what the page reads.
+    cannot point its name at this machine and read the data.
     """
 
     def __init__(self, data: Mapping[str, Ask], *, token: str, host: str) -> None:
         """Read the files of the page.
 
         Args:
-            data: By path, what tells it as JSON, or raises `UnavailableError`; from any thread.
-            token: What callers of `data` have to show; empty for nothing.
+            data: Functions by path that return JSON, or raise `UnavailableError`; from any thread.
+            token: Required from callers of `data`; empty for none.
             host: The name or address that the server listens on.
         """
         self._data = data

@@ -1,4 +1,4 @@
-"""The page on an address of its own, on threads of its own."""
+"""The dashboard on its own address and threads."""
 
 import asyncio
 import ipaddress
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PageServer:
-    """Shows one engine to people until its context exits; made on the engine's event loop."""
+    """Serves the dashboard of one engine until its context exits; created on its event loop."""
 
     def __init__(self, address: str, engine: ServedEngine, token: str = "") -> None:
         """Listen.
@@ -39,7 +39,7 @@ class PageServer:
         Args:
             address: `HOST:PORT`.
             engine: The engine.
-            token: What its data is told for, as with the RPCs; empty for nothing.
+            token: Required for its data, as for the RPCs; empty for none.
 
         Raises:
             AddressError: The address is malformed, not ours, or taken.
@@ -82,7 +82,7 @@ class PageServer:
         return _json(self._awaited(inspect_prompt_cache(self._engine, request, may_read=False)))
 
     def _awaited(self, work: Coroutine[Any, Any, Message]) -> Message:
-        """Return the result of work on the event loop.
+        """Return the result of a coroutine on the event loop.
 
         Raises:
             UnavailableError: It failed, or took too long.
@@ -101,7 +101,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def handle_error(self, _request: object, _client: object) -> None:
-        """Go on: a caller has left, or sends nothing."""
+        """Ignore a caller that has left or sends nothing."""
         log.debug("a caller of the dashboard has left")
 
 
@@ -110,11 +110,11 @@ class _Server6(_Server):
 
 
 class _Handler(WSGIRequestHandler):
-    # A caller that sends nothing is left.
+    # A caller that sends nothing is dropped.
     timeout = _ANSWER_TIMEOUT_S
 
     def log_message(self, *_arguments: object) -> None:
-        """Log nothing: a page that is open asks every second."""
+        """Log nothing: an open page polls every second."""
 
 
 def _json(message: Message) -> bytes:

@@ -1,1 +1,1 @@
-"""From protobuf messages to the backend's own values."""
+"""Protobuf messages to the backend's own values."""

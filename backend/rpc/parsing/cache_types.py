@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 def kv_bits(key_type: str, value_type: str) -> int | None:
     """Return the bits of a quantised KV cache; `None` leaves it as it is.
 
-    Where one is empty the other decides for both.
+    If one is empty, the other decides for both.
 
     Raises:
-        InvalidRequestError: A name is none of llama.cpp's.
+        InvalidRequestError: A name is not one of llama.cpp's.
     """
     key_bits = _bits("CacheTypeKey", key_type)
     value_bits = _bits("CacheTypeValue", value_type)

@@ -11,7 +11,7 @@ def classify_call(request: pb.TokenClassifyRequest) -> ClassifyCall:
     """Return the call of a request.
 
     Raises:
-        InvalidRequestError: The threshold is no probability.
+        InvalidRequestError: The threshold is not a probability.
     """
     if not 0.0 <= request.threshold <= 1.0:
         problem = f"must be between 0 and 1, not {request.threshold:g}"

@@ -10,7 +10,7 @@ _MEDIA_FIELDS = ("Images", "Audios", "Videos")
 
 
 def embedding_call(request: pb.PredictOptions) -> EmbeddingCall:
-    """Return the call; the text wins where both text and ids are given.
+    """Return the call; the text wins over ids.
 
     Raises:
         InvalidRequestError: Neither is given, there are too many ids, or there are media.

@@ -17,7 +17,7 @@ RECIPES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6")
 KINDS = ("lora", "dora", "full")
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "muon")
 
-# q4, int4, 4bit, 4-bit, and llama.cpp's names such as q4_k_m, whose number is what counts here.
+# q4, int4, 4bit, 4-bit, and llama.cpp's names such as q4_k_m, of which only the number counts here.
 _BITS = re.compile(r"(?:q|int)?(\d)(?:[-_]?bits?|(?:_[k01])(?:_[sml])?)?")
 _CHECK, _GROUP_SIZE = "check", "group_size"
 _MASK_PROMPT, _MAX_TOKENS = "mask_prompt", "max_seq_length"
@@ -26,7 +26,7 @@ _MAX_DIGITS = 9
 
 
 def quantization(request: pb.QuantizationRequest, models_dir: str) -> Quantization:
-    """Return the quantisation that a request asks for.
+    """Return the requested quantisation.
 
     Raises:
         InvalidRequestError: A field is malformed, missing or unknown.
@@ -48,7 +48,7 @@ def quantization(request: pb.QuantizationRequest, models_dir: str) -> Quantizati
 
 
 def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
-    """Return the training that a request asks for.
+    """Return the requested training.
 
     Raises:
         InvalidRequestError: A field is malformed, missing, out of range or unknown.
@@ -93,7 +93,7 @@ def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
 
 
 def model_export(request: pb.ExportModelRequest, models_dir: str) -> Export:
-    """Return the export that a request asks for.
+    """Return the requested export.
 
     Raises:
         InvalidRequestError: A field is malformed, missing or unknown.
@@ -109,7 +109,7 @@ def model_export(request: pb.ExportModelRequest, models_dir: str) -> Export:
 
 
 def job_id(text: str) -> str:
-    """Return a job's id, which may be empty where the backend is to choose one."""
+    """Return a job's id; if it is empty, the backend chooses one."""
     return require_printable("job_id", text, MAX_REQUEST_ID_CHARS)
 
 

@@ -16,7 +16,7 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
 
 
 def parse_json(field: str, text: str) -> JsonValue:
-    """Return the value that the text holds.
+    """Return the value of the text.
 
     Raises:
         InvalidRequestError: It is not JSON, is too large or too deep, or holds half a

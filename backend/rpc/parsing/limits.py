@@ -1,4 +1,4 @@
-"""Bounds of single fields; errors name the field."""
+"""Limits of single fields; errors name the field."""
 
 from collections.abc import Sized
 

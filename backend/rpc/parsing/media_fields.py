@@ -1,4 +1,4 @@
-"""`Images`, `Videos` and `Audios` of a request to media, checked as far as undecoded text goes."""
+"""`Images`, `Videos` and `Audios` of a request to media, checked without decoding."""
 
 from backend.config import MediaLimits
 from backend.core.media import MediaKind, Medium

@@ -40,9 +40,9 @@ def template_options(
 ) -> Mapping[str, JsonValue]:
     """Return the variables of the template; a later source wins.
 
-    The sources are the model's options, the object `chat_template_kwargs`, and the separate keys
-    `enable_thinking`, `reasoning_effort` and `thinking_budget`, which is off with 0 tokens. Other
-    metadata belongs to the host.
+    The sources are the model's options, the object `chat_template_kwargs`, and the keys
+    `enable_thinking`, `reasoning_effort` and `thinking_budget`, which disables thinking with 0.
+    Other metadata belongs to the host.
 
     Raises:
         InvalidRequestError: The object is not JSON, or a switch is neither true nor false.
@@ -65,10 +65,10 @@ def template_options(
 
 
 def thinking_budget(metadata: Mapping[str, str], defaults: RequestDefaults) -> int | None:
-    """Return the most tokens of thought: of the request, or else of the model's options.
+    """Return the maximum tokens of thought, from the request or the model's options.
 
     Raises:
-        InvalidRequestError: It is negative or no number, or has ten digits or more.
+        InvalidRequestError: It is negative, not a number, or has ten digits or more.
     """
     text = metadata.get(BUDGET_KEY, "").strip()
     if not text:
@@ -112,7 +112,7 @@ def _tool_call(field: str, value: JsonValue) -> ToolCall:
 
 
 def _arguments(value: JsonValue) -> str:
-    """Return arguments as JSON text, in which form most hosts send them already."""
+    """Return arguments as JSON text, as most hosts send them already."""
     if value is None or value == "":
         return "{}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

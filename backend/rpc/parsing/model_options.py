@@ -75,13 +75,13 @@ def model_options(
 
 
 def _with_cache_types(tuning: TuningOptions, request: pb.ModelOptions) -> TuningOptions:
-    """Use the fields where the option is not set."""
+    """Use the fields if the option is not set."""
     bits = kv_bits(request.CacheTypeKey, request.CacheTypeValue)
     return tuning.updated(kv_bits=bits) if tuning.memory.kv_bits is None else tuning
 
 
 def _with_draft_model(tuning: TuningOptions, request: pb.ModelOptions) -> TuningOptions:
-    """Use the field where the option is not set; a host may send its models directory for unset."""
+    """Use the field if the option is not set; a host may send its models directory for unset."""
     named = tuning.speculation.draft_model or ""
     if not named and request.DraftModel.rstrip("/") != request.ModelPath.rstrip("/"):
         named = request.DraftModel
@@ -92,7 +92,7 @@ def _with_draft_model(tuning: TuningOptions, request: pb.ModelOptions) -> Tuning
 
 
 def _with_group_size(tuning: TuningOptions, size: int) -> TuningOptions:
-    """Use the field where the option is not set; hosts send 0 for unset."""
+    """Use the field if the option is not set; hosts send 0 for unset."""
     if size:
         check_range("TensorParallelSize", "tensor_parallel_size", size)
     is_open = tuning.group.tensor_parallel_size is None and size > 0

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def generation_call(request: pb.PredictOptions, options: ModelOptions) -> GenerationCall:
-    """Return the call of a request; the options of the loaded model fill its gaps.
+    """Return the call of a request; the loaded model's options fill its gaps.
 
     Raises:
         InvalidRequestError: A field is malformed, out of range or missing.
@@ -84,12 +84,12 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
 
 
 def named_scope(name: str) -> str:
-    """Return the scope of requests that name it so."""
+    """Return the scope of requests with this name."""
     return f"named {name}"
 
 
 def prompt_part(request: pb.PredictOptions) -> pb.PredictOptions:
-    """Return a copy with only the fields that determine the tokens of the prompt."""
+    """Return a copy with only the fields that determine the prompt's tokens."""
     return pb.PredictOptions(**{name: getattr(request, name) for name in PROMPT_FIELDS})
 
 
@@ -117,7 +117,7 @@ def _grammar(request: pb.PredictOptions) -> str:
 
 
 def _cache_scope(request: pb.PredictOptions, sharing: str) -> str:
-    """Return the scope that the caller names, or the one that the options give it."""
+    """Return the scope named by the caller, or that of the options."""
     if named := request.Metadata.get(SCOPE_KEY, ""):
         field = f"Metadata[{SCOPE_KEY!r}]"
         return named_scope(require_printable(field, named, MAX_REQUEST_ID_CHARS))
@@ -144,7 +144,7 @@ def _remembered(request: pb.PredictOptions, sharing: str) -> Remembered:
 
 
 def _known(key: str, request: pb.PredictOptions, values: Mapping[str, T], default: T) -> T:
-    """Return what a word stands for; other clients may use the same key for words of their own."""
+    """Return the value of a word; other clients may use the same key for their own words."""
     word = request.Metadata.get(key, "")
     if word and word not in values:
         log.info("Metadata[%r] is ignored: %r is not one of %s", key, word[:32], list(values))
@@ -164,7 +164,7 @@ def _stop_strings(stop_prompts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _max_draft_tokens(count: int) -> int | None:
-    """Return the most tokens of a draft; hosts send 0 for unset."""
+    """Return the maximum tokens of a draft; hosts send 0 for unset."""
     if count < 0:
         raise InvalidRequestError("NDraft", f"is negative: {count}")
     return count or None

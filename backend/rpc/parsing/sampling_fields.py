@@ -58,7 +58,7 @@ def _in_range(field: str, value: float, *, low: float = -math.inf, high: float =
 
 
 def _top_k(top_k: int, default: int | None) -> int:
-    """Return the limit: -1 switches it off for this request, 0 takes the model's option."""
+    """Return the limit: -1 disables it for this request, 0 uses the model's option."""
     if top_k < -1:
         raise InvalidRequestError("TopK", f"must be at least -1, not {top_k}")
     return max(top_k or default or 0, 0)

@@ -37,7 +37,7 @@ class ToolUse:
     """The tools of a request, and how a reply may use them.
 
     Attributes:
-        is_parallel: Whether a reply may hold several calls.
+        is_parallel: Whether a reply may contain several calls.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -64,8 +64,8 @@ def tools(text: str) -> tuple[Tool, ...]:
     """Return the functions of an OpenAI-style JSON array; a bare function gets its wrapper.
 
     Raises:
-        InvalidRequestError: There are too many, or one has no name, or the name of a different
-            one; the same one may stand there twice.
+        InvalidRequestError: There are too many, one has no name, or two different ones
+            share a name; duplicates are allowed.
     """
     offered = parse_json("Tools", text) if text.strip() else None
     if offered is None:
@@ -84,12 +84,12 @@ def tools(text: str) -> tuple[Tool, ...]:
 
 
 def tool_choice(text: str, offered: Sequence[Tool]) -> ToolChoice:
-    """Return the choice of a bare word, of a JSON string or of an object.
+    """Return the choice given by a bare word, a JSON string or an object.
 
     JSON may be encoded twice. Objects are OpenAI's, its older flat form, or Anthropic's.
 
     Raises:
-        InvalidRequestError: It is none of these, or wants a tool that is not offered.
+        InvalidRequestError: It is none of these, or names a tool that is not offered.
     """
     return _checked(_choice(_choice_value(text)), offered)
 
@@ -145,7 +145,7 @@ def _checked(choice: ToolChoice, offered: Sequence[Tool]) -> ToolChoice:
 def _allowed(
     offered: Sequence[Tool], choice: Mapping[str, JsonValue]
 ) -> tuple[tuple[Tool, ...], JsonValue]:
-    """Return the tools that OpenAI's `allowed_tools` leaves, and the choice among them."""
+    """Return the tools left by OpenAI's `allowed_tools`, and the choice among them."""
     field_name = f"ToolChoice.{_SUBSET_TYPE}"
     # The Responses API writes mode and tools flat; Chat Completions has them in an object.
     subset = require_object(field_name, choice.get(_SUBSET_TYPE, choice))

@@ -13,7 +13,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 def transcription_call(request: pb.TranscriptRequest) -> TranscriptionCall:
-    """Return the call of a request. Speakers and the times of words are not found out.
+    """Return the call of a request. Speakers and word times are not detected.
 
     Raises:
         InvalidRequestError: A field is malformed, out of range or missing.

@@ -54,7 +54,7 @@ RANGES = {
     "max_draft_tokens": Range(1, 64),
 }
 
-# Widths and group sizes that MLX has, and names.
+# Widths and group sizes of MLX, and names.
 CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "cache_bits": (4, 8),
     "calls_in_thoughts": ("draft", "call"),
@@ -102,7 +102,7 @@ def _known_options(options: Iterable[str]) -> dict[str, str]:
 
 
 def _with_forced(entries: Iterable[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
-    """Return entries with `tool_parser!:NAME` as `tool_parser:NAME!`, after all that it beats."""
+    """Return entries with `tool_parser!:NAME` as `tool_parser:NAME!`, after those it overrides."""
     hints, forced = [], []
     for name, text in entries:
         if name == _FORCED_PARSER:
@@ -153,7 +153,7 @@ def check_range(field: str, name: str, value: OptionValue) -> None:
     """Refuse a value beyond the bounds of an option.
 
     Raises:
-        InvalidRequestError: Names the field that brought it.
+        InvalidRequestError: Names the field.
     """
     if name not in RANGES or not isinstance(value, int | float):
         return

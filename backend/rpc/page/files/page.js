@@ -148,7 +148,7 @@ function showRequests(report, now) {
     `${count(report.prompt_tokens)} prompt tokens computed, ${count(report.generated_tokens)} generated`,
   ];
   part("requests-facts").textContent = facts.join(" · ");
-  const none = element("p", { class: "quiet" }, "no request of late");
+  const none = element("p", { class: "quiet" }, "no recent request");
   const axis = timeAxis((rows.length + 1) * ROW - 4, now, LABELS);
   const drawn = () => drawing((rows.length + 1) * ROW, "requests over time", ...rows, ...axis);
   part("requests").replaceChildren(rows.length ? drawn() : none);
