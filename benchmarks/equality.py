@@ -7,6 +7,7 @@ pause and are cancelled. The exit code is 1 if a reply differs by more than a ti
 """
 
 import asyncio
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,7 @@ class Subject:
         options: Of its load.
         sees: Whether it is shown pictures.
         draft: The family of its draft model, if it has one.
+        head: A key of `HEADS`, if it has a head of its own, which knows what it says.
     """
 
     name: str
@@ -58,11 +60,20 @@ class Subject:
     options: tuple[str, ...] = ()
     sees: bool = False
     draft: str = ""
+    head: str = ""
 
     @property
     def directory(self) -> Path:
         """Where it lies, built or not."""
-        return _directory(self.family, sees=self.sees)
+        kind = self.head or ("seeing" if self.sees else "")
+        return _directory(self.family, kind)
+
+    @property
+    def drafter(self) -> Path | None:
+        """Where its draft model or its head lies."""
+        if self.head:
+            return self.directory.with_name(f"{self.family}-head")
+        return _directory(self.draft) if self.draft else None
 
 
 SUBJECTS = (
@@ -82,7 +93,12 @@ SUBJECTS = (
     Subject("llama, draft model", "llama", draft="qwen3"),
     Subject("qwen3_5, draft model", "qwen3_5", draft="llama"),
     Subject("qwen3_vl, pictures, draft model", "qwen3_vl", sees=True, draft="llama"),
+    Subject("qwen3_5, MTP head", "qwen3_5", ("speculation:mtp",), head="mtp_head"),
+    Subject("llama, EAGLE-3 head", "llama", ("speculation:mtp",), head="eagle_head"),
+    Subject("gemma3, EAGLE-3 head", "gemma3_text", head="eagle_head"),
 )
+# Scripts that give a model a head, and how many layers it has to have.
+HEADS = {"mtp_head": ("add_head", 4), "eagle_head": ("add_eagle", 6)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +199,8 @@ class Trial:
     async def _load(self) -> None:
         subject = self._subject
         options = [*subject.options, f"expected_tokens:{EXPECTED_TOKENS}"]
-        if subject.draft:
-            options.append(f"draft_model:{_directory(subject.draft)}")
+        if subject.drafter:
+            options.append(f"draft_model:{subject.drafter}")
         room = ROOM_ROWS * _row_bytes(subject)
         await self._stub.LoadModel(
             pb.ModelOptions(
@@ -266,14 +282,17 @@ def _without_drafts(request: pb.PredictOptions) -> pb.PredictOptions:
     return plain
 
 
-def _directory(family: str, *, sees: bool = False) -> Path:
-    return CACHE / ("equality-seeing" if sees else "equality") / family
+def _directory(family: str, kind: str = "") -> Path:
+    return CACHE / (f"equality-{kind}" if kind else "equality") / family
 
 
 def _build(subject: Subject) -> None:
     """Build the models of a subject that are missing."""
     from scripts import tiny_models, tiny_vision
 
+    if subject.head:
+        _build_with_head(subject)
+        return
     builds: list[tuple[Path, Callable[[str, Path], Path]]] = [
         (subject.directory, tiny_vision.build if subject.sees else tiny_models.build)
     ]
@@ -285,11 +304,24 @@ def _build(subject: Subject) -> None:
             build(directory.name, part).rename(directory)
 
 
+def _build_with_head(subject: Subject) -> None:
+    from scripts import tiny_models
+
+    if subject.directory.exists() or subject.drafter is None:
+        return
+    name, layers = HEADS[subject.head]
+    add = getattr(importlib.import_module(f"scripts.{subject.head}"), name)
+    part = subject.directory.with_suffix(".part")
+    tiny_models.build(subject.family, part, num_hidden_layers=layers)
+    add(part, subject.drafter, is_right=True)
+    part.rename(subject.directory)
+
+
 def _row_bytes(subject: Subject) -> int:
     """Return what the KV caches of a whole context take."""
     from backend.engine.forecast import forecast
 
-    draft = str(_directory(subject.draft)) if subject.draft else None
+    draft = str(subject.drafter) if subject.drafter else None
     tuning = TuningOptions.of(draft_model=draft)
     foreseen = forecast(ModelOptions(model=subject.name, tuning=tuning), subject.directory)
     return foreseen.caches[0].profile.row_bytes(CONTEXT)

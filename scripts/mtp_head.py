@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
 from mlx_vlm.utils import get_model_and_args
 
-_FILE = "model.safetensors"
+FILE = "model.safetensors"
 # What a block adds to the stream of a text.
 _OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 _ROPE = {"type": "default", "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
@@ -30,28 +30,30 @@ def add_head(
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
     text.setdefault("rope_parameters", {**_ROPE, "rope_theta": text["rope_theta"]})
-    weights = mx.load(str(directory / _FILE))
+    weights = mx.load(str(directory / FILE))
     head_config, head = _drawn_head(config, seed)
     if is_right:
         width = text["hidden_size"]
         head["fc.weight"] = mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1)
-        weights, head = _without_blocks(weights), _without_blocks(head)
+        weights, head = without_blocks(weights), without_blocks(head)
     if apart is None:
         weights |= {f"mtp.{name}": weight for name, weight in head.items()}
     else:
-        _write(apart, head_config, head)
-    _write(directory, config, weights)
+        write(apart, head_config, head)
+    write(directory, config, weights)
     return apart or directory
 
 
-def _write(directory: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> None:
+def write(directory: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> None:
+    """Write a checkpoint of one file."""
     directory.mkdir(parents=True, exist_ok=True)
     mx.eval(weights)
-    mx.save_safetensors(str(directory / _FILE), weights, metadata={"format": "mlx"})
+    mx.save_safetensors(str(directory / FILE), weights, metadata={"format": "mlx"})
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
-def _without_blocks(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+def without_blocks(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return weights with which blocks add nothing."""
     return {
         name: mx.zeros_like(weight) if name.endswith(_OUTPUTS) else weight
         for name, weight in weights.items()

@@ -1,6 +1,5 @@
 """A draft model through the socket: found as hosts name it, seen by people, refused by name."""
 
-import asyncio
 import json
 import os
 import shutil
@@ -8,10 +7,9 @@ import signal
 
 import grpc
 import pytest
-from serving import Reply, code_of, served, stream
+from serving import SPOKEN, Reply, code_of, inspect, require_same, served, spoken, stream
 
 from backend.pb import backend_pb2 as pb
-from backend.pb import backend_pb2_grpc
 from scripts.draft_pair import split_off
 from scripts.tiny_models import build
 
@@ -27,39 +25,15 @@ def models(tmp_path_factory):
     return directory
 
 
-def request(**options):
-    return pb.PredictOptions(Prompt="ba be bi", Tokens=120, IgnoreEOS=True, **options)
-
-
-def without(asked):
-    copy = pb.PredictOptions()
-    copy.CopyFrom(asked)
-    copy.Metadata["speculation"] = "off"
-    return copy
-
-
 def budget_of(report):
     return report.memory.breakdown["kv_budget"]
 
 
-async def inspect(backend):
-    return await backend_pb2_grpc.InspectorStub(backend.channel).Inspect(pb.InspectRequest())
-
-
 async def test_it_drafts_and_no_reply_changes(models, caplog):
     caplog.set_level("INFO")
-    asked = [
-        request(),
-        request(Temperature=0.8, Seed=4),
-        request(Temperature=1.0, TopP=0.9, Penalty=1.2, Seed=5, NDraft=4),
-        request(Grammar='root ::= ("ba" | "be"){40}'),
-    ]
     async with served(models / "large", DraftModel=str(models / "small")) as backend:
-        plain = [await stream(backend.stub, without(one)) for one in asked]
-        assert (await inspect(backend)).drafted_tokens == 0
-        drafted = await asyncio.gather(*(stream(backend.stub, one) for one in asked))
-        assert [reply.message for reply in drafted] == [reply.message for reply in plain]
-        await stream(backend.stub, asked[0])
+        await require_same(backend, SPOKEN)
+        await stream(backend.stub, spoken())
         report = await inspect(backend)
         assert report.model.draft_model == str(models / "small")
         assert report.memory.breakdown["draft_weights"] > 0
@@ -139,7 +113,7 @@ async def test_options_that_do_not_fit_are_refused(models, options, told):
 
 async def test_a_negative_bound_of_drafts_is_refused(models):
     async with served(models / "large") as backend:
-        code, details = await code_of(backend.stub.Predict(request(NDraft=-1)))
+        code, details = await code_of(backend.stub.Predict(spoken(NDraft=-1)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == "NDraft: is negative: -1"
 

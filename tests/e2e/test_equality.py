@@ -7,8 +7,9 @@ from benchmarks.equality import SUBJECTS, Answer, Verdict, compare, verdict
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 
 
-async def test_replies_in_a_storm_are_those_without_drafts():
-    (subject,) = (each for each in SUBJECTS if each.name == "llama, draft model")
+@pytest.mark.parametrize("name", ["llama, draft model", "llama, EAGLE-3 head"])
+async def test_replies_in_a_storm_are_those_without_drafts(name):
+    (subject,) = (each for each in SUBJECTS if each.name == name)
     result = await compare(subject, 400, seed=1)
     assert result.differences == result.ties == []
     assert result.tokens >= 400

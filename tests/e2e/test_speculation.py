@@ -1,16 +1,14 @@
 """Drafted tokens through the socket: the replies are the same, and everybody can see the drafts."""
 
-import asyncio
 import json
 import re
 
 import grpc
 import pytest
-from serving import chat, code_of, served, stream, user
+from serving import chat, code_of, inspect, require_same, served, stream, undrafted, user
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.pb import backend_pb2 as pb
-from backend.pb import backend_pb2_grpc
 
 pytestmark = pytest.mark.mlx
 
@@ -24,19 +22,6 @@ def repeating(seed, **options):
     )
 
 
-def off(request):
-    copy = pb.PredictOptions()
-    copy.CopyFrom(request)
-    copy.Metadata["speculation"] = "off"
-    return copy
-
-
-def folded(reply):
-    calls = [(call["name"], call["arguments"]) for call in reply.calls.values()]
-    logprobs = [one.logprobs for one in reply.replies if one.logprobs]
-    return reply.message, reply.content, reply.reasoning, calls, len(logprobs)
-
-
 async def test_replies_are_the_same_and_the_counts_are_seen():
     async with served(MODEL_DIR) as backend:
         question = [user("What is the weather in Oslo?")]
@@ -46,11 +31,8 @@ async def test_replies_are_the_same_and_the_counts_are_seen():
             repeating(5, Temperature=0.7, Penalty=1.1),
             chat(question, tools=[WEATHER_TOOL], ToolChoice="required", Tokens=120),
         ]
-        plain = [folded(await stream(backend.stub, off(request))) for request in requests]
-        assert (await inspect(backend)).drafted_tokens == 0
-        drafted = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
-        assert list(map(folded, drafted)) == plain
-        assert plain[-1][3]
+        replies = await require_same(backend, requests)
+        assert replies[-1].calls
         report = await inspect(backend)
         assert 20 < report.accepted_tokens <= report.drafted_tokens
 
@@ -58,7 +40,7 @@ async def test_replies_are_the_same_and_the_counts_are_seen():
 async def test_the_log_tells_of_the_drafts_of_a_request(caplog):
     caplog.set_level("INFO")
     async with served(MODEL_DIR) as backend:
-        await stream(backend.stub, off(repeating(1)))
+        await stream(backend.stub, undrafted(repeating(1)))
         assert "drafted=" not in caplog.text
         await stream(backend.stub, repeating(1))
         found = re.search(r"drafted=(\d+) accepted=(\d+) finish=length", caplog.text)
@@ -85,8 +67,3 @@ async def test_options_that_do_not_fit_are_refused(option, told):
         code, details = await code_of(backend.load(MODEL_DIR, Options=[option]))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert told in details
-
-
-async def inspect(backend):
-    stub = backend_pb2_grpc.InspectorStub(backend.channel)
-    return await stub.Inspect(pb.InspectRequest())

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from drafting import FEW, FREE, Cycle, Free, assert_same, model_of, requests_of, samplings
-from engine_driver import VOCAB, Driver, make_request, prompt_of, room_for
+from drafting import FEW, FREE, Cycle, Free, assert_same, requests_of, samplings
+from engine_driver import VOCAB, Driver, make_request, model_of, prompt_of, room_for
 from vision import picture
 from wrapped_network import WrappedNetwork
 

@@ -3,12 +3,16 @@
 import random
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
-from engine_driver import VOCAB, FixedCosts, make_request, prompt_of
+from engine_driver import Driver, FixedCosts, make_request, model_of, prompt_of
 
-from backend.core.model import ModelCard
 from backend.core.request import SamplingParams
-from backend.model.loaded import RunnableModel
+from backend.engine.trials.draft_model import look_at_draft
+from backend.engine.trials.head import LoadedHead
+from backend.model.checkpoint.upstream import import_mlx_lm
+from backend.model.heads.kinds import build_head, head_alone
+from backend.model.heads.tap import HiddenTap
 
 # Passes of any width cost the same: whatever may be right is drafted.
 FREE = {1: 1.0, 64: 1.0}
@@ -23,20 +27,28 @@ class Free(FixedCosts):
         return 0.0
 
 
-def model_of(network, vocab=VOCAB):
-    """Return a network as a loaded model."""
-    card = ModelCard(
-        name="draft",
-        path="/models/draft",
-        model_type="tiny",
-        context_length=4096,
-        vocab_size=vocab,
-        eos_token_ids=frozenset(),
-        weights_bytes=0,
-        supports_tools=False,
-        supports_thinking=False,
-    )
-    return RunnableModel(tokenizer=None, template=None, card=card, network=network)
+class FreeHead(LoadedHead):
+    def batch(self, vocab_size):
+        batch = super().batch(vocab_size)
+        batch.costs = Free(FREE)
+        return batch
+
+
+def head_pair(directory, head_directory):
+    """Return the network of a directory, and the head of another, which drafts for it for free."""
+    network, _ = import_mlx_lm().load_model(directory)
+    head = build_head(head_alone(head_directory), head_directory, network, None)
+    mx.eval(head.state)
+    head.require_sense()
+    look = look_at_draft(model_of(head), range(60), batches=True)
+    tap = HiddenTap(head.tapped)
+    return network, FreeHead(look.model, look.fresh_caches, look.profile, tap)
+
+
+def head_driver(pair, **options):
+    """Return a driver that drafts by a head alone."""
+    network, head = pair
+    return Driver(network, draft=head, **{"pass_seconds": FREE, "speculation": "mtp", **options})
 
 
 def samplings(seed):

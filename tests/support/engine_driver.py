@@ -49,6 +49,25 @@ def _plan_of(network: Any, fresh_caches: Any) -> Any:
     return _PLANS[key][1]
 
 
+def model_of(network: Any, vocab: int = VOCAB, *, batches: bool = True) -> Any:
+    """Return a network as a loaded model."""
+    from backend.model.loaded import RunnableModel
+
+    card = ModelCard(
+        name="tiny",
+        path="",
+        model_type="tiny",
+        context_length=4096,
+        vocab_size=vocab,
+        eos_token_ids=frozenset(),
+        weights_bytes=0,
+        supports_tools=False,
+        supports_thinking=False,
+        batches=batches,
+    )
+    return RunnableModel(tokenizer=None, template=None, card=card, network=network)
+
+
 class FixedCosts(PassCosts):
     """Passes that cost the same however busy the machine is."""
 
@@ -84,21 +103,8 @@ class Driver:
         from backend.engine.session.decoder_session import DecoderSession
         from backend.engine.session.session import Outlets
         from backend.engine.trials.kv_profile import measure
-        from backend.model.loaded import RunnableModel
 
-        card = ModelCard(
-            name="tiny",
-            path="",
-            model_type="tiny",
-            context_length=4096,
-            vocab_size=vocab,
-            eos_token_ids=frozenset(),
-            weights_bytes=0,
-            supports_tools=False,
-            supports_thinking=False,
-            batches=batches,
-        )
-        model = RunnableModel(tokenizer=None, template=None, card=card, network=network)
+        model = model_of(network, vocab, batches=batches)
         self.published: list[Publication] = []
         options = TuningOptions.of(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
         fresh_caches = make_cache_factory(network, options)

@@ -104,6 +104,13 @@ class Reply:
     def last(self) -> pb.Reply:
         return self.replies[-1]
 
+    @property
+    def said(self) -> tuple[Any, ...]:
+        """All that does not depend on how it came: texts, calls without ids, how many tokens."""
+        calls = [(call["name"], call["arguments"]) for call in self.calls.values()]
+        listed = [one.logprobs for one in self.replies if one.logprobs]
+        return (self.message, self.content, self.reasoning, calls, len(listed), self.last.tokens)
+
     def add(self, reply: pb.Reply) -> None:
         self.replies.append(reply)
         self.message += reply.message.decode()
@@ -138,6 +145,42 @@ def chat(messages: Sequence[dict[str, str]], *, tools: Sequence[Any] = (), **opt
 def user(text: str) -> dict[str, str]:
     """Build a user message."""
     return {"role": "user", "content": text}
+
+
+def spoken(**options: Any) -> pb.PredictOptions:
+    """Build a request for 120 tokens of what tiny models say."""
+    return pb.PredictOptions(Prompt="ba be bi", Tokens=120, IgnoreEOS=True, **options)
+
+
+SPOKEN = (
+    spoken(),
+    spoken(Temperature=0.8, Seed=4),
+    spoken(Temperature=1.0, TopP=0.9, Penalty=1.2, Seed=5, NDraft=4),
+    spoken(Grammar='root ::= ("ba" | "be"){40}'),
+)
+
+
+def undrafted(request: pb.PredictOptions) -> pb.PredictOptions:
+    """Return a request that is answered without drafts."""
+    copy = pb.PredictOptions()
+    copy.CopyFrom(request)
+    copy.Metadata["speculation"] = "off"
+    return copy
+
+
+async def inspect(backend: Served) -> pb.InspectReply:
+    """Ask a backend about itself."""
+    return await backend_pb2_grpc.InspectorStub(backend.channel).Inspect(pb.InspectRequest())
+
+
+async def require_same(backend: Served, requests: Sequence[pb.PredictOptions]) -> list[Reply]:
+    """Compare replies to requests alone without drafts with those to all at once with drafts."""
+    drafted = (await inspect(backend)).drafted_tokens
+    plain = [await stream(backend.stub, undrafted(request)) for request in requests]
+    assert (await inspect(backend)).drafted_tokens == drafted
+    found = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
+    assert [reply.said for reply in found] == [reply.said for reply in plain]
+    return found
 
 
 async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:

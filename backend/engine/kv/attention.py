@@ -1,8 +1,9 @@
 """Send upstream's attention to the caches of a batch whose rows keep their own lengths.
 
-All families of mlx-lm and mlx-vlm compute attention with `scaled_dot_product_attention` of a module
-`base`, which their modules import by name. `install` puts a function in its place that knows
-`RaggedKV`, in `base` and in every module that has been imported.
+All families of mlx-lm and mlx-vlm, and the drafters of mlx-vlm, compute attention with
+`scaled_dot_product_attention` of a module `base`, which their modules import by name. `install`
+puts a function in its place that knows `RaggedKV`, in `base` and in every module that has been
+imported.
 """
 
 import inspect
@@ -20,7 +21,7 @@ from backend.engine.kv.row_attention import attend_row
 
 _NAME = "scaled_dot_product_attention"
 _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
-_FAMILIES = ("mlx_lm.models.", "mlx_vlm.models.")
+_FAMILIES = ("mlx_lm.models.", "mlx_vlm.models.", "mlx_vlm.speculative.drafters.")
 # Of upstream's function, behind queries and keys.
 _PARAMETERS = ("values", "cache", "scale", "mask", "sinks")
 _MARK = "sends_ragged_rows_back"

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from backend.cache.layers import cache_bytes
 from backend.cache.token_key import TokenKey
@@ -13,6 +13,7 @@ from backend.core.prompt import MediaSpan, Place
 from backend.core.request import GenerationRequest, Remembered
 from backend.core.status import HitKind, RequestPhase, RequestStatus
 from backend.engine.network import Caches
+from backend.engine.rows.row_states import RowStates
 
 MIN_BOUNDARY_DISTANCE = 8
 
@@ -41,7 +42,7 @@ class Row:
         is_system_pinned: Whether its system prompt was marked there.
         drafted: Tokens that were drafted for it.
         accepted: Those of them that it drew itself.
-        states: The hidden states of its latest tokens, where an MTP head reads them.
+        states: The hidden states of its latest tokens, where a head reads them.
     """
 
     request: GenerationRequest
@@ -67,7 +68,7 @@ class Row:
     is_system_pinned: bool = False
     drafted: int = 0
     accepted: int = 0
-    states: Any = None
+    states: RowStates | None = None
     _places: tuple[int, ...] = field(default=(), init=False, repr=False)
     _matcher: ReplyMatcher | None = field(default=None, init=False, repr=False)
     _prompt_key: TokenKey | None = field(default=None, init=False, repr=False)

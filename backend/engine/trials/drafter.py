@@ -1,4 +1,4 @@
-"""Load what drafts for a model: a draft model or an MTP head, whichever there is."""
+"""Load what drafts for a model: a draft model or a head, whichever there is."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from backend.config import ModelOptions
 from backend.core.model import ModelCard
 from backend.engine.rows.admission import KvProfile
 from backend.engine.trials.draft_model import LoadedDraft, foresee_draft_model, load_draft_model
-from backend.engine.trials.mtp_head import foresee_head, load_head
+from backend.engine.trials.head import foresee_head, load_head
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.draft import asks_for_several, draft_options
 from backend.model.checkpoint.weights import MakeRoom, need_no_room
+from backend.model.heads.kinds import HeadKind, head_alone, head_beside
 from backend.model.loaded import RunnableModel
-from backend.model.mtp_head import brings_head, is_head
 
 Found = TypeVar("Found")
 
@@ -42,7 +42,7 @@ def load_draft(
         options,
         model,
         lambda own: load_draft_model(own, model, sample, make_room),
-        lambda directory: load_head(directory, options.dtype, model, sample, make_room),
+        lambda kind, at: load_head(kind, at, options.dtype, model, sample, make_room),
     )
     if loaded is not None:
         part = loaded.model.card
@@ -63,7 +63,7 @@ def foresee_draft(
         options,
         model,
         lambda own: foresee_draft_model(own, model),
-        lambda directory: foresee_head(directory, options.dtype, model),
+        lambda kind, directory: foresee_head(kind, directory, options.dtype, model),
     )
 
 
@@ -71,32 +71,32 @@ def _found(
     options: ModelOptions,
     model: RunnableModel,
     take_model: Callable[[ModelOptions], Found],
-    take_head: Callable[[Path], Found],
+    take_head: Callable[[HeadKind, Path], Found],
 ) -> Found | None:
     own = draft_options(options)
     if own is None:
         return _own_head(options, model, take_head)
     directory = Path(own.model)
     try:
-        if is_head(directory):
-            return take_head(directory)
+        if kind := head_alone(directory):
+            return take_head(kind, directory)
         if options.tuning.speculation.speculation == "mtp":
-            raise UnsupportedModelError(f"{directory} is no MTP head, and speculation is mtp")
+            raise UnsupportedModelError(f"{directory} is no head, and speculation is mtp")
         return take_model(own)
     except LoadError as error:
         raise type(error)(f"draft_model: {error}") from error
 
 
 def _own_head(
-    options: ModelOptions, model: RunnableModel, take_head: Callable[[Path], Found]
+    options: ModelOptions, model: RunnableModel, take_head: Callable[[HeadKind, Path], Found]
 ) -> Found | None:
     """Take the head of the model's own checkpoint; only one that was asked for must be there."""
     wanted, directory = options.tuning.speculation.speculation, Path(model.card.path)
     if wanted not in ("auto", "mtp") or asks_for_several(options):
         return None
     try:
-        if brings_head(directory):
-            return take_head(directory)
+        if kind := head_beside(directory):
+            return take_head(kind, directory)
         if wanted == "mtp":
             raise UnsupportedModelError(f"{directory} brings no MTP head that can be used")
     except LoadError as error:

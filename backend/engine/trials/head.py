@@ -1,4 +1,4 @@
-"""Load an MTP head beside the model that it is a part of, and find out if it can draft."""
+"""Load a head beside the model whose states it reads, and find out if it can draft."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,9 @@ from pathlib import Path
 from backend.core.model import ModelCard
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.passes.mtp_batch import MtpBatch
+from backend.engine.passes.head_batch import HeadBatch
 from backend.engine.rows.admission import KvProfile
+from backend.engine.rows.row_states import MOST_TOKENS
 from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
 from backend.engine.trials.kv_profile import foresee
 from backend.model.checkpoint.weights import (
@@ -19,15 +20,15 @@ from backend.model.checkpoint.weights import (
     require_memory,
     weights_bytes,
 )
+from backend.model.heads.kinds import HeadKind, build_head
+from backend.model.heads.network import HeadNetwork
+from backend.model.heads.tap import HiddenTap
 from backend.model.loaded import RunnableModel
-from backend.model.mtp_head import HiddenTap, build_head
-
-KIND = "MTP head"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead(LoadedDraft):
-    """An MTP head, ready to draft.
+    """A head, ready to draft.
 
     Attributes:
         tap: On the model whose states it reads.
@@ -35,9 +36,9 @@ class LoadedHead(LoadedDraft):
 
     tap: HiddenTap
 
-    def batch(self, vocab_size: int) -> MtpBatch:
+    def batch(self, vocab_size: int) -> HeadBatch:
         """Return what drafts for the batches of the model."""
-        return MtpBatch(
+        return HeadBatch(
             self.model.network,
             self.tap,
             self.fresh_caches,
@@ -47,6 +48,7 @@ class LoadedHead(LoadedDraft):
 
 
 def load_head(
+    kind: HeadKind,
     directory: Path,
     dtype: str | None,
     model: RunnableModel,
@@ -56,6 +58,7 @@ def load_head(
     """Return the head that a directory holds.
 
     Args:
+        kind: Of the head.
         directory: Of the head alone, or of the checkpoint that brings it.
         dtype: That its weights are cast to, if they are.
         model: In memory.
@@ -65,27 +68,36 @@ def load_head(
     Raises:
         LoadError: It cannot be loaded beside the model, or cannot draft for it.
     """
-    head, own_bytes = build_head(directory, model.network, dtype), model.card.weights_bytes
-    needed = weights_bytes(head)
+    head = build_head(kind, directory, model.network, dtype)
+    needed, own_bytes = weights_bytes(head), model.card.weights_bytes
     require_memory(needed, memory_bytes() - own_bytes)
     make_room(own_bytes + needed)
     evaluate(head)
-    part = replace(model, network=head, card=_card(directory, model, needed))
+    head.require_sense()
+    part = replace(model, network=head, card=_card(kind, directory, model, needed))
     look = look_at_draft(part, sample, batches=model.card.batches)
-    return LoadedHead(look.model, look.fresh_caches, look.profile, HiddenTap(model.network))
+    profile = _with_states(look.profile, head)
+    return LoadedHead(look.model, look.fresh_caches, profile, HiddenTap(head.tapped))
 
 
 def foresee_head(
-    directory: Path, dtype: str | None, model: RunnableModel
+    kind: HeadKind, directory: Path, dtype: str | None, model: RunnableModel
 ) -> tuple[ModelCard, KvProfile]:
     """Return what `load_head` would load, and what its caches take; reads no weight.
 
     Raises:
         LoadError: It cannot be loaded beside the model.
     """
-    head = build_head(directory, model.network, dtype)
-    return _card(directory, model, weights_bytes(head)), foresee(head, CacheFactory(head))
+    head = build_head(kind, directory, model.network, dtype)
+    card = _card(kind, directory, model, weights_bytes(head))
+    return card, _with_states(foresee(head, CacheFactory(head)), head)
 
 
-def _card(directory: Path, model: RunnableModel, own_bytes: int) -> ModelCard:
-    return replace(model.card, path=str(directory), model_type=KIND, weights_bytes=own_bytes)
+def _with_states(profile: KvProfile, head: HeadNetwork) -> KvProfile:
+    """Add what a row keeps of the model's states until the head has read them."""
+    states_bytes = MOST_TOKENS * head.token_bytes
+    return replace(profile, fixed_bytes=profile.fixed_bytes + states_bytes)
+
+
+def _card(kind: HeadKind, directory: Path, model: RunnableModel, own_bytes: int) -> ModelCard:
+    return replace(model.card, path=str(directory), model_type=kind.name, weights_bytes=own_bytes)

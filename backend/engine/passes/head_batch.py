@@ -1,4 +1,4 @@
-"""The rows of a batch as an MTP head reads them: each token with the hidden state before it."""
+"""The rows of a batch as a head reads them: each token with the hidden state before it."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,17 @@ import mlx.core as mx
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.draft_batch import DraftBatch
-from backend.engine.passes.row_states import RowStates, padded
 from backend.engine.rows.row import Row
-from backend.model.mtp_head import HiddenTap, MtpNetwork
+from backend.engine.rows.row_states import RowStates, padded
+from backend.model.heads.network import HeadNetwork
+from backend.model.heads.tap import HiddenTap
 
 # Nothing that is worth its time: the state before its latest token is not known.
 _UNREADABLE = 2**30
 
 
-class MtpBatch(DraftBatch):
-    """The `DraftModel` that is a part of the model; belongs to the main thread.
+class HeadBatch(DraftBatch):
+    """The `DraftModel` that reads the states of the model; belongs to the main thread.
 
     It reads a row from the first token on whose state before it is known: that of a prompt that
     came from the prompt cache is not.
@@ -24,7 +25,7 @@ class MtpBatch(DraftBatch):
 
     def __init__(
         self,
-        head: MtpNetwork,
+        head: HeadNetwork,
         tap: HiddenTap,
         fresh_caches: CacheFactory,
         costs: PassCosts,
@@ -44,13 +45,13 @@ class MtpBatch(DraftBatch):
             rows: Of the pass, with what they keep of it.
             counts: How many tokens of the pass each keeps.
         """
-        states = self._tap.take()
-        if states is None:
+        layers = self._tap.take()
+        if not layers:
             return
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
             if count and row.request.may_speculate:
                 row.states = row.states or RowStates()
-                row.states.add(states, place, count, row.fed)
+                row.states.add(layers, place, count, row.fed)
 
     def unread(self, row: Row) -> int:
         """Return how many tokens of a row it lacks, but for the latest."""
@@ -59,14 +60,14 @@ class MtpBatch(DraftBatch):
         return super().unread(row)
 
     def _first(self, row: Row) -> int:
-        states: RowStates = row.states
-        return max(super()._first(row), states.first + 1)
+        return max(super()._first(row), row.states.first + 1 if row.states else 0)
 
     def _prepare(self, rows: Sequence[Row], firsts: Sequence[int], counts: Sequence[int]) -> None:
         """Show the head the states before the tokens that it is about to read."""
         states = [
             row.states.taken(first - 1, first - 1 + count)
             for row, first, count in zip(rows, firsts, counts, strict=True)
+            if row.states is not None
         ]
         self._head.before = padded(states, max(counts))
 

@@ -13,18 +13,23 @@ _WIDE = 32
 
 
 class _Part(NamedTuple):
-    """States [B, T, D] of a pass: the first `tokens` of one row are its own."""
+    """States [B, T, D] of a pass, of some layers: the first `tokens` of one row are its own."""
 
-    states: mx.array
+    layers: Sequence[mx.array]
     place: int
     tokens: int
+
+    def own(self, first: int = 0) -> mx.array:
+        """Return those of its tokens from one on [T, D], of all layers side by side."""
+        layers = [states[self.place, first : self.tokens] for states in self.layers]
+        return mx.concatenate(layers, axis=-1) if len(layers) > 1 else layers[0]
 
     def apart(self) -> "_Part":
         """Return the last of them without those of other rows; computed on return."""
         kept = min(self.tokens, MOST_TOKENS)
-        own = self.states[self.place : self.place + 1, self.tokens - kept : self.tokens]
+        own = self.own(self.tokens - kept)[None]
         mx.eval(own)
-        return _Part(own, 0, kept)
+        return _Part([own], 0, kept)
 
 
 class RowStates:
@@ -45,17 +50,17 @@ class RowStates:
         """The place of the first token whose state is there."""
         return self.stop - self._count
 
-    def add(self, states: mx.array, place: int, count: int, stop: int) -> None:
+    def add(self, layers: Sequence[mx.array], place: int, count: int, stop: int) -> None:
         """Take the first `count` of the row at `place` in a pass of the model.
 
         Args:
-            states: [B, T, D] of all rows.
+            layers: Of each layer that is read, states [B, T, D] of all rows.
             place: Of this one.
             count: How many tokens of the pass it keeps.
             stop: The place of the token after the last of those.
         """
-        part = _Part(states, place, count)
-        if states.shape[1] > _WIDE:
+        part = _Part(layers, place, count)
+        if layers[0].shape[1] > _WIDE:
             part = part.apart()
         if stop - part.tokens != self.stop:
             self._parts.clear()
@@ -67,8 +72,8 @@ class RowStates:
 
     def taken(self, first: int, stop: int) -> mx.array:
         """Return those [T, D] of some of the tokens, all of which are there; forget others."""
-        parts = [part.states[part.place, : part.tokens] for part in self._parts]
-        found = mx.concatenate(parts)[first - self.first : stop - self.first]
+        known = mx.concatenate([part.own() for part in self._parts])
+        found = known[first - self.first : stop - self.first]
         # The last one is wanted again, if its token turns out to be the latest still.
         self._forget(stop - 1)
         return found

@@ -1,17 +1,15 @@
-"""An MTP head through the socket: found in its checkpoint or named, refused by name."""
+"""A head through the socket: found in its checkpoint or named, refused by name."""
 
-import asyncio
 import re
 
 import grpc
 import mlx.core as mx
 import pytest
-from serving import chat, code_of, served, stream, user
+from serving import SPOKEN, chat, code_of, inspect, require_same, served, spoken, stream, user
 from vision import picture, shown
 
-from backend.pb import backend_pb2 as pb
-from backend.pb import backend_pb2_grpc
 from scripts import tiny_vision
+from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
 from scripts.tiny_models import build
 
@@ -20,28 +18,15 @@ pytestmark = pytest.mark.mlx
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Checkpoints of many layers: one that brings a head, and one whose head is apart."""
+    """Checkpoints of many layers: one that brings a head, and others whose heads are apart."""
     directory = tmp_path_factory.mktemp("models")
-    for family in ("qwen3_5", "qwen3_next"):
+    for family in ("qwen3_5", "qwen3_next", "llama"):
         build(family, directory / family, num_hidden_layers=16)
     add_head(directory / "qwen3_5", is_right=True)
     add_head(directory / "qwen3_next", directory / "head", is_right=True)
+    for layout, is_nested in (("flat", False), ("nested", True)):
+        add_eagle(directory / "llama", directory / layout, is_right=True, is_nested=is_nested)
     return directory
-
-
-def request(**options):
-    return pb.PredictOptions(Prompt="ba be bi", Tokens=120, IgnoreEOS=True, **options)
-
-
-def without(asked):
-    copy = pb.PredictOptions()
-    copy.CopyFrom(asked)
-    copy.Metadata["speculation"] = "off"
-    return copy
-
-
-async def inspect(backend):
-    return await backend_pb2_grpc.InspectorStub(backend.channel).Inspect(pb.InspectRequest())
 
 
 @pytest.mark.parametrize(
@@ -49,21 +34,14 @@ async def inspect(backend):
     [
         ("qwen3_5", {}),
         ("qwen3_next", {"DraftModel": "head", "Options": ["speculation:mtp"]}),
+        ("llama", {"DraftModel": "flat"}),
+        ("llama", {"DraftModel": "nested", "Options": ["speculation:mtp"]}),
     ],
 )
 async def test_it_drafts_and_no_reply_changes(models, model, options):
-    asked = [
-        request(),
-        request(Temperature=0.8, Seed=4),
-        request(Temperature=1.0, TopP=0.9, Penalty=1.2, Seed=5, NDraft=4),
-        request(Grammar='root ::= ("ba" | "be"){40}'),
-    ]
     async with served(models / model, ModelPath=str(models), **options) as backend:
-        plain = [await stream(backend.stub, without(one)) for one in asked]
-        assert (await inspect(backend)).drafted_tokens == 0
-        drafted = await asyncio.gather(*(stream(backend.stub, one) for one in asked))
-        assert [reply.message for reply in drafted] == [reply.message for reply in plain]
-        await stream(backend.stub, asked[0])
+        await require_same(backend, SPOKEN)
+        await stream(backend.stub, spoken())
         report = await inspect(backend)
         assert report.model.draft_model == str(models / options.get("DraftModel", model))
         assert report.memory.breakdown["draft_weights"] > 0
@@ -71,13 +49,14 @@ async def test_it_drafts_and_no_reply_changes(models, model, options):
 
 
 async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_models):
-    plain = tiny_models("qwen3_5")
+    plain, llama = tiny_models("qwen3_5"), tiny_models("llama")
     wide = add_head(build("qwen3_5", models / "wide", hidden_size=128), models / "wide_head")
     refusals = [
         (plain, "", "speculation: .* brings no MTP head that can be used"),
         (plain, wide, "draft_model: .* is for states of 128 numbers, and the model has 64"),
-        (plain, plain, "draft_model: .* is no MTP head, and speculation is mtp"),
-        (tiny_models("llama"), "", "speculation: .* brings no MTP head that can be used"),
+        (plain, plain, "draft_model: .* is no head, and speculation is mtp"),
+        (llama, "", "speculation: .* brings no MTP head that can be used"),
+        (llama, models / "flat", "draft_model: .* after layers 2, 1, -1, and the model has 2"),
     ]
     async with served() as backend:
         for model, head, words in refusals:
@@ -94,7 +73,7 @@ async def test_one_that_nobody_asked_for_and_that_is_broken_stops_no_load(tmp_pa
     mx.eval(weights)
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
     async with served(directory) as backend:
-        assert (await stream(backend.stub, request())).message
+        assert (await stream(backend.stub, spoken())).message
         assert not (await inspect(backend)).model.draft_model
         assert "WARNING" in (log := capfd.readouterr().err)
         assert "the MTP head of" in log
@@ -117,7 +96,5 @@ async def test_a_model_that_sees_is_drafted_for_by_its_head(tmp_path):
         for n in range(3)
     ]
     async with served(directory, DraftModel=str(head)) as backend:
-        plain = [await stream(backend.stub, without(one)) for one in asked]
-        drafted = await asyncio.gather(*(stream(backend.stub, one) for one in asked))
-        assert [reply.message for reply in drafted] == [reply.message for reply in plain]
+        await require_same(backend, asked)
         assert (await inspect(backend)).accepted_tokens > 5

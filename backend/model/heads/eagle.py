@@ -1,0 +1,190 @@
+"""EAGLE-3 heads: checkpoints of their own, which read the states of three layers of a model."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.rope_utils import initialize_rope
+
+from backend.errors import LoadError, UnsupportedModelError
+from backend.model.checkpoint.config import CONFIG_NAME, WEIGHTS_PATTERN, read_json
+from backend.model.checkpoint.config_values import require_sensible
+from backend.model.checkpoint.upstream import Network
+from backend.model.checkpoint.weights import cast
+from backend.model.heads.eagle_config import head_config, layer_config
+from backend.model.heads.network import Arrays, HeadNetwork, Target
+
+# Names of weights in other layouts, and here.
+_RENAMED = (("model.", ""), ("midlayer.", "layers.0."))
+_EMBEDDINGS, _OUTPUT, _IDS = "embed_tokens", "lm_head", "d2t"
+_ROPES = ("rope_scaling", "rope_parameters")
+
+
+class EagleNetwork(HeadNetwork):
+    """Reads states of three layers, and writes with an output and a vocabulary of its own."""
+
+    def __init__(self, head: Network, network: Network) -> None:
+        """Draft for a network.
+
+        Raises:
+            UnsupportedModelError: The head was trained with another.
+        """
+        target = Target(network)
+        _require_fit(head, target)
+        super().__init__(head, target, [target.layers[n] for n in head.config.capture_layer_ids])
+        self._embed = head.get(_EMBEDDINGS) or target.embed
+        shared = self._embed.as_linear if head.config.tie_word_embeddings else target.project
+        self._project = head.get(_OUTPUT) or shared
+        self._vocab_size = target.vocab_size
+        self._places = _places(head, target.vocab_size)
+
+    @property
+    def state(self) -> Arrays:
+        """All arrays of the head."""
+        return [self._head.state, self._places]
+
+    def require_sense(self) -> None:
+        """Look at the vocabulary.
+
+        Raises:
+            LoadError: It has tokens that the model does not have.
+        """
+        if (ids := _drafted_ids(self._head)) is None:
+            return
+        least, most = mx.min(ids).item(), mx.max(ids).item()
+        if not 0 <= least <= most < self._vocab_size:
+            raise LoadError(
+                f"the EAGLE-3 head drafts the ids {least} to {most} (d2t), and the model has "
+                f"{self._vocab_size}"
+            )
+
+    def _read(
+        self, embedded: mx.array, before: mx.array, mask: object, cache: Sequence[Any]
+    ) -> tuple[mx.array, mx.array]:
+        head = self._head
+        states = before if before.shape[-1] == head.hidden_size else self._fused(before)
+        (first, first_cache), *others = zip(head.layers, cache, strict=True)
+        states = first(embedded, states, mask, first_cache, None)
+        for layer, layer_cache in others:
+            states = layer(states, mask, layer_cache, None)
+        return states, self._widened(self._project(head.norm(states)))
+
+    def _fused(self, before: mx.array) -> mx.array:
+        """Return states of the head's own width for those of the model."""
+        norm = self._head.input_norm
+        fused: mx.array = self._head.fc(before if norm is None else norm(before))
+        return fused
+
+    def _widened(self, logits: mx.array) -> mx.array:
+        """Return logits as wide as the model's; what the head does not know cannot come."""
+        if self._places is None:
+            return logits
+        none = mx.full((*logits.shape[:-1], 1), -mx.inf, logits.dtype)
+        return mx.concatenate([logits, none], axis=-1)[..., self._places]
+
+
+def build_eagle(directory: Path, network: Network, dtype: str | None) -> EagleNetwork:
+    """Return the EAGLE-3 head that a directory holds; no weight is in memory.
+
+    Raises:
+        LoadError: It is for another model; other failures are those of upstream.
+    """
+    path = directory / CONFIG_NAME
+    config = read_json(path, dict)
+    require_sensible(path, config)
+    head = _built(config, Target(network), _weights(directory))
+    if dtype is not None:
+        cast(head, dtype)
+    return EagleNetwork(head, network)
+
+
+def _built(config: Mapping[str, Any], target: Target, weights: dict[str, mx.array]) -> Network:
+    from mlx_vlm.speculative.drafters.eagle3 import Model, ModelConfig
+
+    head = Model(ModelConfig.from_dict(head_config(config, len(target.layers))))
+    _leave_to_the_model(head, target, weights)
+    _scale_positions(head, layer_config(config))
+    weights = head.sanitize(weights)
+    if quantization := config.get("quantization"):
+        _quantize(head, quantization, weights)
+    head.load_weights(list(weights.items()))
+    return head
+
+
+def _weights(directory: Path) -> dict[str, mx.array]:
+    found: dict[str, mx.array] = {}
+    for path in sorted(directory.glob(WEIGHTS_PATTERN)):
+        for name, weight in mx.load(str(path)).items():
+            for old, new in _RENAMED:
+                name = new + name.removeprefix(old) if name.startswith(old) else name
+            found[name] = weight
+    return found
+
+
+def _leave_to_the_model(head: Network, target: Target, weights: dict[str, mx.array]) -> None:
+    """Take out of a head what it shares with the model: a copy would take as much memory."""
+    is_as_wide = head.hidden_size == target.width
+    is_whole = not head.uses_draft_vocab
+    shared = {
+        _EMBEDDINGS: is_as_wide and not head.config.embed_requires_grad,
+        _OUTPUT: is_as_wide and is_whole and f"{_OUTPUT}.weight" not in weights,
+        _IDS: is_whole,
+    }
+    for name in [name for name, is_shared in shared.items() if is_shared]:
+        head.pop(name, None)
+        for own in [each for each in weights if each.split(".")[0] == name]:
+            del weights[own]
+
+
+def _scale_positions(head: Network, layer: Mapping[str, Any]) -> None:
+    """Rotate as the head was trained: mlx-vlm 0.7 leaves the scaling out."""
+    scaling = next(filter(None, map(layer.get, _ROPES)), None)
+    if scaling is None:
+        return
+    for each in head.layers:
+        text = each.self_attn.config
+        each.self_attn.rope = initialize_rope(
+            each.self_attn.head_dim,
+            text.rope_theta,
+            text.rope_traditional,
+            scaling,
+            text.max_position_embeddings,
+        )
+
+
+def _quantize(
+    head: Network, quantization: Mapping[str, Any], weights: Mapping[str, mx.array]
+) -> None:
+    chosen = {
+        name: quantization[name] for name in ("group_size", "bits", "mode") if name in quantization
+    }
+    nn.quantize(head, **chosen, class_predicate=lambda path, _: f"{path}.scales" in weights)
+
+
+def _require_fit(head: Network, target: Target) -> None:
+    own, known = head.target_hidden_size, head.target_vocab_size
+    if own != target.width:
+        raise UnsupportedModelError(
+            f"the EAGLE-3 head is for states of {own} numbers, and the model has {target.width}"
+        )
+    if known != target.vocab_size:
+        raise UnsupportedModelError(
+            f"the EAGLE-3 head is for a vocabulary of {known} tokens, and the model has "
+            f"{target.vocab_size}"
+        )
+
+
+def _drafted_ids(head: Network) -> mx.array | None:
+    """Return the ids [N] of the tokens that a head can draft, if these are not all."""
+    return mx.arange(head.draft_vocab_size) + head.d2t if head.uses_draft_vocab else None
+
+
+def _places(head: Network, vocab_size: int) -> mx.array | None:
+    """Return where the logit of each token [V] stands; behind the others if it has none."""
+    if (ids := _drafted_ids(head)) is None:
+        return None
+    places = mx.full((vocab_size,), head.draft_vocab_size, mx.int32)
+    places[mx.clip(ids, 0, vocab_size - 1)] = mx.arange(head.draft_vocab_size)
+    return places

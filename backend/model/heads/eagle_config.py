@@ -1,0 +1,70 @@
+"""What the config.json of an EAGLE-3 head says, in either of its two layouts.
+
+In the layout of Speculators the fields of its layer stand in `transformer_layer_config`; in that of
+SGLang they stand at the top, and what belongs to the head alone may stand in `eagle_config`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backend.errors import UnsupportedModelError
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_LAYER, _EXTRAS = "transformer_layer_config", "eagle_config"
+# What the network has a place for.
+_TAPS = 3
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json is that of an EAGLE-3 head."""
+    names = (config.get("model_type"), config.get("speculators_model_type"))
+    architectures = config.get("architectures") or ()
+    return "eagle3" in names or any("eagle3" in str(name).lower() for name in architectures)
+
+
+def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the head's own layer."""
+    found: Mapping[str, Any] = config.get(_LAYER) or config
+    return found
+
+
+def head_config(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return the fields of mlx-vlm's `Eagle3Config`.
+
+    Args:
+        config: Of the head.
+        layers: How many the model has.
+
+    Raises:
+        UnsupportedModelError: The head is for a model with more, or it reads other states.
+    """
+    extras = config.get(_EXTRAS) or {}
+    if extras.get("use_aux_hidden_state") is False:
+        raise UnsupportedModelError(
+            "the EAGLE-3 head reads the last states alone (use_aux_hidden_state is false), and only "
+            "heads that read those of three layers can be used"
+        )
+    layer = layer_config(config)
+    ids = _boundaries(config.get(_IDS) or extras.get(_IDS), layers)
+    return {
+        **extras,
+        **config,
+        "draft_vocab_size": config.get("draft_vocab_size") or layer.get("vocab_size"),
+        _LAYER: dict(layer),
+        "target_layer_ids": ids,
+        "capture_layer_ids": [each - 1 for each in ids],
+    }
+
+
+def _boundaries(named: Sequence[int] | None, layers: int) -> list[int]:
+    """Return after how many layers of the model the head reads its states."""
+    ids = list(named or (2, layers // 2, layers - 3))
+    # Some trainers count the layers from 0, and name those whose outputs are meant; the first is 1.
+    first = 1 if named and ids[0] == 1 else 0
+    found = [each + first for each in ids]
+    if len(found) != _TAPS or not all(0 < each <= layers for each in found):
+        raise UnsupportedModelError(
+            f"the EAGLE-3 head reads states after layers {', '.join(map(str, found))}, "
+            f"and the model has {layers}"
+        )
+    return found

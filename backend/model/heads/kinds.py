@@ -1,0 +1,108 @@
+"""The kinds of heads, and which of them a directory holds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+
+from backend.model.checkpoint.config import (
+    CONFIG_NAME,
+    WEIGHTS_INDEX,
+    WEIGHTS_PATTERN,
+    read_config,
+    read_json,
+    require_weights,
+)
+from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error
+from backend.model.checkpoint.libraries import is_installed
+from backend.model.checkpoint.upstream import Network
+from backend.model.heads.eagle import build_eagle
+from backend.model.heads.eagle_config import is_eagle3
+from backend.model.heads.mtp import build_mtp
+from backend.model.heads.network import HeadNetwork
+
+Build: TypeAlias = Callable[[Path, Network, str | None], HeadNetwork]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKind:
+    """A kind of heads.
+
+    Attributes:
+        name: As people see it.
+        is_alone: Tells by a config.json whether a checkpoint holds nothing but such a head.
+        build: Makes the network: of a directory, the model, and a data type if it is given.
+        families: Model types whose own checkpoints bring such a head.
+        prefix: Of its weights there.
+    """
+
+    name: str
+    is_alone: Callable[[Mapping[str, Any]], bool]
+    build: Build
+    families: frozenset[str] = frozenset()
+    prefix: str = ""
+
+
+_QWEN = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
+
+KINDS = (
+    HeadKind(
+        name="MTP head",
+        is_alone=lambda config: config.get("model_type") == "qwen3_5_mtp",
+        build=build_mtp,
+        families=frozenset(_QWEN),
+        prefix="mtp.",
+    ),
+    HeadKind(name="EAGLE-3 head", is_alone=is_eagle3, build=build_eagle),
+)
+
+
+def head_alone(directory: Path) -> HeadKind | None:
+    """Return the kind of the head that is all that a directory holds, if it is one.
+
+    Raises:
+        LoadError: There is a config.json that cannot be read.
+    """
+    path = directory / CONFIG_NAME
+    config = read_json(path, dict) if path.is_file() else {}
+    return next((kind for kind in KINDS if kind.is_alone(config)), None)
+
+
+def head_beside(directory: Path) -> HeadKind | None:
+    """Return the kind of the head that a model's checkpoint brings, if it can be used.
+
+    It reads no weights but their names.
+
+    Raises:
+        LoadError: Its config.json cannot be read.
+    """
+    config = read_config(directory)
+    types = {config.get("model_type"), (config.get("text_config") or {}).get("model_type")}
+    kinds = [kind for kind in KINDS if types & kind.families]
+    if not kinds or not is_installed("mlx_vlm"):
+        return None
+    names = _weight_names(directory)
+    return next((k for k in kinds if any(name.startswith(k.prefix) for name in names)), None)
+
+
+def build_head(kind: HeadKind, directory: Path, network: Network, dtype: str | None) -> HeadNetwork:
+    """Return the head that a directory holds; no weight is in memory.
+
+    Raises:
+        LoadError: Says in a user's words what is wrong.
+    """
+    require_weights(directory)
+    try:
+        return kind.build(directory, network, dtype)
+    except UPSTREAM_FAILURES as failure:
+        raise as_load_error(failure, directory) from failure
+
+
+def _weight_names(directory: Path) -> set[str]:
+    """Return the names of a checkpoint's weights, from its index or the heads of its files."""
+    index = directory / WEIGHTS_INDEX
+    if index.is_file():
+        return set(read_json(index, dict).get("weight_map", {}))
+    return {name for path in directory.glob(WEIGHTS_PATTERN) for name in mx.load(str(path))}

@@ -1,0 +1,62 @@
+"""Heads that predict the token after the next (MTP), as checkpoints of some families bring them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from backend.errors import UnsupportedModelError
+from backend.model.checkpoint.upstream import Network
+from backend.model.checkpoint.weights import cast, widen_experts
+from backend.model.heads.network import HeadNetwork, Target
+
+
+class MtpNetwork(HeadNetwork):
+    """Reads the last states of the model, and writes with its output."""
+
+    def __init__(self, head: Network, network: Network) -> None:
+        """Draft for a network.
+
+        Raises:
+            UnsupportedModelError: The head was trained with another.
+        """
+        target = Target(network)
+        own = head.norm.weight.shape[0]
+        if target.width != own:
+            raise UnsupportedModelError(
+                f"the MTP head is for states of {own} numbers, and the model has {target.width}"
+            )
+        super().__init__(head, target, [target.norm])
+        self._project = target.project
+
+    def require_sense(self) -> None:
+        """Say nothing: the vocabulary is that of the model."""
+
+    def _read(
+        self, embedded: mx.array, before: mx.array, mask: object, cache: Sequence[Any]
+    ) -> tuple[mx.array, mx.array]:
+        head = self._head
+        pairs = [head.pre_fc_norm_embedding(embedded), head.pre_fc_norm_hidden(before)]
+        states = head.fc(mx.concatenate(pairs, axis=-1))
+        for layer, layer_cache in zip(head.layers, cache, strict=True):
+            states = layer(states, mask=mask, cache=layer_cache)
+        after = head.norm(states)
+        return after, self._project(after)
+
+
+def build_mtp(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
+    """Return the MTP head that a directory holds, alone or beside its model.
+
+    No weight is in memory.
+
+    Raises:
+        UnsupportedModelError: It is for another model; other failures are those of upstream.
+    """
+    from mlx_vlm.speculative.drafters import load_drafter
+
+    head, _ = load_drafter(str(directory), "mtp", lazy=True)
+    if dtype is not None:
+        cast(head, dtype)
+    widen_experts(head)
+    return MtpNetwork(head, network)

@@ -1,0 +1,110 @@
+"""A head at work: what all kinds have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache
+
+from backend.errors import UnsupportedModelError
+from backend.model.checkpoint.upstream import Network
+
+# Arrays in nested dicts and lists, as MLX keeps them.
+Arrays: TypeAlias = Any
+
+
+class Target:
+    """The parts of a model that a head reads and writes with.
+
+    Attributes:
+        embed: Ids [B, T] to embeddings [B, T, D].
+        layers: In their order.
+        norm: The last one.
+        project: Normed states to logits.
+        width: Of its hidden states.
+        vocab_size: How many ids it embeds.
+    """
+
+    def __init__(self, network: Network) -> None:
+        """Find them.
+
+        Raises:
+            UnsupportedModelError: The model is built in another way.
+        """
+        language_model = getattr(network, "language_model", network)
+        decoder: Network = getattr(language_model, "model", None)
+        if not all(hasattr(decoder, name) for name in ("embed_tokens", "layers", "norm")):
+            raise UnsupportedModelError(
+                "the model has no embeddings, layers and norm in the places that heads know"
+            )
+        self.embed = decoder.embed_tokens
+        self.layers: Sequence[Network] = decoder.layers
+        self.norm = decoder.norm
+        self.project = getattr(language_model, "lm_head", None) or self.embed.as_linear
+        self.width: int = self.norm.weight.shape[0]
+        self.vocab_size: int = self.embed.weight.shape[0]
+
+
+class HeadNetwork(ABC):
+    """A head as the engine takes networks: ids [B, T] and the caches -> logits [B, T, V].
+
+    Attributes:
+        tapped: Modules of the model, whose states it reads.
+        before: States of the tokens before the inputs of the next call: those of the model, of all
+            modules side by side, or those that the head has made. Zeros if nobody sets them.
+        after: States [B, T, D] that the head has made of the inputs of the latest call.
+    """
+
+    def __init__(self, head: Network, target: Target, tapped: Sequence[Network]) -> None:
+        """Draft with a module of upstream."""
+        self.tapped = tapped
+        self.before: mx.array | None = None
+        self.after: mx.array | None = None
+        self._head = head
+        self._embed = target.embed
+        self._width = target.width * len(tapped)
+
+    def make_cache(self) -> list[Any]:
+        """Return the empty caches of one sequence."""
+        return [KVCache() for _ in self._head.layers]
+
+    def parameters(self) -> Arrays:
+        """Return the head's own weights as a tree."""
+        return self._head.parameters()
+
+    @property
+    def state(self) -> Arrays:
+        """All arrays of the head."""
+        return self._head.state
+
+    @property
+    def token_bytes(self) -> int:
+        """Size of what is kept of a token of the model until the head has read it."""
+        size: int = self._head.norm.weight.dtype.size
+        return self._width * size
+
+    @abstractmethod
+    def require_sense(self) -> None:
+        """Look at weights that are in memory.
+
+        Raises:
+            LoadError: They are of another model.
+        """
+
+    def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        """Append tokens to the caches, each with the states before it, and return the logits."""
+        embedded = self._embed(inputs)
+        before, self.before = self.before, None
+        if before is None:
+            before = mx.zeros((*inputs.shape, self._width), embedded.dtype)
+        mask = create_attention_mask(embedded, cache[0])
+        self.after, logits = self._read(embedded, before, mask, cache)
+        return logits
+
+    @abstractmethod
+    def _read(
+        self, embedded: mx.array, before: mx.array, mask: object, cache: Sequence[Any]
+    ) -> tuple[mx.array, mx.array]:
+        """Return the head's own states [B, T, D], and the logits [B, T, V]."""
