@@ -8,10 +8,12 @@ import pytest
 from backend.config import MemoryOptions, ModelOptions, TuningOptions
 from backend.engine.forecast import forecast
 from backend.engine.passes.caches import make_cache_factory
+from backend.engine.rows.row_states import MOST_TOKENS
 from backend.engine.trials.drafter import load_draft
 from backend.engine.trials.kv_profile import measure
 from backend.errors import UnsupportedModelError
 from backend.model.loader import load
+from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
 from scripts.tiny_encoders import build_encoder
 from scripts.tiny_models import build
@@ -54,13 +56,24 @@ def test_what_is_foretold_of_a_draft_model_is_what_a_load_finds(tiny_models):
         assert cache.profile.row_bytes(700) == own + loaded.profile.row_bytes(700)
 
 
-def test_what_is_foretold_of_an_mtp_head_is_what_a_load_finds(tmp_path):
-    directory = add_head(build("qwen3_5", tmp_path))
-    foretold = forecast(options(directory), directory)
-    loaded = load_draft(options(directory), load(options(directory), directory), range(8))
+@pytest.mark.parametrize(
+    ("family", "add", "states"), [("qwen3_5", add_head, 1), ("llama", add_eagle, 3)]
+)
+def test_what_is_foretold_of_a_head_is_what_a_load_finds(tmp_path, family, add, states):
+    directory = build(family, tmp_path / "model", num_hidden_layers=4)
+    head = add(directory, tmp_path / "head")
+    named = replace(options(directory), tuning=TuningOptions.of(draft_model=str(head)))
+    foretold = forecast(named, directory)
+    loaded = load_draft(named, load(named, directory), range(8))
     assert foretold.draft == loaded.model.card
     assert foretold.draft.weights_bytes > 0
-    assert foretold.caches[0].profile.draft.row_bytes(700) == loaded.profile.row_bytes(700)
+    assert foretold.caches[0].profile.draft == replace(loaded.profile, has_own_lengths=False)
+    assert loaded.profile.fixed_bytes == MOST_TOKENS * states * 64 * 4
+
+
+def test_a_head_that_the_checkpoint_brings_is_foretold(tmp_path):
+    directory = add_head(build("qwen3_5", tmp_path))
+    assert forecast(options(directory), directory).draft.model_type == "MTP head"
 
 
 def test_heads_wide_enough_for_it_can_be_quantised(tiny_models):

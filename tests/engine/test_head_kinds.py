@@ -191,8 +191,9 @@ REFUSALS = {
     ),
     "last states": (
         {"eagle_config": {"use_aux_hidden_state": False}},
-        "the EAGLE-3 head reads the last states alone",
+        "the EAGLE-3 head reads the last hidden states only",
     ),
+    "MLA": ({"kv_lora_rank": 512, "is_nested": False}, "the EAGLE-3 head has MLA"),
 }
 
 

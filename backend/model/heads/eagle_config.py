@@ -36,15 +36,16 @@ def head_config(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         layers: How many the model has.
 
     Raises:
-        UnsupportedModelError: The head is for a model with more, or it reads other states.
+        UnsupportedModelError: The model has too few, or the head is of another kind.
     """
     extras = config.get(_EXTRAS) or {}
     if extras.get("use_aux_hidden_state") is False:
         raise UnsupportedModelError(
-            "the EAGLE-3 head reads the last states alone (use_aux_hidden_state is false), and only "
-            "heads that read those of three layers can be used"
+            "the EAGLE-3 head reads the last hidden states only (use_aux_hidden_state is false)"
         )
     layer = layer_config(config)
+    if layer.get("kv_lora_rank"):
+        raise UnsupportedModelError("the EAGLE-3 head has MLA (kv_lora_rank)")
     ids = _boundaries(config.get(_IDS) or extras.get(_IDS), layers)
     return {
         **extras,
