@@ -122,7 +122,7 @@ def engine():
 
     # Only threads that begin while a recorder looks on are recorded.
     with ThreadPoolExecutor(1) as threads, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_pool, "_light_threads", threads)
+        patch.setattr(worker_pool, "_new_threads", lambda _name, _count: threads)
         return asyncio.run(answer())
 
 

@@ -1,6 +1,5 @@
 """The pipeline of generation: a call to increments. Unary replies fold them."""
 
-import asyncio
 import logging
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -20,6 +19,7 @@ from backend.pipeline.prompt.rendering import render, token_ids_of
 from backend.pipeline.request_log import RequestLog
 from backend.pipeline.served_model import ServedModel
 from backend.pipeline.validation import require_generation, require_ids
+from common.own_thread import in_own_thread
 
 BYTES_PER_ID = 8
 
@@ -80,7 +80,7 @@ async def warm_up(model: ServedModel) -> None:
     """Prepare a model in advance, so that its first request does not wait."""
     if model.card.kind is ModelKind.DECODER:
         log.info("replies of %s are read as %s", model.card.name, model.format.name)
-        await asyncio.to_thread(model.constraints.warm_up)
+        await in_own_thread(model.constraints.warm_up)
 
 
 async def tokenize(call: GenerationCall, model: ServedModel) -> Sequence[int]:

@@ -71,6 +71,11 @@ class Lane:
         self._count = 0
         self._bytes = 0
 
+    def move_to(self, threads: ThreadPoolExecutor) -> None:
+        """Begin no more work on the present threads: each ends with what it has begun."""
+        self._threads.shutdown(wait=False)
+        self._threads = threads
+
     async def run(self, function: Callable[[], Result], size_bytes: int) -> Result:
         """Run a function on a thread and return its result.
 
@@ -149,9 +154,14 @@ class _Lanes:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.light = Lane(_light_threads, LIGHT_THREADS)
-        self.heavy = Lane(_heavy_threads, HEAVY_THREADS)
-        self.media = Lane(_media_threads, MEDIA_THREADS)
+        self.light = Lane(_new_threads("light", LIGHT_THREADS), LIGHT_THREADS)
+        self.heavy = Lane(_new_threads("heavy", HEAVY_THREADS), HEAVY_THREADS)
+        self.media = Lane(_new_threads("media", MEDIA_THREADS), MEDIA_THREADS)
+
+    def renew(self) -> None:
+        self.light.move_to(_new_threads("light", LIGHT_THREADS))
+        self.heavy.move_to(_new_threads("heavy", HEAVY_THREADS))
+        self.media.move_to(_new_threads("media", MEDIA_THREADS))
 
 
 class _Pool:
@@ -167,9 +177,10 @@ class _Pool:
         return self._lanes
 
 
-_light_threads = ThreadPoolExecutor(LIGHT_THREADS, thread_name_prefix="light")
-_heavy_threads = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="heavy")
-_media_threads = ThreadPoolExecutor(MEDIA_THREADS, thread_name_prefix="media")
+def _new_threads(name: str, count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix=name)
+
+
 _pool = _Pool()
 
 
@@ -187,3 +198,12 @@ async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool 
     lanes = _pool.lanes()
     by_size = lanes.light if size_bytes <= LIGHT_WORK_BYTES else lanes.heavy
     return await (lanes.media if reads_media else by_size).run(work, size_bytes)
+
+
+def renew_threads() -> None:
+    """Have other threads do the work from here on; call it when a model has gone.
+
+    A tokenizer leaves with each thread that it worked on what it remembers of texts, up to 4 MB,
+    and only the end of the thread frees that.
+    """
+    _pool.lanes().renew()

@@ -3,8 +3,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Protocol
 
 from backend.config import INLINE_REQUEST_BYTES, MAX_TOKEN_IDS, ModelOptions, TuningOptions
@@ -100,10 +100,11 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         """Load a model; a caller that leaves cancels the load."""
         options = model_options(request, self._defaults)
         self.models_dir = str(options.models_dir or "")
-        if await in_own_thread(is_load_for_jobs, options):
-            await self._engine.free()
-            return pb.Result(success=True, message="no model is loaded: ready for jobs")
-        card = await self._engine.load(options)
+        with self._clearing_up():
+            if await in_own_thread(is_load_for_jobs, options):
+                await self._engine.free()
+                return pb.Result(success=True, message="no model is loaded: ready for jobs")
+            card = await self._engine.load(options)
         for wish in unmet_wishes(request, card, options):
             log.warning("%s", wish)
         # Reading a vocabulary for grammars holds the GIL: do it before any stream.
@@ -113,8 +114,8 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
 
     async def Free(self, _request: pb.HealthMessage, _context: Context) -> pb.Result:
         """Drop the model and end its requests."""
-        await self._engine.free()
-        self._heap.trim_soon()
+        with self._clearing_up():
+            await self._engine.free()
         return pb.Result(success=True, message="freed")
 
     async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
@@ -212,6 +213,17 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
                 else:
                     result = transcript_result(part)
                     await context.write(pb.TranscriptStreamResponse(final_result=result))
+
+    @contextmanager
+    def _clearing_up(self) -> Iterator[None]:
+        """Give back the memory of the model that has gone in the end, if one has."""
+        before = self._engine.model
+        try:
+            yield
+        finally:
+            if before is not None and before is not self._engine.model:
+                worker_pool.renew_threads()
+                self._heap.trim_soon()
 
     def _model(self) -> ServedModel:
         if (model := self._engine.model) is None:

@@ -1,13 +1,17 @@
 """A model is replaced while a request for it is prepared: its tokens never reach the next one."""
 
 import asyncio
+import ctypes
+import gc
+import itertools
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import grpc
 import pytest
-from serving import code_of, served
+from serving import code_of, served, until
 
 from backend.config import INLINE_REQUEST_BYTES
 from backend.pb import backend_pb2 as pb
@@ -17,6 +21,12 @@ from scripts.tiny_retrieval import build_reranker
 
 pytestmark = pytest.mark.mlx
 
+LANES = 3
+HEAP_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+MAX_LEFT_BYTES = 3 * 2**20
 PROMPT = pb.PredictOptions(Prompt="be bi", Tokens=2)
 LARGE = pb.PredictOptions(Prompt="be bi", Tokens=2, NegativePrompt="a" * INLINE_REQUEST_BYTES)
 RERANK = pb.RerankRequest(query="be", documents=["bi", "bo"])
@@ -58,10 +68,25 @@ def cross_encoders(tmp_path_factory):
     return first, shutil.copytree(first, root / "other")
 
 
+class HeapInfo(ctypes.Structure):
+    """What `mallinfo2` of glibc returns."""
+
+    _fields_: ClassVar = [(name, ctypes.c_size_t) for name in HEAP_FIELDS]
+
+
+def taken_bytes():
+    """Return what this process has of the C library and has not freed; garbage does not count."""
+    gc.collect()
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = HeapInfo
+    heap = mallinfo()
+    return heap.uordblks + heap.hblkhd
+
+
 async def answer_of_a_call_during_a_load(call, first, second, monkeypatch):
     executor = HoldingExecutor()
-    for threads in ("_light_threads", "_heavy_threads"):
-        monkeypatch.setattr(worker_pool, threads, executor)
+    others = itertools.chain([executor] * LANES, iter(ThreadPoolExecutor, None))
+    monkeypatch.setattr(worker_pool, "_new_threads", lambda _name, _count: next(others))
     async with served(first) as backend:
         preparing = asyncio.create_task(code_of(call(backend.stub)))
         await executor.holds.wait()
@@ -84,3 +109,16 @@ async def test_pairs_for_another_cross_encoder_are_refused(cross_encoders, monke
     code, details = await answer_of_a_call_during_a_load(rerank, *cross_encoders, monkeypatch)
     assert code is grpc.StatusCode.ABORTED
     assert details == "another model was loaded while the request was prepared"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="it is glibc's")
+async def test_threads_keep_nothing_of_the_tokenizers_of_models_that_were_replaced(decoders):
+    words = pb.PredictOptions(Prompt=" ".join(f"{number * 7919:x}bebibo" for number in range(9000)))
+    async with served(decoders[0]) as backend:
+        await backend.stub.TokenizeString(words)
+        before = taken_bytes()
+        for model in (*decoders[::-1], *decoders[::-1]):
+            assert (await backend.load(model)).success
+            await backend.stub.TokenizeString(words)
+        # Threads that have nothing more to do end a moment later.
+        await until(lambda: taken_bytes() - before < MAX_LEFT_BYTES, timeout_s=30)

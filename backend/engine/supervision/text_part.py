@@ -9,6 +9,7 @@ from backend.config import ModelOptions
 from backend.engine.messages.protocol import Loaded
 from backend.engine.supervision.media import Prepare, RemoteMedia
 from backend.model.loaded import LoadedModel
+from common.own_thread import in_own_thread
 
 
 def read_text_part(options: ModelOptions, directory: Path) -> Any:  # noqa: ANN401 (untyped upstream)
@@ -41,7 +42,7 @@ async def loaded_model(
     from backend.model.text.hf_tokenizer import with_template
 
     defaults = loaded.tokenizer_defaults
-    tokenizer, template, _ = await asyncio.to_thread(with_template, options, text, defaults)
+    tokenizer, template, _ = await in_own_thread(with_template, options, text, defaults)
     media = None
     if loaded.media is not None:
         media = RemoteMedia(loaded.media, prepare, asyncio.get_running_loop())
