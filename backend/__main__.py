@@ -24,21 +24,21 @@ from common.lifecycle import StopRequest, exit_with_parent, parse_interval
 
 # Hosts' variables for the number of parallel requests; the first one set counts.
 PARALLEL_VARIABLES = ("PYTHON_GRPC_MAX_WORKERS", "LLAMACPP_PARALLEL")
-# Set by run.sh as its first act.
+# Set by run.sh before anything else.
 PARENT_VARIABLE = "MLX_BACKEND_PARENT"
 PROGRAM = "mlx-grpc-backend serve"
 DESCRIPTION = (
     "Serve MLX models by gRPC until SIGTERM or SIGINT; see docs/reference/options.md for variables."
 )
 OPTIONS = ("--addr", "--metrics-addr", "--dashboard", "--help")
-# What other servers call the address.
+# Names that other servers use for the address.
 SYNONYMS = dict.fromkeys(("--port", "--host", "--listen", "--bind", "-p"), "--addr HOST:PORT")
-# Whose directory belongs to one user and goes with the last session.
+# Its directory belongs to one user and is removed with the last session.
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
 LEDGER_NAME = "mlx-grpc-backend"
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
-# No engine process can load the model any more.
+# No engine process could load the model again.
 EXIT_BROKEN = 3
 
 TRACE_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -59,7 +59,7 @@ def main() -> int:
         log.critical("%s", error)
         return 1
     config = server_config(sys.argv[1:], os.environ)
-    # Not for processes that this one starts: they have another parent.
+    # Not for child processes: they have another parent.
     os.environ.pop(PARENT_VARIABLE, None)
     if config.watches_parent:
         exit_with_parent(config.parent_watch_interval_s, config.parent)
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 async def serve(config: ServerConfig) -> int:
-    """Serve until a signal, or until the engine is beyond repair; then let what runs finish.
+    """Serve until a signal, or until the engine has failed for good; then let requests finish.
 
     Returns:
         The exit code.
@@ -114,7 +114,7 @@ async def _stopped_or_broken(stop_request: StopRequest, engine: Engine[ServedMod
 
 @contextmanager
 def _metrics_served(address: str, engine: Engine[ServedModel]) -> Iterator[None]:
-    """Let Prometheus scrape the engine, if there is an address for it."""
+    """Serve metrics of the engine, if there is an address for them."""
     if not address:
         yield
         return
@@ -131,7 +131,7 @@ def _metrics_served(address: str, engine: Engine[ServedModel]) -> Iterator[None]
 
 @contextmanager
 def _page_served(config: ServerConfig, engine: Engine[ServedModel]) -> Iterator[None]:
-    """Show the engine to people, if there is an address for it."""
+    """Serve the dashboard of the engine, if there is an address for it."""
     if not config.dashboard_address:
         yield
         return
@@ -153,7 +153,7 @@ def _tracing() -> Sequence[ServerInterceptor]:
 
 
 def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
-    """Return what the command line and the environment ask for; hosts add arguments of theirs."""
+    """Return the configuration of command line and environment; hosts add own arguments."""
     defaults = ServerConfig()
     parser = argparse.ArgumentParser(prog=PROGRAM, allow_abbrev=False, description=DESCRIPTION)
     parser.add_argument("--addr", default=defaults.address, metavar="HOST:PORT|unix:PATH")
@@ -178,18 +178,18 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
 
 
 def _on_loopback(address: str) -> str:
-    """Return an address, on this machine alone if it is only a port."""
+    """Return an address, on loopback if it is only a port."""
     return f"127.0.0.1:{address}" if address.isdecimal() else address
 
 
 def _warn_of_unknown(arguments: Sequence[str]) -> None:
-    """Name the options that mean nothing here: hosts add some of theirs, and people misspell."""
+    """Log unknown options: hosts add their own, and people misspell."""
     if names := unknown_options(arguments):
         log.warning("ignoring unknown options: %s", described(names, OPTIONS, SYNONYMS))
 
 
 def _max_slots(environment: Mapping[str, str], default: int) -> int:
-    """Return how many requests the host would have run at once, if it says so."""
+    """Return the number of concurrent requests set by the host, or the default."""
     name = next((name for name in PARALLEL_VARIABLES if environment.get(name)), None)
     if name is None:
         return default
@@ -201,7 +201,7 @@ def _max_slots(environment: Mapping[str, str], default: int) -> int:
 
 
 def memory_ledger(environment: Mapping[str, str]) -> Path:
-    """Return the directory that the backends of this user have in common."""
+    """Return the directory shared by the backends of this user."""
     runtime = environment.get(RUNTIME_VARIABLE, "")
     if Path(runtime).is_absolute() and Path(runtime).is_dir():
         return Path(runtime) / LEDGER_NAME

@@ -11,9 +11,9 @@ DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 DRAIN_TIMEOUT_S = 8.0
-# A longer turn of the engine is reported: it may never end.
+# A longer turn of the engine is reported as stuck.
 LONG_TURN_S = 120.0
-# In one list of config.json: mlx-lm builds as many as it says, without a chance to cancel.
+# In one list of config.json: mlx-lm builds them all, without a chance to cancel.
 MAX_LAYERS = 4096
 # Limits of one request; `docs/reference/security.md` lists them.
 MAX_TOP_LOGPROBS = 20
@@ -25,7 +25,7 @@ MAX_JOBS, MAX_ENDED_JOBS = 2, 64
 MAX_TARGET_MODULES = 256
 JOB_STOP_TIMEOUT_S, JOB_REPORT_INTERVAL_S = 60.0, 0.5
 MAX_TOKEN_IDS = 2**20
-# A text with more characters per token than this, of the context or of MAX_TOKEN_IDS where that is
+# A text with more characters than this per token of the context, or of MAX_TOKEN_IDS if that is
 # more, is not tokenised.
 MAX_CHARS_PER_TOKEN = 8
 MAX_REQUEST_ID_CHARS = 128
@@ -38,46 +38,46 @@ MAX_JSON_DEPTH = 128
 MAX_GRAMMAR_BYTES = 256 * 1024
 # A larger request is parsed on a worker thread.
 INLINE_REQUEST_BYTES = 256 * 1024
-# Of one rendering of a chat template, which is a program and may loop.
+# For one rendering of a chat template, which is a program and may loop.
 MAX_RENDER_S = 10.0
 MAX_RENDER_MEMORY_BYTES = 2**30
-# Of its text, in characters.
+# For its text, in characters.
 MAX_RENDER_BYTES = 64 * 2**20
 # Started when they are needed.
 TEMPLATE_PROCESSES = 2
-# Of the memory for KV caches, unless `max_cache_bytes` says otherwise.
+# Of the memory for KV caches, unless `max_cache_bytes` is set.
 PROMPT_CACHE_MEMORY_SHARE = 0.25
-# Of the device's memory, unless the host says otherwise.
+# Of the device's memory, unless the host sets it.
 MEMORY_UTILIZATION = 0.9
-# Of the memory, where the device states no working set: other processes share that of a CPU, and
+# Of the memory, if the device reports no working set: other processes share that of a CPU, and
 # MLX itself stops at this share of a CUDA device.
 CPU_MEMORY_SHARE = 0.75
 CUDA_MEMORY_SHARE = 0.95
 # Of the memory besides the weights, for activations and copies of KV.
 RESERVE_SHARE = 0.1
-# Of the usable memory: the least for KV caches, however large the weights are.
+# Of the usable memory: the minimum for KV caches, however large the weights are.
 MIN_KV_SHARE = 0.02
-# How long weights, and requests, wait for memory that other backends of the machine hold.
+# How long weights and requests wait for memory held by other backends on the machine.
 LOAD_ROOM_WAIT_S, MEMORY_WAIT_S = 3.0, 30.0
 # Recent outputs of towers, and of processors.
 MEDIA_MEMO_BYTES = 256 * 2**20
 PREPARED_MEDIA_BYTES = 64 * 2**20
-# Prepare requests: small ones, large ones, and those with media.
+# Threads that prepare requests: small ones, large ones, and those with media.
 LIGHT_THREADS, HEAVY_THREADS, MEDIA_THREADS = 4, 2, 2
 LIGHT_WORK_BYTES = 32 * 1024
-# How many requests of a kind wait for their threads, and what all of them hold.
+# Maximum requests of a kind that wait for their threads, and their total size.
 MAX_QUEUED_WORK = 1024
 MAX_QUEUED_WORK_BYTES = 2**30
 
 # Limits of one medium, as a file and decoded.
 MAX_IMAGE_BYTES, MAX_AUDIO_BYTES, MAX_VIDEO_BYTES = 20 * 2**20, 32 * 2**20, 32 * 2**20
 MAX_IMAGE_PIXELS = 50_000_000
-# Processors of mlx-vlm fail beyond it.
+# mlx-vlm's processors fail beyond it.
 MAX_ASPECT_RATIO = 200
 MAX_AUDIO_S = 600
 # Of all channels, at the rate of the file.
 MAX_AUDIO_SAMPLES = 64_000_000
-# Of files to transcribe, which are heard in passages.
+# For files to transcribe, which are split into passages.
 MAX_SPEECH_BYTES, MAX_SPEECH_S = 512 * 2**20, 3600
 MAX_SPEECH_SAMPLES = 640_000_000
 SPEECH_RATE_HZ = 16_000
@@ -85,7 +85,7 @@ SPEECH_PASSAGE_S = 30
 MAX_PASSAGE_TOKENS = 512
 MAX_TRANSCRIPTIONS = 4
 MAX_LANGUAGE_CHARS, MAX_HINT_CHARS = 64, 4096
-# Kept of a video, then what is decoded to choose it.
+# Frames used of a video, then frames decoded to choose them.
 MAX_VIDEO_FRAMES = 32
 MAX_VIDEO_PIXELS = 100_000_000
 MAX_FILM_DECODED_PIXELS = 4_000_000_000
@@ -99,10 +99,10 @@ class ServerConfig:
 
     Attributes:
         metrics_address: Address for Prometheus to scrape; empty for none.
-        dashboard_address: Address of the page for people; empty for none.
+        dashboard_address: Address of the dashboard; empty for none.
         traces: Whether the environment names an OpenTelemetry collector.
         max_slots: Default of the option of this name.
-        parent: The process that started this one, as it was before Python ran, if that is known.
+        parent: The process that started this one, recorded before Python ran, if known.
     """
 
     address: str = "127.0.0.1:50051"
@@ -173,7 +173,7 @@ class RequestDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """The writing of prompts and the reading of replies."""
+    """The rendering of prompts and the parsing of replies."""
 
     eos_token: str | None = None
     bos_token: str | None = None
@@ -216,7 +216,7 @@ class GroupOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOptions:
-    """The drafting of tokens; no reply depends on it."""
+    """The drafting of tokens; replies do not change."""
 
     speculation: str = "auto"
     max_draft_tokens: int = 16
@@ -225,7 +225,7 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOptions:
-    """When the engine process is given up, and what follows."""
+    """When to give up on the engine process, and what to do then."""
 
     engine_timeout_s: int = 300
     reload_timeout_s: int = 1800
@@ -237,7 +237,7 @@ class TuningOptions:
     """The `Options` (`key:value`) and `EngineArgs` (JSON) of a LoadModel, by subject.
 
     The public name of an option is that of its field, in whichever group; a test compares them
-    with `docs/reference/options.md`, which documents each. `None` leaves it to the model or to
+    with `docs/reference/options.md`, which documents each. `None` leaves it to the model or
     the request.
     """
 
@@ -254,7 +254,7 @@ class TuningOptions:
 
     @classmethod
     def of(cls, **options: OptionValue) -> Self:
-        """Return the defaults but for these options, by their public names."""
+        """Return the defaults with these options replaced, by their public names."""
         return cls().updated(**options)
 
     def updated(self, **options: OptionValue) -> Self:
@@ -291,7 +291,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """The number of media of each kind that one request may bring."""
+    """The maximum number of media of each kind per request."""
 
     images: int = 32
     audios: int = 8
@@ -305,7 +305,7 @@ class ModelOptions:
     Attributes:
         model: The host's name of the model: its identity, a path or a hub id.
         model_file: A local path; wins over `model` when it exists.
-        models_dir: Where relative paths are looked up; `None` when the host sent none.
+        models_dir: Where relative paths are looked up; `None` if the host sent none.
         max_model_len: Explicit context limit; `None` leaves the model's own.
         dtype: Weights are cast to it; `None` leaves them.
         memory_utilization: The usable share of the device's memory, from 0 to 1.
@@ -332,7 +332,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuningDefaults:
-    """What holds where a fine-tuning says nothing: the host's own defaults."""
+    """The defaults of a fine-tuning: the host's own."""
 
     rank: int = 16
     alpha: int = 16

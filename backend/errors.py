@@ -4,27 +4,27 @@ BackendError
 ├── InvalidRequestError        a field is absent, malformed or out of range
 │   ├── ContextLengthError     the prompt does not fit the context
 │   └── GrammarError           a grammar or schema cannot be enforced
-│       └── GrammarSyntaxError it is malformed, and the message says where
+│       └── GrammarSyntaxError it is malformed; the message gives the position
 ├── ModelNotLoadedError        nothing is loaded
 ├── OverloadedError            too many requests are waiting
 ├── UnsupportedError           the loaded model cannot do it
-├── ShuttingDownError          the process is on its way out
+├── ShuttingDownError          the process is shutting down
 ├── RequestCancelledError      ended by Free, by another load, or by the caller
 ├── RefusedMediumError         the model's processor cannot take a medium
 ├── GenerationFailedError      the engine could not compute this request
 ├── EngineFailedError          the engine failed as a whole
-├── EngineStuckError           the engine does not end a turn
-├── DeviceLostError            the device computes nothing any more
-├── EngineDownError            the engine failed, and could not start anew
-├── GroupLostError             a process that shared the model has gone
+├── EngineStuckError           the engine does not finish a turn
+├── DeviceLostError            the device no longer computes
+├── EngineDownError            the engine failed, and could not restart
+├── GroupLostError             a process of the model's group is gone
 └── LoadError                  the model cannot be loaded as asked
     ├── ModelNotFoundError     no such path, no such hub id
     ├── UnsupportedModelError  not a model that MLX can run
     ├── OutOfMemoryError       it does not fit
     ├── DownloadError          the hub could not be reached
-    ├── GroupNotFormedError    a process that is to share the model is missing
+    ├── GroupNotFormedError    a process of the model's group is missing
     ├── LoadCancelledError     the caller left while it was loading
-    └── LoadFailedError        loading broke for a reason of its own
+    └── LoadFailedError        loading failed unexpectedly
 """
 
 from typing import Self
@@ -34,7 +34,7 @@ class BackendError(Exception):
     """A failure with a message for the caller."""
 
     def __copy__(self) -> Self:
-        """Return the same error for another caller: raising an error grows its traceback."""
+        """Return the same error for another caller, because raising extends the traceback."""
         twin = type(self).__new__(type(self), *self.args)
         vars(twin).update(vars(self))
         return twin
@@ -61,7 +61,7 @@ class GrammarError(InvalidRequestError):
 
 
 class GrammarSyntaxError(GrammarError):
-    """A place in the grammar's text is wrong; line and column count from 1."""
+    """The grammar has a syntax error; line and column count from 1."""
 
     def __init__(self, line: int, column: int, problem: str) -> None:
         super().__init__(f"line {line}, column {column}: {problem}")
@@ -81,7 +81,7 @@ class OverloadedError(BackendError):
 
 
 class UnsupportedError(BackendError):
-    """The loaded model, or this backend, cannot do what was asked."""
+    """The loaded model, or this backend, does not support the request."""
 
 
 class ShuttingDownError(BackendError):
@@ -97,7 +97,7 @@ class RefusedMediumError(BackendError):
 
 
 class GenerationFailedError(BackendError):
-    """The engine failed while computing this request; the others go on."""
+    """The engine failed while computing this request; the others continue."""
 
 
 class EngineFailedError(BackendError):
@@ -112,7 +112,7 @@ class EngineStuckError(BackendError):
 
 
 class DeviceLostError(BackendError):
-    """The device computes nothing any more for this process: another process may do better."""
+    """The device no longer computes for this process; it may for another process."""
 
 
 class EngineDownError(BackendError):
@@ -120,7 +120,7 @@ class EngineDownError(BackendError):
 
 
 class GroupLostError(BackendError):
-    """A process that computed a part of the model has gone, and the model with it."""
+    """A process that computed a part of the model is gone, and the model with it."""
 
 
 class LoadError(BackendError):
@@ -144,7 +144,7 @@ class DownloadError(LoadError):
 
 
 class GroupNotFormedError(LoadError):
-    """A process that is to compute a part of the model has not come, or did not stay."""
+    """A process that is to compute a part of the model did not join, or left."""
 
 
 class LoadCancelledError(LoadError):

@@ -1,8 +1,8 @@
 """`python -m backend.rank`: the engine process, which is rank 0, or another rank of its group.
 
-The backend starts rank 0, and rank 0 the others of its machine. On another machine an operator
+The backend starts rank 0, and rank 0 the others on its machine. On another machine an operator
 runs `python -m backend.rank --hostfile FILE --rank N`, or `mlx.launch` does: it serves one group
-after the other, each in a process of its own.
+after another, each in a separate process.
 """
 
 import argparse
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from backend.engine.messages.channel import Channel
 
 _POLL_INTERVAL_S = 0.5
-# For tests: the word of a fault and the token that it comes with.
+# For tests: the name of a fault and the token that triggers it.
 FAULT_VARIABLE = "MLX_BACKEND_TEST_FAULT"
 
 log = logging.getLogger("backend.rank")
 
 
 def main() -> int:
-    """Be a rank, or look after one; return the exit code."""
+    """Run a rank, or supervise one; return the exit code."""
     arguments = parse(sys.argv[1:], os.environ)
     try:
         logs.configure(logs.level_of(os.environ))
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
-    """Return what the command line asks for; `mlx.launch` says it in the environment."""
+    """Return the arguments; `mlx.launch` passes them in the environment."""
     rank = environment.get("MLX_RANK", "")
     hostfile = environment.get("MLX_HOSTFILE") or None
     parser = argparse.ArgumentParser(prog="python -m backend.rank", description=__doc__)
@@ -74,7 +74,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.
 
 
 def topology_of(arguments: argparse.Namespace) -> Topology:
-    """Return the group that an operator's worker belongs to."""
+    """Return the group of a worker started by an operator."""
     hosts: tuple[Host, ...] = ()
     if arguments.hosts:
         hosts = parse_hosts(arguments.hosts)
@@ -89,7 +89,7 @@ def topology_of(arguments: argparse.Namespace) -> Topology:
 
 
 def device_environment(device: int | None, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what shows CUDA one device only, if there are several."""
+    """Return the variables that limit CUDA to one device, if there are several."""
     devices = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if not devices:
         devices = [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
@@ -99,7 +99,7 @@ def device_environment(device: int | None, environment: Mapping[str, str]) -> Ma
 
 
 def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
-    """Load a model when the server says so, and compute it."""
+    """Load a model when the server asks for it, and compute it."""
     from backend.engine.messages.channel import Channel
     from backend.engine.messages.codec import Codec
     from backend.engine.messages.protocol import Order
@@ -117,13 +117,13 @@ def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
 
 
 def _leave_signals_to_server() -> None:
-    """Ignore what terminals and service managers send to all: this process ends with the server."""
+    """Ignore signals of terminals and service managers: this process ends with the server."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
 def refuse(server: "Channel", error: BackendError) -> NoReturn:
-    """Answer the load that comes with an error, and end."""
+    """Answer the next load with an error, and end."""
     from backend.engine.messages.failure import Failure
     from backend.engine.messages.protocol import Failed
 
@@ -133,7 +133,7 @@ def refuse(server: "Channel", error: BackendError) -> NoReturn:
 
 
 def be_rank(arguments: argparse.Namespace) -> NoReturn:
-    """Take part in one group as another rank than the first."""
+    """Take part in one group as a rank other than the first."""
     from backend.engine.distributed.follower import Follower, reach
     from backend.engine.distributed.messages import make_codec
 
@@ -144,7 +144,7 @@ def be_rank(arguments: argparse.Namespace) -> NoReturn:
 
 
 def look_after(topology: Topology, rank: int) -> int:
-    """Keep a process waiting for rank 0, a new one for every group, until told to stop."""
+    """Keep a process waiting for rank 0, a new one for every group, until stopped."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if rank == 0:
         log.info("rank 0 is started by the backend itself: there is nothing to do here")
@@ -163,7 +163,7 @@ def look_after(topology: Topology, rank: int) -> int:
 
 
 def _sleep() -> None:
-    """Wait a little: a signal just before a call that waits without end does not interrupt it."""
+    """Wait briefly: a signal just before an endless wait would not interrupt it."""
     time.sleep(_POLL_INTERVAL_S)
 
 

@@ -1,4 +1,4 @@
-"""Digests of things that were seen, in a file that survives a restart."""
+"""Digests of known content, in a file that survives a restart."""
 
 import os
 import re
@@ -11,32 +11,32 @@ from pathlib import Path
 _MARK = b"mlx-backend digests 1\n"
 _LINE = re.compile(rb"[0-9a-f]{64}")
 _LINE_BYTES = 65
-# O_NONBLOCK: opening a pipe must not wait for its reader.
+# O_NONBLOCK: opening a pipe must not block.
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class DigestFile:
-    """Digests of 32 bytes, one in a line, the latest last; several processes may share it.
+    """Digests of 32 bytes, one per line, the latest last; several processes may share it.
 
-    The file begins with a mark; another file in its place is left alone. It holds up to twice as
-    many digests as are kept, and is then written anew.
+    The file starts with a mark; any other file in its place is left alone. It holds up to twice
+    the limit, and is then rewritten.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
-        """Open nothing yet.
+        """Create the object without opening the file.
 
         Args:
-            path: Where the file is, or will be; its directory is made when it is needed.
-            limit: How many digests are kept.
+            path: The file; its directory is created when needed.
+            limit: The maximum number of digests.
         """
         self.path = path
         self._limit = limit
 
     def read(self) -> list[bytes]:
-        """Return the latest digests, the oldest first; lines that are damaged are left out.
+        """Return the latest digests, the oldest first; damaged lines are skipped.
 
         Raises:
-            OSError: The file cannot be read, or is another one.
+            OSError: The file cannot be read, or is another file.
         """
         try:
             with self._opened() as descriptor:
@@ -51,7 +51,7 @@ class DigestFile:
         """Append a digest.
 
         Raises:
-            OSError: The file cannot be written, or is another one.
+            OSError: The file cannot be written, or is another file.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._opened(os.O_CREAT) as descriptor:

@@ -1,8 +1,8 @@
-"""The folder that the disk tier makes inside the one it was given, and the files it wrote there.
+"""The disk tier's own folder inside the given one, and the files it wrote there.
 
-The folder that was given may hold anything, the weights of models above all. Nothing outside the
-tier's own folder is listed. Inside it a file is only counted, read, renamed or removed if its name
-and the mark at its head say that the tier wrote it, and no link is followed on the way to it.
+The given folder may contain anything, above all model weights. Nothing outside the
+tier's own folder is listed. Inside, a file is only counted, read, renamed or removed if its name
+and the mark at its start show that the tier wrote it, and links are never followed.
 """
 
 import logging
@@ -26,7 +26,7 @@ DRAFT_SUFFIX = ".draft"
 _MODEL = re.compile(r"[0-9a-f]{24}")
 _FILE = re.compile(r"[0-9]+-[0-9]+-[0-9a-f]{32}(\.kv|\.damaged|\.[0-9a-f]{16}\.draft)")
 _LISTED_NAMES = 3
-# O_NONBLOCK: opening a pipe must not wait for its writer.
+# O_NONBLOCK: opening a pipe must not block.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 
 
 class ForeignFileError(OSError):
-    """Something is there that the disk tier did not write."""
+    """The path exists, but the disk tier did not write it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CacheFile:
-    """A file that the disk tier of some process wrote; the oldest sorts first."""
+    """A file written by the disk tier of any process; the oldest sorts first."""
 
     mtime_ns: int
     size: int
@@ -57,19 +57,19 @@ class _Verdict:
 
 
 class CacheFolder:
-    """The folder of all models; the names of files are those of one of them."""
+    """The folder of all models; file names refer to one of them."""
 
     def __init__(self, root: Path, model: str) -> None:
-        """Make the folder.
+        """Create the folder.
 
         Args:
-            root: The folder to make it in.
-            model: The fingerprint of the model whose files are written and read.
+            root: The folder to create it in.
+            model: The fingerprint of the model whose files are read and written.
 
         Raises:
-            ForeignFileError: The folder holds something that the disk tier did not write.
-            OSError: It cannot be made or listed.
-            ValueError: `model` is no fingerprint.
+            ForeignFileError: The folder contains something that the disk tier did not write.
+            OSError: It cannot be created or listed.
+            ValueError: `model` is not a fingerprint.
         """
         if not _MODEL.fullmatch(model):
             raise ValueError(f"{model!r} is no fingerprint")
@@ -80,7 +80,7 @@ class CacheFolder:
             self._refuse_foreign_files()
 
     def files(self) -> list[CacheFile]:
-        """Return the files of all models, damaged ones and drafts of killed writers among them.
+        """Return the files of all models, with damaged ones and leftovers of killed writers.
 
         Raises:
             OSError: The folder cannot be listed.
@@ -111,10 +111,10 @@ class CacheFolder:
             yield file
 
     def write(self, name: str, write: Callable[[BinaryIO], None]) -> None:
-        """Put a file in its place, which appears as a whole or not at all.
+        """Write a file atomically.
 
         Raises:
-            ForeignFileError: A file of that name is there which the disk tier did not write.
+            ForeignFileError: A file of that name exists that the disk tier did not write.
             OSError: It cannot be written.
         """
         draft = f"{name.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
@@ -128,7 +128,7 @@ class CacheFolder:
         """Rename a damaged file of the model.
 
         Raises:
-            ForeignFileError: The disk tier did not write it, or what is in the new place.
+            ForeignFileError: The disk tier did not write it, or the file in the new place.
             OSError: It cannot be renamed.
         """
         aside = name.removesuffix(SUFFIX) + DAMAGED_SUFFIX
@@ -138,7 +138,7 @@ class CacheFolder:
             os.replace(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
 
     def remove(self, file: CacheFile) -> None:
-        """Remove a file of any model, unless it has gone.
+        """Remove a file of any model, unless it is gone.
 
         Raises:
             ForeignFileError: Another file has taken its place.
@@ -155,7 +155,7 @@ class CacheFolder:
 
     @contextmanager
     def _made(self) -> Iterator[int]:
-        """Open the folder of the model, made anew if somebody has removed it."""
+        """Open the folder of the model, created again if it was removed."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
@@ -176,7 +176,7 @@ class CacheFolder:
         return []
 
     def _judge(self, folder: int, model: str, entry: os.DirEntry[str]) -> _Verdict | None:
-        """Say whether the tier wrote a file; its head is read once, and again when it changes."""
+        """Tell whether the tier wrote a file; its head is read once, and again after a change."""
         try:
             status = entry.stat(follow_symlinks=False)
             known = self._verdicts.get((model, entry.name))
@@ -274,5 +274,5 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_visible(entry: os.DirEntry[str]) -> bool:
-    """Return false for the hidden files that file managers and network disks leave anywhere."""
+    """Return false for hidden files, which file managers and network disks leave anywhere."""
     return not entry.name.startswith(".")

@@ -1,7 +1,7 @@
-"""The nodes of one model on disk: found by prefix, bounded in bytes, shared with others.
+"""The nodes of one model on disk: found by prefix, limited in bytes, shared with others.
 
-Several processes may use a directory: files appear as a whole, a file that has gone is a miss,
-and what somebody else has written is found at the next look.
+Several processes may use a directory: files appear as a whole, a removed file is a miss, and
+files of others are found at the next refresh.
 """
 
 import hashlib
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredNode:
-    """A node as it is written and read.
+    """A node on disk.
 
     Attributes:
         key: The tokens from the root to the node's end.
-        start: Where the node begins.
+        start: The node's first position.
     """
 
     key: TokenKey
@@ -49,7 +49,7 @@ class _FileSpan:
 
     Attributes:
         ends_file: Whether the last of them is the file's last.
-        snapshot_name: Of a file with nothing but the state behind them.
+        snapshot_name: A file with only the state after them.
     """
 
     name: str
@@ -67,21 +67,21 @@ class NodeDirectory:
     """The files of one model below a directory of many; belongs to one thread.
 
     Attributes:
-        bytes: What the files of all models took at the last look.
-        damaged: How many files were put into quarantine.
-        written_bytes: Of the arrays that were written.
+        bytes: The size of the files of all models at the last refresh.
+        damaged: The number of quarantined files.
+        written_bytes: The bytes of all arrays written.
     """
 
     def __init__(self, root: Path, fingerprint: str, budget_bytes: int) -> None:
-        """Make a folder in the directory; nothing else in the directory is ever touched.
+        """Create a folder in the directory; nothing else in the directory is ever touched.
 
         Args:
-            root: Shared by all models, and perhaps by other programs.
-            fingerprint: Names the model whose nodes these are.
-            budget_bytes: What all files of all models may take.
+            root: Shared by all models, and possibly by other programs.
+            fingerprint: Identifies the model of these nodes.
+            budget_bytes: The maximum size of the files of all models.
 
         Raises:
-            OSError: The folder cannot be made, or holds other files than the disk tier's.
+            OSError: The folder cannot be created, or contains files not written by the disk tier.
         """
         self._folder = CacheFolder(root, fingerprint)
         self._fingerprint = fingerprint
@@ -93,7 +93,7 @@ class NodeDirectory:
         self.bytes = self.damaged = self.written_bytes = 0
 
     def look_again(self) -> None:
-        """Take in what has appeared, and forget what has gone."""
+        """Add new files to the index, and drop removed ones."""
         files = self._folder.files()
         self.bytes = sum(file.size for file in files)
         there = {file.name for file in files if self._is_node(file)}
@@ -108,7 +108,7 @@ class NodeDirectory:
             self._index_files(new)
 
     def write(self, node: StoredNode) -> None:
-        """Write a node, unless it is there or larger than all may be; the oldest files make room.
+        """Write a node, unless it exists or exceeds the budget; the oldest files make room.
 
         Raises:
             OSError: The disk refuses.
@@ -116,7 +116,7 @@ class NodeDirectory:
         header = NodeHeader(node.key, node.start, node.segment.has_snapshot)
         if self._has(header):
             return
-        # Unless it is written.
+        # Unless it gets written.
         self._lost.append(header)
         if node.segment.nbytes > self._budget_bytes:
             return
@@ -131,12 +131,12 @@ class NodeDirectory:
         self._touch(node.key)
 
     def read(self, key: TokenKey, known: int, *, ends_at_snapshot: bool) -> list[StoredNode]:
-        """Return the nodes on the path of a prompt that reach beyond what is known of it.
+        """Return the nodes on the path of a prompt beyond its known tokens.
 
         Args:
             key: The prompt.
-            known: How many of its tokens need not be read.
-            ends_at_snapshot: Whether nothing is of use behind the last snapshot.
+            known: The number of its tokens that need not be read.
+            ends_at_snapshot: Whether nodes after the last snapshot are useless.
         """
         self.look_again()
         nodes: list[StoredNode] = []
@@ -149,7 +149,7 @@ class NodeDirectory:
         return nodes
 
     def take_lost(self) -> list[NodeHeader]:
-        """Return what has not been written, or is no longer there, since the last call."""
+        """Return the nodes not written, or lost, since the last call."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -174,7 +174,7 @@ class NodeDirectory:
         return end <= limit and (has_own or bool(span.snapshot_name))
 
     def _has(self, wanted: NodeHeader) -> bool:
-        """Tell whether files hold all of a node, perhaps divided otherwise."""
+        """Tell whether files hold all of a node, possibly split differently."""
         known = self._headers.get(_name(wanted))
         if known is not None and known.has_snapshot >= wanted.has_snapshot:
             return True
@@ -248,7 +248,7 @@ class NodeDirectory:
         self._index.replace(node, replace(node.value, snapshot_name=name))
 
     def _touch(self, key: TokenKey) -> None:
-        """Make the files of a path the latest, those nearer to the root later still."""
+        """Make the files of a path the most recent, those nearer to the root last."""
         for node in reversed(self._index.match(key).nodes):
             for name in filter(None, (node.value.snapshot_name, node.value.name)):
                 self._folder.touch(name)

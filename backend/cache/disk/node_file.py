@@ -1,9 +1,9 @@
-"""One node of the prompt cache in a file, in the format of safetensors.
+"""One node of the prompt cache in a file, in safetensors format.
 
-The tokens from the root to the node's end are in the file, so that a file tells by itself which
-prompts it is for. The arrays are kept as bytes: their types stand in the header. Files are read and
-written through descriptors, which the library cannot do: a path could lead to another file by the
-time it is opened, and a file that somebody cuts short while it is mapped ends the process.
+A file contains the tokens from the root to the node's end, so that it is self-describing. The
+arrays are stored as bytes, with their types in the header. Files are read and written through
+descriptors, which the library cannot do: a path could lead to another file by the time it is
+opened, and truncating a mapped file kills the process.
 """
 
 import json
@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 16 * 2**20
 _MARK = json.dumps({"__metadata__": {"format": FORMAT}})[:-2].encode() + b", "
 _LENGTH = struct.Struct("<Q")
 _KEY = "key"
-# What reading a spoilt header raises; JSON may be nested deeply, and hold infinite numbers.
+# Errors from reading a corrupt header: JSON may be nested deeply, and contain infinite numbers.
 _DAMAGE = (
     LookupError,
     TypeError,
@@ -38,17 +38,17 @@ _DAMAGE = (
 
 
 class DamagedFileError(Exception):
-    """A file is not what its header says, or has none."""
+    """A file does not match its header, or has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHeader:
-    """What a file says of its node.
+    """The header of a node's file.
 
     Attributes:
         key: The tokens from the root to the node's end.
-        start: Where the node begins.
-        has_snapshot: Whether the state behind its last token is there.
+        start: The node's first position.
+        has_snapshot: Whether it includes the state after its last token.
     """
 
     key: TokenKey
@@ -57,7 +57,7 @@ class NodeHeader:
 
 
 def is_marked(file: BinaryIO) -> bool:
-    """Return whether a file begins as `write_node` begins it, perhaps cut off further on."""
+    """Return whether a file starts as `write_node` starts it, possibly truncated later."""
     return os.pread(file.fileno(), len(_MARK), _LENGTH.size) == _MARK
 
 
@@ -90,7 +90,7 @@ def write_node(
 
 
 def read_header(file: BinaryIO, fingerprint: str) -> NodeHeader:
-    """Read what the file is for, and not its arrays; nothing is checked against the checksum.
+    """Read the header without the arrays; the checksum is not verified.
 
     Raises:
         DamagedFileError: It is damaged, or of another model or version.
@@ -102,7 +102,7 @@ def read_header(file: BinaryIO, fingerprint: str) -> NodeHeader:
 
 
 def read_node(file: BinaryIO, fingerprint: str) -> tuple[NodeHeader, PlainSegment]:
-    """Read all of it and check it.
+    """Read and verify the whole file.
 
     Raises:
         DamagedFileError: It is damaged, or of another model or version.
@@ -128,7 +128,7 @@ def _damage_reported() -> Iterator[None]:
 
 
 def _read_header(file: BinaryIO, fingerprint: str) -> tuple[Mapping[str, str], Sequence[int]]:
-    """Return the metadata and the sizes of the tensors, which the file is long enough for."""
+    """Return the metadata and the tensor sizes, which the file's length allows."""
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
     if length > MAX_HEADER_BYTES:
         raise DamagedFileError(f"a header of {length} bytes")

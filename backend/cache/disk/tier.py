@@ -1,4 +1,4 @@
-"""The thread that writes and reads the prompt cache's files: no other one waits for a disk."""
+"""The thread that reads and writes the prompt cache's files: no other thread waits for a disk."""
 
 import logging
 import queue
@@ -46,7 +46,7 @@ _Job: TypeAlias = _Write | _Read | _Stop
 
 @dataclass(order=True, slots=True)
 class _Queued:
-    """Reads come first, for somebody waits; the stop comes last."""
+    """Reads come first, because requests wait for them; the stop comes last."""
 
     rank: int
     number: int
@@ -54,21 +54,21 @@ class _Queued:
 
 
 class DiskTier:
-    """Writes nodes behind, and reads them ahead of a prompt; any thread may ask.
+    """Writes nodes in the background, and reads them for prompts; any thread may ask.
 
-    Only plain buffers pass: no array is made, read or freed on the tier's thread by MLX.
+    Only plain buffers pass: MLX creates, reads and frees no array on the tier's thread.
 
     Attributes:
         status: A snapshot of the files.
-        is_open: Whether it still reads and writes: not once its thread has failed.
+        is_open: Whether it still reads and writes; false once its thread has failed.
     """
 
     def __init__(self, directory: NodeDirectory, *, ends_at_snapshots: bool) -> None:
         """Start the thread.
 
         Args:
-            directory: Used by nobody else from here on.
-            ends_at_snapshots: Whether a prefix can be taken up at snapshots only.
+            directory: Used only by the tier from here on.
+            ends_at_snapshots: Whether a prefix can be resumed only at snapshots.
         """
         self._directory = directory
         self._ends_at_snapshots = ends_at_snapshots
@@ -87,9 +87,9 @@ class DiskTier:
         self._thread.start()
 
     def write(self, node: StoredNode) -> bool:
-        """Write a node some time; false when too much is waiting already, or it is closed.
+        """Queue a node for writing; false if the queue is full, or the tier is closed.
 
-        What is larger than all that may wait has to be the only one.
+        A node larger than the whole queue must be the only one in it.
         """
         with self._lock:
             is_too_much = self._pending_bytes + node.segment.nbytes > MAX_PENDING_BYTES
@@ -105,18 +105,18 @@ class DiskTier:
             self._dropped += self.is_open
 
     def take_lost(self) -> list[NodeHeader]:
-        """Return what has not been written, or is no longer there, since the last call."""
+        """Return the nodes not written, or lost, since the last call."""
         with self._lock:
             lost, self._lost = self._lost, []
         return lost
 
     def read(self, key: TokenKey, known: int, deliver: Deliver) -> bool:
-        """Look for the path of a prompt; false when it is closed.
+        """Look for the path of a prompt; false if the tier is closed.
 
         Args:
             key: The prompt.
-            known: How many of its tokens are in memory.
-            deliver: Called once, on the tier's thread, with what was found, perhaps nothing.
+            known: The number of its tokens in memory.
+            deliver: Called once, on the tier's thread, with the nodes found, possibly none.
         """
         with self._lock:
             if self.is_open:
@@ -124,7 +124,7 @@ class DiskTier:
             return self.is_open
 
     def close(self, timeout_s: float) -> None:
-        """Write what is waiting and end the thread, or leave it behind after the timeout."""
+        """Write the queued nodes and end the thread, or abandon it after the timeout."""
         self._put(2, _Stop())
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -136,7 +136,7 @@ class DiskTier:
     def _run(self) -> None:
         try:
             self._work()
-        except Exception:  # whatever it is, nobody may wait for this thread any more
+        except Exception:  # whatever it is, nothing may wait for this thread any more
             log.exception("prompt cache: nothing is kept on disk any more")
         self._close()
 
@@ -148,7 +148,7 @@ class DiskTier:
             self._refresh_status()
 
     def _close(self) -> None:
-        """Take no more jobs, and tell those who wait for one that nothing was found."""
+        """Accept no more jobs, and answer waiting reads with nothing found."""
         with self._lock:
             self.is_open = False
         with suppress(queue.Empty):
@@ -183,7 +183,7 @@ class DiskTier:
             job.deliver(nodes)
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """A disk may fail at any time; the prompt cache does without it."""
+        """Run an action; the prompt cache works without the disk if it fails."""
         try:
             act()
         except OSError as error:
@@ -191,7 +191,7 @@ class DiskTier:
             self._complain(error)
 
     def _complain(self, error: OSError) -> None:
-        """Tell of a failure, but not of each: a disk that is full refuses every node."""
+        """Log a failure, but not every one: a full disk refuses every node."""
         now = time.monotonic()
         if now >= self._complains_at:
             self._complains_at = now + COMPLAINT_INTERVAL_S

@@ -1,4 +1,4 @@
-"""The nodes of a prompt cache that the disk lacks, wholly or in part."""
+"""The nodes of a prompt cache that are not on disk, wholly or in part."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -10,11 +10,11 @@ V = TypeVar("V", bound=Divisible)
 
 
 class UnsavedNodes(Generic[V]):
-    """Nodes with the first token that the disk lacks: a node's end stands for its snapshot alone.
+    """Nodes with their first token not on disk: a node's end stands for its snapshot alone.
 
-    New ones are written when there is time. Those that the disk has lost, for want of room or by a
-    failure, are written only when memory gives them up: a disk that is smaller than memory would
-    be written without end.
+    New ones are written when there is time. Those that the disk has lost, for lack of space or by a
+    failure, are written only when memory evicts them: a disk that is smaller than memory would
+    otherwise be written endlessly.
     """
 
     def __init__(self) -> None:
@@ -22,34 +22,34 @@ class UnsavedNodes(Generic[V]):
         self._new: dict[Node[V], None] = {}
 
     def __contains__(self, node: Node[V]) -> bool:
-        """Tell whether the disk lacks some of a node."""
+        """Tell whether some of a node is not on disk."""
         return node in self._starts
 
     def __iter__(self) -> Iterator[Node[V]]:
-        """Yield the nodes of which the disk lacks some."""
+        """Yield the nodes that are not completely on disk."""
         return iter(self._starts)
 
     @property
     def new(self) -> list[Node[V]]:
-        """The nodes that the disk has never had."""
+        """The nodes that were never on disk."""
         return list(self._new)
 
     @property
     def has_new(self) -> bool:
-        """Whether there are nodes that the disk has never had."""
+        """Whether there are nodes that were never on disk."""
         return bool(self._new)
 
     def start(self, node: Node[V]) -> int:
-        """Return the first token that the disk lacks of a node that is here."""
+        """Return a contained node's first token that is not on disk."""
         return self._starts[node]
 
     def add(self, node: Node[V], start: int) -> None:
-        """Note that a node has something new from a token on."""
+        """Record that a node is new from a token on."""
         self._starts[node] = min(start, self._starts.get(node, start))
         self._new[node] = None
 
     def note_lost(self, tree: RadixTree[V], key: TokenKey, start: int) -> None:
-        """Note that the disk no longer has the tokens of `key` from `start` on, if memory has."""
+        """Record that the disk lost the tokens of `key` from `start` on, if memory has them."""
         found = tree.match(key)
         for node, tokens in found.spans():
             is_inside = start < node.start + tokens
@@ -58,12 +58,12 @@ class UnsavedNodes(Generic[V]):
                 self._starts[node] = min(first, self._starts.get(node, first))
 
     def discard(self, node: Node[V]) -> None:
-        """Forget a node: the disk has it, or memory no longer."""
+        """Forget a node: it is on disk, or no longer in memory."""
         self._starts.pop(node, None)
         self._new.pop(node, None)
 
     def divide(self, upper: Node[V], lower: Node[V]) -> None:
-        """Note that the first tokens of `lower` have become a node of their own."""
+        """Record that the first tokens of `lower` have become a separate node."""
         start = self._starts.get(lower)
         if start is None or start >= upper.end:
             return
@@ -72,12 +72,12 @@ class UnsavedNodes(Generic[V]):
             self._new[upper] = None
 
     def may_join(self, upper: Node[V], lower: Node[V]) -> bool:
-        """Tell whether the disk lacks either nothing of `upper` or all of `lower`."""
+        """Tell whether `upper` is completely on disk or `lower` not at all."""
         is_saved = self._starts.get(upper, upper.end) >= upper.end
         return is_saved or self._starts.get(lower, lower.end) <= lower.start
 
     def join(self, upper: Node[V], lower: Node[V]) -> None:
-        """Note that `upper` has become a part of `lower`; `may_join` said that it may."""
+        """Record that `upper` has become a part of `lower`; requires `may_join`."""
         start = self._starts.get(upper)
         if start is not None and start < upper.end:
             self._starts[lower] = start
