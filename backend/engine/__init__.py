@@ -1,1 +1,1 @@
-"""One thread that owns MLX, and the way to talk to it."""
+"""One thread that owns MLX, and the interface to it."""

@@ -1,4 +1,4 @@
-"""The facade: what the event loop may ask of the engine. Never waits for MLX, never imports it."""
+"""The facade of the engine for the event loop. Never waits for MLX, never imports it."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from common.own_thread import in_own_thread
 
 
 class Handle(Protocol):
-    """A loaded model as the callers of the engine know it; compared by identity."""
+    """A loaded model as known to callers of the engine; compared by identity."""
 
     @property
     def card(self) -> ModelCard:
@@ -47,10 +47,10 @@ HandleT = TypeVar("HandleT", bound=Handle)
 
 
 class Engine(Generic[HandleT]):
-    """Loads models and runs requests in a process of their own; lives on one event loop.
+    """Loads models and runs requests in a separate process; lives on one event loop.
 
-    A process that is lost is replaced: the next one loads the model again, and goes on with all
-    that was open.
+    A lost process is replaced: the next one loads the model again, and resumes all open
+    requests.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Engine(Generic[HandleT]):
         """Start idle, without a process.
 
         Args:
-            serve: Makes the handle of a model when its load ends; all work must carry it.
-            locate: Finds the directory of a model, downloading it if need be.
-            long_turn_s: A turn of the engine that takes longer is reported.
-            environment: Of the engine's processes; `None` is that of this one.
-            memory_ledger: The directory where backends share the machine's memory; `None` shares
-                with nobody.
+            serve: Creates the handle of a model when its load ends; all work must carry it.
+            locate: Finds the directory of a model, downloading it if necessary.
+            long_turn_s: A longer turn of the engine is reported.
+            environment: Of the engine's processes; `None` is this process's.
+            memory_ledger: The directory where backends share the machine's memory; `None` does not
+                share it.
         """
         self._serve = serve
         self._locate = locate
@@ -94,23 +94,23 @@ class Engine(Generic[HandleT]):
 
     @property
     def process_id(self) -> int | None:
-        """The number of the process that has the model, if there is one."""
+        """The id of the process with the model, if there is one."""
         return self._supervisor.process_id
 
     @property
     def fault(self) -> str:
-        """The reason why nothing can be served: several processes in a row could not start.
+        """The reason why the engine cannot serve: several processes in a row could not start.
 
-        Empty otherwise, and again after a load that works.
+        Empty otherwise, and again after a successful load.
         """
         return self._fault
 
     def on_fault(self, listener: Callable[[], None]) -> None:
-        """Have one listener called, on the event loop, when `fault` has changed."""
+        """Call one listener, on the event loop, whenever `fault` changes."""
         self._note_fault = listener
 
     async def wait_until_broken(self) -> None:
-        """Wait until nothing can be served any more and the options ask for an end then."""
+        """Wait until the engine has failed for good and the options request an exit."""
         await self._must_exit.wait()
 
     def prepare(self) -> None:
@@ -119,13 +119,13 @@ class Engine(Generic[HandleT]):
         self._supervisor.prepare()
 
     async def load(self, options: ModelOptions) -> ModelCard:
-        """Load a model in place of the one before; cancelling this cancels the load.
+        """Replace the loaded model; cancelling this cancels the load.
 
-        Loads run one after another. Asking for what is loaded already changes nothing. A model
-        that cannot be found leaves the one before; any other failure leaves none.
+        Loads run one after another. Loading the same model again changes nothing. A model
+        that cannot be found leaves the previous one; any other failure leaves none.
 
         Raises:
-            LoadError: The model could not be loaded, and why.
+            LoadError: The model could not be loaded; the message gives the reason.
         """
         async with self._loads:
             self._refuse_when_closing()
@@ -139,7 +139,7 @@ class Engine(Generic[HandleT]):
                     self._load_task.cancel()
                     await asyncio.wait([self._load_task])
                     if self._model is None:
-                        # It may have been loaded in this very moment.
+                        # It may have just been loaded.
                         await self._supervisor.end(RequestCancelledError("the load was cancelled"))
                     raise
                 raise LoadCancelledError("the load was ended by Free or by shutdown") from None
@@ -154,7 +154,7 @@ class Engine(Generic[HandleT]):
         """End a running load and all requests, and with the process all of its memory."""
         if self._load_task is not None:
             self._load_task.cancel()
-        # A load that has just ended may not have been noted yet.
+        # A load that has just ended may not be recorded yet.
         async with self._loads:
             self._model = None
             self._has_failed_load = False
@@ -163,7 +163,7 @@ class Engine(Generic[HandleT]):
                 self._supervisor.prepare()
 
     def preparation(self, request_id: str) -> contextlib.AbstractContextManager[None]:
-        """Announce a request: until the block ends, `submit` takes it, also while closing.
+        """Announce a request: until the block ends, `submit` accepts it, even while closing.
 
         Raises:
             ShuttingDownError: The engine is closing.
@@ -174,12 +174,12 @@ class Engine(Generic[HandleT]):
     def submit(
         self, model: HandleT, request: GenerationRequest
     ) -> AsyncIterator[Sequence[EngineEvent]]:
-        """Queue a request; events published since the last look come together.
+        """Queue a request; events published since the last read come together.
 
         Raises:
             ModelNotLoadedError: Nothing is loaded.
-            OverloadedError: As many requests as may run and wait are there.
-            RequestCancelledError: Another model has been loaded in place of this one.
+            OverloadedError: The maximum of running and waiting requests is reached.
+            RequestCancelledError: Another model has replaced this one.
         """
         if request.request_id not in self._ledger.preparing:
             self._refuse_when_closing()
@@ -197,22 +197,22 @@ class Engine(Generic[HandleT]):
         return entry.stream
 
     def cancel(self, request_id: str) -> None:
-        """End a request; harmless when it has ended or was never known."""
+        """End a request; harmless if it has ended or was never known."""
         if (entry := self._ledger.leave(request_id)) is not None:
             self._supervisor.drop(entry)
 
     def expect(self, request_id: str) -> None:
-        """Note that another request is sure to go on from the reply of one that has ended."""
+        """Announce that another request will continue from the reply of an ended one."""
         self._supervisor.tell(Expect(request_id))
 
     async def compute(self, model: HandleT, request: ComputeRequest[ResultT]) -> ResultT:
-        """Return the result of a request; cancelling this gives it up.
+        """Return the result of a request; cancelling this drops it.
 
         Raises:
             ModelNotLoadedError: Nothing is loaded.
-            OverloadedError: As many of these calls as may wait are there.
-            RequestCancelledError: Another model has been loaded in place of this one.
-            UnsupportedError: The model is of a kind that does not compute it.
+            OverloadedError: The maximum of waiting calls is reached.
+            RequestCancelledError: Another model has replaced this one.
+            UnsupportedError: This kind of model does not compute it.
         """
         self._refuse_when_closing()
         limits = self._limits(model)
@@ -234,11 +234,11 @@ class Engine(Generic[HandleT]):
         return replace(status, processes=self._supervisor.processes())
 
     async def have_left(self, timeout_s: float) -> None:
-        """Wait until no call is open, or for as long as that."""
+        """Wait until no call is open, up to the timeout."""
         await self._ledger.have_left(timeout_s)
 
     async def close(self, *, drain_timeout_s: float) -> None:
-        """Refuse new work, let running requests finish up to the timeout, then end the process."""
+        """Refuse new work, wait for running requests up to the timeout, then end the process."""
         self._is_closing = True
         if self._load_task is not None:
             self._load_task.cancel()
@@ -248,14 +248,14 @@ class Engine(Generic[HandleT]):
         await self._supervisor.end(reason, drops_spare=True)
 
     async def _prepared(self, request: PrepareMedium) -> PreparedInputs:
-        """Have a medium prepared by the process that has the model."""
+        """Have a medium prepared by the process with the model."""
         if self._model is None or not self._supervisor.is_serving:
             raise ModelNotLoadedError
         prepared: PreparedInputs = await self._computed(request)
         return prepared
 
     async def _computed(self, request: SessionRequest | PrepareMedium) -> Any:  # noqa: ANN401
-        """Return the result of a job; cancelling this gives it up."""
+        """Return the result of a job; cancelling this drops it."""
         job: OpenJob = self._ledger.enter_job(request)
         try:
             self._supervisor.compute(job)
@@ -265,11 +265,11 @@ class Engine(Generic[HandleT]):
             self._supervisor.drop(job)
 
     def _limits(self, model: HandleT) -> SchedulingOptions:
-        """Return the limits of the loaded model, if it may be given work for this handle."""
+        """Return the limits of the loaded model, if the handle is not stale."""
         if not self._supervisor.is_serving or self._model is None or self._options is None:
             raise ModelNotLoadedError
         if model is not self._model:
-            # Its tokens mean something else to the model that is loaded now.
+            # Its tokens mean something else to the present model.
             raise RequestCancelledError("another model was loaded while the request was prepared")
         return self._options.tuning.scheduling
 
@@ -288,7 +288,7 @@ class Engine(Generic[HandleT]):
             raise
 
     async def _with_draft(self, options: ModelOptions) -> ModelOptions:
-        """Return options that name the directory of the draft model, if there is to be one."""
+        """Return options with the directory of the draft model, if one is requested."""
         draft = draft_options(options)
         if draft is None:
             return replace(options, tuning=options.tuning.updated(draft_model=None))

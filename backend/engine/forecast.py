@@ -1,4 +1,4 @@
-"""The memory that a model will take, told before its weights are read."""
+"""The memory of a model, estimated before its weights are read."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,10 +36,10 @@ class Forecast:
 
     Attributes:
         draft: The card of its draft model, if one was named; its KV is a part of each profile.
-        media_bytes: Kept for pictures and sounds; 0 for a model of text alone.
+        media_bytes: Kept for images and audio; 0 for a text model.
         memory_bytes: The device's memory.
         budget_bytes: For the KV caches of all requests and of the prompt cache.
-        caches: At each width that makes a difference, the widest first.
+        caches: For each useful width, the widest first.
     """
 
     card: ModelCard
@@ -52,7 +52,7 @@ class Forecast:
 
     @property
     def weights_bytes(self) -> int:
-        """Size of all weights, those of a draft model too."""
+        """Size of all weights, including a draft model's."""
         return self.card.weights_bytes + (self.draft.weights_bytes if self.draft else 0)
 
     @property
@@ -61,20 +61,20 @@ class Forecast:
         return self.weights_bytes <= self.memory_bytes
 
     def rows(self, cache: KvForecast, tokens: int) -> int:
-        """Return how many requests of so many tokens each run at once."""
+        """Return the number of concurrent requests of a length in tokens."""
         return self.budget_bytes // cache.profile.row_bytes(tokens) if self.has_room else 0
 
 
 def forecast(options: ModelOptions, directory: Path) -> Forecast:
-    """Return what a model will take; reads its files but for the weights themselves.
+    """Return a model's memory; reads its files except the weights.
 
     Args:
-        options: Of the load that is foreseen; a draft model is named by its directory.
+        options: Of the future load; a draft model is named by its directory.
         directory: Of the model.
 
     Raises:
-        LoadError: It cannot be loaded, or is an encoder, which has no KV cache; or that is so of
-            its draft model, or that cannot draft for it.
+        LoadError: It cannot be loaded, or is an encoder, which has no KV cache; or the same holds
+            for its draft model, or that cannot draft for it.
     """
     model = look(options, directory)
     draft, draft_profile = foresee_draft(options, model) or (None, None)
@@ -100,7 +100,7 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
 
 
 def _foreseen(network: Network, tuning: TuningOptions) -> KvProfile | None:
-    """Return how caches grow; nothing where the model cannot do with quantised ones."""
+    """Return how caches grow; `None` if the model does not support quantised ones."""
     try:
         return foresee(network, foreseen_cache_factory(network, tuning))
     except MODEL_ERRORS:

@@ -1,4 +1,4 @@
-"""What the engine needs of a model and its caches, whatever upstream module they come from."""
+"""The engine's interface to a model and its caches, of any upstream module."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Caches: TypeAlias = list[Any]
 """One upstream cache object per layer."""
 
 FreshCaches: TypeAlias = Callable[[], Caches]
-"""Makes the empty caches of one sequence."""
+"""Creates the empty caches of one sequence."""
 
 MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a network raises when it cannot compute with the caches it is given."""
+"""Errors of a network that cannot compute with its caches."""
 
 
 class Network(Protocol):
-    """A decoder: token ids [B, T] and the caches of what came before -> logits [B, T, V]."""
+    """A decoder: token ids [B, T] and the caches of earlier tokens -> logits [B, T, V]."""
 
     def __call__(self, inputs: mx.array, cache: Caches) -> mx.array:
         """Append the inputs to the caches and return the logits."""

@@ -1,4 +1,4 @@
-"""Processes that never outlive who started them."""
+"""Processes that never outlive their starter."""
 
 import contextlib
 import ctypes
@@ -13,13 +13,13 @@ from pathlib import Path
 from common.lifeline import Process, tied
 
 _PR_SET_PDEATHSIG = 1
-# It has another working directory, where Python would look for this package.
+# It has another working directory, so Python would not find this package.
 _PLACE = str(Path(__file__).parents[2])
 _BOOT = (
     "import runpy, sys; sys.path[0] = sys.argv.pop(1); "
     "runpy.run_module('backend.rank', run_name='__main__', alter_sys=True)"
 )
-# Libraries that print must not reach what reads the output of the server.
+# Output of libraries must not reach the reader of the server's output.
 _STDERR = 2
 _KNOWN_NAME = re.compile(
     r"(PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV|CC|CXX)$"
@@ -33,12 +33,12 @@ _OOM_WORST = 1000
 
 
 def start_engine(server_fd: int, environment: Mapping[str, str] | None) -> Process:
-    """Start the engine process, with a process group of its own, which waits for a model.
+    """Start the engine process in its own process group; it waits for a model.
 
     Args:
-        server_fd: The connection to this process, which is all that it inherits but stderr, and
-            a pipe that ends with this process.
-        environment: Its own; `None` is that of this process.
+        server_fd: The connection to this process. It inherits only this, stderr, and a pipe
+            that closes with this process.
+        environment: Its own; `None` is this process's.
     """
     arguments = ["--server-fd", str(server_fd)]
     return _start(arguments, inherited=[server_fd], environment=environment)
@@ -48,10 +48,10 @@ def start_follower(rank: int, control: str, *, size: int = 0, device: int = 0) -
     """Start another rank, in the process group of this one.
 
     Args:
-        rank: Which one.
+        rank: Its number.
         control: Address and port of rank 0.
-        size: Of the group; 0 when rank 0 is going to tell.
-        device: Which of the machine's GPUs is its own, where there are several.
+        size: Of the group; 0 if rank 0 will tell.
+        device: The index of its GPU, if there are several.
     """
     numbers = ["--rank", str(rank), "--size", str(size), "--device", str(device)]
     return _start([*numbers, "--control", control])
@@ -63,9 +63,9 @@ def _start(
     inherited: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start `python -m backend.rank`, which dies with the thread that calls this.
+    """Start `python -m backend.rank`, which dies with the calling thread.
 
-    Until it has seen to that itself, it dies with this process.
+    Until it has arranged that itself, it dies with this process.
     """
     command = [sys.executable, "-c", _BOOT, _PLACE, "--parent", str(os.getpid()), *arguments]
     return tied(
@@ -82,7 +82,7 @@ def _start(
 
 
 def engine_environment(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what of an environment a process that computes is to know: no secrets among it."""
+    """Return the part of an environment for a computing process, without secrets."""
     return {
         name: value
         for name, value in environment.items()
@@ -91,9 +91,9 @@ def engine_environment(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent has gone, or end it now if it has.
+    """Have the kernel end this process with its parent, or end it now if the parent is gone.
 
-    Where the kernel does not offer it (macOS), the end of a connection does the same.
+    Without kernel support (macOS), the end of a connection does the same.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -102,16 +102,16 @@ def die_with_parent(parent: int) -> None:
 
 
 def kill_tree(leader: Process) -> None:
-    """Have the kernel end a process and all that it started; one that has ended is left alone."""
-    # Not reaped yet, so the number still is the leader's.
+    """Kill a process and its descendants; one that has ended is left alone."""
+    # Not reaped yet, so the id is still the leader's.
     if leader.poll() is None:
-        # macOS refuses a group of which only ended processes are left.
+        # macOS refuses a group with only ended processes.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader.pid, signal.SIGKILL)
 
 
 def ending(process: Process | None, *, timeout_s: float = 1.0) -> str:
-    """Say how a process has ended; one of another machine has just gone."""
+    """Describe how a process has ended; a remote one is simply gone."""
     if process is None:
         return "has gone"
     try:
@@ -126,7 +126,7 @@ def ending(process: Process | None, *, timeout_s: float = 1.0) -> str:
 
 
 def die_first() -> None:
-    """Have the kernel, when memory runs out, end this process before the one that started it."""
+    """Have the kernel end this process before its starter when memory runs out."""
     place = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):
         place.write_text(str(min(int(place.read_text()) + _OOM_STEP, _OOM_WORST)))

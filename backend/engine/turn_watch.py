@@ -1,4 +1,4 @@
-"""Tells of a turn of the engine that takes too long: it may be stuck in MLX, or stopped."""
+"""Reports a turn of the engine that takes too long: it may be stuck in MLX, or stopped."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class TurnWatch:
-    """Looks now and then at an engine, until that ends; belongs to an event loop."""
+    """Checks an engine regularly, until it ends; belongs to an event loop."""
 
     def __init__(
         self,
@@ -21,14 +21,14 @@ class TurnWatch:
         lost_after_s: float = 0.0,
         give_up: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Prepare; `look` begins.
+        """Create a watch; `look` starts it.
 
         Args:
-            turn_s: How long the present turn has taken; 0 between turns.
-            is_alive: Whether there is anything left to look at.
-            limit_s: From here on a turn is too long, in seconds.
-            lost_after_s: From here on the engine is given up; 0 is never.
-            give_up: Called with the length of the turn.
+            turn_s: Duration of the present turn; 0 between turns.
+            is_alive: Whether the engine still exists.
+            limit_s: A longer turn is too long, in seconds.
+            lost_after_s: After a longer turn the engine is given up; 0 is never.
+            give_up: Called with the duration of the turn.
         """
         self._turn_s = turn_s
         self._is_alive = is_alive
@@ -38,7 +38,7 @@ class TurnWatch:
         self._told_s = 0.0
 
     def look(self) -> None:
-        """Log a turn that is too long, and again whenever that has doubled; look again later."""
+        """Log a turn that is too long, and again whenever it has doubled; check again later."""
         if not self._is_alive():
             return
         turn_s = self._turn_s()

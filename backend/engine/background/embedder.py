@@ -1,7 +1,7 @@
-"""Compute embeddings with a decoder: a long text in chunks, short ones of many calls together.
+"""Computes embeddings with a decoder: long texts in chunks, short texts of many calls together.
 
-Texts in a pass are filled up at their ends: a decoder does not look ahead, so the hidden states
-that count depend on nothing that follows. Whether that holds for a model is tried once.
+Texts in a pass are padded at the end: a decoder does not look ahead, so the hidden states that
+count do not depend on padding. This is checked once per model.
 """
 
 import logging
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Text:
-    """A text that waits, and who waits for it."""
+    """A waiting text, and the reply of its caller."""
 
     request: EmbeddingRequest
     reply: "Future[Outcome]"
 
     @property
     def length(self) -> int:
-        """How many tokens it has."""
+        """Its number of tokens."""
         return len(self.request.token_ids)
 
 
@@ -49,12 +49,12 @@ class Embedder:
     def __init__(
         self, model: RunnableModel, fresh_caches: FreshCaches, jobs: BackgroundJobs
     ) -> None:
-        """Take the parts that embeddings are computed with.
+        """Create an embedder.
 
         Args:
-            model: Whose hidden states are pooled.
+            model: Computes the hidden states to pool.
             fresh_caches: Makes its caches.
-            jobs: Where the texts wait: a pass ends as many of them as it computes.
+            jobs: The queue of the texts: a pass ends the jobs of all texts that it computes.
         """
         self._model = model
         self._fresh_caches = fresh_caches
@@ -64,13 +64,13 @@ class Embedder:
     def embed(
         self, request: EmbeddingRequest, reply: "Future[Outcome]"
     ) -> Generator[None, None, Outcome]:
-        """Return the job of a text; one before it may compute it, and end it."""
+        """Return the job of a text; an earlier job may compute it, and end it."""
         text = _Text(request, reply)
         self._waiting.append(text)
         return self._job(text)
 
     def _job(self, text: _Text) -> Generator[None, None, Outcome]:
-        # Here, not where the job is made: a model without hidden states fails the job.
+        # Here, not at the job's creation: a model without hidden states fails the job.
         if self._decoder is None:
             kind = self._model.card.model_type
             raise UnsupportedError(f"Embedding: the code of {kind} gives no hidden states")
@@ -79,23 +79,23 @@ class Embedder:
             try:
                 return self._together(self._decoder, text, company)
             except MODEL_ERRORS as error:
-                # Each is then tried by itself, in its turn.
+                # Each is then tried alone, in its turn.
                 log.warning("a pass of %d texts failed", 1 + len(company), exc_info=error)
         return (yield from self._in_chunks(self._decoder, text.request))
 
     def _company(self, lead: _Text) -> Sequence[_Text]:
-        """Return which calls share the pass of one, none if it goes alone."""
+        """Return the calls that share the pass of one, none if it runs alone."""
         self._waiting = [each for each in self._waiting if not each.reply.cancelled()]
         others = [each for each in self._waiting if _is_pooled(each)]
         if not others or not _is_pooled(lead) or not self._runs_together:
             return ()
         company = gather(lead, others, self._jobs.chunk_size(_padded_tokens(lead, others)))
-        # What is really computed.
+        # The part that is actually computed.
         self._jobs.chunk_size(_padded_tokens(lead, company))
         return company
 
     def _together(self, decoder: Network, lead: _Text, company: Sequence[_Text]) -> Outcome:
-        """Compute texts in one pass, end the calls of the company, and return the lead's."""
+        """Compute texts in one pass, end the companions' calls, and return the lead's result."""
         requests = [each.request for each in (lead, *company)]
         states = self._states(decoder, [request.token_ids for request in requests])
         embedding, *others = pooled(requests, states)
@@ -107,7 +107,7 @@ class Embedder:
     def _in_chunks(
         self, decoder: Network, request: EmbeddingRequest
     ) -> Generator[None, None, Outcome]:
-        """Return the embedding of a text by itself; yields between forward passes."""
+        """Return the embedding of a text alone; yields between forward passes."""
         caches, fed = self._fresh_caches(), 0
         token_ids, pool = request.token_ids, Pool(request)
         while fed < len(token_ids):
@@ -127,7 +127,7 @@ class Embedder:
 
     @cached_property
     def _runs_together(self) -> bool:
-        """Whether two texts of different length give the same together as alone."""
+        """Whether two texts of different length give the same result together as alone."""
         if not self._model.card.batches or self._decoder is None:
             return False
         vocab_size = self._model.card.vocab_size
@@ -149,17 +149,17 @@ class Embedder:
 
 
 def _gap(padded_states: mx.array, states: mx.array) -> float:
-    """Return how far the hidden states of a padded text are from its own, by their size."""
+    """Return the relative difference of a padded text's hidden states from its own."""
     states = states.astype(mx.float32)
     gap = padded_states[: len(states)].astype(mx.float32) - states
     return float((mx.linalg.norm(gap) / mx.linalg.norm(states)).item())
 
 
 def _padded_tokens(lead: _Text, company: Sequence[_Text]) -> int:
-    """Return how many tokens a pass has, its padding included."""
+    """Return the number of tokens in a pass, padding included."""
     return max(each.length for each in (lead, *company)) * (1 + len(company))
 
 
 def _is_pooled(text: _Text) -> bool:
-    """Tell whether a text leaves one vector: those of all tokens would be large together."""
+    """Tell whether a text gives one vector: those of all tokens would be large together."""
     return text.request.pooling is not Pooling.NONE

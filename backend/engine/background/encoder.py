@@ -1,6 +1,6 @@
-"""Run texts through an encoder, several in a pass: the shorter ones are padded and masked.
+"""Runs texts through an encoder, several in a pass: the shorter ones are padded and masked.
 
-What a text gives depends neither on what it is padded with nor on its neighbours.
+The result of a text depends neither on its padding nor on its neighbours.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ class Encoder:
     """One loaded encoder; belongs to the main thread."""
 
     def __init__(self, network: Network) -> None:
-        """Read off the network how texts are padded.
+        """Create an encoder, with the padding of the network.
 
         Args:
-            network: A model of mlx-vlm that reads whole texts: hidden states, or a label.
+            network: An mlx-vlm model that reads whole texts and returns hidden states, or a label.
         """
         self._network = network
         # Any id would do, but RoBERTa counts positions by it.
@@ -36,7 +36,7 @@ class Encoder:
         self._reads_segments = getattr(network.config, "type_vocab_size", 1) > 1
 
     def look(self, token_ids: Sequence[int]) -> mx.array:
-        """Return what the network computes for a text: hidden states, or logits."""
+        """Return the network's output for a text: hidden states, or logits."""
         output = self._run([token_ids], None)
         outputs: mx.array = getattr(output, "logits", None)
         return output.last_hidden_state if outputs is None else outputs
@@ -44,7 +44,7 @@ class Encoder:
     def embed(
         self, requests: Sequence[EmbeddingRequest]
     ) -> list[Embedding | GenerationFailedError]:
-        """Return the embeddings of texts in one pass, or what became of them."""
+        """Return the embeddings of texts in one pass, or their errors."""
         states = self._run([request.token_ids for request in requests], None).last_hidden_state
         return pooled(requests, states)
 
@@ -65,7 +65,7 @@ class Encoder:
         ]
 
     def score_pairs(self, pairs: Sequence[TokenPair]) -> list[float | GenerationFailedError]:
-        """Return the logits of pairs in one pass, or what became of them."""
+        """Return the logits of pairs in one pass, or their errors."""
         has_segments = self._reads_segments and all(pair.segment_ids for pair in pairs)
         segments = padded([pair.segment_ids for pair in pairs]) if has_segments else None
         output = self._run([pair.token_ids for pair in pairs], segments)

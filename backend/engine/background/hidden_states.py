@@ -1,20 +1,20 @@
-"""Find the part of a network that ends before the head: what embeddings are made of."""
+"""Finds the part of a network before the head, whose output embeddings are made of."""
 
 import mlx.core as mx
 
 from backend.engine.network import MODEL_ERRORS, FreshCaches, Network
 
-# What the decoder is called in the modules of mlx-lm 0.32, wrappers of vision models outermost.
+# Names of the decoder in the modules of mlx-lm 0.32, wrappers of vision models outermost.
 _INNER_NAMES = ("language_model", "model", "transformer", "backbone")
 
 
 def find_decoder(network: Network, fresh_caches: FreshCaches, vocab_size: int) -> Network | None:
-    """Return the decoder that gives hidden states [B, T, D], or `None` when there is none.
+    """Return the decoder that returns hidden states [B, T, D], or `None`.
 
     Args:
-        network: Gives logits.
+        network: Returns logits.
         fresh_caches: Makes its caches.
-        vocab_size: Width of the logits: a part that is so wide has a head of its own.
+        vocab_size: Width of the logits: a part of this width has its own head.
     """
     part = _inner(network)
     while part is not None:
@@ -30,7 +30,7 @@ def _inner(network: Network) -> Network | None:
 
 
 def _width(part: Network, fresh_caches: FreshCaches) -> int | None:
-    """Return the width of what a part gives for a token; nothing of it is computed."""
+    """Return the width of a part's output for a token; nothing is computed."""
     try:
         output = part(mx.array([[0]]), cache=fresh_caches())
     except MODEL_ERRORS:

@@ -16,7 +16,7 @@ from backend.engine.messages.commands import Answer
 from backend.engine.rows.pacing import ChunkSizer
 from backend.errors import BackendError, GenerationFailedError
 
-# How long a piece should take, while requests run and while none does.
+# Target duration of a piece, with and without running requests.
 PIECE_S = 0.1
 PIECE_ALONE_S = 0.2
 
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 Job: TypeAlias = Generator[None, None, object]
 
 ChunkSize: TypeAlias = Callable[[int], int]
-"""How many of the tokens that are left go into the next pass."""
+"""Number of the remaining tokens that go into the next pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundPace:
-    """The background work that the clock allows the next turn, as a plain value.
+    """The background work that the clock allows in the next turn, as a plain value.
 
     Attributes:
-        has_rested: Whether requests have had their share of the time since the last piece.
+        has_rested: Whether requests had their share of the time since the last piece.
         shared: Tokens of a piece while requests run.
-        alone: Tokens of a piece while none does.
+        alone: Tokens of a piece without running requests.
     """
 
     has_rested: bool
@@ -50,14 +50,14 @@ class _Queued:
 
 
 class BackgroundJobs:
-    """The jobs that wait or run, first come first served; belongs to the main thread."""
+    """The waiting and running jobs, first come, first served; belongs to the main thread."""
 
     def __init__(self, max_chunk: int, share: float) -> None:
         """Start without jobs.
 
         Args:
             max_chunk: Tokens in one forward pass at most.
-            share: Of the time, while requests run; above 0.
+            share: Share of the time while requests run; above 0.
         """
         self._share = share
         self._jobs: deque[_Queued] = deque()
@@ -72,7 +72,7 @@ class BackgroundJobs:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to compute, and nothing to tell."""
+        """Whether there is nothing to compute, and no result to deliver."""
         return not self._jobs and not self._ended
 
     @property
@@ -82,16 +82,16 @@ class BackgroundJobs:
 
     @property
     def count(self) -> int:
-        """How many jobs wait or run."""
+        """Number of waiting and running jobs."""
         return len(self._jobs)
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that went through the model, as far as jobs asked how many may."""
+        """Tokens computed by jobs that asked for a chunk size."""
         return self._computed_tokens
 
     def pace(self) -> BackgroundPace:
-        """Return what may be computed now: requests keep most of the time."""
+        """Return the work allowed now: requests keep most of the time."""
         has_rested = time.monotonic() >= self._resumes_at
         return BackgroundPace(has_rested, self._sizer_shared.size, self._sizer_alone.size)
 
@@ -100,12 +100,12 @@ class BackgroundJobs:
         self._jobs.append(_Queued(job, reply))
 
     def chunk_size(self, left: int) -> int:
-        """Return how many of the `left` tokens go into the piece that is being computed."""
+        """Return how many of the `left` tokens go into the present piece."""
         self._chunk = min(left, self._limit)
         return self._chunk
 
     def advance(self, pace: BackgroundPace, *, is_alone: bool) -> None:
-        """Compute a piece of the first job; raises what its model raises, then see `blame`."""
+        """Compute a piece of the first job; passes on the model's errors, see `blame`."""
         self._drop_cancelled()
         if not self._jobs:
             return
@@ -128,12 +128,12 @@ class BackgroundJobs:
         self._resumes_at = time.monotonic() + elapsed * (1.0 / self._share - 1.0)
 
     def conclude(self, reply: "Future[Any]", result: object) -> None:
-        """End a job that has not begun: another one has computed its result."""
+        """End a job that has not started: another one has computed its result."""
         for queued in [queued for queued in self._jobs if queued.reply is reply]:
             self._end(queued, result)
 
     def blame(self, error: Exception) -> bool:
-        """Fail the job that was being computed; false when there was none."""
+        """Fail the job that was being computed; false if there was none."""
         failed, self._current = self._current, None
         if failed is None:
             return False
@@ -142,7 +142,7 @@ class BackgroundJobs:
         return True
 
     def take_ended(self) -> list[Answer]:
-        """Return the results of the jobs that have ended since the last call."""
+        """Return the results of the jobs that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 

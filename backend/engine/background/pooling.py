@@ -1,4 +1,4 @@
-"""Pool the hidden states of a text: what is left of them is no more than its pooling needs."""
+"""Pools the hidden states of a text, keeping only the parts that its pooling needs."""
 
 from array import array
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ class Pool:
     """The vectors of one text, gathered as its tokens are computed; belongs to the main thread.
 
     Attributes:
-        vector: What was pooled up to now, lazily; `None` when nothing is pooled.
+        vector: The pooled vector so far, lazy; `None` when nothing is pooled.
     """
 
     def __init__(self, request: EmbeddingRequest) -> None:
-        """Begin.
+        """Create an empty pool.
 
         Args:
-            request: Whose tokens will be added.
+            request: The request whose tokens will be added.
         """
         self.vector: mx.array | None = None
         self._request = request
@@ -33,7 +33,7 @@ class Pool:
         self._dim = 0
 
     def add(self, states: mx.array) -> None:
-        """Take the hidden states [T, D] of the next tokens; computes them if none are pooled."""
+        """Add the hidden states [T, D] of the next tokens; computes them if none are pooled."""
         states = states.astype(mx.float32)
         self._dim = states.shape[-1]
         match self._request.pooling:
@@ -50,20 +50,20 @@ class Pool:
                 assert_never(self._request.pooling)
 
     def finish(self) -> None:
-        """Make the vector what was asked for, lazily, after the last tokens."""
+        """Finish the requested vector, lazily, after the last tokens."""
         if self.vector is None:
             return
         if self._request.pooling is Pooling.MEAN:
             self.vector = self.vector / len(self._request.token_ids)
         if self._request.is_normalized:
-            # As torch does it: a vector of zeros stays one.
+            # As in torch: a vector of zeros stays one.
             self.vector = self.vector / mx.maximum(mx.linalg.norm(self.vector), 1e-12)
 
     def embedding(self) -> Embedding | GenerationFailedError:
-        """Return the vectors, after `finish`, or the error where they are not numbers.
+        """Return the vectors, after `finish`, or an error if they are not finite.
 
         Raises:
-            InvalidRequestError: They are more than a message holds.
+            InvalidRequestError: They exceed the size of a message.
         """
         if self.vector is not None:
             self._append(self.vector)
@@ -95,11 +95,11 @@ def pooled(
 ) -> list[Embedding | GenerationFailedError]:
     """Return the embeddings of texts from the hidden states [B, T, D] of all of them.
 
-    An error takes the place of one that is not numbers: its neighbours are as good as ever.
+    A text with NaN or infinity gives an error; its neighbours are not affected.
 
     Args:
-        requests: A row each, which may go on behind the text.
-        states: Computed here, and pooled at once.
+        requests: One row each, which may be longer than the text.
+        states: Lazy; computed here and pooled at once.
     """
     pools = [Pool(request) for request in requests]
     for pool, row, request in zip(pools, states, requests, strict=True):

@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens: the prompt once, then its continuations.
 
-Continuations run together where the model may be batched. The shorter ones are filled up at their
-ends: a decoder does not look ahead, so nothing that counts depends on what follows.
+Continuations run together if the model can be batched. The shorter ones are padded at the
+end: a decoder does not look ahead, so nothing that counts depends on the padding.
 """
 
 from collections.abc import Generator, Sequence
@@ -24,12 +24,12 @@ from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.row import Row
 from backend.model.loaded import RunnableModel
 
-# The logits of so many tokens are in memory at once, each as wide as the vocabulary.
+# Tokens whose logits are in memory at once, each as wide as the vocabulary.
 MAX_SCORED_TOKENS = 128
-# So many continuations run together, unless the prompt's caches are too large to be had so often.
+# Continuations that run together, unless copies of the prompt's caches would be too large.
 MAX_TOGETHER = 16
 MAX_COPIES_BYTES = 2**30
-# Tokens of a group with its padding, for each of its own.
+# Tokens of a group with padding, per token without.
 MAX_PADDED = 1.25
 
 Logprobs: TypeAlias = tuple[tuple[float, ...], ...]
@@ -46,13 +46,13 @@ class Scorer:
         prefixes: PrefixStore,
         chunk_size: ChunkSize,
     ) -> None:
-        """Take the parts that scores are computed with.
+        """Create a scorer.
 
         Args:
             model: Computes the scores.
             fresh_caches: Makes its caches.
             prefixes: Stores prefixes that were computed before.
-            chunk_size: Says how many tokens the next pass takes.
+            chunk_size: Returns the number of tokens of the next pass.
         """
         self._network: Network = model.network
         self._max_together = MAX_TOGETHER if model.card.batches else 1
@@ -80,7 +80,7 @@ class Scorer:
         return tuple(scored)
 
     def _groups(self, continuations: Sequence[Sequence[int]], caches: Caches) -> list[list[int]]:
-        """Return which continuations of more than one token run together, by their places."""
+        """Return the groups of continuations of more than one token, by index."""
         copy_bytes = sum(map(cache_bytes, caches))
         size = max(min(self._max_together, MAX_COPIES_BYTES // max(copy_bytes, 1)), 1)
         fed = {i: len(tokens) - 1 for i, tokens in enumerate(continuations) if len(tokens) > 1}
@@ -110,7 +110,7 @@ class Scorer:
             self._prefixes.record(row)
             return self._fresh_caches() if row.cache is None else row.cache
         finally:
-            # What is to be stored was saved: a failed pass may have left anything there.
+            # Everything to store is saved: a failed pass may have left anything there.
             row.cache = None
             self._prefixes.leave(row)
 
@@ -136,18 +136,18 @@ class Scorer:
         return [row[: len(tokens) - 1] for row, tokens in zip(scored, group, strict=True)]
 
     def _next_logprobs(self, rows: Sequence[Sequence[int]], batch: BatchCaches) -> mx.array:
-        """Feed rows of one length; return log-probabilities [B, T, V] of what follows."""
+        """Feed rows of one length; return log-probabilities [B, T, V] of the next tokens."""
         logits = batch.forward(self._network, mx.array(rows)).astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         mx.eval(logprobs, [cache.state for cache in batch.layers])
         return logprobs
 
     def _copies(self, caches: Caches, count: int) -> BatchCaches:
-        """Return a batch of so many equal rows; the caches that are given stay as they are."""
+        """Return a batch of `count` equal rows; the given caches stay as they are."""
         return self._batch([deepcopy(caches)] if count == 1 else [caches] * count)
 
     def _batch(self, rows: Sequence[Caches]) -> BatchCaches:
-        # Compressed keys would have to be read one token at a time.
+        # Compressed keys can only be read one token at a time.
         is_ragged = self._plan.batching is Batching.RAGGED
         batch = BatchCaches(self._plan if is_ragged else BatchPlan(Batching.PADDED))
         batch.regroup([], rows)
@@ -155,7 +155,7 @@ class Scorer:
 
 
 def _as_generation(request: ScoreRequest) -> GenerationRequest:
-    """Return the request as which the prompt passes through prefill and prompt cache."""
+    """Return the prompt as a request for prefill and prompt cache."""
     return GenerationRequest(
         request_id=request.request_id,
         prompt=request.prompt,

@@ -1,4 +1,4 @@
-"""Texts of many calls that wait for a pass through an encoder, and which of them go together."""
+"""Texts of many calls that wait for a pass through an encoder, and their grouping."""
 
 import heapq
 from collections import deque
@@ -10,27 +10,27 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
-# So many texts are looked at to find company for the first, and so many go together.
+# Texts considered as companions of the first, and maximum texts in a pass.
 LOOKAHEAD = 1024
 MAX_ROWS = 128
-# How much of a row of a pass, or how many tokens of it, may be padding.
+# Maximum padding of a row, as a share and in tokens.
 PADDED_SHARE = 0.25
 PADDED_TOKENS = 8
 
 
 class Measured(Protocol):
-    """What has a length in tokens."""
+    """Anything with a length in tokens."""
 
     @property
     def length(self) -> int:
-        """How many tokens it has."""
+        """Its number of tokens."""
 
 
 AnyText = TypeVar("AnyText", bound=Measured)
 
 
 class Text(Protocol):
-    """What an encoder reads in one piece."""
+    """Input that an encoder reads in one piece."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -38,11 +38,11 @@ class Text(Protocol):
 
 
 class TextCall:
-    """One call: its texts, at least one, and what became of them.
+    """One call: its texts, at least one, and their results.
 
     Attributes:
         texts: In their order.
-        reply: Gets the answer; cancelling it is how the caller leaves.
+        reply: Receives the answer; the caller leaves by cancelling it.
     """
 
     def __init__(
@@ -51,27 +51,27 @@ class TextCall:
         reply: "Future[Any]",
         conclude: Callable[[Sequence[Any]], object],
     ) -> None:
-        """Begin with all texts waiting.
+        """Create a call whose texts all wait.
 
         Args:
-            texts: To be computed.
-            reply: Where the answer goes.
-            conclude: Makes the answer of the results of all texts, in their order.
+            texts: The texts to compute.
+            reply: Receives the answer.
+            conclude: Turns the results of all texts, in order, into the answer.
         """
         self.texts = texts
         self.reply = reply
-        # An ordered set: what was taken leaves it from any place.
+        # An ordered set: taken texts leave it from any position.
         self.waiting = dict.fromkeys(range(len(texts)))
         self._conclude = conclude
         self._results: dict[int, object] = {}
 
     def note(self, index: int, result: object) -> None:
-        """Take the result of a text."""
+        """Store the result of a text."""
         self._results[index] = result
 
     @property
     def is_complete(self) -> bool:
-        """Whether all results are there."""
+        """Whether all results are available."""
         return len(self._results) == len(self.texts)
 
     def answer(self) -> object:
@@ -81,24 +81,24 @@ class TextCall:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class QueuedText:
-    """A text, by its place in its call."""
+    """A text, by its index in its call."""
 
     call: TextCall
     index: int
 
     @property
     def text(self) -> Text:
-        """What is to be read."""
+        """The text to read."""
         return self.call.texts[self.index]
 
     @property
     def length(self) -> int:
-        """How many tokens it has."""
+        """Its number of tokens."""
         return len(self.text.token_ids)
 
 
 class TextQueue:
-    """Calls with waiting texts; every call leads a pass in turn, whatever the others hold."""
+    """Calls with waiting texts; every call leads a pass in turn, however many texts others have."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -109,15 +109,15 @@ class TextQueue:
         self._calls.append(call)
 
     def drop(self, call: TextCall) -> None:
-        """Forget what still waits of a call."""
+        """Forget the waiting texts of a call."""
         if call in self._calls:
             self._calls.remove(call)
 
     def take(self, max_tokens: int) -> list[QueuedText]:
-        """Take the first text of the call whose turn it is, and those most like it in length.
+        """Take the first text of the call in turn, and those closest to it in length.
 
         Args:
-            max_tokens: Of a pass with its padding; a longer text goes alone.
+            max_tokens: Of a pass with padding; a longer text runs alone.
         """
         texts = list(islice(self._texts(), LOOKAHEAD))
         taken = [texts[0], *gather(texts[0], texts[1:], max_tokens)]
@@ -135,12 +135,12 @@ class TextQueue:
 
 
 def gather(lead: AnyText, others: Sequence[AnyText], max_tokens: int) -> list[AnyText]:
-    """Return which of the others go through a model together with a text: those most like it.
+    """Return the other texts that share a pass with a text: those closest to it in length.
 
     Args:
-        lead: The text that goes in any case.
-        others: Those that may.
-        max_tokens: Of a pass with its padding.
+        lead: The text that runs in any case.
+        others: The candidates.
+        max_tokens: Of a pass with padding.
     """
     lengths = [lead.length]
     company = []
@@ -152,7 +152,7 @@ def gather(lead: AnyText, others: Sequence[AnyText], max_tokens: int) -> list[An
 
 
 def padded(rows: Sequence[Sequence[int]], filler: int = 0) -> mx.array:
-    """Return rows as an array [B, T], filled up at their ends."""
+    """Return rows as an array [B, T], padded at the end."""
     width = max(map(len, rows))
     return mx.array([[*row, *[filler] * (width - len(row))] for row in rows])
 

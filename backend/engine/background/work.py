@@ -1,4 +1,4 @@
-"""From commands to the background jobs of a decoder."""
+"""Commands to background jobs of a decoder."""
 
 from concurrent.futures import Future
 from typing import Any, assert_never
@@ -26,19 +26,19 @@ class JobFactory:
         prefixes: PrefixStore,
         jobs: BackgroundJobs,
     ) -> None:
-        """Take the parts that jobs compute with.
+        """Create a factory.
 
         Args:
             model: Computes the jobs.
             fresh_caches: Makes its caches.
             prefixes: Stores prefixes that were computed before.
-            jobs: Where the jobs will run: tells how many tokens the next pass takes.
+            jobs: The queue of the jobs; gives the number of tokens of the next pass.
         """
         self._embedder = Embedder(model, fresh_caches, jobs)
         self._scorer = Scorer(model, fresh_caches, prefixes, jobs.chunk_size)
 
     def make(self, request: BackgroundRequest, reply: "Future[Any]") -> Job:
-        """Return the job of a request; nothing of it is computed yet."""
+        """Return the job of a request; nothing is computed yet."""
         match request:
             case ScoreRequest():
                 return self._scorer.score(request)

@@ -1,4 +1,4 @@
-"""Which models can be divided, and into how many parts: told before any process starts."""
+"""Which models can be divided, and into how many parts: checked before any process starts."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _MARKS = {Parallelism.TENSOR: "def shard(", Parallelism.PIPELINE: "PipelineMixin
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A place in a group that does not exist: enough to divide a network on trial."""
+    """A fictional place in a group, enough to divide a network on trial."""
 
     place: int
     count: int
@@ -26,17 +26,17 @@ class Seat:
         return self.place
 
     def size(self) -> int:
-        """Return how many places there are."""
+        """Return the number of places."""
         return self.count
 
 
 def require_divisible(network: Network, config: Mapping[str, Any], topology: Topology) -> None:
-    """Refuse what cannot be divided so; the network is of no use afterwards.
+    """Refuse a network that cannot be divided; it is unusable afterwards.
 
     Args:
-        network: Not in memory yet.
+        network: Not loaded into memory yet.
         config: Its config.json.
-        topology: Who is to share it.
+        topology: The group that will share it.
 
     Raises:
         UnsupportedModelError: Names the families, or the sizes, that work.
@@ -51,7 +51,7 @@ def require_divisible(network: Network, config: Mapping[str, Any], topology: Top
 
 @cache
 def divisible_families(parallelism: Parallelism) -> tuple[str, ...]:
-    """Return the families that the installed mlx-lm can divide so, told by their source."""
+    """Return the families that the installed mlx-lm can divide, found in its source."""
     spec = importlib.util.find_spec("mlx_lm.models")
     places = spec.submodule_search_locations if spec else None
     sources = [path for place in places or () for path in Path(place).glob("*.py")]
@@ -98,9 +98,9 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _divided_heads(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the counts of heads that have to divide by the size of the group."""
+    """Return the numbers of heads that the size of the group must divide."""
     heads = int(config.get("num_attention_heads") or 1)
-    # Latent attention shares what it keeps among all heads.
+    # Latent attention shares its compressed keys among all heads.
     kv_heads = None if config.get("kv_lora_rank") else config.get("num_key_value_heads")
     return (heads, int(kv_heads)) if kv_heads else (heads,)
 

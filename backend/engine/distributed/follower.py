@@ -1,4 +1,4 @@
-"""Every other rank: it does what rank 0 decides, turn by turn, and ends with it."""
+"""Every other rank: it follows rank 0, turn by turn, and ends with it."""
 
 import contextlib
 import logging
@@ -25,14 +25,14 @@ from backend.model.checkpoint.weights import memory_bytes
 from common.lifecycle import exit_at_once
 
 _RETRY_INTERVAL_S = 0.1
-# Rank 0 knows who has gone, and ends this process, before it is told of what that caused.
+# Rank 0 knows which rank is gone, and ends this process before it hears of the consequences.
 _NEWS_DELAY_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def reach(control: Endpoint, codec: Codec) -> Channel:
-    """Return a connection to rank 0, however long it takes until there is one."""
+    """Return a connection to rank 0, waiting as long as it takes."""
     while True:
         with contextlib.suppress(OSError):
             connection = socket.create_connection((control.address, control.port))
@@ -44,11 +44,11 @@ class Follower:
     """One rank that follows rank 0."""
 
     def __init__(self, rank: int, size: int, leader: Channel, codec: Codec) -> None:
-        """Prepare.
+        """Create a follower.
 
         Args:
-            rank: Which one it is.
-            size: Of the group; 0 when it was not told.
+            rank: Its number.
+            size: Of the group; 0 if unknown.
             leader: The connection to rank 0.
             codec: Of the connection; learns grammars when the model is loaded.
         """
@@ -95,7 +95,7 @@ class Follower:
         while True:
             turn = self._leader.receive()
             replica.follow(turn)
-            # Rank 0 tells them.
+            # Rank 0 publishes them.
             replica.take_results()
             if replica.is_checked_after(turn):
                 self._leader.send(replica.report(turn.number))
@@ -108,4 +108,4 @@ class Follower:
 
 
 def _keep_quiet(*_events: Sequence[Publication] | object) -> None:
-    """Tell nobody: rank 0 says it all."""
+    """Publish nothing: rank 0 does."""

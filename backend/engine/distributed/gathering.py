@@ -1,4 +1,4 @@
-"""Rank 0 gathers the other ranks: it waits for each, and lets nobody else in."""
+"""Rank 0 gathers the other ranks: it waits for each, and admits no other process."""
 
 import contextlib
 import logging
@@ -38,20 +38,20 @@ class Member:
 
     @property
     def rank(self) -> int:
-        """Which one it is."""
+        """Its number."""
         return self.hello.rank
 
 
 def gather(form: Form, codec: Codec, children: Mapping[int, Process]) -> list[Member]:
-    """Return all other ranks, by rank.
+    """Return all other ranks, in order.
 
     Args:
         form: The group.
         codec: Of the connections to them.
-        children: Those that were started here.
+        children: Those started here.
 
     Raises:
-        GroupNotFormedError: Some have not come in time; the message names them.
+        GroupNotFormedError: Some did not join in time; the message names them.
     """
     topology = form.topology
     with _listening(topology) as listener:
@@ -67,10 +67,10 @@ def gather(form: Form, codec: Codec, children: Mapping[int, Process]) -> list[Me
 
 
 class _Gathering:
-    """Who has come so far.
+    """The ranks that have joined so far.
 
     Attributes:
-        refusal: Tells of the last one that was not let in, if there was one.
+        refusal: Describes the last one that was refused, if any.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class _Gathering:
         self._addresses = [_addresses_of(host) for host in topology.hosts]
 
     def missing(self) -> list[int]:
-        """Return the ranks that have not come."""
+        """Return the ranks that have not joined."""
         return [rank for rank in range(1, self._topology.size) if rank not in self.members]
 
     def require_children(self) -> None:
-        """Raise when a process that was started here has ended."""
+        """Raise if a process started here has ended."""
         for rank, child in self._children.items():
             if child.poll() is not None:
                 raise GroupNotFormedError(
@@ -100,7 +100,7 @@ class _Gathering:
                 )
 
     def admit_next(self, listener: socket.socket) -> None:
-        """Take the next who comes, if somebody does soon and is one of the group."""
+        """Admit the next connection, if one arrives soon and belongs to the group."""
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -137,13 +137,13 @@ class _Gathering:
         return ""
 
     def _is_place_of(self, rank: int, address: str) -> bool:
-        """Tell whether a rank may come from there: one of this machine, from any address of it."""
+        """Tell whether a rank may connect from an address: a local one, from any local address."""
         is_here = self._topology.hosts[rank].is_local and Endpoint(address, 0).is_local
         return is_here or address in self._addresses[rank]
 
 
 def _addresses_of(host: Host) -> set[str]:
-    """Return the addresses of a host, and what its names stand for."""
+    """Return the addresses of a host, with its names resolved."""
     addresses = {endpoint.address for endpoint in host.endpoints}
     for name in tuple(addresses):
         with contextlib.suppress(OSError, UnicodeError):
@@ -154,7 +154,7 @@ def _addresses_of(host: Host) -> set[str]:
 
 @contextlib.contextmanager
 def _listening(topology: Topology) -> Iterator[socket.socket]:
-    """Listen at the address of rank 0, and at no other."""
+    """Listen only on the address of rank 0."""
     control = topology.control
     try:
         listener = socket.create_server((control.address, control.port), backlog=topology.size)

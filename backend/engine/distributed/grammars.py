@@ -1,4 +1,4 @@
-"""Grammars that came from the server: compiled anew for the vocabulary of this process."""
+"""Grammars from the server, compiled again for the vocabulary of this process."""
 
 import threading
 from functools import cached_property
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from backend.sampling.grammar.compiler import GrammarCompiler
     from backend.sampling.grammar.thought_marks import ThoughtMarks
 
-# The server has compiled it in time: a rank that gave up would draw other tokens.
+# The server compiled it in time; a rank that gave up would draw other tokens.
 _COMPILE_TIMEOUT_S = 60.0
 
 
 class SentGrammar:
-    """A grammar that is compiled when it is first needed; safe from any thread.
+    """A grammar that is compiled on first use; safe from any thread.
 
     Attributes:
-        parts: It is made of these.
+        parts: Its source.
     """
 
     def __init__(self, parts: GrammarParts, workshop: "GrammarWorkshop") -> None:
@@ -30,7 +30,7 @@ class SentGrammar:
         self._workshop = workshop
 
     def compile(self) -> ReplyGrammar:
-        """Return it compiled.
+        """Return the compiled grammar.
 
         Raises:
             GrammarError: The model cannot follow it.
@@ -43,7 +43,7 @@ class SentGrammar:
 
 
 class GrammarWorkshop:
-    """Compiles the grammars of one loaded model; reads its vocabulary for the first one."""
+    """Compiles the grammars of one loaded model; the first one reads its vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, card: ModelCard) -> None:
         self._tokenizer = tokenizer
@@ -52,11 +52,11 @@ class GrammarWorkshop:
         self._marks: dict[ThoughtTexts, ThoughtMarks] = {}
 
     def read(self, parts: GrammarParts) -> SentGrammar:
-        """Return a grammar of its parts; nothing is compiled yet."""
+        """Return a grammar from its parts; nothing is compiled yet."""
         return SentGrammar(parts, self)
 
     def compile(self, parts: GrammarParts) -> ReplyGrammar:
-        """Return a grammar of its parts, compiled; the first takes a second or two.
+        """Return a compiled grammar from its parts; the first takes a second or two.
 
         Raises:
             GrammarError: The model cannot follow it.

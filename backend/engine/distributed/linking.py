@@ -1,7 +1,7 @@
-"""Link this process to the others of its group, and find its part of a network.
+"""Links this process to the others of its group, and divides a network.
 
 `mx.distributed.init` waits without limit and holds Python's lock (mlx 0.32): the kernel's alarm
-ends a process that waits for too long, and a group is left by ending the process only.
+ends a process that waits too long, and only ending the process leaves a group.
 """
 
 import json
@@ -25,12 +25,12 @@ def link(topology: Topology, rank: int, *, timeout_s: float) -> mx.distributed.G
     """Return the group, once every rank is linked; the process dies by SIGALRM if one is not.
 
     Args:
-        topology: Of the group, with a backend that MLX has.
+        topology: Of the group, with a backend that MLX supports.
         rank: Of this process.
         timeout_s: How long to wait for the others.
 
     Raises:
-        LoadFailedError: The links cannot be made.
+        LoadFailedError: The links cannot be established.
     """
     backend = topology.backend
     with tempfile.TemporaryDirectory() as directory:
@@ -50,7 +50,7 @@ def link(topology: Topology, rank: int, *, timeout_s: float) -> mx.distributed.G
 
 
 def divide(network: Network, join: Join, group: mx.distributed.Group) -> None:
-    """Take this rank's part of a network that is not in memory yet."""
+    """Keep this rank's part of a network that is not in memory yet."""
     match join.form.topology.parallelism:
         case Parallelism.TENSOR:
             network.shard(group)
@@ -61,10 +61,10 @@ def divide(network: Network, join: Join, group: mx.distributed.Group) -> None:
 
 
 def usable_backend(topology: Topology) -> GroupBackend:
-    """Return what was asked for, or the best that is there, if MLX has it; links nothing.
+    """Return the requested backend, or the best available one; links nothing.
 
     Raises:
-        InvalidRequestError: It cannot be used here; the message names what can.
+        InvalidRequestError: It cannot be used here; the message names the usable ones.
     """
     wanted = topology.backend
     has_rdma = all(host.rdma for host in topology.hosts)
@@ -86,7 +86,7 @@ def usable_backend(topology: Topology) -> GroupBackend:
 def _environment(
     topology: Topology, rank: int, backend: GroupBackend, directory: Path
 ) -> Mapping[str, str]:
-    """Return what MLX reads of a group, as `mlx.launch` would set it."""
+    """Return the variables of a group that MLX reads, as `mlx.launch` sets them."""
     first = topology.hosts[0].endpoints[0]
     common = {"MLX_RANK": str(rank)}
     match backend:

@@ -1,4 +1,4 @@
-"""The other ranks, as rank 0 holds them: gathered once, told every turn, compared now and then."""
+"""The other ranks, seen from rank 0: gathered once, told every turn, compared regularly."""
 
 import queue
 import threading
@@ -28,7 +28,7 @@ from backend.model.loaded import RunnableModel
 from backend.model.loader import look
 from common.lifeline import Process
 
-# How long the news of who has gone may take behind the failure that it causes.
+# Maximum delay between a failure and the news of the rank that caused it.
 NEWS_DELAY_S = 2.0
 
 
@@ -36,13 +36,13 @@ class Members:
     """All ranks of a group but the first.
 
     Attributes:
-        form: The group, with all that was left open decided.
+        form: The group, with all open choices decided.
     """
 
     def __init__(
         self, form: Form, members: Sequence[Member], fail: Callable[[BackendError], NoReturn]
     ) -> None:
-        """Listen to each of them.
+        """Start listening to each of them.
 
         Args:
             form: The group.
@@ -66,7 +66,7 @@ class Members:
                 member.channel.send(joins[member.rank])
 
     def agree(self, own: Ready) -> Start:
-        """Wait until all have loaded, and return what they begin with."""
+        """Wait until all have loaded, and return their common budgets."""
         others = [self._ready[member.rank].get() for member in self._members]
         start = agreement([own, *others])
         for member in self._members:
@@ -80,17 +80,17 @@ class Members:
         self._check = TokenCheck(dict(self._reports.get() for _ in self._members))
 
     def send(self, turn: Turn) -> None:
-        """Tell everyone the plan of a turn."""
+        """Send the plan of a turn to all."""
         frame = self._codec.encode(turn)
         for member in self._members:
             with self._named(member):
                 member.channel.send_frame(frame)
 
     def check(self, turn: Turn, replica: Replica) -> None:
-        """Compare the tokens that others have drawn with those of rank 0.
+        """Compare the tokens drawn by others with those of rank 0.
 
         Raises:
-            GroupLostError: One of them has drawn others.
+            GroupLostError: One of them drew different tokens.
         """
         if replica.is_checked_after(turn):
             self._check.note(turn.number, replica.checksum)
@@ -103,11 +103,11 @@ class Members:
 
     @contextmanager
     def _named(self, member: Member) -> Iterator[None]:
-        """Tell of the rank that cannot be reached: an orderly end would hide it."""
+        """Report the rank that cannot be reached: an orderly end would hide it."""
         try:
             yield
         except ChannelClosedError as error:
-            # The thread that listens to it says how it ended, and ends this process first.
+            # The thread that listens to it reports how it ended, and ends this process first.
             time.sleep(NEWS_DELAY_S)
             raise GroupLostError(f"{self._name(member)} has hung up") from error
 
@@ -116,7 +116,7 @@ class Members:
         return f"rank {member.rank} of {size} (process {member.hello.process_id})"
 
     def _listen(self, member: Member) -> None:
-        """Take what another rank says; if it fails or hangs up, all is lost."""
+        """Receive another rank's messages; if it fails or hangs up, the group is lost."""
         try:
             while True:
                 match message := member.channel.receive():
@@ -133,15 +133,15 @@ class Members:
 def form_group(
     form: Form, fail: Callable[[BackendError], NoReturn]
 ) -> tuple[Members, RunnableModel, Start]:
-    """Gather a group and load its shards; return it with the shard of this rank.
+    """Gather a group and load its shards; return both, and the budgets.
 
     Args:
-        form: The group, as the options ask for it.
+        form: The group, as the options request it.
         fail: Ends the group.
 
     Raises:
         InvalidRequestError: MLX has no such backend here.
-        LoadError: The model cannot be divided so, or a rank is missing or has failed.
+        LoadError: The model cannot be divided, or a rank is missing or has failed.
     """
     options = form.options
     if options.adapters:
@@ -149,12 +149,12 @@ def form_group(
     topology = replace(form.topology, backend=usable_backend(form.topology))
     form = Form(
         topology=topology,
-        # Towers are not divided: the text part of such a model is.
+        # Towers are not divided, only the text part of such a model.
         options=replace(options, tuning=options.tuning.updated(vision=False)),
         directory=form.directory,
         timeout_s=form.timeout_s,
     )
-    # First of all: they import MLX meanwhile. If this one fails, they end with it.
+    # First, because they import MLX meanwhile. If this one fails, they end with it.
     children = _started(topology)
     network = look(form.options, form.directory).network
     require_divisible(network, read_config(form.directory), topology)

@@ -19,10 +19,10 @@ from backend.engine.session.pace import Pace
 
 
 class Form(Struct, frozen=True, kw_only=True):
-    """A group, and the model that it is to load.
+    """A group, and the model that it will load.
 
     Attributes:
-        timeout_s: How long a rank may take to come.
+        timeout_s: How long a rank may take to join.
     """
 
     topology: Topology
@@ -32,12 +32,12 @@ class Form(Struct, frozen=True, kw_only=True):
 
 
 class Hello(Struct, frozen=True, tag=True, array_like=True):
-    """From another rank: it is there.
+    """From another rank: it is present.
 
     Attributes:
-        size: Of the group it was started for; 0 when whoever started it knows.
-        memory_bytes: What its weights may take.
-        software: The versions of what has to be the same on all ranks.
+        size: Of the group it was started for; 0 if only its starter knows.
+        memory_bytes: The memory for its weights.
+        software: The versions that must be equal on all ranks.
     """
 
     rank: int
@@ -63,10 +63,10 @@ class Ready(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     """From a rank: its shard is loaded.
 
     Attributes:
-        layers: Caches of one sequence.
+        layers: Number of caches of one sequence.
         cache_kinds: Their kinds, sorted.
-        kv_budget_bytes: What there is for KV caches.
-        cache_budget_bytes: What of it the prompt cache may take.
+        kv_budget_bytes: The memory for KV caches.
+        cache_budget_bytes: The part of it for the prompt cache.
     """
 
     layers: int
@@ -76,7 +76,7 @@ class Ready(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
 
 
 class Start(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
-    """To every rank: begin, with so much for KV caches, and of it for the prompt cache."""
+    """To every rank: start, with the memory for KV caches, and its part for the prompt cache."""
 
     kv_bytes_per_layer: int
     cache_bytes_per_layer: int
@@ -86,10 +86,10 @@ GroupCommand: TypeAlias = Submit | Cancel | Expect | Job | Leave
 
 
 class Turn(Struct, frozen=True, tag=True, array_like=True):
-    """The plan of a turn: the commands that it obeys first, and what the clock allows it.
+    """The plan of a turn: its commands, and the work that the clock allows.
 
     Attributes:
-        pace: `None` for a model whose turns take nothing from the clock.
+        pace: `None` for a model whose turns do not depend on the clock.
     """
 
     number: int
@@ -98,10 +98,10 @@ class Turn(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Report(Struct, frozen=True, tag=True, array_like=True):
-    """How a rank is doing after a turn.
+    """The state of a rank after a turn.
 
     Attributes:
-        checksum: Of all tokens drawn so far: the same on every rank.
+        checksum: Of all tokens drawn so far; equal on every rank.
     """
 
     turn: int

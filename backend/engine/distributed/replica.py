@@ -1,4 +1,4 @@
-"""One rank's session: it does what a turn says, and nothing by itself."""
+"""One rank's session: it executes turns, and does nothing by itself."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ from backend.errors import DeviceLostError
 from backend.model.loaded import RunnableModel
 
 CHECK_INTERVAL_TURNS = 32
-# More than there is, and a number that can still be multiplied.
+# More than any memory, and small enough to be multiplied.
 _PLENTY = 2**50
 
 
@@ -62,28 +62,28 @@ class Replica:
 
     @classmethod
     def alone(cls, model: RunnableModel, options: ModelOptions, outlets: Outlets) -> "Replica":
-        """Return the only one of a model."""
+        """Return the single replica of a model."""
         return cls(model, assemble_session(model, options, outlets))
 
     @classmethod
     def shared(
         cls, model: RunnableModel, options: ModelOptions, start: Start, outlets: Outlets
     ) -> "Replica":
-        """Return one of several, all of which admit and evict the same.
+        """Return one of several replicas, which all admit and evict the same.
 
         Args:
             model: This rank's shard.
             options: The options of the LoadModel.
             start: The budgets that the ranks agreed on.
-            outlets: Where the session puts what it has for others.
+            outlets: Receive the session's output.
         """
         layers = len(make_cache_factory(model.network, DEFAULT_TUNING)())
         tuning = options.tuning.updated(
             max_kv_bytes=start.kv_bytes_per_layer * layers,
             max_cache_bytes=start.cache_bytes_per_layer * layers,
-            # Ranks read and write at their own speed: what is on disk would part them.
+            # Ranks read and write at their own speed: a disk would make them diverge.
             cache_dir=None,
-            # They measure what a draft saves at their own speed, too.
+            # They also measure the gain of a draft at their own speed.
             speculation="off",
         )
         agreed = replace(options, tuning=tuning, models_dir=None)
@@ -97,7 +97,7 @@ class Replica:
 
     @property
     def idle_timeout_s(self) -> float | None:
-        """How long an idle session may be left without a turn; `None` is for ever."""
+        """How long an idle session may be left without a turn; `None` is forever."""
         return self._session.idle_timeout_s
 
     @property
@@ -106,13 +106,13 @@ class Replica:
         return self._session.card
 
     def pace(self) -> Pace | None:
-        """Return what this rank's clock allows the next turn."""
+        """Return the work that this rank's clock allows in the next turn."""
         return self._session.pace()
 
     def follow(self, turn: Turn) -> None:
-        """Obey the commands of a turn and compute it; raises what the model raises.
+        """Obey the commands of a turn and compute it; passes on the model's errors.
 
-        Commands that come after one that raises are obeyed in the next turn.
+        Commands after one that raises are obeyed in the next turn.
         """
         self._commands.extend(turn.commands)
         while self._commands:
@@ -120,7 +120,7 @@ class Replica:
         self._session.turn(turn.pace)
 
     def take_results(self) -> Sequence[tuple[int, object]]:
-        """Return the results, or errors, of the jobs that have ended since the last call."""
+        """Return the results, or errors, of the jobs that ended since the last call."""
         results = []
         while self._ended:
             number = self._ended.popleft()
@@ -130,7 +130,7 @@ class Replica:
         return results
 
     def recover(self, error: Exception) -> None:
-        """Fail the request that the last turn failed on; of several, find out which one it was.
+        """Fail the request that made the last turn fail; of several, find out which.
 
         Raises:
             DeviceLostError: A fresh trial fails too: no request is to blame.
@@ -142,24 +142,24 @@ class Replica:
         self._session.recover(error)
 
     def take_in(self, news: Fetched | Resize) -> None:
-        """Go on with a request that waited for the disk, or keep to another budget."""
+        """Resume a request that waited for the disk, or apply another budget."""
         self._session.obey(news)
 
     def close(self) -> None:
-        """Bring to disk what belongs there, and end."""
+        """Write pending nodes to disk, and end."""
         self._session.close()
 
     def is_checked_after(self, turn: Turn) -> bool:
-        """Whether ranks compare their tokens after this turn: they all say the same."""
+        """Whether ranks compare their tokens after this turn; all ranks agree on it."""
         return turn.number % CHECK_INTERVAL_TURNS == 0 or self._session.is_idle
 
     @property
     def checksum(self) -> int:
-        """Sums up all tokens drawn so far."""
+        """The checksum of all tokens drawn so far."""
         return self._session.checksum
 
     def report(self, turn_number: int) -> Report:
-        """Return how this rank is doing."""
+        """Return the state of this rank."""
         return Report(turn_number, self.checksum, self._session.status())
 
     def status(self) -> EngineStatus:
@@ -167,7 +167,7 @@ class Replica:
         return self._session.status()
 
     def _try_device(self) -> None:
-        """Compute a prompt of one token that no request has asked for."""
+        """Compute a trial prompt of one token."""
         if self._model.card.kind is ModelKind.DECODER:
             caches = make_cache_factory(self._model.network, DEFAULT_TUNING)()
             mx.eval(self._model.network(mx.array([[0]]), cache=caches))
@@ -195,7 +195,7 @@ class Replica:
 
 
 def readiness(model: RunnableModel, form: Form, rank: int) -> Ready:
-    """Return what a rank has to agree on with the others before they begin."""
+    """Return the values that ranks must agree on before they start."""
     tuning = form.options.tuning
     caches = make_cache_factory(model.network, tuning, Ranks(exchange))()
     # Ranks of one machine share its memory, unless each has a GPU.
@@ -215,9 +215,9 @@ def readiness(model: RunnableModel, form: Form, rank: int) -> Ready:
 def agreement(everyone: Sequence[Ready]) -> Start:
     """Return budgets with which every rank admits and evicts the same.
 
-    Ranks of a pipeline have layers of their own: with budgets per layer their books agree as
-    long as all layers are of one kind. Where they are not, no prefix is kept, and requests are
-    not weighed.
+    Ranks of a pipeline have different layers: with budgets per layer their accounts agree as
+    long as all layers are of one kind. Otherwise no prefix is kept, and requests are not
+    charged.
     """
     kinds = {kind for ready in everyone for kind in ready.cache_kinds}
     if len(kinds) > 1 and len({ready.cache_kinds for ready in everyone}) > 1:
@@ -229,5 +229,5 @@ def agreement(everyone: Sequence[Ready]) -> Start:
 
 
 def _kind(leaf: object) -> str:
-    """Return what tells a cache that keeps other tokens, or is cut in another way."""
+    """Return a key that distinguishes caches by the tokens they keep and how they are cut."""
     return f"{type(leaf).__name__}:{getattr(leaf, 'max_size', '')}"

@@ -1,4 +1,4 @@
-"""One rank's shard of a model, loaded and ready for what the ranks agree on."""
+"""Loads one rank's shard of a model, ready for the ranks to agree on budgets."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def load_shard(join: Join) -> RunnableModel:
     """Link this process to the others and load its part of the model.
 
     Raises:
-        LoadError: Says in a user's words what is wrong.
+        LoadError: Explains the problem in the user's terms.
     """
     form = join.form
     group = link(form.topology, join.rank, timeout_s=form.timeout_s)
@@ -39,30 +39,30 @@ def load_whole(
     """Load a model into this process alone.
 
     Args:
-        options: Of its LoadModel.
-        directory: The model's.
+        options: The options of its LoadModel.
+        directory: The model's directory.
         make_room: Told the size of the weights before they are read.
 
     Raises:
-        LoadError: Says in a user's words what is wrong.
+        LoadError: Explains the problem in the user's terms.
     """
     _set_wired_limit(options)
     return load(options, directory, renders=False, make_room=make_room)
 
 
 def synchronise() -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has reached this point."""
     mx.eval(mx.distributed.all_sum(mx.array(1.0), stream=mx.cpu))
 
 
 def exchange(value: float) -> Sequence[float]:
-    """Return the numbers of all ranks, once each has come here with its own."""
+    """Return the numbers of all ranks, once each has provided its own."""
     numbers: list[float] = mx.distributed.all_gather(mx.array([value]), stream=mx.cpu).tolist()
     return numbers
 
 
 def _directory(options: ModelOptions, directory: Path) -> Path:
-    """Return where the model lies on this machine: at the same place, or where the hub puts it."""
+    """Return the model's directory on this machine: the same path, or the hub's."""
     return directory if directory.is_dir() else asyncio.run(locate(options))
 
 

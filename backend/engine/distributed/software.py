@@ -1,4 +1,4 @@
-"""What has to be the same on all ranks, for they have to draw the same tokens."""
+"""The versions that must be equal on all ranks, because they must draw the same tokens."""
 
 from common.versions import versions_of
 
@@ -6,5 +6,5 @@ _PACKAGES = ("mlx-grpc-backend", "mlx", "mlx-lm")
 
 
 def software() -> str:
-    """Return the versions that this process runs with."""
+    """Return the versions in this process."""
     return versions_of(_PACKAGES)

@@ -1,4 +1,4 @@
-"""How many layers each rank of a pipeline takes, when the machines are unequal."""
+"""The number of layers of each rank of a pipeline on unequal machines."""
 
 import json
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ _TOLERANCE = 0.1
 
 
 def pipeline_split(form: Form, memory_bytes: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers of every rank; none when an even split is as good.
+    """Return the layers of every rank; none if an even split is as good.
 
     Args:
-        form: What is to be loaded.
-        memory_bytes: Of each rank.
+        form: The group and its model.
+        memory_bytes: The memory of each rank.
     """
     if form.topology.parallelism is not Parallelism.PIPELINE:
         return ()
@@ -27,9 +27,9 @@ def pipeline_split(form: Form, memory_bytes: Sequence[int]) -> tuple[int, ...]:
 
 
 def shares(layers: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """Return how many layers go to each weight: in proportion, one at least, all together.
+    """Return the number of layers for each weight, in proportion and at least one.
 
-    The largest remainders get what rounding leaves.
+    The layers left by rounding go to the largest remainders.
     """
     spare = layers - len(weights)
     exact = [spare * weight / sum(weights) for weight in weights]

@@ -1,4 +1,4 @@
-"""Whether all ranks have drawn the same tokens: if one has not, its caches are of another text."""
+"""Checks that all ranks have drawn the same tokens: otherwise their caches differ."""
 
 from collections.abc import Mapping
 
@@ -8,14 +8,14 @@ from backend.errors import GroupLostError
 
 
 class TokenCheck:
-    """What rank 0 has drawn, until every other rank has said the same.
+    """The checksums of rank 0, until every other rank has confirmed them.
 
     Attributes:
-        statuses: The latest of every other rank.
+        statuses: The latest status of every other rank.
     """
 
     def __init__(self, reports: Mapping[int, Report]) -> None:
-        """Begin with a report of every other rank."""
+        """Start with a report of every other rank."""
         self.statuses: dict[int, EngineStatus] = {}
         self._turns = dict.fromkeys(reports, 0)
         self._checksums: dict[int, int] = {}
@@ -24,14 +24,14 @@ class TokenCheck:
             self.statuses[rank] = report.status
 
     def note(self, turn: int, checksum: int) -> None:
-        """Remember what rank 0 has drawn by the end of a turn."""
+        """Record the checksum of rank 0 at the end of a turn."""
         self._checksums[turn] = checksum
 
     def compare(self, rank: int, report: Report) -> None:
-        """Compare what another rank has drawn by the end of a turn that was noted.
+        """Compare another rank's checksum at the end of a recorded turn.
 
         Raises:
-            GroupLostError: It is something else.
+            GroupLostError: They differ.
         """
         if report.checksum != self._checksums[report.turn]:
             raise GroupLostError(

@@ -1,4 +1,4 @@
-"""Which processes make a group: how many, where they listen, and what they share."""
+"""The processes of a group: their number, addresses and split of the model."""
 
 import json
 import re
@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 from backend.config import TuningOptions
 from backend.errors import InvalidRequestError
 
-# mlx.launch counts from here as well.
+# mlx.launch counts from here too.
 FIRST_PORT = 32323
-# Behind the ring port of rank 0: where the other ranks ask it what to do.
+# Added to the ring port of rank 0: the port for the plan.
 CONTROL_PORT_DISTANCE = 1000
 _MAX_PORT = 65535
 _LOOPBACK = "127.0.0.1"
@@ -23,14 +23,14 @@ _ADDRESS = re.compile(r"(?P<address>[\w.-]+)(:(?P<port>[0-9]{1,5}))?", re.ASCII)
 
 
 class Parallelism(Enum):
-    """What the ranks share: every layer, or the layers."""
+    """How the model is split: within every layer, or by layers."""
 
     TENSOR = "tensor"
     PIPELINE = "pipeline"
 
 
 class GroupBackend(Enum):
-    """MLX's ways to link ranks; `ANY` takes the best that is there."""
+    """MLX's ways to link ranks; `ANY` takes the best one available."""
 
     RING = "ring"
     JACCL = "jaccl"
@@ -41,7 +41,7 @@ class GroupBackend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address and a port of it."""
+    """An address and a port."""
 
     address: str
     port: int
@@ -57,11 +57,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One rank's place.
+    """The location of one rank.
 
     Attributes:
-        endpoints: Where it listens for its neighbours: one for each link of the ring.
-        rdma: The device that leads to each other rank, for JACCL; empty without.
+        endpoints: Where it listens for its neighbours, one for each link of the ring.
+        rdma: The device towards each other rank, for JACCL; otherwise empty.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -86,22 +86,22 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.hosts)
 
     def neighbours(self, rank: int) -> int:
-        """Return how many ranks share the machine of a rank, itself included."""
+        """Return the number of ranks on the machine of a rank, itself included."""
         places = [host.endpoints[0].address for host in self.hosts]
         return places.count(places[rank])
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
-        """The ranks of this machine; each takes the GPU of its place among them."""
+        """The ranks on this machine; each uses the GPU of its index among them."""
         return tuple(rank for rank, host in enumerate(self.hosts) if host.is_local)
 
     @property
     def control(self) -> Endpoint:
-        """Where rank 0 tells the others what to do."""
+        """The endpoint where rank 0 sends the plan."""
         first = self.hosts[0].endpoints[0]
         port = first.port + CONTROL_PORT_DISTANCE
         return Endpoint(first.address, port if port <= _MAX_PORT else port - _MAX_PORT // 2)
@@ -111,7 +111,7 @@ _Entry: TypeAlias = tuple[Sequence[str], Sequence[str | None]]
 
 
 def topology_of(tuning: TuningOptions) -> Topology | None:
-    """Return the group that the options ask for; `None` when one process is to do it all.
+    """Return the group that the options request; `None` for a single process.
 
     Raises:
         InvalidRequestError: They contradict each other, or name no usable hosts.
@@ -139,7 +139,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     """Return the hosts of a file of `mlx.launch`, or of MLX's ring.
 
     Raises:
-        InvalidRequestError: It cannot be read, or is of another form.
+        InvalidRequestError: It cannot be read, or has another format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -150,10 +150,10 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Return the hosts of `address,address:port,...`; one that stands twice is two ranks.
+    """Return the hosts of `address,address:port,...`; an address listed twice is two ranks.
 
     Raises:
-        InvalidRequestError: One is no address.
+        InvalidRequestError: One is not an address.
     """
     try:
         return tuple(_numbered(([part.strip()], ()) for part in text.split(",") if part.strip()))
@@ -162,7 +162,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def local_hosts(count: int) -> tuple[Host, ...]:
-    """Return so many places on this machine, on ports that are free now."""
+    """Return `count` places on this machine, on ports that are free now."""
     with ExitStack() as held:
         while True:
             hosts = tuple(Host((Endpoint(_LOOPBACK, _held_port(held)),)) for _ in range(count))
@@ -191,7 +191,7 @@ def _entry(entry: Any) -> _Entry:  # noqa: ANN401 (JSON)
 
 
 def _numbered(entries: Iterable[_Entry]) -> Iterator[Host]:
-    """Give ports to the addresses that have none, as `mlx.launch` does."""
+    """Assign ports to addresses without one, as `mlx.launch` does."""
     port = FIRST_PORT
     taken: set[Endpoint] = set()
     for addresses, rdma in entries:
@@ -219,7 +219,7 @@ def _endpoint(text: str, default_port: int) -> Endpoint:
 
 
 def _is_free(endpoint: Endpoint) -> bool:
-    """Tell whether this machine has the address, and nobody listens at the port."""
+    """Tell whether the address is local and the port is free."""
     with socket.socket() as probe:
         try:
             probe.bind((endpoint.address, endpoint.port))
@@ -229,7 +229,7 @@ def _is_free(endpoint: Endpoint) -> bool:
 
 
 def _held_port(held: ExitStack) -> int:
-    """Return a free port that is not given again as long as it is held."""
+    """Return a free port that is not assigned again while it is held."""
     holder = held.enter_context(socket.socket())
     holder.bind((_LOOPBACK, 0))
     return int(holder.getsockname()[1])
