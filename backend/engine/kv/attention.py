@@ -1,9 +1,8 @@
-"""Send upstream's attention to the caches of a batch whose rows keep their own lengths.
+"""Routes upstream's attention to the caches of a batch whose rows keep their own lengths.
 
 All families of mlx-lm and mlx-vlm, and the drafters of mlx-vlm, compute attention with
 `scaled_dot_product_attention` of a module `base`, which their modules import by name. `install`
-puts a function in its place that knows `RaggedKV`, in `base` and in every module that has been
-imported.
+replaces it with a function that knows `RaggedKV`, in `base` and in every imported module.
 """
 
 import inspect
@@ -22,7 +21,7 @@ from backend.engine.kv.row_attention import attend_row
 _NAME = "scaled_dot_product_attention"
 _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
 _FAMILIES = ("mlx_lm.models.", "mlx_vlm.models.", "mlx_vlm.speculative.drafters.")
-# Of upstream's function, behind queries and keys.
+# Of upstream's function, after queries and keys.
 _PARAMETERS = ("values", "cache", "scale", "mask", "sinks")
 _MARK = "sends_ragged_rows_back"
 
@@ -30,7 +29,7 @@ Attention: TypeAlias = Callable[..., Any]
 
 
 def install() -> None:
-    """Route the attention of all modules that have been imported; cheap when nothing is new."""
+    """Route the attention of all modules that have been imported; cheap if nothing is new."""
     modules = {name: module for name, module in sys.modules.items() if name.startswith(_FAMILIES)}
     routes = {name: _route(modules[name]) for name in _BASES if name in modules}
     originals = {inspect.unwrap(route): route for route in routes.values()}
@@ -41,7 +40,7 @@ def install() -> None:
 
 
 def _route(base: ModuleType) -> Attention:
-    """Return the function that takes the place of a base module's attention."""
+    """Return the function that replaces a base module's attention."""
     current: Attention = getattr(base, _NAME)
     return current if hasattr(current, _MARK) else _routed(current)
 

@@ -27,7 +27,7 @@ class Batching(Enum):
     Attributes:
         RAGGED: Each row has its own length, and attention runs by group.
         LATENT: The same for families that keep compressed keys (MLA).
-        PADDED: By the batch caches of mlx-lm, as long as the longest row.
+        PADDED: With mlx-lm's batch caches, as long as the longest row.
         NONE: One row at a time.
     """
 
@@ -39,14 +39,14 @@ class Batching(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What the look at a model at load found out about its batches.
+    """The batching of a model, found at load.
 
     Attributes:
         batching: How its rows share a pass.
         overhead: Positions of a row that cost as much as one more group.
-        shares_prefixes: Whether rows use what lies in the prompt cache where it lies.
-        takes_several: Whether prompts may be fed in one pass, unlike numbers of tokens each.
-        pass_seconds: What a pass over so many tokens of one row takes; empty when rows that decode
+        shares_prefixes: Whether rows use the prompt cache in place.
+        takes_several: Whether prompts of different length may be fed in one pass.
+        pass_seconds: Duration of a pass by its tokens of one row; empty if decoding rows
             cannot take several in a pass and give some back.
     """
 
@@ -65,11 +65,11 @@ class BatchPlan:
 class BatchCaches:
     """Caches of rows that join and leave between passes; belongs to the main thread.
 
-    A row that is alone has the caches that it came with.
+    A single row keeps its own caches.
 
     Attributes:
-        layers: What the network takes.
-        count: How many rows there are.
+        layers: The caches for the network.
+        count: The number of rows.
     """
 
     def __init__(self, plan: BatchPlan) -> None:
@@ -88,12 +88,12 @@ class BatchCaches:
 
     @property
     def keeps_parts(self) -> bool:
-        """Whether a row may keep a part of what it has taken; else it keeps all of it, or none."""
+        """Whether a row may keep a part of a pass; otherwise it keeps all of it, or none."""
         return not any(map(_is_state, cache_leaves(self.layers)))
 
     @property
     def can_go_back(self) -> bool:
-        """Whether every layer can return to where a row was before a pass."""
+        """Whether every layer can return to the state before a pass."""
         return all(_is_state(leaf) or _can_give_back(leaf) for leaf in cache_leaves(self.layers))
 
     def forward(
@@ -103,8 +103,8 @@ class BatchCaches:
 
         Args:
             network: The model.
-            tokens: Ids; rows that take fewer than others are padded on the right.
-            counts: How many tokens each row takes of a pass that `keep` is called after.
+            tokens: Ids; shorter rows are padded on the right.
+            counts: Tokens of each row, if `keep` is called after the pass.
         """
         if tokens.shape[1] > 1:
             self._order_windows()
@@ -122,10 +122,10 @@ class BatchCaches:
         return logits
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Let each row forget all but its first `kept` tokens of the latest pass, and its padding.
+        """Drop all but each row's first `kept` tokens of the latest pass, and its padding.
 
         Raises:
-            ValueError: A layer cannot.
+            ValueError: A layer does not support it.
         """
         width, counts = self._taken
         before, self._before = self._before, []
@@ -150,12 +150,12 @@ class BatchCaches:
 
     @property
     def keeps_positions(self) -> bool:
-        """Whether every layer keeps every position: then rows go back over any number of passes."""
+        """Whether every layer keeps every position, so that rows can go back any distance."""
         leaves = cache_leaves(self.layers)
         return all(isinstance(leaf, RaggedKV) or _class_name(leaf) in _POSITIONS for leaf in leaves)
 
     def give_back(self, counts: Sequence[int]) -> None:
-        """Let each row forget so many of its latest positions, where all are kept."""
+        """Drop each row's latest positions, if all are kept."""
         if not any(counts):
             return
         if self._ledger is not None:
@@ -166,11 +166,11 @@ class BatchCaches:
             self.regroup(range(self.count), [])
 
     def regroup(self, staying: Sequence[int], arrivals: Sequence[Caches]) -> None:
-        """Let rows leave, and others join behind those that stay.
+        """Remove rows, and append others after those that stay.
 
         Args:
-            staying: Places of the rows that stay, in order.
-            arrivals: Caches of the rows that join; what they hold is taken over.
+            staying: Indices of the rows that stay, in order.
+            arrivals: Caches of the rows that join; their content is taken over.
         """
         total = len(staying) + len(arrivals)
         if total <= 1:
@@ -183,11 +183,11 @@ class BatchCaches:
         self.count = total
 
     def extract(self, row: int) -> Caches:
-        """Return the caches of one row, which is about to leave."""
+        """Return the caches of one row that is about to leave."""
         return self.layers if self.count == 1 else [_extracted(c, row) for c in self.layers]
 
     def _order_windows(self) -> None:
-        """Put windows in order before a pass of several tokens, whose mask takes them to be."""
+        """Put windows in order before a pass of several tokens, whose mask requires it."""
         for leaf in cache_leaves(self.layers):
             if upstream_name(leaf) == "BatchRotatingKVCache":
                 leaf._temporal_order()  # noqa: SLF001 (upstream orders them after the mask is made)
@@ -216,7 +216,7 @@ class BatchCaches:
             self._follow(staying, joining)
 
     def _follow(self, staying: Sequence[int], joining: Sequence[Sequence[UpstreamCache]]) -> None:
-        """Let the layers with rows of unlike length take the groups of the ledger."""
+        """Apply the ledger's groups to layers with rows of different lengths."""
         ragged = {
             index: leaf
             for index, leaf in enumerate(cache_leaves(self.layers))
@@ -229,7 +229,7 @@ class BatchCaches:
 
 
 def _joining(leaves: Sequence[UpstreamCache]) -> Joining:
-    """Return what the ledger has to know of a row; layers that a model does not use are empty."""
+    """Return the ledger's view of a row; layers that a model does not use are empty."""
     fullest = max(leaves, key=lambda leaf: leaf.offset)
     if not isinstance(fullest, RowKV):
         return Joining(fullest.offset)
@@ -238,7 +238,7 @@ def _joining(leaves: Sequence[UpstreamCache]) -> Joining:
 
 
 def _merged(caches: Sequence[UpstreamCache], ragged: Mapping[str, MakeRagged]) -> UpstreamCache:
-    """Return the batch cache of a layer; one that is `ragged` takes its rows over later."""
+    """Return the batch cache of a layer; a `ragged` one takes over its rows later."""
     first = caches[0]
     match _class_name(first):
         case "CacheList":
@@ -269,14 +269,14 @@ def _give_back(leaf: UpstreamCache, counts: Sequence[int]) -> None:
 
 
 def _is_state(leaf: UpstreamCache) -> bool:
-    """Tell whether a layer keeps a state of fixed size, whose arrays it replaces in every pass."""
+    """Tell whether a layer keeps a state of fixed size, replaced in every pass."""
     return upstream_name(leaf) == "ArraysCache"
 
 
 def _chosen(
     kept: Sequence[int], after: Sequence[mx.array | None], before: Sequence[mx.array | None]
 ) -> list[mx.array | None]:
-    """Return the arrays of a state, of rows that keep nothing of a pass as they were before."""
+    """Return the arrays of a state, with the earlier ones for rows that keep nothing of a pass."""
     keeps = mx.array([n > 0 for n in kept])
 
     def choose(new: mx.array | None, old: mx.array | None) -> mx.array | None:
@@ -302,7 +302,7 @@ def _roll(cache: UpstreamCache, counts: Sequence[int]) -> None:
 
 
 def _cut(cache: UpstreamCache, counts: Sequence[int]) -> None:
-    """Shorten the window of a row that has just taken several tokens, which are in order."""
+    """Shorten the window of a row after a pass of several tokens, which are in order."""
     (count,) = counts
     if count:
         cache.keys = cache.keys[..., : cache.keys.shape[2] - count, :]
@@ -321,7 +321,7 @@ _RAGGED: Mapping[Batching, Mapping[str, type[RaggedKV]]] = {
     Batching.LATENT: {"KVCache": LatentKV},
 }
 
-# Keep every position; others can only give back what the latest pass has taken.
+# These keep every position; others can only give back tokens of the latest pass.
 _POSITIONS = ("KVCache", "QuantizedKVCache", "BatchKVCache")
 
 _GIVE_BACK: Mapping[str, Callable[[UpstreamCache, Sequence[int]], None]] = {

@@ -1,4 +1,4 @@
-"""Measure what a group of rows costs on this machine, for a layer like those of the model."""
+"""Measures the cost of a group of rows on this machine, for a layer like the model's."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ _SHORT, _LONG = 16, 1040
 _LAYERS = 2
 _REPEATS = 5
 _ONE_GROUP, _A_GROUP_EACH = float("inf"), 0.0
-# What a busy machine may make of it: a group never costs less than a few positions, or more than
+# Bounds against a busy machine: a group never costs less than a few positions, or more than
 # all of a long row.
 _BOUNDS = (32.0, 16384.0)
 
 
 def measured_overhead(keys: mx.array, values: mx.array) -> float:
-    """Return how many positions of a row cost as much as one more group.
+    """Return the positions of a row that cost as much as one more group.
 
     Args:
-        keys: Of a layer, [1, kv heads, positions, width], for their heads, width and data type.
+        keys: Of a layer, [1, kv heads, positions, width]; gives heads, width and data type.
         values: The same.
     """
     like = (keys, values)
@@ -37,7 +37,7 @@ def measured_overhead(keys: mx.array, values: mx.array) -> float:
 
 
 def _step_seconds(like: Sequence[mx.array], length: int, overhead: float) -> float:
-    """Return what attention takes for a step of some rows, the fastest of some runs."""
+    """Return the time of attention in a step of some rows, the fastest of several runs."""
     keys, values = (_random(array, length) for array in like)
     layers = []
     ledger = Ledger(overhead)

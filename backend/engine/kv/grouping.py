@@ -1,18 +1,18 @@
-"""Which rows of a batch attend together: pure policy, without MLX.
+"""The groups of rows that attend together: pure policy, without MLX.
 
 Attention over a group costs `overhead + rows * longest`, in units of reading one position of one
-row. Rows of similar length share a group, because a group costs something by itself; rows of unlike
+row. Rows of similar length share a group, because each group has a fixed cost; rows of different
 length do not, because the short ones would pay for the longest.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-# A change is made if it pays for its copies within so many passes.
+# A change must pay for its copies within this many passes.
 HORIZON_PASSES = 64
-# To copy a position is to read it and to write it.
+# Copying a position reads and writes it.
 COPY_COST = 3.0
-# No row is padded by more, whatever a group costs: memory is reserved for so much.
+# Maximum padding of a row, at any cost of a group: memory is reserved for it.
 MAX_PADDING_TOKENS = 128
 MAX_PADDING_SHARE = 1 / 32
 
@@ -20,15 +20,15 @@ MAX_PADDING_SHARE = 1 / 32
 def regrouped(
     groups: Iterable[Sequence[int]], lengths: Sequence[int], overhead: float
 ) -> list[list[int]]:
-    """Return the groups that attend at the lowest cost, with as little copying as pays off.
+    """Return the groups that attend at the lowest cost, with as little copying as worthwhile.
 
     Args:
-        groups: The groups as they are; rows that have just come are groups of their own.
+        groups: The present groups; new rows are separate groups.
         lengths: Positions of each row.
         overhead: Positions that cost as much as one more group.
 
     Returns:
-        Groups that are unchanged keep the order of their members.
+        Unchanged groups keep the order of their members.
     """
     plan = sorted((list(group) for group in groups), key=lambda g: _longest(g, lengths))
     plan = [part for group in plan for part in _split(group, lengths, overhead)]
@@ -43,12 +43,12 @@ def regrouped(
 
 
 def max_padding(longest: int) -> float:
-    """Return by how much a row may be shorter than the longest of its group."""
+    """Return the maximum difference of a row from the longest of its group."""
     return max(MAX_PADDING_TOKENS, MAX_PADDING_SHARE * longest)
 
 
 def _split(group: list[int], lengths: Sequence[int], overhead: float) -> list[list[int]]:
-    """Cut a group in two wherever its short rows pay too much for its long ones."""
+    """Split a group wherever its short rows pay too much for its long ones."""
     ordered = sorted(group, key=lengths.__getitem__)
     copied = COPY_COST * sum(lengths[row] for row in group)
     longest = lengths[ordered[-1]]
@@ -66,7 +66,7 @@ def _split(group: list[int], lengths: Sequence[int], overhead: float) -> list[li
 def _merge_gain(
     short: Sequence[int], long: Sequence[int], lengths: Sequence[int], overhead: float
 ) -> float:
-    """Return what one group instead of two saves within the horizon."""
+    """Return the gain of one group instead of two within the horizon."""
     longest = _longest(long, lengths)
     if longest - min(lengths[row] for row in short) > max_padding(longest):
         return -1.0

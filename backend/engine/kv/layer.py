@@ -1,7 +1,7 @@
 """The keys and values of one layer for all rows of a batch, each row with its own length.
 
-A model takes a `RaggedKV` for upstream's cache. The keys and values that it fetches are the
-`RaggedKV` itself; it hands them on to upstream's attention, which `attention` sends back here.
+A model uses a `RaggedKV` as upstream's cache. The keys and values that it fetches are the
+`RaggedKV` itself; it passes them to upstream's attention, which `attention` routes back here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from backend.engine.kv.partial import Partial, joined, merged, over_own, over_sh
 from backend.engine.kv.spans import Group, Pass, Span
 
 Buffers: TypeAlias = tuple[mx.array, ...]
-"""Arrays [rows, heads, capacity, width] of one group: keys and values, perhaps in several parts."""
+"""Arrays [rows, heads, capacity, width] of one group: keys and values, maybe in several parts."""
 
 _POSITIONS = 2
 
 
 class Window:
-    """A mask that hides all but the latest positions; the lengths of the rows say which."""
+    """A mask that hides all but the latest positions, given by the lengths of the rows."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -31,7 +31,7 @@ class Window:
 class RaggedKV:
     """Buffers of keys and values, one set for each group of rows.
 
-    Each row is written where it ends. What lies behind its end is never read, and written over.
+    Each row is written at its end. Positions after its end are never read, and overwritten.
     """
 
     def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
@@ -39,7 +39,7 @@ class RaggedKV:
 
         Args:
             ledger: Lengths and groups, shared with the other layers.
-            like: A cache of one row; rows that leave get one of its class.
+            like: A cache of one row; leaving rows get one of its class.
         """
         self._ledger = ledger
         self._kind = type(like)
@@ -49,12 +49,12 @@ class RaggedKV:
 
     @property
     def offset(self) -> mx.array:
-        """[B] positions of each row, those included that this layer has taken in the pass."""
+        """[B] positions of each row, including those that this layer took in the pass."""
         current = self.current
         return current.offset_after if self._written is current else current.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[object, object]:
-        """Write [B, heads, width, head width] behind each row."""
+        """Append [B, heads, width, head width] to each row."""
         current = self.current
         encoded = self._encoded(keys, values)
         for span in current.spans:
@@ -63,7 +63,7 @@ class RaggedKV:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[object, object]:
-        """Return what other layers read that share the keys and values of this one."""
+        """Return the keys and values for other layers that share them."""
         return self, self
 
     def make_mask(
@@ -72,7 +72,7 @@ class RaggedKV:
         return_array: bool = False,  # noqa: FBT001, FBT002, ARG002
         window_size: int | None = None,
     ) -> Window | None:
-        """Return what attention has to know beyond the lengths of the rows."""
+        """Return the mask beyond the lengths of the rows, if any."""
         return None if window_size is None else Window(window_size)
 
     def attend(
@@ -84,10 +84,10 @@ class RaggedKV:
             queries: [B, heads, width, head width].
             scale: Of the scores.
             mask: As `make_mask` gave it.
-            sinks: [heads] scores of a position that holds nothing, for families that have one.
+            sinks: [heads] scores of an empty position, for families that have one.
 
         Raises:
-            TypeError: The model made a mask of its own.
+            TypeError: The model made its own mask.
         """
         if mask is not None and not isinstance(mask, Window):
             raise TypeError("a mask of the model's own cannot be used with rows of unlike length")
@@ -100,11 +100,11 @@ class RaggedKV:
         return current.in_order(outputs)
 
     def regroup(self, recipes: Sequence[Recipe], arrivals: Sequence[UpstreamCache]) -> None:
-        """Build the buffers of new groups; those of the others are not touched.
+        """Build the buffers of new groups; the others are not touched.
 
         Args:
-            recipes: How each group comes about.
-            arrivals: The caches of the rows that join, whose arrays are taken over.
+            recipes: The source of each group.
+            arrivals: The caches of joining rows, whose arrays are taken over.
         """
         self._keep_references(arrivals)
         old, self._buffers = self._buffers, {}
@@ -122,7 +122,7 @@ class RaggedKV:
                 self._buffers[group] = _in_one(pieces, group)
 
     def extract(self, row: int) -> UpstreamCache:
-        """Return a row's own cache; a row that is alone in its group takes the buffers along."""
+        """Return a row's own cache; the only row of a group takes its buffers along."""
         cache = self._new_cache()
         group, place = self._ledger.place(row)
         length = self._ledger.lengths[row]
@@ -138,7 +138,7 @@ class RaggedKV:
 
     @property
     def keys(self) -> mx.array:
-        """The keys of one group: a rank of a pipeline lets what it has sent be part of them."""
+        """The keys of one group: a pipeline rank adds its sent data to them."""
         return next(iter(self._buffers.values()))[0]
 
     @keys.setter
@@ -148,11 +148,11 @@ class RaggedKV:
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The data type of values, which some families convert the output of attention to."""
+        """The data type of values, to which some families convert the output of attention."""
         return self.state[-1].dtype
 
     def empty(self) -> bool:
-        """Tell whether nothing was written yet."""
+        """Tell whether nothing has been written yet."""
         return not self._buffers
 
     @property
@@ -173,7 +173,7 @@ class RaggedKV:
         return self._ledger.current
 
     def _keep_references(self, arrivals: Sequence[UpstreamCache]) -> None:
-        """Hold the arrays that rows of the batch refer to, and let go of the others."""
+        """Keep the arrays that rows of the batch refer to, and release the others."""
         joining = [cache.parts if isinstance(cache, RowKV) else () for cache in arrivals]
         paths = self._ledger.paths[len(self._ledger.paths) - len(arrivals) :]
         for path, parts in zip(paths, joining, strict=True):
@@ -184,7 +184,7 @@ class RaggedKV:
         self._references = {k: v for k, v in self._references.items() if k in used}
 
     def _partials(self, queries: mx.array, scale: float, window: int | None) -> list[Partial]:
-        """Return what tails and references give to the rows that have references."""
+        """Return the partial attention of tails and references, for rows with references."""
         current = self.current
         tails = []
         for span in current.behind:
@@ -216,11 +216,11 @@ class RaggedKV:
         )
 
     def seen(self, span: Span) -> Buffers:
-        """Return the positions that a group has filled."""
+        """Return the filled positions of a group."""
         return tuple(array[:, :, : span.longest] for array in self._buffers[span.group])
 
     def _encoded(self, keys: mx.array, values: mx.array) -> Buffers:
-        """Return what is kept of keys and values."""
+        """Return the stored form of keys and values."""
         return keys, values
 
     def _attention(
@@ -243,7 +243,7 @@ class RaggedKV:
         mask: mx.array | str | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Return the attention of queries over what is kept of their keys and values."""
+        """Return the attention of queries over stored keys and values."""
         keys, values = kept
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
@@ -253,7 +253,7 @@ class RaggedKV:
         return self._kind()
 
     def _read(self, cache: UpstreamCache) -> Buffers | None:
-        """Return the arrays of a row's own; `None` for a row that has none yet."""
+        """Return a row's own arrays; `None` if it has none yet."""
         return None if cache.keys is None else (cache.keys, cache.values)
 
     def _fill(self, cache: UpstreamCache, buffers: Buffers, length: int) -> None:
@@ -267,7 +267,7 @@ class RaggedKV:
 def _taken(
     source: Source, old: Mapping[Group, Buffers], joining: Sequence[Buffers | None], like: Buffers
 ) -> Buffers:
-    """Return the arrays of some rows; those without any position yet have empty ones."""
+    """Return the arrays of some rows; rows without positions have empty ones."""
     if isinstance(source.origin, int):
         found = joining[source.origin]
         count = 1
@@ -291,7 +291,7 @@ def _in_one(pieces: Sequence[Buffers], group: Group) -> Buffers:
 
 
 def _resized(array: mx.array, capacity: int) -> mx.array:
-    """Return an array with room for so many positions; what is cut off is spare."""
+    """Return an array with room for `capacity` positions; only spare positions are cut off."""
     missing = capacity - array.shape[_POSITIONS]
     if missing <= 0:
         return array[:, :, :capacity] if missing else array

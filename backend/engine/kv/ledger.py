@@ -1,4 +1,4 @@
-"""How long the rows of a batch are and which of them attend together: one ledger for all layers."""
+"""The lengths and attention groups of a batch's rows: one ledger for all layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from backend.engine.kv.spans import Group, Pass, Path
 MIN_SPARE_TOKENS = 16
 SPARE_SHARE = 1 / 16
 MAX_SPARE_TOKENS = 256
-# With several tokens to a pass, lengths drift apart: look again after so many passes.
+# With several tokens per pass, lengths drift apart: review groups after this many passes.
 PASSES_PER_REVIEW = 256
 
 
@@ -19,8 +19,8 @@ class Joining:
     """A row that joins.
 
     Attributes:
-        tail: Positions of its own.
-        path: References to those before.
+        tail: Its own positions.
+        path: References to the earlier ones.
     """
 
     tail: int
@@ -32,8 +32,8 @@ class Source:
     """Rows that a new group takes over.
 
     Attributes:
-        origin: An old group, or the number of a row that joins.
-        rows: Which rows of the old group, by their place in it; `None` is all of them.
+        origin: An old group, or the number of a joining row.
+        rows: Indices of rows in the old group; `None` is all of them.
     """
 
     origin: Group | int
@@ -42,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the buffers of a group come about."""
+    """The sources of a group's buffers."""
 
     group: Group
     sources: tuple[Source, ...]
@@ -59,8 +59,8 @@ class Ledger:
     Attributes:
         lengths: Positions of each row's tail.
         paths: References of each row.
-        groups: A partition of the rows; those with references are apart from those without.
-        current: The pass that is being built, if any.
+        groups: A partition of the rows; those with and without references are separate.
+        current: The pass being built, if any.
     """
 
     def __init__(self, overhead: float) -> None:
@@ -78,7 +78,7 @@ class Ledger:
 
     @property
     def wants_review(self) -> bool:
-        """Whether rows have taken unlike numbers of tokens for a while."""
+        """Whether rows have taken different numbers of tokens for a while."""
         return self._passes >= PASSES_PER_REVIEW
 
     def begin(self, width: int) -> None:
@@ -90,15 +90,15 @@ class Ledger:
         self.current = Pass(self.lengths, self.paths, self.groups, width)
 
     def advance(self) -> None:
-        """Count the tokens of the pass that has been built."""
+        """Count the tokens of the pass just built."""
         if self.current is not None:
             self.lengths = [length + self.current.width for length in self.lengths]
 
     def give_back(self, counts: Sequence[int]) -> None:
-        """Let rows forget their latest positions: the next pass writes there again.
+        """Drop the latest positions of rows: the next pass overwrites them.
 
         Raises:
-            ValueError: A row's tail does not have as many.
+            ValueError: A row's tail is too short.
         """
         if any(not 0 <= count <= n for count, n in zip(counts, self.lengths, strict=True)):
             raise ValueError(f"rows of {self.lengths} positions cannot give back {list(counts)}")
@@ -106,10 +106,10 @@ class Ledger:
         self._passes += 1
 
     def regroup(self, staying: Sequence[int], arrivals: Sequence[Joining]) -> list[Recipe]:
-        """Let rows leave and join behind the others; return how the groups come about.
+        """Remove rows and append others; return the sources of the groups.
 
         Args:
-            staying: Places of the rows that stay, in their new order.
+            staying: Indices of the rows that stay, in their new order.
             arrivals: The rows that join.
         """
         self._passes = 0
@@ -122,7 +122,7 @@ class Ledger:
         return recipes
 
     def place(self, row: int) -> tuple[Group, int]:
-        """Return the group of a row, and the row's place in its buffers."""
+        """Return the group of a row, and the row's index in its buffers."""
         group = next(group for group in self.groups if row in group.members)
         return group, group.members.index(row)
 
@@ -136,7 +136,7 @@ class Ledger:
         ]
 
     def _origins(self, staying: Sequence[int], arrivals: int) -> list[tuple[Group | int, int]]:
-        """Return where each row of the new batch lies: in which group, and where in it."""
+        """Return the old location of each row of the new batch: its group, and its index there."""
         places = {
             row: (group, place) for group in self.groups for place, row in enumerate(group.members)
         }
@@ -157,13 +157,13 @@ class Ledger:
 
 
 def with_spare(tokens: int) -> int:
-    """Return how many positions to allocate for so many."""
+    """Return the number of positions to allocate for `tokens`."""
     spare = max(MIN_SPARE_TOKENS, int(tokens * SPARE_SHARE))
     return tokens + min(spare, MAX_SPARE_TOKENS)
 
 
 def _by_origin(origin: Sequence[tuple[Group | int, int]]) -> list[list[int]]:
-    """Return the rows of the new batch by the group that they lie in, in the group's order."""
+    """Return the rows of the new batch by their old group, in the group's order."""
     found: dict[Group | int, list[tuple[int, int]]] = {}
     for row, (source, place) in enumerate(origin):
         found.setdefault(source, []).append((place, row))

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What some keys contribute to the attention of rows.
+    """The contribution of some keys to the attention of rows.
 
     Attributes:
         output: [rows, heads, width, value width], float32: values weighted by `exp(score - top)`.
@@ -21,7 +21,7 @@ class Partial:
     total: mx.array
 
     def spread(self, places: mx.array) -> "Partial":
-        """Return it for more rows; `places` names theirs, one behind the last is a row without."""
+        """Return it for more rows, indexed by `places`; one after the last is a row without."""
         return Partial(
             _with_blank(self.output, 0.0)[places],
             _with_blank(self.top, -mx.inf)[places],
@@ -32,14 +32,14 @@ class Partial:
 def over_shared(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
 ) -> Partial:
-    """Attend to keys that all rows share, which are read once.
+    """Attend to keys shared by all rows, which are read once.
 
     Args:
         queries: [rows, heads, width, head width].
         keys: [1, kv heads, positions, head width].
         values: [1, kv heads, positions, value width].
         scale: Of the scores.
-        mask: [rows, 1, width or 1, positions], what each query sees; `None` is all.
+        mask: [rows, 1, width or 1, positions], the visible positions; `None` is all.
     """
     rows, heads, width, _ = queries.shape
     kv_heads = keys.shape[1]
@@ -57,7 +57,7 @@ def over_shared(
 def over_own(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
 ) -> Partial:
-    """Attend to keys of each row's own, [rows, kv heads, positions, head width]."""
+    """Attend to each row's own keys, [rows, kv heads, positions, head width]."""
     rows, heads, width, head_width = queries.shape
     kv_heads = keys.shape[1]
     flat = (queries * scale).reshape(rows, kv_heads, -1, head_width)
@@ -75,8 +75,8 @@ def merged(partials: Sequence[Partial], sinks: mx.array | None, dtype: mx.Dtype)
     """Return the attention [rows, heads, width, value width] over all keys.
 
     Args:
-        partials: Of the same rows; each row sees a key in one of them at least.
-        sinks: [heads] scores of a position that holds nothing.
+        partials: Of the same rows; each row sees a key in at least one of them.
+        sinks: [heads] scores of an empty position.
         dtype: Of the result.
     """
     top = mx.max(mx.stack([partial.top for partial in partials]), axis=0)
@@ -94,7 +94,7 @@ def merged(partials: Sequence[Partial], sinks: mx.array | None, dtype: mx.Dtype)
 
 
 def joined(partials: Sequence[Partial]) -> Partial:
-    """Return the rows of several as one."""
+    """Concatenate the rows of several partials."""
     if len(partials) == 1:
         return partials[0]
     return Partial(

@@ -1,4 +1,4 @@
-"""Attention of a row that is alone, with its first positions in the prompt cache."""
+"""Attention of a single row with its first positions in the prompt cache."""
 
 import mlx.core as mx
 
@@ -13,14 +13,14 @@ def attend_row(
     mask: mx.array | None,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Return the attention [1, heads, width, value width] of a row that is alone.
+    """Return the attention [1, heads, width, value width] of a single row.
 
     Args:
-        row: With parts; its tail holds the positions of the queries.
+        row: With references; its tail holds the positions of the queries.
         queries: [1, heads, width, head width].
         scale: Of the scores.
-        mask: [width, positions], for layers that see a window; `None` is causal.
-        sinks: [heads] scores of a position that holds nothing.
+        mask: [width, positions], for layers with a window; `None` is causal.
+        sinks: [heads] scores of an empty position.
     """
     width = queries.shape[2]
     if mask is None and width > 1:

@@ -1,4 +1,4 @@
-"""Where rows write and what they see in one forward pass: made once, used by all layers."""
+"""Positions that rows write and see in one forward pass: computed once, used by all layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import TypeAlias
 import mlx.core as mx
 
 Index: TypeAlias = slice | mx.array
-"""Takes rows from an array [B, ...]."""
+"""Selects rows of an array [B, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Reference:
     """The first positions of an array of the prompt cache.
 
     Attributes:
-        source: Tells the array; the same in all layers.
-        tokens: How many positions.
+        source: Identifies the array; the same in all layers.
+        tokens: The number of positions.
     """
 
     source: int
@@ -33,8 +33,8 @@ class Group:
     """Rows whose tails lie in one buffer [rows, heads, capacity, width] per layer.
 
     Attributes:
-        members: Their places in the batch, in the order of the buffer.
-        capacity: Positions for which the buffers have room.
+        members: Their indices in the batch, in the order of the buffer.
+        capacity: Positions allocated in the buffers.
     """
 
     members: tuple[int, ...]
@@ -42,12 +42,12 @@ class Group:
 
 
 class Span:
-    """Where the rows of a group write, and what they see of their tails.
+    """The positions that a group's rows write, and see of their tails.
 
     Attributes:
         group: The group.
-        take: Takes its rows from an array of the batch.
-        longest: Positions of the longest tail, those of this pass included.
+        take: Selects its rows in an array of the batch.
+        longest: Positions of the longest tail, including this pass.
     """
 
     def __init__(self, group: Group, lengths: Sequence[int], width: int) -> None:
@@ -60,13 +60,13 @@ class Span:
 
     @cached_property
     def places(self) -> mx.array:
-        """The positions that are written, [rows, 1, width, 1]."""
+        """The written positions, [rows, 1, width, 1]."""
         first = mx.array(self._lengths, mx.int32)[:, None, None, None]
         return first + mx.arange(self._width, dtype=mx.int32)[:, None]
 
     @cached_property
     def mask(self) -> mx.array | str | None:
-        """What the queries see, as upstream's attention takes it."""
+        """The mask of the queries, as upstream's attention takes it."""
         if len(set(self._lengths)) > 1:
             return self.visible(None)
         return "causal" if self._width > 1 else None
@@ -77,10 +77,10 @@ class Span:
         return None if self.mask is None else self.visible(None)
 
     def visible(self, window: int | None) -> mx.array:
-        """Return which positions each query sees, [rows, 1, width, longest].
+        """Return the positions visible to each query, [rows, 1, width, longest].
 
         Args:
-            window: How many of the latest; `None` is all.
+            window: Number of latest positions; `None` is all.
         """
         positions = mx.arange(self.longest, dtype=mx.int32)
         seen = positions <= self.places
@@ -88,13 +88,13 @@ class Span:
 
 
 class SharedSpan:
-    """Positions of the prompt cache, and the rows that begin with them.
+    """Positions of the prompt cache, and the rows that start with them.
 
     Attributes:
-        source: Tells the arrays.
-        take: Takes the rows from an array of the batch.
-        tokens: How many positions are read, as many as the row that has most of them.
-        places: For each row with references, its place among those of this span; one more is a
+        source: Identifies the arrays.
+        take: Selects the rows in an array of the batch.
+        tokens: Number of positions read, the maximum over the rows.
+        places: For each row with references, its index among those of this span; one more is a
             row without. `None` if all of them share it, in order.
     """
 
@@ -104,9 +104,9 @@ class SharedSpan:
         """Take the rows.
 
         Args:
-            source: Tells the arrays.
+            source: Identifies the arrays.
             start: The position of the first one in every row.
-            users: How many positions each row has of them, by its place in the batch.
+            users: Number of these positions in each row, by its index in the batch.
             everyone: The rows with references, in order.
         """
         self.source = source
@@ -120,17 +120,17 @@ class SharedSpan:
 
     @cached_property
     def mask(self) -> mx.array | None:
-        """The positions that each row has, [rows, 1, 1, tokens]; `None` is all."""
+        """The positions of each row, [rows, 1, 1, tokens]; `None` is all."""
         if min(self._counts) == self.tokens:
             return None
         positions = mx.arange(self.tokens, dtype=mx.int32)
         return positions < mx.array(self._counts, mx.int32)[:, None, None, None]
 
     def visible(self, window: int, latest: mx.array) -> mx.array:
-        """Return which positions each query sees, [rows, 1, width, tokens].
+        """Return the positions visible to each query, [rows, 1, width, tokens].
 
         Args:
-            window: How many of the latest.
+            window: Number of latest positions.
             latest: [B, width] the position of each query of the batch.
         """
         positions = self._start + mx.arange(self.tokens, dtype=mx.int32)
@@ -145,8 +145,8 @@ class Pass:
         offset: [B] positions of each row before the pass.
         offset_after: [B] positions of each row after it.
         spans: Of all groups.
-        plain: Of the groups whose rows have no references.
-        behind: Of the groups whose rows have.
+        plain: Of groups without references.
+        behind: Of groups with references, whose tails come after them.
         shared: The references, each once.
     """
 
@@ -172,13 +172,13 @@ class Pass:
         return self.offset[:, None] + mx.arange(self.width, dtype=mx.int32)
 
     def in_order(self, outputs: Sequence[mx.array]) -> mx.array:
-        """Join arrays of the plain groups and of those behind references, as the batch goes."""
+        """Join arrays of groups without and with references, in the order of the batch."""
         joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
         return joined if isinstance(self._inverse, slice) else joined[self._inverse]
 
 
 def index_of(rows: Sequence[int]) -> Index:
-    """Return what takes these rows from an array, without a copy where they are neighbours."""
+    """Return an index of these rows, without a copy if they are adjacent."""
     first, last = rows[0], rows[-1]
     if list(rows) == list(range(first, last + 1)):
         return slice(first, last + 1)

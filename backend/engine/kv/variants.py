@@ -48,16 +48,16 @@ class QuantizedKV(RaggedKV):
 
 
 class LatentKV(RaggedKV):
-    """Compressed keys, which are the values too, and beside them the keys of positions (MLA).
+    """Compressed keys, which are also the values, together with the keys of positions (MLA).
 
-    These families multiply the queries of positions with the keys that they fetch, and hand the
+    These families multiply the queries of positions with the keys that they fetch, and pass the
     product to attention as a mask. They fetch an identity matrix here, so that attention gets those
-    queries, and can multiply them group by group. One token to a pass: of several, the families
-    decompress the keys that they fetch.
+    queries, and can multiply them group by group. One token per pass: with several, the families
+    decompress the fetched keys.
     """
 
     def keys_and_values(self) -> tuple[object, object]:
-        """Return what stands for the compressed keys, and an identity matrix [1, 1, R, R]."""
+        """Return a stand-in for the compressed keys, and an identity matrix [1, 1, R, R]."""
         _, positions = next(iter(self._buffers.values()))
         return self, mx.eye(positions.shape[-1], dtype=positions.dtype)[None, None]
 

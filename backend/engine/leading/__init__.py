@@ -1,1 +1,1 @@
-"""Rank 0, the engine process: it takes orders of the server, and leads every turn."""
+"""Rank 0, the engine process: it obeys the server, and leads every turn."""

@@ -1,4 +1,4 @@
-"""Faults on purpose, to test the recovery: a pass over some token ends the process, or worse."""
+"""Injected faults to test recovery: a pass over some token ends the process, or worse."""
 
 import os
 import signal
@@ -18,12 +18,12 @@ _ON_SIGNAL = "usr1"
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """What happens in a pass over a token.
+    """A fault in a pass over a token.
 
     Attributes:
-        kind: A signal that the process gets; `exit`, which the model's code asks for; `device`,
-            from which on every pass raises; or `usr1`, the same once the process gets SIGUSR1.
-        token_id: The token; nothing for `usr1`.
+        kind: A signal to the process; `exit` from the model's code; `device`,
+            after which every pass raises; or `usr1`, the same once the process gets SIGUSR1.
+        token_id: The token; unused for `usr1`.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class InjectedFault:
         return replace(model, network=network)
 
     def strike(self) -> None:
-        """Let happen what happens."""
+        """Trigger the fault."""
         if self.kind == _EXIT:
             raise SystemExit
         if self.kind in _SIGNALS:
@@ -59,7 +59,7 @@ def parse_fault(text: str) -> InjectedFault | None:
 
 
 class _FaultyNetwork:
-    """Stands before a network."""
+    """Wraps a network."""
 
     def __init__(self, network: Any, fault: InjectedFault) -> None:  # noqa: ANN401
         self._network = network
@@ -67,7 +67,7 @@ class _FaultyNetwork:
         self._is_broken = False
 
     def lose_device(self) -> None:
-        """Let every pass raise from now on."""
+        """Make every further pass raise."""
         self._is_broken = True
 
     def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401

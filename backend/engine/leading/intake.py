@@ -1,4 +1,4 @@
-"""Orders of the server on their way to the turns; grammars are compiled, and media prepared."""
+"""Receives the server's orders for turns, compiles grammars and prepares media."""
 
 import logging
 import queue
@@ -31,11 +31,11 @@ from common.lifecycle import exit_at_once
 log = logging.getLogger(__name__)
 
 Command: TypeAlias = Submit | Cancel | Job | Leave | Stop | Fetched | Resize | Publication
-"""Obeyed by the thread that computes, in the order of their arrival."""
+"""Obeyed by the computing thread, in order of arrival."""
 
 
 class Intake:
-    """Listens to the server, on threads of its own."""
+    """Listens to the server, on separate threads."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Intake:
         commands: "queue.SimpleQueue[Command]",
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Prepare.
+        """Create an intake; see `start`.
 
         Args:
-            server: Gives orders.
-            media: Prepares media; `None` for a model that reads text only.
-            commands: Where orders go that concern a turn.
+            server: Sends orders.
+            media: Prepares media; `None` for a text model.
+            commands: Receives orders that concern a turn.
             fail: Ends the process.
         """
         self._server = server
@@ -63,7 +63,7 @@ class Intake:
         self._wanted: set[int] = set()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for work in (self._listen, self._compile, self._prepare):
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
 
@@ -148,7 +148,7 @@ class Intake:
 
 
 def _failure(what: str, error: Exception) -> Failure:
-    """Return an error of one request as it travels; one that nobody foresaw is logged."""
+    """Return an error of one request as a message; unexpected ones are logged."""
     if isinstance(error, BackendError):
         return Failure.of(error)
     log.error("%s", what, exc_info=error)

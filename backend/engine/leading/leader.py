@@ -1,7 +1,7 @@
-"""Rank 0, the engine process: it decides what every turn does, and all ranks do it.
+"""Rank 0, the engine process: it decides on every turn, and all ranks execute it.
 
 The main thread computes. One thread listens to the server, one to each other rank, one compiles
-grammars and one prepares media. What a session cannot recover from ends the process, and with it
+grammars and one prepares media. An unrecoverable error ends the process, and with it
 the group: the server starts another.
 """
 
@@ -65,12 +65,12 @@ class Leader:
         codec: Codec,
         tamper: Callable[[RunnableModel], RunnableModel] | None = None,
     ) -> None:
-        """Prepare.
+        """Create a leader; see `run`.
 
         Args:
-            server: Gives orders and gets news.
+            server: Sends orders and receives events.
             codec: Of that connection; learns grammars when the model is loaded.
-            tamper: Changes a model that was just loaded; for tests.
+            tamper: Changes a freshly loaded model; for tests.
         """
         self._server = server
         self._codec = codec
@@ -102,7 +102,7 @@ class Leader:
         except BaseException as error:  # the top of the process: models raise even SystemExit
             log.critical("the engine has failed", exc_info=error)
             if self._members is not None:
-                # If a rank has gone, its thread says so and ends this process first.
+                # If a rank is gone, its thread reports it and ends this process first.
                 time.sleep(NEWS_DELAY_S)
                 self._fail(GroupLostError(f"rank 0 failed: {error}"))
             self._fail(error)
@@ -137,7 +137,7 @@ class Leader:
         return self._tamper(model) if self._tamper is not None else model
 
     def _serve(self, model: RunnableModel) -> None:
-        """Tell the server, and listen to it from here on."""
+        """Tell the server that the model is loaded, and start listening to it."""
         workshop = GrammarWorkshop(model.tokenizer, model.card)
         self._codec.read_grammar = workshop.read
         status = self._status()
@@ -154,12 +154,12 @@ class Leader:
         )
         Intake(self._server, model.media, self._commands, self._fail).start()
         with contextlib.suppress(GrammarError):
-            # The server reads its vocabulary meanwhile: nobody waits twice.
+            # The server reads its vocabulary meanwhile.
             _ = workshop.compiler
         LASTING.leave_out()
 
     def _lead_turn(self) -> None:
-        """Decide on a turn, tell everyone, and compute it."""
+        """Decide on a turn, send it to all ranks, and compute it."""
         commands = self._next_commands()
         self._turn_number += 1
         turn = Turn(self._turn_number, commands, self._replica.pace())
@@ -174,7 +174,7 @@ class Leader:
     def _tell_results(self) -> None:
         results = self._replica.take_results()
         if results or self._replica.is_idle or time.monotonic() >= self._status_due_at:
-            # First of all: it knows which jobs have ended.
+            # First, because it knows which jobs have ended.
             self._send_status()
         for number, result in results:
             self._server.send(Answered(number, packed(result)))
@@ -186,7 +186,7 @@ class Leader:
             self._replica.recover(error)
 
     def _next_commands(self) -> tuple[GroupCommand, ...]:
-        """Return the commands that are there; wait for one when there is nothing else to do."""
+        """Return the queued commands; wait for one if there is nothing else to do."""
         commands: list[GroupCommand] = []
         waits = self._replica.is_idle
         timeout_s = self._replica.idle_timeout_s if self._members is None else None
@@ -211,7 +211,7 @@ class Leader:
         return tuple(commands)
 
     def _hand_over(self, publications: Sequence[Publication]) -> None:
-        """Send events to the server, after a status that knows which requests end."""
+        """Send events to the server, after a status that includes the ends of requests."""
         if any(publication.is_last for publication in publications):
             self._send_status()
         self._server.send(Told(publications))
@@ -239,7 +239,7 @@ class Leader:
         return replace(own, memory_bytes=dict(total) | by_rank)
 
     def _fail(self, error: BaseException) -> NoReturn:
-        """Tell the server why, and end this process; its children end with it."""
+        """Report the error to the server, and end this process with its children."""
         with contextlib.suppress(ChannelClosedError):
             self._server.send(Failed(Failure.of(error)))
         exit_at_once(1)
@@ -255,7 +255,7 @@ def _form(load: Load, topology: Topology) -> Form:
 
 
 def _held_by_group(status: EngineStatus, topology: Topology) -> int:
-    """Return what the ranks of this machine take, or this one where each has a GPU."""
+    """Return the memory of the ranks on this machine, or of this one if each has a GPU."""
     parts = status.memory_bytes
     ranks = 1 if mx.cuda.is_available() else topology.neighbours(0)
     return ranks * (parts["weights"] + min(parts["kv_budget"], memory_bytes()))

@@ -1,4 +1,4 @@
-"""The engine's part of the machine's memory: the session's books to the ledger, orders back."""
+"""Connects the session to the machine's memory ledger: its use goes in, orders come back."""
 
 import logging
 import os
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 
 class MachineShare:
-    """What this engine takes of the machine's memory; does nothing where nobody shares."""
+    """This engine's share of the machine's memory; does nothing without a ledger."""
 
     def __init__(self) -> None:
-        """Share with nobody; see `join`."""
+        """Create a share without a ledger; see `join`."""
         self._ledger: MemoryLedger | None = None
         self._answered = 0
 
     def join(self, load: Load) -> None:
-        """Open the ledger that a load names, unless its options switch it off."""
+        """Open the ledger named by a load, unless its options disable it."""
         if load.ledger is None or not load.options.tuning.memory.memory_ledger:
             return
         usable = usable_bytes(load.options, working_set_bytes())
@@ -44,18 +44,18 @@ class MachineShare:
         self._ledger = MemoryLedger.opened(load.ledger, entry, usable)
 
     def make_room(self, weights_bytes: int) -> None:
-        """Let other backends give what they can spare, before weights are read."""
+        """Have other backends free memory before weights are read."""
         if self._ledger is not None:
             self._ledger.make_room(weights_bytes, LOAD_ROOM_WAIT_S)
 
     def begin(
         self, status: EngineStatus, post: Callable[[Resize], None], *, has_media: bool
     ) -> None:
-        """Divide the memory from here on.
+        """Start dividing the memory.
 
         Args:
             status: Of the idle session.
-            post: Takes orders for it.
+            post: Receives orders for the session.
             has_media: Whether media are kept too.
         """
         if self._ledger is None:
@@ -67,22 +67,22 @@ class MachineShare:
         self._ledger.start()
 
     def begin_fixed(self, held: int) -> None:
-        """Tell the others of memory that is not divided: ranks of a group keep their budgets."""
+        """Announce memory that is not divided: ranks of a group keep their budgets."""
         if self._ledger is not None:
             self._ledger.begin(held, 0, lambda _: None)
             self._ledger.start()
 
     def leave(self) -> None:
-        """Let the others have all of it: this process ends."""
+        """Release all of it, because this process ends."""
         if self._ledger is not None:
             self._ledger.close()
 
     def answer(self, order: Resize) -> None:
-        """Note that the session is about to carry out an order: the next status is after it."""
+        """Record that the session is about to carry out an order: the next status is after it."""
         self._answered = order.number
 
     def note(self, status: EngineStatus) -> EngineStatus:
-        """Tell the ledger what a session holds; return the status with the machine."""
+        """Report a session's memory to the ledger; return the status with the machine."""
         if self._ledger is None:
             return status
         self._ledger.note(_books(status, self._answered))

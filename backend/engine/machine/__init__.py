@@ -1,1 +1,1 @@
-"""The other backends of the machine: who holds what of its memory, and who may have how much."""
+"""The backends on one machine: the memory and the share of each."""

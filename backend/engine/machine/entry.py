@@ -1,4 +1,4 @@
-"""What a backend tells the others of its machine about its memory."""
+"""A backend's entry in the machine's memory ledger."""
 
 from typing import Annotated
 
@@ -14,14 +14,14 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     Attributes:
         process_id: Of its engine.
-        device: The memory that it takes its share of: one GPU's, or the machine's.
-        held: By weights and media, as long as the model is loaded.
+        device: The memory that it shares: one GPU's, or the machine's.
+        held: By weights and media, while the model is loaded.
         reserved: By running requests.
-        wanted: Beyond that, by requests that wait or grow.
+        wanted: Additionally, by requests that wait or grow.
         cached: By the part of the prompt cache that no running request uses.
-        budget: What requests and prompt cache may take, whether they do or not.
-        least: The smallest budget that is of use.
-        wish: What the budget would be without other backends.
+        budget: The limit for requests and prompt cache.
+        least: The smallest useful budget.
+        wish: The budget without other backends.
         is_busy: Whether there are requests.
     """
 
@@ -39,7 +39,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class DamagedEntryError(Exception):
-    """What a file of the ledger holds is no entry."""
+    """A file of the ledger does not contain an entry."""
 
 
 _decoder = msgspec.json.Decoder(Entry)
@@ -51,10 +51,10 @@ def encoded(entry: Entry) -> bytes:
 
 
 def decoded(data: bytes) -> Entry:
-    """Return the entry that a file holds.
+    """Return the entry in a file.
 
     Raises:
-        DamagedEntryError: It holds something else.
+        DamagedEntryError: It contains something else.
     """
     try:
         return _decoder.decode(data)

@@ -1,7 +1,7 @@
-"""The memory of a machine, which the backends of a user divide by a directory of locked files.
+"""The memory of a machine, divided between a user's backends by a directory of locked files.
 
-A budget that grows is written before it is used, and one that shrinks when it has shrunk, both
-with the directory locked: what all have written never grows beyond what there is.
+A growing budget is written before it is used, and a shrinking one after it has shrunk, both
+with the directory locked: the sum of all entries never grows beyond the memory.
 """
 
 import logging
@@ -21,11 +21,11 @@ from backend.engine.messages.commands import Resize
 from common.locked_directory import LockedDirectory
 
 LOOK_INTERVAL_S = 0.25
-# While a budget is on its way from somebody else.
+# While a budget is on its way from another backend.
 SHORT_INTERVAL_S = 0.05
-# News of others that change nothing here are told no more often.
+# Changes of others without effect here are reported no more often.
 NEWS_INTERVAL_S = 1.0
-# Others hold the lock for less than a millisecond, unless they were stopped.
+# Others hold the lock for less than a millisecond, unless they are stopped.
 _LOCK_TIMEOUT_S = 0.2
 
 _GIB = 2**30
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What a session's KV caches hold and want, in bytes.
+    """The memory and demand of a session's KV caches, in bytes.
 
     Attributes:
-        reserved: By running requests, with what they use of the prompt cache.
-        wanted: Beyond that, by requests that wait or grow.
+        reserved: By running requests, including their use of the prompt cache.
+        wanted: Additionally, by requests that wait or grow.
         cached: By the rest of the prompt cache.
-        budget: What the session keeps to.
-        answered: The number of the last order that it has carried out.
+        budget: The session's limit.
+        answered: The number of the last order carried out.
     """
 
     reserved: int = 0
@@ -54,15 +54,15 @@ class Books:
 
 
 class MemoryLedger:
-    """The entry of this backend, and a look at the others now and then by a thread."""
+    """The entry of this backend, and a thread that reads the others regularly."""
 
     def __init__(self, directory: LockedDirectory, entry: Entry, usable_bytes: int) -> None:
-        """Prepare; nothing is written yet.
+        """Create a ledger; nothing is written yet.
 
         Args:
-            directory: Used by nobody else in this process.
-            entry: Who this backend is.
-            usable_bytes: What all backends may take together.
+            directory: Used by nothing else in this process.
+            entry: Identifies this backend.
+            usable_bytes: The memory for all backends together.
         """
         self._directory = directory
         self._entry = entry
@@ -81,12 +81,12 @@ class MemoryLedger:
 
     @classmethod
     def opened(cls, path: Path, entry: Entry, usable_bytes: int) -> Self | None:
-        """Return the ledger in a directory; `None` where it cannot be used, and the log says why.
+        """Return the ledger in a directory; `None`, with a log line, if it cannot be used.
 
         Args:
             path: The directory.
-            entry: Who this backend is.
-            usable_bytes: What all backends may take together.
+            entry: Identifies this backend.
+            usable_bytes: The memory for all backends together.
         """
         try:
             return cls(LockedDirectory(path), entry, usable_bytes)
@@ -96,17 +96,17 @@ class MemoryLedger:
 
     @property
     def status(self) -> MachineStatus:
-        """The machine as of the last look; from any thread."""
+        """The machine at the last read; from any thread."""
         own = _status(self._entry, is_own=True)
         others = (_status(other, is_own=False) for other in self._others)
         return MachineStatus(usable_bytes=self._usable_bytes, backends=(own, *others))
 
     def make_room(self, held: int, timeout_s: float) -> None:
-        """Announce weights before they are read, and let the others give what they can spare.
+        """Announce weights before they are read, and let the others free memory.
 
         Args:
-            held: What weights and media are going to take.
-            timeout_s: How long to wait at most.
+            held: The future size of weights and media.
+            timeout_s: The maximum time to wait.
         """
         self._entry = replace(self._entry, held=held, wish=self._entry.least, is_busy=True)
         deadline = time.monotonic() + timeout_s
@@ -121,9 +121,9 @@ class MemoryLedger:
         """Divide the memory for the first time; see `start`.
 
         Args:
-            held: What weights and media take.
-            wish: What the budget would be without other backends.
-            post: Takes orders for the session; called by whoever looks.
+            held: The size of weights and media.
+            wish: The budget without other backends.
+            post: Receives orders for the session; called on the thread that reads the ledger.
         """
         least = min(self._entry.least, wish)
         self._entry = replace(
@@ -134,12 +134,12 @@ class MemoryLedger:
         self.look()
 
     def start(self) -> None:
-        """Have a thread look from here on."""
+        """Start the thread that reads the ledger."""
         self._thread = threading.Thread(target=self._run, name="memory-ledger", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Take the entry away: what this backend held is free. One that is killed need not."""
+        """Remove the entry, which frees its memory; a killed backend need not."""
         self._is_closing = True
         self._changed.set()
         if self._thread is not None:
@@ -147,7 +147,7 @@ class MemoryLedger:
         self._directory.close()
 
     def note(self, books: Books) -> None:
-        """Take what the session holds and wants; cheap, from any thread."""
+        """Record the session's memory and demand; cheap, from any thread."""
         before, self._books = self._books, books
         if (before.is_busy, before.budget, before.answered, before.wanted > 0) != (
             books.is_busy,
@@ -169,7 +169,7 @@ class MemoryLedger:
             self.look()
 
     def _look(self, act: Callable[[], None]) -> bool:
-        """Do something with the directory locked; false where that is not possible now."""
+        """Run an action with the directory locked; false if that is not possible now."""
         try:
             with self._directory.exclusive(_LOCK_TIMEOUT_S):
                 self._others = self._read()
@@ -183,7 +183,7 @@ class MemoryLedger:
         return True
 
     def _read(self) -> Sequence[Entry]:
-        """Return the entries of the others that share this device."""
+        """Return the entries of the others on this device."""
         entries = []
         for name, data in self._directory.others().items():
             try:
@@ -222,11 +222,11 @@ class MemoryLedger:
         self._give(ordered, max(attainable, ordered))
 
     def _due(self, mine: Entry) -> int:
-        """Return the budget of an entry; who is alone has what its options say."""
+        """Return the budget due to an entry; a single backend has that of its options."""
         return shares(self._usable_bytes, [mine, *self._others])[0] if self._others else mine.wish
 
     def _step(self, mine: Entry, due: int) -> tuple[int, int]:
-        """Return the budget to write, and the one to order, on the way to the one that is due."""
+        """Return the budget to write, and the one to order, on the way to the due one."""
         if due >= mine.budget:
             room = max(free_bytes(self._usable_bytes, [mine, *self._others]), 0)
             budget = max(min(due, mine.budget + room), mine.least) if self._others else due
@@ -236,7 +236,7 @@ class MemoryLedger:
         return min(max(due, self._books.budget), mine.budget), due
 
     def _give(self, budget: int, attainable: int) -> None:
-        """Tell the session what is new for it, and now and then what is new elsewhere."""
+        """Send the session a changed budget, and occasionally changes elsewhere."""
         before, now = self._order, time.monotonic()
         has_news = self._others != self._told and now >= self._told_at + NEWS_INTERVAL_S
         is_same = (before.budget_bytes, before.attainable_bytes) == (budget, attainable)

@@ -1,6 +1,6 @@
-"""How backends divide the memory of their machine: pure policy.
+"""The division of a machine's memory between backends: pure policy.
 
-Everyone computes the same from the same entries, so nobody has to decide for the others.
+All compute the same from the same entries, so no backend decides for the others.
 """
 
 from bisect import bisect_right
@@ -11,10 +11,10 @@ from backend.engine.machine.entry import Entry
 
 
 def pool_bytes(usable_bytes: int, entries: Sequence[Entry]) -> int:
-    """Return what there is for the KV caches of all: what their weights and media leave.
+    """Return the memory for all KV caches: the part not taken by weights and media.
 
     Args:
-        usable_bytes: What all of them may take together.
+        usable_bytes: The memory for all of them together.
         entries: Of all.
     """
     held = sum(entry.held for entry in entries)
@@ -22,23 +22,23 @@ def pool_bytes(usable_bytes: int, entries: Sequence[Entry]) -> int:
 
 
 def free_bytes(usable_bytes: int, entries: Sequence[Entry]) -> int:
-    """Return what nobody has for a budget; below 0 where weights have taken what budgets had."""
+    """Return the memory outside all budgets; below 0 if weights took memory of budgets."""
     return pool_bytes(usable_bytes, entries) - sum(entry.budget for entry in entries)
 
 
 def shares(usable_bytes: int, entries: Sequence[Entry]) -> Sequence[int]:
-    """Return the budget that each should come to.
+    """Return the target budget of each.
 
-    What running requests hold comes first, then what requests wait for, then the comfort of those
-    that are busy and the prompt caches of the others. Where there is too little for one of these,
-    who has the least gets some first.
+    The memory of running requests comes first, then the demand of waiting ones, then the demand of
+    busy backends and the prompt caches of idle ones. If one of these levels cannot be met,
+    the backend with the least gets some first.
 
     Args:
-        usable_bytes: What all of them may take together.
+        usable_bytes: The memory for all of them together.
         entries: Of all.
 
     Returns:
-        In the order of the entries; none is below the least that is of use.
+        In the order of the entries; none is below the smallest useful budget.
     """
     pool = pool_bytes(usable_bytes, entries)
     budgets = [0] * len(entries)
@@ -48,7 +48,7 @@ def shares(usable_bytes: int, entries: Sequence[Entry]) -> Sequence[int]:
 
 
 def _demands(entry: Entry) -> tuple[int, ...]:
-    """Return what a backend asks for, the most pressing first; each includes those before."""
+    """Return a backend's demands, the most pressing first; each includes the previous ones."""
     needed = max(entry.reserved, entry.least)
     wanted = max(entry.reserved + entry.wanted, needed)
     pleasant = entry.wish if entry.is_busy else max(entry.reserved + entry.cached, wanted)
@@ -56,7 +56,7 @@ def _demands(entry: Entry) -> tuple[int, ...]:
 
 
 def _raised(budgets: Sequence[int], limits: Sequence[int], pool: int) -> list[int]:
-    """Raise budgets towards their limits, the lowest first, as far as there is something left."""
+    """Raise budgets towards their limits, the lowest first, while there is memory left."""
 
     def raised_to(level: int) -> list[int]:
         return [

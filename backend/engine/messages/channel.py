@@ -1,4 +1,4 @@
-"""A connection that carries messages, for threads that may wait."""
+"""A connection for messages, for threads that may block."""
 
 import contextlib
 import select
@@ -11,16 +11,16 @@ from typing import Any
 from backend.engine.messages.codec import Codec, Frame, FrameReader, WireError
 
 _RECEIVE_BYTES = 256 * 1024
-# How soon a machine that has vanished without a word is noticed.
+# How soon a vanished machine is noticed.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-# The same, in milliseconds, where bytes to it are on their way: those are sent again for minutes.
+# The same, in milliseconds, with unacknowledged bytes, which are resent for minutes.
 _UNANSWERED = {"TCP_USER_TIMEOUT": 25_000}
-# Linux tells of a peer that only stopped sending; elsewhere a full hang-up is told unasked.
+# Linux reports a peer that only stopped sending; elsewhere a full hang-up needs no flag.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class ChannelClosedError(Exception):
-    """The peer has gone."""
+    """The peer is gone."""
 
 
 class Channel:
@@ -37,7 +37,7 @@ class Channel:
 
     @property
     def peer_address(self) -> str:
-        """The address of the other end; empty inside one machine, or when it has gone."""
+        """The address of the other end; empty inside one machine, or if it is gone."""
         try:
             name = self._socket.getpeername()
         except OSError:
@@ -48,16 +48,16 @@ class Channel:
         """Send a message.
 
         Raises:
-            ChannelClosedError: The peer has gone.
+            ChannelClosedError: The peer is gone.
             WireError: The message cannot be sent.
         """
         self.send_frame(self._codec.encode(message))
 
     def send_frame(self, frame: Frame) -> None:
-        """Send a message that was encoded before.
+        """Send an encoded message.
 
         Raises:
-            ChannelClosedError: The peer has gone.
+            ChannelClosedError: The peer is gone.
         """
         try:
             with self._lock:
@@ -67,11 +67,11 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
 
     def receive(self, timeout_s: float | None = None) -> Any:  # noqa: ANN401 (whatever was sent)
-        """Wait for a whole message for so long; `None` waits for ever.
+        """Wait for a whole message, up to the timeout; `None` waits forever.
 
         Raises:
-            ChannelClosedError: The peer has gone, or sends no messages.
-            TimeoutError: It has not come; what has come of it stays for the next call.
+            ChannelClosedError: The peer is gone, or sends no messages.
+            TimeoutError: It is incomplete; the received part stays for the next call.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -82,7 +82,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
 
     def watch(self, on_hang_up: Callable[[], None]) -> None:
-        """Call back, on a thread of its own, when the peer hangs up; what it sent is left alone."""
+        """Call back, on a separate thread, when the peer hangs up; its data is left alone."""
 
         def wait() -> None:
             poll = select.poll()
@@ -118,7 +118,7 @@ class Channel:
 
 
 def _tune(connection: socket.socket) -> None:
-    """Send small messages at once, and notice a peer that has vanished."""
+    """Send small messages at once, and notice a vanished peer."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (_KEEPALIVE | _UNANSWERED).items():

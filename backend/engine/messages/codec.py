@@ -1,7 +1,7 @@
 """Messages between processes: typed structs in MessagePack, and large arrays as raw buffers.
 
-Only the structs that a codec knows can be made from bytes, so a peer can send nothing but values.
-No pickle: it would run what a peer sends.
+Only the codec's own structs can be created from bytes, so a peer can send only values.
+No pickle: it would run code from the peer.
 
 A frame is a head (two numbers: bytes of the message, count of buffers), the length of each
 buffer, the message, and the buffers.
@@ -32,12 +32,12 @@ ReadGrammar: TypeAlias = Callable[[GrammarParts], ReplyGrammar]
 
 
 class WireError(Exception):
-    """Bytes are no message, or a value cannot be sent."""
+    """Bytes are not a message, or a value cannot be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A message as it travels."""
+    """An encoded message."""
 
     payload: bytes
     buffers: Sequence[bytes | memoryview] = ()
@@ -50,20 +50,20 @@ class Frame:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._received = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take what has come."""
+        """Add received bytes."""
         self._received += data
 
     def take(self) -> Frame | None:
-        """Return the next frame, or `None` until the rest of it has come.
+        """Return the next frame, or `None` until it is complete.
 
         Raises:
-            WireError: The bytes are no frame.
+            WireError: The bytes are not a frame.
         """
         if len(self._received) < _HEAD.size:
             return None
@@ -91,14 +91,14 @@ class FrameReader:
 
 
 class Codec:
-    """Messages of some types to frames and back; safe from any thread."""
+    """Converts messages of some types to frames and back; safe from any thread."""
 
     def __init__(self, messages: Any, read_grammar: ReadGrammar | None = None) -> None:  # noqa: ANN401 (a union)
-        """Know the messages.
+        """Create a codec.
 
         Args:
             messages: A union of tagged structs.
-            read_grammar: Makes the grammars that messages hold; `None` refuses them.
+            read_grammar: Creates the grammars in messages; `None` refuses them.
         """
         self.read_grammar = read_grammar
         self._lock = threading.Lock()
@@ -108,10 +108,10 @@ class Codec:
         self._decoder = msgspec.msgpack.Decoder(messages, dec_hook=self._unpack)
 
     def encode(self, message: object) -> Frame:
-        """Return a message as it travels.
+        """Return an encoded message.
 
         Raises:
-            WireError: It holds a value that cannot be sent, or is too large.
+            WireError: It contains a value that cannot be sent, or is too large.
         """
         with self._lock:
             try:
@@ -128,7 +128,7 @@ class Codec:
         """Return the message of a frame.
 
         Raises:
-            WireError: It is none that the codec knows.
+            WireError: The codec does not know it.
         """
         try:
             return self._read(frame)
@@ -155,7 +155,7 @@ class Codec:
         raise TypeError(f"a value of {type(value).__name__} cannot be sent")
 
     def _set_aside(self, array: "np.ndarray") -> msgspec.msgpack.Ext:
-        """Let the bytes of an array follow the message."""
+        """Send the bytes of an array after the message."""
         import numpy as np
 
         whole = np.ascontiguousarray(array)

@@ -1,6 +1,6 @@
-"""Commands to a session; in the engine process, or sent there.
+"""Commands to a session, created in the engine process or sent to it.
 
-A reply future is answered on the main thread; cancelling it is how its caller leaves.
+A reply future is answered on the main thread; its caller leaves by cancelling it.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ BackgroundRequest: TypeAlias = EmbeddingRequest | ScoreRequest | JudgeRequest | 
 """Background work."""
 
 SessionRequest: TypeAlias = BackgroundRequest | ListingRequest
-"""All that a session answers with one result."""
+"""Everything that a session answers with one result."""
 
 
 class Submit(Struct, frozen=True, tag=True, array_like=True):
     """Queue a request.
 
     Attributes:
-        generated: Tokens of its reply that were drawn before: the row goes on after them.
+        generated: Tokens of its reply drawn earlier: the row continues after them.
     """
 
     request: GenerationRequest
@@ -41,13 +41,13 @@ class Submit(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Cancel(Struct, frozen=True, tag=True, array_like=True):
-    """End a request before the next step or chunk; no effect when it has ended."""
+    """End a request before the next step or chunk; no effect if it has ended."""
 
     request_id: str
 
 
 class Expect(Struct, frozen=True, tag=True, array_like=True):
-    """The reply of a request that has ended calls tools: another one is sure to go on from it."""
+    """The reply of an ended request calls tools: another request will continue from it."""
 
     request_id: str
 
@@ -62,7 +62,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What the disk had for a request; comes from the disk's thread."""
+    """The nodes on disk for a request; sent by the disk's thread."""
 
     request_id: str
     nodes: "tuple[StoredNode, ...]"
@@ -70,13 +70,13 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Keep to another budget; comes from the thread that looks at the machine's ledger.
+    """Apply another budget; sent by the thread that reads the machine's ledger.
 
     Attributes:
         number: Of the order; the first is 1.
-        budget_bytes: What requests and prompt cache may take from now on; what running requests
-            have reserved beyond it is theirs until they end.
-        attainable_bytes: What the budget may become, once the others have given what is due.
+        budget_bytes: The new limit for requests and prompt cache; memory that running requests
+            have reserved beyond it stays theirs until they end.
+        attainable_bytes: The budget once the others have given their due.
     """
 
     number: int
@@ -86,7 +86,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a computation, or the error that ended it, for the caller that waits for it."""
+    """The result of a computation, or its error, for the waiting caller."""
 
     reply: "Future[Any]"
     result: object

@@ -1,4 +1,4 @@
-"""Errors of the backend as they travel: their class and their text."""
+"""Errors of the backend as messages: their class and their text."""
 
 from collections.abc import Mapping
 
@@ -15,19 +15,19 @@ _KINDS: Mapping[str, type[BackendError]] = {
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """An error of the backend; what else it holds stays where it was raised."""
+    """An error of the backend; its other attributes stay where it was raised."""
 
     kind: str
     text: str
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """Return an error as it travels; one that is not the backend's is the engine's failure."""
+        """Return an error as a message; one that is not the backend's is the engine's failure."""
         if isinstance(error, BackendError):
             return cls(type(error).__name__, str(error))
         return cls(EngineFailedError.__name__, f"{type(error).__name__}: {error}")
 
     def error(self) -> BackendError:
-        """Return the error, to be raised here."""
+        """Return the error to raise here."""
         kind = _KINDS.get(self.kind, BackendError)
         return kind.__new__(kind, self.text)

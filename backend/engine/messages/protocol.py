@@ -24,7 +24,7 @@ class Load(Struct, frozen=True, tag=True, array_like=True):
     """Load a model; the first and only one of a process.
 
     Attributes:
-        ledger: The directory where backends divide the memory; `None` divides nothing.
+        ledger: The directory where backends divide the memory; `None` for none.
     """
 
     options: ModelOptions
@@ -36,8 +36,8 @@ class PrepareMedium(Struct, frozen=True, tag=True, kw_only=True, array_like=True
     """Run the model's processor over a medium.
 
     Attributes:
-        content: Of an image [H, W, 3], of a film [T, H, W, 3], or samples [N].
-        fps: Frames of a film in a second.
+        content: Of an image [H, W, 3], of a video [T, H, W, 3], or samples [N].
+        fps: Frames per second of a video.
         digest: Identifies the medium.
     """
 
@@ -48,7 +48,7 @@ class PrepareMedium(Struct, frozen=True, tag=True, kw_only=True, array_like=True
 
 
 class PreparedInputs(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
-    """A medium as a prompt takes it in; see `PreparedMedium`."""
+    """A medium prepared for a prompt; see `PreparedMedium`."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -57,14 +57,14 @@ class PreparedInputs(Struct, frozen=True, tag=True, kw_only=True, array_like=Tru
 
 
 class Job(Struct, frozen=True, tag=True, array_like=True):
-    """A request for one result or a medium to prepare, and a number for it."""
+    """A request for one result or a medium to prepare, with a number."""
 
     number: int
     request: SessionRequest | PrepareMedium
 
 
 class Leave(Struct, frozen=True, tag=True, array_like=True):
-    """Drop a job: its caller has left."""
+    """Drop a job whose caller has left."""
 
     number: int
 
@@ -77,7 +77,7 @@ Order: TypeAlias = Load | Submit | Cancel | Expect | Job | Leave | Stop
 
 
 class MediaFacts(Struct, frozen=True, kw_only=True):
-    """The media that a model takes; see `MediaProcessor`."""
+    """The media that a model supports; see `MediaProcessor`."""
 
     snippets: Mapping[MediaKind, str]
     takes_parts: bool
@@ -85,11 +85,11 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
 
 
 class Loaded(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
-    """The model is there.
+    """The model is loaded.
 
     Attributes:
-        tokenizer_defaults: What the model's code says of a tokenizer that says nothing itself.
-        media: `None` for a model that reads text only.
+        tokenizer_defaults: The model code's defaults for its tokenizer.
+        media: `None` for a text model.
     """
 
     card: ModelCard
@@ -112,10 +112,10 @@ class Answered(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Passing(Struct, frozen=True, tag=True, array_like=True):
-    """A pass begins over other rows than the last one.
+    """A pass over other rows than the last one starts.
 
     Attributes:
-        requests: Whose rows.
+        requests: The requests of the rows.
         has_job: Whether it is a piece of a job.
     """
 
@@ -124,7 +124,7 @@ class Passing(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Snapshot(Struct, frozen=True, tag=True, array_like=True):
-    """How the engine is doing."""
+    """The state of the engine."""
 
     status: EngineStatus
 

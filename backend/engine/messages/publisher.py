@@ -1,4 +1,4 @@
-"""From the engine to the event loop, many events with one wake-up."""
+"""Events from the engine to the event loop, many with one wake-up."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,19 +13,19 @@ HandOver: TypeAlias = Callable[[Sequence[Publication]], None]
 
 
 class Publisher:
-    """Gathers the events of all requests; on one thread.
+    """Collects the events of all requests; on one thread.
 
     A reply on the wire costs about as much as a token of a very small model. So the replies of
-    all streams together are bounded, and tokens that come faster share one; what somebody waits
-    for, a first token, an end, an error, goes at once.
+    all streams together are limited, and faster tokens share one; urgent events (a first token,
+    an end, an error) go out at once.
     """
 
     def __init__(self, hand_over: HandOver, max_replies_per_s: int) -> None:
         """Start empty.
 
         Args:
-            hand_over: Takes events, in order; must not block.
-            max_replies_per_s: The bound; 0 is none.
+            hand_over: Receives events, in order; must not block.
+            max_replies_per_s: The limit; 0 is none.
         """
         self._hand_over = hand_over
         self._reply_interval_s = 1.0 / max_replies_per_s if max_replies_per_s else 0.0
@@ -36,7 +36,7 @@ class Publisher:
     def put(
         self, request_id: str, event: EngineEvent | BackendError, *, is_urgent: bool = False
     ) -> None:
-        """Take an event."""
+        """Add an event."""
         told = Failure.of(event) if isinstance(event, BackendError) else event
         self._kept.append(Publication(request_id, told))
         self._is_urgent = self._is_urgent or is_urgent
@@ -47,7 +47,7 @@ class Publisher:
             self.flush()
 
     def hurry(self) -> None:
-        """Hand everything over if something of it is urgent."""
+        """Hand everything over if any of it is urgent."""
         if self._is_urgent:
             self.flush()
 

@@ -1,4 +1,4 @@
-"""Results of sessions, as they travel."""
+"""Results of sessions as messages."""
 
 from array import array
 from typing import TypeAlias
@@ -18,7 +18,7 @@ Result: TypeAlias = Embedding | Logprobs | Logits | Labels | PromptCacheListing
 
 
 class Vectors(msgspec.Struct, frozen=True, tag=True, kw_only=True, array_like=True):
-    """An embedding; `values` is float32 as this machine writes it."""
+    """An embedding; `values` is float32 in this machine's byte order."""
 
     values: bytes
     dim: int
@@ -27,7 +27,7 @@ class Vectors(msgspec.Struct, frozen=True, tag=True, kw_only=True, array_like=Tr
 
     @classmethod
     def of(cls, embedding: Embedding) -> "Vectors":
-        """Return an embedding as it travels."""
+        """Return an embedding as a message."""
         return cls(
             values=array("f", embedding.values).tobytes(),
             dim=embedding.dim,
@@ -89,7 +89,7 @@ Packed: TypeAlias = Vectors | Scores | Judgement | Classification | Listing | Fa
 
 
 def packed(result: object) -> Packed:
-    """Return what a session has answered, as it travels."""
+    """Return a session's result as a message."""
     match result:
         case BaseException():
             return Failure.of(result)
@@ -108,5 +108,5 @@ def packed(result: object) -> Packed:
 
 
 def unpacked(result: Packed) -> Result | BackendError:
-    """Return a result as its caller gets it, or the error to raise there."""
+    """Return a result for its caller, or the error to raise there."""
     return result.error() if isinstance(result, Failure) else result.unpacked()

@@ -24,10 +24,10 @@ class Publication(Struct, frozen=True, array_like=True):
 
 
 class TokenStream(AsyncIterator[Sequence[EngineEvent]]):
-    """Yields what was published since the last look, all of it together.
+    """Yields all events published since the last read, together.
 
     Lives on the event loop. Ends after the step that carries a finish reason; a failure is
-    raised after the events before it were taken.
+    raised after the events before it.
 
     Attributes:
         has_ended: Whether the engine is done with this request.
