@@ -61,7 +61,7 @@ def weights_bytes(network: Network) -> int:
 
 
 def memory_bytes() -> int:
-    """Return the memory available for weights: the device's own, or else the machine's."""
+    """Return the memory that weights may take, in bytes: the device's, or else the machine's."""
     device = mx.device_info()
     total = device.get("memory_size") or device.get("total_memory")
     return int(total or machine_bytes())

@@ -157,7 +157,7 @@ def _calls(turn: Turn) -> list[JsonValue]:
 
 
 def _silent(turn: Turn) -> Turn:
-    """Return a turn without text, in the form that its template needs."""
+    """Return a turn without its text and reasoning."""
     silent = {key: value for key, value in turn.items() if key != "reasoning_content"}
     return {**silent, "content": "" if turn["content"] else turn["content"]}
 

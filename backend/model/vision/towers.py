@@ -82,7 +82,7 @@ def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
 
 
 class _TextOptionsDropped:
-    """Mixed into an image processor class of transformers to drop unknown options."""
+    """Mixed into an image processor class of transformers to drop tokenizer options."""
 
     def __call__(self, *arguments: Untyped, **options: Untyped) -> Untyped:
         fitting = {name: value for name, value in options.items() if name not in _TEXT_OPTIONS}
