@@ -38,7 +38,8 @@ def split_address(address: str) -> tuple[str, int]:
     if ":" in host and not host.startswith("["):
         raise AddressError(address, f"an IPv6 address needs brackets; write [{host}]:{port}")
     if not (port.isascii() and port.isdecimal() and int(port) <= MAX_PORT):
-        raise AddressError(address, f"{port!r} is no port; write {host}:PORT, from 0 to {MAX_PORT}")
+        problem = f"{port!r} is not a port; write {host}:PORT, from 0 to {MAX_PORT}"
+        raise AddressError(address, problem)
     return host, int(port)
 
 
@@ -60,9 +61,9 @@ def bind_problem(error: OSError) -> str:
     """Return why an address cannot be bound, with a remedy where one is known."""
     reason = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
-        return f"{reason}; stop the process that listens there, or take another port (0: any)"
+        return f"{reason}; stop the process that listens there, or use another port (0: any)"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{reason}; this machine has no such address, and 0.0.0.0 stands for all it has"
+        return f"{reason}; this machine has no such address, and 0.0.0.0 means all of its addresses"
     if error.errno == errno.EACCES:
         return f"{reason}; ports below 1024 are the administrator's on most systems"
     return reason
@@ -101,9 +102,9 @@ def probe_socket(address: str, path: Path) -> None:
 
 def _remove_stale(address: str, path: Path) -> None:
     if not path.is_socket():
-        raise AddressError(address, "there is a file in its place that is no socket")
+        raise AddressError(address, "a file that is not a socket is in its place")
     if _listens(path):
-        raise AddressError(address, "another process listens there; take another path")
+        raise AddressError(address, "another process listens there; use another path")
     path.unlink()
 
 

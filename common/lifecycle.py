@@ -50,7 +50,7 @@ class StopRequest:
             signal.signal(each, signal.SIG_DFL)
         self._requested.set()
         _start_daemon("exit-deadline", _exit_after_deadline)
-        log.info("%s: finishing what runs, then exiting", number.name)
+        log.info("%s: finishing running work, then exiting", number.name)
 
 
 def exit_at_once(status: int) -> NoReturn:

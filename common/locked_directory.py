@@ -171,7 +171,7 @@ def _locked(directory: int, timeout_s: float) -> Iterator[None]:
             break
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise TimeoutError("another process does not leave the directory") from None
+                raise TimeoutError("another process holds the lock of the directory") from None
             time.sleep(_POLL_INTERVAL_S)
     try:
         yield

@@ -65,7 +65,7 @@ def require_checkpoint(field: str, text: str) -> Checkpoint:
     checkpoint = _read(path.parent if path.name == WEIGHTS else path)
     if checkpoint is None:
         parts = f"{WEIGHTS}, {CONFIG} and {STATE}"
-        raise InvalidRequestError(field, f"{text!r} is no checkpoint: it needs {parts}")
+        raise InvalidRequestError(field, f"{text!r} is not a checkpoint: it needs {parts}")
     return checkpoint
 
 

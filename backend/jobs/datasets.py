@@ -70,7 +70,7 @@ def _rows(path: Path) -> list[Row]:
     reader = _READERS.get(path.suffix)
     if reader is None:
         kinds = ", ".join(_READERS)
-        problem = f"{path.name} is of no kind that can be read ({kinds})"
+        problem = f"{path.name} has an unsupported format: use one of ({kinds})"
         raise InvalidRequestError("dataset_source", problem)
     try:
         text = path.read_bytes().decode()
@@ -78,9 +78,9 @@ def _rows(path: Path) -> list[Row]:
         raise InvalidRequestError("dataset_source", f"{path.name}: {error}") from error
     rows = [_row(value, f"{path.name}, row {n}") for n, value in enumerate(reader(text), 1)]
     if not rows:
-        raise InvalidRequestError("dataset_source", f"{path.name} holds no rows")
+        raise InvalidRequestError("dataset_source", f"{path.name} has no rows")
     if len({frozenset(row) - {"tools"} for row in rows}) > 1:
-        raise InvalidRequestError("dataset_source", f"{path.name} holds rows of several forms")
+        raise InvalidRequestError("dataset_source", f"{path.name} has rows of several forms")
     return rows
 
 
@@ -94,7 +94,7 @@ def _lines(text: str) -> Iterator[Any]:
 def _array(text: str) -> Iterable[Any]:
     value = _json(text, "the file")
     if not isinstance(value, list):
-        raise InvalidRequestError("dataset_source", "the file is no JSON array")
+        raise InvalidRequestError("dataset_source", "the file is not a JSON array")
     return value
 
 

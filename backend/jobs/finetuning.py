@@ -89,7 +89,7 @@ def schedule_of(job: FineTuning, rows: int, done_steps: int) -> Schedule:
     total_steps = job.max_steps or max(whole, 1)
     if done_steps >= total_steps:
         raise InvalidRequestError(
-            "resume_from_checkpoint", f"step {done_steps} of {total_steps} is its end already"
+            "resume_from_checkpoint", f"step {done_steps} of {total_steps} leaves nothing to train"
         )
     return Schedule(batch_size, passes_per_epoch, total_steps, done_steps, job.accumulation)
 
@@ -133,7 +133,7 @@ def _cut_off(output_dir: Path) -> str:
     last = checkpoints[-1]
     return (
         f"an earlier training in {output_dir} was cut off after step {last.step}; "
-        f"resume_from_checkpoint {last.path} goes on from there"
+        f"resume_from_checkpoint {last.path} continues from there"
     )
 
 

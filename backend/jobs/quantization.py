@@ -60,7 +60,7 @@ def quantize(job: Quantization, report: Report) -> Progress:
         before, after = metrics["perplexity_source"], metrics["perplexity_result"]
         message += f", perplexity {after:.4g} instead of {before:.4g}"
     if begins_anew:
-        message += "; an earlier job for it was cut off, and this one began anew"
+        message += "; an earlier job for it was cut off, and this one started over"
     return Progress(
         status=COMPLETED, message=message, percent=100.0, path=str(target), metrics=metrics
     )

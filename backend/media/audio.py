@@ -50,13 +50,13 @@ def decode_audio(
         decode = pcm.isolated_samples if container is Container.VORBIS else pcm.samples
         samples = np.frombuffer(decode(data, sampling_rate, seconds * sampling_rate), np.float32)
     except (pcm.DamagedSoundError, miniaudio.MiniaudioError, struct.error):
-        raise InvalidRequestError(field, f"is no {container.value} that can be decoded") from None
+        raise InvalidRequestError(field, f"cannot be decoded as {container.value}") from None
     if len(samples) > seconds * sampling_rate:
         raise InvalidRequestError(field, f"is longer than the {seconds} s that are read")
     if not len(samples):
         raise InvalidRequestError(field, "has no samples")
     if not np.isfinite(samples).all():
-        raise InvalidRequestError(field, "has samples that are no numbers")
+        raise InvalidRequestError(field, "has samples that are not numbers")
     return samples
 
 

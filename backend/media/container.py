@@ -78,9 +78,9 @@ def require_container(field: str, data: bytes, readable: Collection[Container]) 
     container = container_of(data)
     if container is not None and container in readable:
         return container
-    found = container.value if container else "no file of a known format"
+    found = container.value if container else "of an unknown format"
     names = ", ".join(each.value for each in readable)
-    raise InvalidRequestError(field, f"is {found}; what is read is {names}")
+    raise InvalidRequestError(field, f"is {found}; the supported formats are {names}")
 
 
 def without_tags(data: bytes) -> bytes:

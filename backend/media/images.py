@@ -93,7 +93,7 @@ def opened(field: str, data: bytes, container: Container) -> Iterator[Image.Imag
 
 def damaged(field: str, container: Container) -> InvalidRequestError:
     """Return the error for a file that its reader could not decode."""
-    problem = f"is no whole {container.value}: it is damaged or ends too early"
+    problem = f"is not a complete {container.value}: it is damaged or truncated"
     return InvalidRequestError(field, problem)
 
 
@@ -105,7 +105,7 @@ def check_size(field: str, size: tuple[int, int]) -> None:
     """
     width, height = size
     if width < 1 or height < 1:
-        raise InvalidRequestError(field, f"has {width} x {height} pixels, which is none")
+        raise InvalidRequestError(field, f"has no pixels: {width} x {height}")
     if width * height > MAX_IMAGE_PIXELS:
         problem = f"has {width:,} x {height:,} pixels, at most {MAX_IMAGE_PIXELS:,} are read"
         raise InvalidRequestError(field, problem)
@@ -132,7 +132,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _eight_bits(image: Image.Image) -> Image.Image:
     low, high = _extremes(image)
     if not isfinite(low) or not isfinite(high):
-        raise ValueError("a pixel is no number")
+        raise ValueError("a pixel is not a number")
     scale = 255 / ((high - low) or 1)
     wide = image if image.mode == "F" else image.convert("I")
     grey = wide.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")

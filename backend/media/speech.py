@@ -85,7 +85,7 @@ def _bytes(field_name: str, path: Path) -> bytes:
         try:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
-                raise InvalidRequestError(field_name, f"{path} is no regular file")
+                raise InvalidRequestError(field_name, f"{path} is not a regular file")
             _require_bounded(field_name, about.st_size)
             # The file may have grown, or not report its size.
             with os.fdopen(descriptor, "rb", closefd=False) as file:

@@ -136,8 +136,8 @@ def _kind(config: Mapping[str, Any]) -> ModelKind:
     labels = len(config.get("id2label") or {}) or config.get("num_labels", 1)
     if labels != 1:
         raise UnsupportedModelError(
-            f"the model sorts texts into {labels} classes: only cross-encoders, which have one "
-            "label, are of use here"
+            f"the model classifies texts into {labels} classes: only cross-encoders, with one "
+            "label, are supported"
         )
     return ModelKind.CROSS_ENCODER
 
@@ -168,7 +168,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, Any]) -> None:
     """Refuse options and settings that the family's code would silently ignore."""
     if options.adapters:
-        raise LoadError("LoRA adapters go with decoders, and this is an encoder")
+        raise LoadError("LoRA adapters need a decoder, and this is an encoder")
     for key, fixed in family.fixed.items():
         if (asked := config.get(key, fixed)) != fixed:
             raise UnsupportedModelError(f"config.json asks for {key} {asked!r}, not {fixed!r}")
@@ -222,6 +222,6 @@ def _context_length(
     wanted = options.max_model_len or trained
     if not wanted or (positions and wanted > positions):
         if options.max_model_len:
-            log.warning("MaxModelLen %d is more than there are positions: %d", wanted, positions)
+            log.warning("MaxModelLen %d exceeds the model's %d positions", wanted, positions)
         return positions
     return int(wanted)

@@ -247,7 +247,7 @@ def _adjust(network: Network, options: ModelOptions) -> None:
     if options.dtype is not None:
         cast(network, options.dtype)
     if widen_experts(network):
-        log.warning("the experts take float32 on a CPU: all weights are cast, and take more memory")
+        log.warning("experts need float32 on a CPU: all weights are cast and take more memory")
 
 
 def _media_support(
@@ -262,7 +262,7 @@ def _media_support(
     try:
         processor = load_processor(options, directory)
     except UPSTREAM_FAILURES as error:
-        reason = f"its processor does not load: {one_line(error)}"
+        reason = f"its processor cannot be loaded: {one_line(error)}"
         log.warning("text only: %s", reason)
         return MediaSupport(None, dict.fromkeys(MediaKind, reason))
     return find_media_support(processor, tokenizer, template, network)

@@ -47,7 +47,7 @@ def _tools(evidence: FormatEvidence) -> tuple[ToolFormat | None, str]:
         # family changed its format: deepseek_v3 for DSML, minimax_m2 for MiniMax M3.
         warn_once(
             f"tool_parser {hint!r} contradicts the model's own evidence of {told.name}, which "
-            f"counts; tool_parser!:{hint} forces it"
+            f"wins; tool_parser!:{hint} forces it"
         )
     return told, "the call in its template" if written else "clues"
 
@@ -64,7 +64,7 @@ def _named(formats: Sequence[FormatT], name: str | None) -> FormatT | None:
         return None
     found = next((known for known in formats if known.is_called(name)), None)
     if found is None:
-        warn_once(f"unknown parser {name!r}: looking at the model's own evidence")
+        warn_once(f"unknown parser {name!r}: using the model's own evidence")
     return found
 
 

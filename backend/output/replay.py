@@ -63,7 +63,7 @@ def read_recording(line: str | bytes) -> Recording:
     except (ValueError, RecursionError) as error:
         raise RecordingError(f"no JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise RecordingError("no JSON object")
+        raise RecordingError("not a JSON object")
     stop = _text(fields, "stop", FinishReason.STOP.value)
     if stop not in _STOPS:
         raise RecordingError(f'"stop" is {stop!r}, not one of {", ".join(_STOPS)}')
@@ -174,7 +174,7 @@ def _text(fields: Mapping[str, JsonValue], name: str, default: str | None = None
     value = fields.get(name)
     value = default if value is None else value
     if not isinstance(value, str):
-        raise RecordingError(f'"{name}" is missing' if value is None else f'"{name}" is no text')
+        raise RecordingError(f'"{name}" is missing' if value is None else f'"{name}" is not text')
     return value
 
 
@@ -183,7 +183,7 @@ def _named(formats: Sequence[FormatT], field: str, name: str) -> FormatT:
         if candidate.is_called(name):
             return candidate
     known = ", ".join(candidate.name for candidate in formats)
-    raise RecordingError(f'"{field}" is {name!r}, which is not known; known are {known}')
+    raise RecordingError(f'"{field}" is {name!r}, which is unknown; known are {known}')
 
 
 def _tools(value: JsonValue) -> Mapping[str, JsonSchema] | None:
@@ -191,7 +191,7 @@ def _tools(value: JsonValue) -> Mapping[str, JsonSchema] | None:
     if value is None or value == []:
         return None
     if not isinstance(value, list):
-        raise RecordingError('"tools" is no array')
+        raise RecordingError('"tools" is not an array')
     return dict(_tool(tool) for tool in value)
 
 
@@ -200,7 +200,7 @@ def _tool(value: JsonValue) -> tuple[str, JsonSchema]:
     tool = value.get("function", value) if isinstance(value, dict) else None
     name = tool.get("name") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(name, str):
-        raise RecordingError('"tools" holds a tool without a name')
+        raise RecordingError('"tools" has a tool without a name')
     schema = tool.get("parameters")
     return name, schema if isinstance(schema, dict) else {}
 

@@ -41,9 +41,8 @@ async def classify(
     """
     started = time.monotonic()
     if model.card.kind is not ModelKind.TAGGER:
-        problem = (
-            f"TokenClassify: {model.card.name} is a {model.card.kind.value}: it labels no tokens"
-        )
+        kind = model.card.kind.value
+        problem = f"TokenClassify: {model.card.name} is a {kind}: it does not label tokens"
         raise UnsupportedError(problem)
     size_bytes = len(call.text)
     tokens = await worker_pool.run(partial(_tokens, call.text, model), size_bytes=size_bytes)
@@ -72,7 +71,7 @@ async def _labels(
     limit = model.card.context_length or MAX_TOKEN_IDS
     room = limit - len(before) - len(after)
     if room < 1:
-        problem = f"the context of {limit} tokens leaves no room between those that the model adds"
+        problem = f"the context of {limit} tokens leaves no room for text"
         raise ContextLengthError("text", problem)
     for start in range(0, len(tokens), room):
         part = [token.token_id for token in tokens[start : start + room]]

@@ -99,12 +99,13 @@ class Constraints:
 
         texts = thought_texts(self._format, has_tools=bool(call.shown_tools))
         if texts is None:
-            log.info("request id=%s: thinking_budget: no thoughts are known", call.request_id)
+            text = "request id=%s: thinking_budget is ignored: no format of thoughts is known"
+            log.info(text, call.request_id)
             return None
         marks = ThoughtMarks(texts, self._tokenizer, self._card.vocab_size)
         if marks.end and self._card.eos_token_ids.isdisjoint(marks.end):
             return marks
-        text = "request id=%s: thinking_budget is not kept: %r cannot be written, or ends the reply"
+        text = "request id=%s: thinking_budget is ignored: %r cannot be written, or ends the reply"
         log.warning(text, call.request_id, texts.ends[0])
         return None
 

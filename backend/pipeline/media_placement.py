@@ -111,7 +111,7 @@ class PlacementMemory:
                     self._give_file_up(error)
 
     def _give_file_up(self, error: OSError) -> None:
-        log.warning("the places of media are not kept over a restart: %s", error)
+        log.warning("media placements will not survive a restart: %s", error)
         self._file = None
 
 

@@ -27,8 +27,8 @@ TEXT = "text"
 _SYSTEM = {"role": "system", "content": "You see. " + "be bi ba bo du " * 4}
 _SIZES = {1: (64, 64), 2: (96, 48)}
 _NEEDED = "one"
-_ONE_ONLY = "this model is served one"
-_REFUSALS = ("is not served", "is served one", "reads text only")
+_ONE_ONLY = "this model takes one"
+_REFUSALS = ("is not served", "this model takes one", "reads text only")
 
 
 @dataclass(frozen=True, slots=True)

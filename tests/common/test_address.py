@@ -21,10 +21,10 @@ def test_an_address_is_a_host_and_a_port(address, parts):
         ("host", "it has no port; write host:50051"),
         ("8080", "it has no host; write 127.0.0.1:8080"),
         (":7", "it has no host; write 127.0.0.1:7"),
-        ("host:", "'' is no port; write host:PORT, from 0 to 65535"),
-        ("host:port", "'port' is no port; write host:PORT, from 0 to 65535"),
-        ("host:-1", "'-1' is no port; write host:PORT, from 0 to 65535"),
-        ("host:65536", "'65536' is no port; write host:PORT, from 0 to 65535"),
+        ("host:", "'' is not a port; write host:PORT, from 0 to 65535"),
+        ("host:port", "'port' is not a port; write host:PORT, from 0 to 65535"),
+        ("host:-1", "'-1' is not a port; write host:PORT, from 0 to 65535"),
+        ("host:65536", "'65536' is not a port; write host:PORT, from 0 to 65535"),
         ("::1:7", "an IPv6 address needs brackets; write [::1]:7"),
         ("http://host:7", "it has a scheme; write host:7"),
         ("grpc://host:7/path", "it has a scheme; write host:7"),
@@ -82,7 +82,7 @@ def test_a_socket_that_somebody_listens_on_stays(tmp_path):
 def test_a_file_in_the_place_of_a_socket_stays(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("kept")
-    with pytest.raises(AddressError, match="there is a file in its place that is no socket"):
+    with pytest.raises(AddressError, match="a file that is not a socket is in its place"):
         probe_socket(f"unix:{path}", path)
     assert path.read_text() == "kept"
 

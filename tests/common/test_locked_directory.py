@@ -86,7 +86,7 @@ def test_one_that_stays_inside_is_waited_for_no_longer_than_asked(path, reader):
     other = LockedDirectory(path)
     with (
         other.exclusive(TIMEOUT_S),
-        pytest.raises(TimeoutError, match="does not leave"),
+        pytest.raises(TimeoutError, match="holds the lock"),
         reader.exclusive(0.01),
     ):
         raise AssertionError("two were inside")

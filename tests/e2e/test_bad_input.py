@@ -187,7 +187,7 @@ async def test_paths_where_nothing_is_are_refused_by_their_field(tmp_path):
             pb.ExportModelRequest(checkpoint_path=nothing, output_path=nothing)
         )
         assert not exported.success
-        assert exported.message.startswith(f"checkpoint_path: '{nothing}' is no checkpoint: ")
+        assert exported.message.startswith(f"checkpoint_path: '{nothing}' is not a checkpoint: ")
         _, request = train(model=nothing, dataset_source=nothing, output_dir=nothing)
         started = await backend.stub.StartFineTune(request)
         progress = pb.FineTuneProgressRequest(job_id=started.job_id)

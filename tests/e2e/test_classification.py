@@ -71,7 +71,7 @@ async def test_a_context_without_room_for_a_token_is_refused(classifier):
         code, details = await code_of(backend.stub.TokenClassify(pb.TokenClassifyRequest(text="a")))
     assert (code, details) == (
         CODE.INVALID_ARGUMENT,
-        "text: the context of 2 tokens leaves no room between those that the model adds",
+        "text: the context of 2 tokens leaves no room for text",
     )
 
 
@@ -109,4 +109,4 @@ async def test_what_cannot_be_classified_is_refused(classifier, tiny_models):
         await backend.load(tiny_models("llama"))
         code, details = await code_of(backend.stub.TokenClassify(pb.TokenClassifyRequest(text="a")))
         assert code is CODE.UNIMPLEMENTED
-        assert "labels no tokens" in details
+        assert "does not label tokens" in details

@@ -224,8 +224,8 @@ async def test_a_budget_that_is_no_number_of_tokens_is_refused(budget):
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("reasoning_parser:none", "thinking_budget: no thoughts are known"),
-        (f"eos_token:{END}", "thinking_budget is not kept: '</think>' cannot be written, or ends"),
+        ("reasoning_parser:none", "thinking_budget is ignored: no format of thoughts is known"),
+        (f"eos_token:{END}", "thinking_budget is ignored: '</think>' cannot be written, or ends"),
     ],
 )
 async def test_the_log_says_where_a_budget_cannot_be_kept(option, told, caplog):

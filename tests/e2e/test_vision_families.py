@@ -72,7 +72,7 @@ async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path, family):
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("idefics2", "in a prompt it writes other tokens for it than by itself"),
+        ("idefics2", "it writes other tokens for it inside a prompt than alone"),
         ("llava_next", "embeddings"),
         ("granite_vision", "embeddings"),
         ("falcon_ocr", "positions of two axes for every token"),
@@ -102,7 +102,7 @@ async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
             replace(SWEPT_VISION_FAMILIES["deepseek_vl_v2"], bos_token=None),
             "needs a token that tokenizer_config.json does not name: there is no bos_token",
         ),
-        (SWEPT_VISION_FAMILIES["llava_bunny"], "what stands for it is no token"),
+        (SWEPT_VISION_FAMILIES["llava_bunny"], "its placeholder is not a token"),
     ],
     ids=["deepseek_vl_v2", "llava_bunny"],
 )
@@ -121,7 +121,7 @@ async def test_a_refusal_says_what_is_missing_and_not_that_it_is_a_nonetype(
     ("family", "reason"),
     [
         ("paligemma", "would not be those of mlx-vlm"),
-        ("florence2", "an encoder beside the decoder"),
+        ("florence2", "a separate encoder"),
     ],
 )
 async def test_a_model_whose_text_would_be_misread_is_refused_by_name(tmp_path, family, reason):
@@ -143,9 +143,9 @@ async def test_sounds_that_change_the_weights_of_text_are_refused(tmp_path):
         code, details = await code_of(stream(backend.stub, chat([user("What is it?")], **sounds)))
         _, told = await code_of(stream(backend.stub, ask("What is it?", [picture(1)])))
         text = await stream(backend.stub, ask("Text, be bi bo.", []))
-    assert "what stands for it is no token" in told
+    assert "its placeholder is not a token" in told
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "reads the text beside them with other weights" in details
+    assert "reads the text around them with other weights" in details
     assert token_ids(*text.replies)
 
 
@@ -169,4 +169,4 @@ async def test_a_second_picture_that_mlx_vlm_reads_in_another_way_is_refused(tmp
         assert (await stream(backend.stub, ask("What is it?", two[:1]))).message
         code, details = await code_of(stream(backend.stub, ask("What is it?", two)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "Images[1]: this model is served one image in a prompt" in details
+    assert "Images[1]: this model takes one image per prompt" in details

@@ -66,11 +66,11 @@ def test_every_tenth_row_is_held_out_unless_the_dataset_brings_its_own(tmp_path)
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("a.jsonl", "", "a.jsonl holds no rows"),
+        ("a.jsonl", "", "a.jsonl has no rows"),
         ("a.jsonl", "{", "line 1 is not valid JSON"),
         ("a.jsonl", '{"text": "a"}\n{"x": 1}', "a.jsonl, row 2 has neither messages"),
         ("a.jsonl", '{"messages": ["a"]}', "a.jsonl, row 1 has neither messages"),
-        ("a.jsonl", f'{{"text": "a"}}\n{json.dumps(CHAT)}', "a.jsonl holds rows of several forms"),
+        ("a.jsonl", f'{{"text": "a"}}\n{json.dumps(CHAT)}', "a.jsonl has rows of several forms"),
         ("a.jsonl", '{"messages": []}', "a.jsonl, row 1 has neither messages"),
         ("a.jsonl", '{"conversations": [{"from": "cat", "value": "a"}]}', "row 1 has neither"),
         ("a.jsonl", '{"conversations": [{"from": ["human"], "value": "a"}]}', "row 1 has neither"),
@@ -78,11 +78,11 @@ def test_every_tenth_row_is_held_out_unless_the_dataset_brings_its_own(tmp_path)
         ("a.jsonl", '{"text": " "}', "a.jsonl, row 1 has neither messages"),
         ("a.jsonl", "[" * 100_000, "line 1 is not valid JSON"),
         ("a.json", "[1]", "a.json, row 1 has neither messages"),
-        ("a.csv", "", "a.csv holds no rows"),
+        ("a.csv", "", "a.csv has no rows"),
         ("a.csv", f"text\n{'a' * 200_000}\n", "the table is malformed: field larger than"),
-        ("a.txt", "\n\n \n", "a.txt holds no rows"),
-        ("a.json", "{}", "the file is no JSON array"),
-        ("a.xml", "", "a.xml is of no kind that can be read"),
+        ("a.txt", "\n\n \n", "a.txt has no rows"),
+        ("a.json", "{}", "the file is not a JSON array"),
+        ("a.xml", "", "a.xml has an unsupported format"),
     ],
 )
 def test_a_malformed_file_is_refused_by_the_place(tmp_path, name, text, problem):

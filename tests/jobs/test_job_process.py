@@ -101,7 +101,7 @@ async def test_what_is_left_of_a_job_that_was_killed_is_told_and_in_nobodys_way(
     assert names(tmp_path) == [".small.partial"]
     last = await JobProcess(quantization(tmp_path, is_checked=False)).result()
     assert last.status == "completed", last.message
-    assert last.message.endswith("; an earlier job for it was cut off, and this one began anew")
+    assert last.message.endswith("; an earlier job for it was cut off, and this one started over")
     assert names(tmp_path) == ["small"]
 
 

@@ -176,7 +176,7 @@ async def test_a_training_goes_on_from_a_checkpoint(tmp_path, dataset):
         assert resumed[-1].current_step == 5
         again = await train(backend, **fields, resume_from_checkpoint=resumed[-1].checkpoint_path)
         assert again[-1].status == "failed"
-        assert "step 5 of 5 is its end already" in again[-1].message
+        assert "step 5 of 5 leaves nothing to train" in again[-1].message
 
 
 @pytest.mark.parametrize("form", ["lora", "merged_16bit", "merged_4bit"])
@@ -239,7 +239,7 @@ async def test_a_job_that_is_killed_fails_with_its_signal_and_its_checkpoints_ar
         again = await train(backend, **lora(dataset, tmp_path / "out"))
         assert again[-1].message == (
             f"an earlier training in {tmp_path / 'out'} was cut off after step {latest.step}; "
-            f"resume_from_checkpoint {latest.path} goes on from there"
+            f"resume_from_checkpoint {latest.path} continues from there"
         )
 
 

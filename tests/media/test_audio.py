@@ -9,7 +9,7 @@ from backend.errors import InvalidRequestError
 from backend.media import audio
 from backend.media.audio import decode_audio
 
-READ = "what is read is WAV, MP3, FLAC, Ogg Vorbis"
+READ = "the supported formats are WAV, MP3, FLAC, Ogg Vorbis"
 ID3 = b"ID3\x04\0\0\0\0\x01\x05" + bytes(133)
 
 
@@ -60,9 +60,9 @@ def test_tags_before_a_sound_are_skipped(name):
         (b"\xff\xf1\x50\x80", "AAC"),
         (b"<html>", "SVG, HTML or other XML"),
         (encoded(gradient(), "PNG"), "PNG"),
-        (b"\xff\xff\xff\xff", "no file of a known format"),
-        (b"ID3", "no file of a known format"),
-        (b"\0" * 100, "no file of a known format"),
+        (b"\xff\xff\xff\xff", "of an unknown format"),
+        (b"ID3", "of an unknown format"),
+        (b"\0" * 100, "of an unknown format"),
     ],
 )
 def test_what_is_no_readable_sound_is_named(data, found):
@@ -88,7 +88,7 @@ def test_of_a_truncated_sound_it_is_what_is_there(name):
     ],
 )
 def test_a_damaged_sound_is_refused(data, name):
-    assert refusal(data) == f"Audios[0]: is no {name} that can be decoded"
+    assert refusal(data) == f"Audios[0]: cannot be decoded as {name}"
 
 
 def with_rate(rate):
@@ -101,7 +101,7 @@ def with_rate(rate):
 def test_a_rate_that_makes_no_sense_is_refused(rate):
     assert refusal(with_rate(rate)) in (
         f"Audios[0]: has 1 channels at {rate} Hz",
-        "Audios[0]: is no WAV that can be decoded",
+        "Audios[0]: cannot be decoded as WAV",
     )
 
 
@@ -114,7 +114,7 @@ def test_a_rate_of_vorbis_is_looked_at_before_its_decoder_is():
 def test_a_sound_without_samples_is_refused():
     assert refusal(wav(seconds=0)) in (
         "Audios[0]: has no samples",
-        "Audios[0]: is no WAV that can be decoded",
+        "Audios[0]: cannot be decoded as WAV",
     )
 
 
@@ -136,11 +136,11 @@ def test_samples_that_are_no_numbers_are_refused():
     sound[20:22] = struct.pack("<H", 3)
     sound[32:36] = struct.pack("<HH", 4, 32)
     sound[44:48] = struct.pack("<f", float("nan"))
-    assert refusal(bytes(sound)) == "Audios[0]: has samples that are no numbers"
+    assert refusal(bytes(sound)) == "Audios[0]: has samples that are not numbers"
 
 
 def test_a_crash_of_the_decoder_is_a_damaged_sound():
     # One byte of a code book, with which miniaudio 1.71 reads where it must not.
     sound = bytearray(SOUNDS["vorbis"])
     sound[124] = 182
-    assert refusal(bytes(sound)) == "Audios[0]: is no Ogg Vorbis that can be decoded"
+    assert refusal(bytes(sound)) == "Audios[0]: cannot be decoded as Ogg Vorbis"

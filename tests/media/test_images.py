@@ -90,7 +90,7 @@ def test_deep_grey_keeps_its_shades(mode, file_format, values, expected):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_pixels_that_are_no_numbers_are_refused(value):
     data = encoded(grey("F", [value, 0.0, 1.0]), "TIFF")
-    assert refusal(data) == "Images[0]: is no whole TIFF: it is damaged or ends too early"
+    assert refusal(data) == "Images[0]: is not a complete TIFF: it is damaged or truncated"
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -155,13 +155,13 @@ def test_of_an_animation_it_is_the_first_frame(file_format):
         (b"\0\0\0\x20ftypavif", "AVIF"),
         (b"\0\0\0\x20ftypheic", "HEIC"),
         (SOUNDS["mp3"], "MP3"),
-        (b"just text", "no file of a known format"),
-        (b"\0", "no file of a known format"),
-        (bytes(40 * 2**10), "no file of a known format"),
+        (b"just text", "of an unknown format"),
+        (b"\0", "of an unknown format"),
+        (bytes(40 * 2**10), "of an unknown format"),
     ],
 )
 def test_what_is_no_picture_is_named(data, found):
-    read = "what is read is PNG, JPEG, WEBP, GIF, BMP, TIFF"
+    read = "the supported formats are PNG, JPEG, WEBP, GIF, BMP, TIFF"
     assert refusal(data) == f"Images[0]: is {found}; {read}"
 
 
@@ -169,7 +169,7 @@ def test_what_is_no_picture_is_named(data, found):
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 def test_a_truncated_file_is_refused(file_format, share):
     data = encoded(gradient(200, 200), file_format)
-    problem = f"is no whole {file_format}: it is damaged or ends too early"
+    problem = f"is not a complete {file_format}: it is damaged or truncated"
     assert refusal(data[: int(len(data) * share)]) == f"Images[0]: {problem}"
 
 
@@ -180,7 +180,7 @@ def test_a_truncated_file_is_refused(file_format, share):
         ((201, 1), "has 201 x 1 pixels, more than 200 : 1"),
         ((10_000, 10_000), "has 10,000 x 10,000 pixels, at most 50,000,000 are read"),
         ((50_000, 50_000), "has more than 50,000,000 pixels"),
-        ((0, 5), "is no whole PNG: it is damaged or ends too early"),
+        ((0, 5), "is not a complete PNG: it is damaged or truncated"),
     ],
 )
 def test_a_picture_is_refused_by_the_size_that_it_claims(size, problem):

@@ -24,17 +24,17 @@ def test_a_recording_is_read_at_the_rate_of_speech(tmp_path):
 def test_a_pipe_is_refused_before_anybody_writes_to_it(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    assert refusal(path) == f"dst: {path} is no regular file"
+    assert refusal(path) == f"dst: {path} is not a regular file"
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
 def test_a_device_is_refused(path):
-    assert refusal(path) == f"dst: {path} is no regular file"
+    assert refusal(path) == f"dst: {path} is not a regular file"
 
 
 def test_a_directory_is_refused(tmp_path):
-    assert refusal(tmp_path) == f"dst: {tmp_path} is no regular file"
+    assert refusal(tmp_path) == f"dst: {tmp_path} is not a regular file"
 
 
 def test_a_file_that_is_not_there_is_refused_in_the_systems_words(tmp_path):

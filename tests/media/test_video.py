@@ -13,7 +13,7 @@ from backend.errors import InvalidRequestError, UnsupportedError
 from backend.media.video import decode_video
 from common.caller import AbandonedError, enter_work
 
-READ = "what is read is GIF, WEBP, PNG, MP4, WebM"
+READ = "the supported formats are GIF, WEBP, PNG, MP4, WebM"
 
 
 def decode(data):
@@ -76,7 +76,7 @@ def test_a_still_picture_is_a_film_of_one_frame():
         (tiny_gif((1, 900), 2), "has 1 x 900 pixels, more than 200 : 1"),
         (wav(), f"is WAV; {READ}"),
         (encoded(gradient(), "JPEG"), f"is JPEG; {READ}"),
-        (animation("GIF", 4)[:40], "is no whole GIF: it is damaged or ends too early"),
+        (animation("GIF", 4)[:40], "is not a complete GIF: it is damaged or truncated"),
     ],
 )
 def test_what_cannot_be_a_film_is_refused(data, problem):
@@ -129,7 +129,7 @@ def test_a_film_is_turned_as_its_camera_says(av):
 @pytest.mark.parametrize("end", [40, 200, 600])
 def test_a_truncated_film_is_refused(av, end):
     assert refusal(film(av)[:end]) in (
-        "Videos[0]: is no whole MP4: it is damaged or ends too early",
+        "Videos[0]: is not a complete MP4: it is damaged or truncated",
         "Videos[0]: has no frames",
     )
 

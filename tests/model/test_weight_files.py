@@ -25,7 +25,7 @@ def test_a_whole_file_is_accepted(weights: Path):
 def test_a_cut_file_is_named_with_what_it_lacks(weights: Path, kept: int):
     whole = weights.read_bytes()
     weights.write_bytes(whole[:kept])
-    with pytest.raises(LoadError, match=r"\.safetensors is cut short: it has \d+ of \d+ bytes"):
+    with pytest.raises(LoadError, match=r"\.safetensors is truncated: it has \d+ of \d+ bytes"):
         require_whole(weights)
 
 

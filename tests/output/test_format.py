@@ -157,7 +157,7 @@ def test_a_hint_that_contradicts_the_evidence_loses_with_one_warning(
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == (
-        f"tool_parser {hint!r} contradicts the model's own evidence of {name}, which counts; "
+        f"tool_parser {hint!r} contradicts the model's own evidence of {name}, which wins; "
         f"tool_parser!:{hint} forces it"
     )
 

@@ -78,15 +78,15 @@ def test_the_limit_leaves_a_call_open():
         ("{", "no JSON"),
         (b"\xff", "no JSON"),
         pytest.param("[" * 100_000, "no JSON", id="deep"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ('{"chunks": []}', '"format" is missing'),
-        ('{"format": 1, "chunks": []}', '"format" is no text'),
-        (line(format="klingon"), "'klingon', which is not known; known are .*hermes_json"),
+        ('{"format": 1, "chunks": []}', '"format" is not text'),
+        (line(format="klingon"), "'klingon', which is unknown; known are .*hermes_json"),
         (line(reasoning_format="klingon"), "known are .*mistral_think"),
         (line(stop="eos"), "'eos', not one of stop, length"),
         (line(chunks=None), '"chunks" is neither'),
         (line(chunks=["a", 1]), '"chunks" is neither'),
-        (line(tools={}), '"tools" is no array'),
+        (line(tools={}), '"tools" is not an array'),
         (line(tools=[{}]), "a tool without a name"),
         (line(tools=["f"]), "a tool without a name"),
     ],
@@ -121,7 +121,7 @@ def test_a_report_tells_of_each_call_what_was_repaired_and_what_was_not_finished
     assert states(whole) == [(None, None)]
     assert states(whole.replace('"a"', "a")) == [(["a key without quotes"], None)]
     for damaged, reason in {
-        '{"a": "say "b" and go"}': "a quote inside of a string",
+        '{"a": "say "b" and go"}': "a quote inside a string",
         '{"a": b}': "a string without quotes",
         "{'a': 'it\\'s'}": "strings in '",
     }.items():

@@ -144,7 +144,7 @@ def test_a_taken_port_is_told_in_the_last_line(start):
         assert backend.process.wait(START_TIMEOUT_S) == 1
     assert backend.lines()[-1].endswith(
         f"cannot listen on 127.0.0.1:{port}: Address already in use; "
-        "stop the process that listens there, or take another port (0: any)"
+        "stop the process that listens there, or use another port (0: any)"
     )
 
 

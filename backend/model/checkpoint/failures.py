@@ -48,11 +48,11 @@ def _unsupported(failure: BaseException, text: str) -> str | None:
     if match := _UNKNOWN_TYPE.search(text):
         return f"is of the model type {match[1]!r}, which mlx-lm does not support"
     if _REMOTE_CODE in text:
-        return "brings Python code of its own: set trust_remote_code to run it"
+        return "has its own Python code: set trust_remote_code to run it"
     if isinstance(failure, SystemExit):
         return "needs a package that is not installed"
     if isinstance(failure, ImportError):
-        return f"needs what is not installed: {text}"
+        return f"needs something that is not installed: {text}"
     return None
 
 

@@ -50,7 +50,7 @@ def _fetch(repo_id: str, patterns: list[str]) -> int:
     except errors.GatedRepoError:
         return _fail(f"{repo_id} is gated: accept its terms on the hub and set HF_TOKEN")
     except errors.RepositoryNotFoundError:
-        text = f"the hub has no model {repo_id}, or it is private and HF_TOKEN does not open it"
+        text = f"the hub has no model {repo_id}, or it is private and HF_TOKEN has no access to it"
         return _fail(text, EXIT_NOT_FOUND)
     except errors.IncompleteSnapshotError as error:
         return _fail(f"the local copy of {repo_id} is incomplete: {_first_line(error)}")

@@ -65,7 +65,7 @@ def resolve(options: ModelOptions) -> Path | HubModel:
         return HubModel(match[1])
     paths = ", ".join(str(path) for path in dict.fromkeys(tried))
     raise ModelNotFoundError(
-        f"there is no model {options.model!r}: it is no hub id (org/name), and "
+        f"there is no model {options.model!r}: it is not a hub id (org/name), and "
         + (f"nothing exists at {paths}" if paths else "no path was given")
     )
 

@@ -45,7 +45,7 @@ def unknown_type(kind: str) -> str:
     """Return the message for a model type that neither library supports."""
     return (
         f"is of the model type {kind!r}, which none of {versions_of(LIBRARIES)} supports: "
-        f"a newer one may (pip install --upgrade {' '.join(LIBRARIES)})"
+        f"a newer version may (pip install --upgrade {' '.join(LIBRARIES)})"
     )
 
 

@@ -58,9 +58,9 @@ def reranker_kind(name: str, config: Mapping[str, Any]) -> RerankerKind | None:
 
 def _profile(parts: Sequence[str], modes: Sequence[str], default: Pooling) -> EmbeddingProfile:
     if foreign := [part for part in parts if part not in _KNOWN_PARTS]:
-        return EmbeddingProfile(obstacle=f"modules.json has a part that is unknown: {foreign[0]}")
+        return EmbeddingProfile(obstacle=f"modules.json has an unknown part: {foreign[0]}")
     if modes and (len(modes) > 1 or modes[0] not in _POOLING_MODES):
-        return EmbeddingProfile(obstacle=f"it pools in an unknown way: {' and '.join(modes)}")
+        return EmbeddingProfile(obstacle=f"its pooling mode is unknown: {' and '.join(modes)}")
     return EmbeddingProfile(
         pooling=_POOLING_MODES[modes[0]] if modes else default,
         is_normalized="normalize" in parts,

@@ -21,21 +21,19 @@ def require_whole(path: Path) -> None:
     """
     size = require_regular(path)
     if size == 0:
-        raise LoadError(f"{path} is empty: it has to be downloaded again")
+        raise LoadError(f"{path} is empty: download it again")
     with path.open("rb") as file:
         start = file.read(len(_LFS_POINTER))
         if start == _LFS_POINTER:
             raise LoadError(
-                f"{path} is a pointer of git-lfs and not the weights: `git lfs pull` fetches them"
+                f"{path} is a git-lfs pointer, not the weights: `git lfs pull` fetches them"
             )
         file.seek(0)
         needed = _needed_bytes(file, size)
     if needed is None:
-        raise LoadError(f"{path} is not a safetensors file: it has no header that can be read")
+        raise LoadError(f"{path} is not a safetensors file: its header cannot be read")
     if size < needed:
-        raise LoadError(
-            f"{path} is cut short: it has {size} of {needed} bytes and has to be downloaded again"
-        )
+        raise LoadError(f"{path} is truncated: it has {size} of {needed} bytes; download it again")
 
 
 def require_regular(path: Path) -> int:
@@ -46,7 +44,7 @@ def require_regular(path: Path) -> int:
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise LoadError(f"{path} is no regular file")
+        raise LoadError(f"{path} is not a regular file")
     return status.st_size
 
 

@@ -100,7 +100,7 @@ def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
         if "trust_remote_code" in str(error):
             raise
         reason = one_line(error)
-        raise LoadError(f"{directory} has no tokenizer that can be read: {reason}") from error
+        raise LoadError(f"{directory} has no readable tokenizer: {reason}") from error
     _require_words(hf_tokenizer, directory)
     # Checkpoints with towers keep their template with the processor.
     own_file = directory / "chat_template.json"
@@ -113,7 +113,7 @@ def _require_words(hf_tokenizer: HfTokenizer, directory: Path) -> None:
     """Refuse the vocabulary that transformers invents for some model types without files."""
     added = {token.content for token in hf_tokenizer.added_tokens_decoder.values()}
     if hf_tokenizer.get_vocab().keys() <= added:
-        raise LoadError(f"{directory} has no tokenizer: nothing there holds a vocabulary")
+        raise LoadError(f"{directory} has no tokenizer: none of its files has a vocabulary")
 
 
 def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int | None:

@@ -113,7 +113,7 @@ class Tokenizer:
             UnsupportedError: The tokenizer does not report positions.
         """
         if not self._hf.is_fast:
-            raise UnsupportedError("the tokenizer of this model does not tell where tokens stand")
+            raise UnsupportedError("this model's tokenizer does not report the positions of tokens")
         try:
             with self._lock:
                 encoded = self._hf(

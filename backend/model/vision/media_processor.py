@@ -24,7 +24,7 @@ PROCESSOR_FAILURES = (
 DEFAULT_FPS = 2.0
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
-_NOTHING = "gives the model nothing of it but tokens"
+_NOTHING = "gives the model only its tokens"
 _NAMED = ("bos_token", "eos_token", "pad_token")
 # Replaces an id that only the network knows; such ids are below 0 in all checkpoints.
 _NO_TOKEN = -1
@@ -223,7 +223,7 @@ class MediaProcessor:
             self._require_heard(len(content) / self.sampling_rate)
         inputs = _read(self._processor, self.snippets[kind], _arguments(kind, [content]))
         if all(name in _TOKEN_INPUTS or array.size == 0 for name, array in inputs.items()):
-            reason = "is too short for it to read anything" if kind is MediaKind.AUDIO else _NOTHING
+            reason = "is too short" if kind is MediaKind.AUDIO else _NOTHING
             raise ProcessorError(reason)
         return inputs
 
@@ -232,7 +232,7 @@ class MediaProcessor:
         tokens = getattr(self._processor, "audio_seq_length", None)
         ms_per_token = getattr(self._processor, "audio_ms_per_token", None)
         if tokens and ms_per_token and seconds * 1000 > tokens * ms_per_token:
-            heard = f"{tokens * ms_per_token / 1000:g} s at most are heard"
+            heard = f"{tokens * ms_per_token / 1000:g} s is the most that is heard"
             raise ProcessorError(f"is {seconds:.1f} s long, {heard}")
 
     def _described(
@@ -240,14 +240,14 @@ class MediaProcessor:
     ) -> PreparedMedium:
         ids: list[int] = inputs.pop("input_ids").reshape(-1).tolist()
         if min(ids, default=0) < 0:
-            raise ProcessorError("what stands for it is no token")
+            raise ProcessorError("its placeholder is not a token")
         start, stop = self._core(ids)
         for name in _PER_TOKEN:
             if name in inputs:
                 inputs[name] = inputs[name][:, start:stop]
         text = self._tokenizer.decode(ids)
         if self._tokenizer.encode(text, adds_special=False) != ids:
-            raise ProcessorError("the text of its tokens does not give these tokens again")
+            raise ProcessorError("the text of its tokens is tokenised differently")
         core = tuple(ids[start:stop])
         special = self._tokenizer.special_texts
         marks = frozenset(special[token_id] for token_id in core if token_id in special)
@@ -257,7 +257,7 @@ class MediaProcessor:
         """Return the range of the special tokens, which never merge with adjacent text."""
         special = [index for index, token_id in enumerate(ids) if token_id in self._marks]
         if not special:
-            raise ProcessorError("no special token stands for it")
+            raise ProcessorError("it has no special token")
         return special[0], special[-1] + 1
 
     @property

@@ -56,7 +56,7 @@ def find_media_support(
     faults = {kind: _fault(media, kind, network) for kind in media.snippets}
     refused = {kind: fault for kind, fault in faults.items() if fault is not None}
     for kind, fault in refused.items():
-        log.warning("no media of the kind %s: %s", kind.value, fault)
+        log.warning("no %s input: %s", kind.value, fault)
     return MediaSupport(media.without(refused), refused)
 
 

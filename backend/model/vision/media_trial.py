@@ -27,7 +27,7 @@ class OtherTokensError(ProcessorError):
     """The libraries' tokens differ from this backend's, which prepares media one by one."""
 
     def __init__(self) -> None:
-        super().__init__("in a prompt it writes other tokens for it than by itself")
+        super().__init__("it writes other tokens for it inside a prompt than alone")
 
 
 @dataclass(frozen=True, slots=True)

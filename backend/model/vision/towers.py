@@ -51,17 +51,17 @@ def load_from_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[st
     import_mlx_lm()
     if importlib.util.find_spec("mlx_vlm") is None:
         raise LoadError(
-            f"{directory} has towers for pictures or sounds, which take mlx-vlm: {INSTALL_HINT}, "
+            f"{directory} has towers for pictures or sounds, which need mlx-vlm: {INSTALL_HINT}, "
             "or load its text part with the option vision:false"
         )
     if "model_file" in config and not options.trusts_remote_code:
-        raise LoadError(f"{directory} brings code of its own, which trust_remote_code allows")
+        raise LoadError(f"{directory} has its own code: set trust_remote_code to run it")
     from mlx_vlm.utils import load_model
 
     model = load_model(directory, lazy=True)
     if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
         raise UnsupportedModelError(
-            f"{directory} is of the model type {config['model_type']!r}, which generates no text"
+            f"{directory} is of the model type {config['model_type']!r}, which cannot generate text"
         )
     return model
 

@@ -29,7 +29,7 @@ _TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
 # Ways from picture to text other than replacing tokens.
 _CROSSINGS = {
     "cross_attention_states": "cross attention",
-    "decoder_inputs_embeds": "an encoder beside the decoder",
+    "decoder_inputs_embeds": "a separate encoder",
     "pos_hw": "positions of two axes for every token",
 }
 # Where some models leave the positions of the last embedded prompt.
@@ -192,7 +192,7 @@ class VisionNetwork:
             NotEmbeddableError: It does not.
         """
         if getattr(self.model, _OTHER_WEIGHTS, None):
-            raise NotEmbeddableError("the model reads the text beside them with other weights")
+            raise NotEmbeddableError("the model reads the text around them with other weights")
         self._found(token_ids, inputs)
 
     def embed_media(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> MediaFeatures:
@@ -326,6 +326,4 @@ def _require_in_place(given: Mapping[str, Any], count: int) -> None:
     if crossing := next((way for name, way in _CROSSINGS.items() if name in given), None):
         raise NotEmbeddableError(f"they reach the text by {crossing}")
     if (embedded := given["inputs_embeds"].shape[1]) != count:
-        raise NotEmbeddableError(
-            f"mlx-vlm makes {embedded} embeddings of them and asks for {count} tokens"
-        )
+        raise NotEmbeddableError(f"mlx-vlm makes {embedded} embeddings for {count} tokens")

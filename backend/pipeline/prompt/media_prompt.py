@@ -95,7 +95,7 @@ def _require_taken(media: Sequence[Medium], card: ModelCard) -> None:
             problem = f"{kind.value} input of this model is not served: {reason}"
             raise InvalidRequestError(medium.field, problem)
         if kind in seen and (reason := card.single_media.get(kind)):
-            problem = f"this model is served one {kind.value} in a prompt: {reason}"
+            problem = f"this model takes one {kind.value} per prompt: {reason}"
             raise InvalidRequestError(medium.field, problem)
         seen.add(kind)
 

@@ -120,5 +120,5 @@ def _reason(error: str) -> str:
     if told.startswith("panic"):
         return "is too large"
     if told == "NoExtensionBias":
-        return "there is no text that completes it"
+        return "no text can complete it"
     return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", told)[:300]

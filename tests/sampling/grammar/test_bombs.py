@@ -99,7 +99,7 @@ BOMBS = {
     ),
     "a circle of references": (
         '{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}}',
-        "no text that completes it",
+        "no text can complete it",
     ),
 }
 

@@ -31,8 +31,8 @@ space ::= [ \\t\\n]*
         ('root ::= "a"?*', 1, 10, "may be empty"),
         ('root ::= ("a"* "b"*)+', 1, 10, "may be empty"),
         ('root ::= e{2,}\ne ::= ""', 1, 10, "may be empty"),
-        ("root ::= <nothing>", 1, 10, "<nothing> is no token"),
-        ("root ::= <[258]>", 1, 10, "258 is no token"),
+        ("root ::= <nothing>", 1, 10, "<nothing> is not a token"),
+        ("root ::= <[258]>", 1, 10, "258 is not a token"),
     ],
 )
 def test_a_meaningless_grammar_is_refused_with_its_place(text, line, column, problem, vocabulary):
@@ -47,10 +47,10 @@ def test_a_meaningless_grammar_is_refused_with_its_place(text, line, column, pro
         ("", "no rule 'root'"),
         ("# nothing", "no rule 'root'"),
         ('Root ::= "a"', "no rule 'root'"),
-        ('root ::= "a" root', "no text that completes it"),
-        ('root ::= a\na ::= "(" a ")"', "no text that completes it"),
-        (r"root ::= [\ud800]", "no text that completes it"),
-        (r'root ::= "a" [\ud800-\udfff]', "no text that completes it"),
+        ('root ::= "a" root', "no text can complete it"),
+        ('root ::= a\na ::= "(" a ")"', "no text can complete it"),
+        (r"root ::= [\ud800]", "no text can complete it"),
+        (r'root ::= "a" [\ud800-\udfff]', "no text can complete it"),
     ],
 )
 def test_a_grammar_without_a_root_or_an_end_is_refused(text, problem, vocabulary):

@@ -269,10 +269,10 @@ def test_what_cannot_be_enforced_is_told_with_tool_and_place(family, schema, tol
         ("glm4", {"allOf": [STRING, {"minLength": 1}]}, "#/properties/a/allOf: "),
         ("glm4", {"type": "string", "anyOf": [{"minLength": 1}]}, "#/properties/a/anyOf: "),
         ("glm4", {"enum": ["1", 1]}, "#/properties/a: '1' would be read as"),
-        ("glm4", {"const": "</arg_value>"}, "#/properties/a: a value holds '</arg_value>'"),
+        ("glm4", {"const": "</arg_value>"}, "#/properties/a: a value contains '</arg_value>'"),
         ("gemma4", {"type": "array", "prefixItems": [STRING]}, "#/properties/a/prefixItems: "),
         ("pythonic", {"type": "object", "minProperties": 1}, "#/properties/a/minProperties: "),
-        ("glm4", {"type": "object", "properties": {"b": {"$ref": "#"}}}, "#: is referred to"),
+        ("glm4", {"type": "object", "properties": {"b": {"$ref": "#"}}}, "#: is referenced"),
         ("glm4", False, "#/properties/a: no value is allowed"),
     ],
 )

@@ -66,7 +66,7 @@ def _pairs(path: Path) -> Mapping[str, Mapping[str, mx.array]]:
     for name, weight in mx.load(str(path)).items():
         match = _NAME.fullmatch(name)
         if match is None:
-            raise LoadError(f"{path}: {name} is no matrix of a LoRA on a linear layer")
+            raise LoadError(f"{path}: {name} is not a LoRA matrix of a linear layer")
         pairs[match["module"]][match["part"]] = weight
     for module, parts in pairs.items():
         if len(parts) != len("AB"):
@@ -118,7 +118,7 @@ def _adapted(
     layer = LoRALinear.from_base(linear, r=rank, dropout=0.0, scale=_scale(config, module_path))
     own = (layer.lora_a.shape, layer.lora_b.shape)
     if (given := (parts["A"].T.shape, parts["B"].T.shape)) != own:
-        raise LoadError(f"{path}: {module_path} has matrices {given}, and the model takes {own}")
+        raise LoadError(f"{path}: {module_path} has matrices {given}, but the model takes {own}")
     layer.lora_a, layer.lora_b = parts["A"].T, parts["B"].T
     return layer
 

@@ -234,7 +234,7 @@ def _converse(
     try:
         return answer, process.receive(time.monotonic() + BRANCHES_BUDGET_S + 1.0)
     except (TooLateError, ProcessEndedError):
-        log.info("the chat template takes too long for what later requests may send")
+        log.info("the chat template is too slow to render the prompts that later requests may send")
         return answer, {}
 
 

@@ -104,7 +104,7 @@ class _Reader:
             if assign is None:
                 raise NotJsonError
             if ":" not in assign[0]:
-                self.reasons.append("an equals sign for a colon")
+                self.reasons.append("an equals sign instead of a colon")
             found.append(f"{key}: {self.value(assign.end(), depth + 1)}")
             position = self.end
         return f"{{{', '.join(found)}}}"
@@ -186,7 +186,7 @@ class _Reader:
         if found == "\\'":
             return "'"
         if found == '"':
-            self.reasons.append("a quote inside of a string")
+            self.reasons.append("a quote inside a string")
         is_escape = len(found) > 1
         return found if is_escape else json.dumps(found)[1:-1]
 
@@ -204,7 +204,7 @@ class _Reader:
             return raw
         if not quote and raw.lower() in _CONSTANTS:
             if raw not in _CONSTANTS:
-                self.reasons.append("a constant of Python")
+                self.reasons.append("a Python constant")
             return _CONSTANTS[raw.lower()]
         self.reasons.append("a string without quotes")
         return json.dumps(raw, ensure_ascii=False)

@@ -55,7 +55,7 @@ def require_tokens(rules: Rules, cursor: Cursor, vocabulary: Vocabulary) -> None
                 if not isinstance(item.atom, TokenReference):
                     continue
                 if vocabulary.token_id(item.atom.token) is None:
-                    raise cursor.error(f"{item.atom.token} is no token of this model", item.at)
+                    raise cursor.error(f"{item.atom.token} is not a token of this model", item.at)
 
 
 def require_finite(rules: Rules, cursor: Cursor) -> None:
@@ -73,7 +73,7 @@ def require_finite(rules: Rules, cursor: Cursor) -> None:
     for rule in rules.values():
         for name, item in rule.references():
             if item.most is None and name in nullable:
-                raise cursor.error("endless repetition of what may be empty", item.at)
+                raise cursor.error("endless repetition of something that may be empty", item.at)
 
 
 def require_bounded(rules: Rules) -> None:

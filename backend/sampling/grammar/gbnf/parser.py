@@ -106,7 +106,7 @@ class _Parser:
             if cursor.next == "\\":
                 text.append(chr(cursor.character()))
                 if text[-1] not in ANY_CHARACTER:
-                    raise cursor.error("a surrogate is no character: write the whole one", at)
+                    raise cursor.error("a surrogate is not a character: write the whole one", at)
         return Literal("".join(text))
 
     def _character_class(self) -> CharSet:

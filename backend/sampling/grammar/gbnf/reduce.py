@@ -35,7 +35,7 @@ def prune(rules: Rules, characters: CharSet) -> dict[str, Rule]:
     if ROOT not in derived:
         if ROOT in derivable(rules, lambda atom: _is_writable(atom, ANY_CHARACTER)):
             raise GrammarError("the model's vocabulary cannot express it")
-        raise GrammarError("there is no text that completes it")
+        raise GrammarError("no text can complete it")
     kept: dict[str, Rule] = {}
     for name, rule in rules.items():
         pruned = (_pruned(alternative, derived, characters) for alternative in rule.alternatives)

@@ -88,7 +88,7 @@ def _require_supported(pointer: str, fields: Mapping[str, Any]) -> None:
         if keyword not in _KEYWORDS and not is_extension:
             raise GrammarError(f"{pointer}: the keyword {keyword!r} is not supported")
         if keyword in {"$id", "id"} and pointer != "#":
-            raise GrammarError(f"{pointer}: {keyword!r} is supported at the root only")
+            raise GrammarError(f"{pointer}: {keyword!r} is only supported at the root")
     known = fields.get("format", "uuid")
     if not isinstance(known, str) or known not in _STRING_FORMATS | _NUMBER_FORMATS:
         raise GrammarError(f"{pointer}: the format {known!r} is not supported")
@@ -114,7 +114,7 @@ def _parts(pointer: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, objec
 def _target(pointer: str, reference: object, tree: SchemaTree) -> str:
     """Return the pointer that a reference denotes, which must lead to a subschema."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
-        raise GrammarError(f"{pointer}: $ref leads into the schema itself only, as '#/...'")
+        raise GrammarError(f"{pointer}: $ref must point into the schema itself, as '#/...'")
     target = unquote(reference)
     if target not in tree.schemas:
         raise GrammarError(f"{pointer}: there is no schema at {reference!r}")

@@ -34,7 +34,7 @@ def json_part(schema: Schema, parameters: Parameters, forbidden: tuple[str, ...]
         return json_value(schema, forbidden)
     for reference in _references([schema, definitions]):
         if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
-            raise parameters.error(reference, "is referred to, and no definition")
+            raise parameters.error(reference, "is referenced but is not a definition")
     return json_value({**schema, **definitions}, forbidden)
 
 

@@ -155,7 +155,7 @@ def _kinds(
         yield from _simple_kinds(pointer, fields)
         return
     if others := _CONSTRAINTS & fields.keys() - {combination}:
-        raise parameters.error(f"{pointer}/{min(others)}", f"stands next to {combination!r}")
+        raise parameters.error(f"{pointer}/{min(others)}", f"is combined with {combination!r}")
     if combination == "allOf" and len(fields["allOf"]) > 1:
         raise parameters.error(f"{pointer}/allOf", "cannot be enforced in this format")
     for place, part in _parts(combination, pointer, fields, parameters):

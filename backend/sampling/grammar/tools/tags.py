@@ -211,7 +211,7 @@ class _Argument:
                 raise self._parameters.error(kind.pointer, f"{text!r} would be read as {look}")
         begin, end = self._dialect.verbatim if {*self._dialect.special} & {*text} else ("", "")
         if found := next((t for t in self._forbidden_before(end) if t in text), ""):
-            raise self._parameters.error(kind.pointer, f"a value holds {found!r}")
+            raise self._parameters.error(kind.pointer, f"a value contains {found!r}")
         return quoted(begin + text + end) or '""'
 
     def _forbidden_before(self, end: str) -> tuple[str, ...]:
