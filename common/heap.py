@@ -11,7 +11,6 @@ class Heap:
     """Returns freed memory to the system from time to time; belongs to an event loop."""
 
     def __init__(self) -> None:
-        """Start with no trim scheduled."""
         self._is_due = False
 
     def trim_soon(self) -> None:

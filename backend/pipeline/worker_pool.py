@@ -72,7 +72,7 @@ class Lane:
         self._bytes = 0
 
     def move_to(self, threads: ThreadPoolExecutor) -> None:
-        """Begin no more work on the present threads: each ends with what it has begun."""
+        """Replace the threads: the present ones finish their running work and end."""
         self._threads.shutdown(wait=False)
         self._threads = threads
 
@@ -201,9 +201,9 @@ async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool 
 
 
 def renew_threads() -> None:
-    """Have other threads do the work from here on; call it when a model has gone.
+    """Continue on new threads; call it after a model is unloaded.
 
-    A tokenizer leaves with each thread that it worked on what it remembers of texts, up to 4 MB,
-    and only the end of the thread frees that.
+    A tokenizer keeps a cache of texts, up to 4 MB, for each thread that used it. Only the end of
+    the thread frees it.
     """
     _pool.lanes().renew()

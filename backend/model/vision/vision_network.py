@@ -101,7 +101,6 @@ class VisionNetwork:
     """The language model of a model with towers, which also takes media."""
 
     def __init__(self, model: Network) -> None:
-        """Wrap an mlx-vlm model."""
         self.model = model
         self._has_rope_positions = hasattr(model.language_model, "get_rope_index")
         probe = _positions_of_text(model.language_model) if self._has_rope_positions else None

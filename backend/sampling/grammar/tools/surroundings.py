@@ -28,7 +28,6 @@ class AroundMessages:
     """Thoughts and preambles as messages before a call, or an answer instead of one."""
 
     def __init__(self, messages: Messages, writer: GrammarWriter) -> None:
-        """Define the messages."""
         self._messages = messages
         self._writer = writer
         self._text = FreeText(writer, messages.tokens)
