@@ -1,4 +1,4 @@
-"""A pass that takes drafted tokens: its inputs, and which of them turn out to be right."""
+"""A pass over drafted tokens: its inputs, and the accepted ones among them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -19,24 +19,24 @@ class RowStep(NamedTuple):
 
 
 class Attempt:
-    """What each row feeds: tokens of its own that are not in its KV cache, then its draft.
+    """The inputs of each row: its own tokens that are not in its KV cache, then its draft.
 
     Attributes:
         inputs: [B] of each row.
-        starts: [B] tokens of its own before the latest.
+        starts: [B] own tokens before the latest.
         drafts: [B] of each row.
-        width: Tokens of the longest.
-        accepted: [B] right tokens of each draft, once they are known.
+        width: Tokens of the longest row.
+        accepted: [B] accepted tokens of each draft, once known.
         kept: [B] inputs that stay in the KV cache of each row.
     """
 
     def __init__(self, rows: Sequence[Row], drafts: Drafts, *, keeps_parts: bool) -> None:
-        """Put the inputs together.
+        """Assemble the inputs.
 
         Args:
-            rows: All of the batch; their tokens have been read.
+            rows: All rows of the batch; their tokens have been read.
             drafts: Of each.
-            keeps_parts: Whether a row may keep a part of its inputs; else it keeps all or none.
+            keeps_parts: Whether a row may keep a part of its inputs; otherwise all or none.
         """
         self._rows = rows
         self._keeps_parts = keeps_parts
@@ -51,7 +51,7 @@ class Attempt:
 
     @property
     def counts(self) -> list[int]:
-        """How many tokens each row feeds."""
+        """The number of inputs of each row."""
         return list(map(len, self.inputs))
 
     @property
@@ -60,7 +60,7 @@ class Attempt:
         return [ids + ids[-1:] * (self.width - len(ids)) for ids in self.inputs]
 
     def confirmed(self, drawn: Drawn) -> list[RowStep]:
-        """Hand the rows their own tokens, and return them.
+        """Give the rows their own tokens, and return them.
 
         Args:
             drawn: [B, W] tokens that follow each of the padded inputs.
@@ -85,7 +85,7 @@ class Attempt:
 
 
 def taken(row: Row, token_id: int, logprobs: StepLogprobs | None) -> RowStep:
-    """Hand a row its next token; the last one tells of its drafts."""
+    """Give a row its next token; the last one reports its drafts."""
     reason = row.take(token_id)
     row.has_left = reason is not None
     if reason is None:

@@ -1,6 +1,6 @@
 """The decode loop: all active rows in one forward pass per step, one step ahead of the host.
 
-A step dispatches the forward pass that eats the tokens in flight, and only then reads those
+A step dispatches the forward pass over the tokens in flight, and only then reads those
 tokens.
 """
 
@@ -21,12 +21,12 @@ from backend.engine.passes.draws import Draws
 from backend.engine.rows.row import Row
 
 Landed: TypeAlias = Callable[[Sequence[RowStep]], None]
-"""Takes tokens that have landed."""
+"""Receives landed tokens."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """Tokens [B] that are being computed, and the rows that they were drawn for."""
+    """Tokens [B] being computed, and their rows."""
 
     rows: tuple[Row, ...]
     drawn: Drawn
@@ -49,7 +49,7 @@ class Batch:
             network: The model.
             fresh_caches: Makes its caches.
             vocab_size: Width of its logits.
-            drafting: Drafts tokens; `None` when every pass takes one token of each row.
+            drafting: Drafts tokens; `None` if every pass takes one token per row.
         """
         self._network = network
         self._fresh_caches = fresh_caches
@@ -74,16 +74,16 @@ class Batch:
         return flight is not None and any(row.generated == 0 for row in flight.rows)
 
     def add(self, row: Row) -> None:
-        """Let a prefilled row join at the next step; the batch takes over its cache."""
+        """Add a prefilled row at the next step; the batch takes over its cache."""
         self._joining.append(row)
 
     def step(self, *, meanwhile: Callable[[], None], landed: Landed) -> None:
-        """Dispatch the next forward pass, and hand out the tokens of the one before.
+        """Dispatch the next forward pass, and deliver the tokens of the previous one.
 
         Args:
-            meanwhile: Called between the host's work and the device's, so that the threads it
-                wakes run beside the device: on a CPU, dispatching takes as long as computing.
-            landed: Takes the tokens as soon as their rows have them: if the rest of the step
+            meanwhile: Called between the host's work and the device's, so that threads it
+                wakes run in parallel: on a CPU, dispatching takes as long as computing.
+            landed: Receives the tokens as soon as their rows have them: if the rest of the step
                 fails, they are not lost.
         """
         before, self._flight = self._flight, None
@@ -109,12 +109,12 @@ class Batch:
         meanwhile: Callable[[], None],
         landed: Landed,
     ) -> None:
-        """Compute one token of each row; it is read when the next pass has been dispatched."""
+        """Compute one token of each row; it is read once the next pass is dispatched."""
         started, waits = perf_counter(), before is not None and not before.has_landed
         logits = self._caches.forward(self._network, inputs[:, None])[:, -1].astype(mx.float32)
         if self._draws.has_grammars:
-            # A mask needs the token before, the forward pass does not: the host reads that token
-            # and finds the masks beside the pass.
+            # A mask needs the previous token, the forward pass does not: the host reads that token
+            # and computes the masks during the pass.
             meanwhile()
             mx.async_eval(logits)
             landed(_landed(before))
@@ -128,7 +128,7 @@ class Batch:
         if self._drafting is not None:
             self._drafting.see(self._rows, [1] * len(self._rows))
             if waits:
-                # It lasted as long as the pass that was in flight.
+                # It took as long as the pass in flight.
                 self._drafting.observe(len(self._rows), 1, perf_counter() - started)
 
     def _verify(
@@ -140,7 +140,7 @@ class Batch:
     ) -> None:
         """Compute the latest token of each row with its drafts.
 
-        All tokens up to the first that differs from its draft are the row's own.
+        All tokens up to the first difference from the draft are the row's own.
         """
         started = perf_counter()
         attempt = Attempt(self._rows, drafts, keeps_parts=self._caches.keeps_parts)
@@ -161,9 +161,9 @@ class Batch:
         drafting.observe(len(self._rows), attempt.width, perf_counter() - started)
 
     def _drafts(self, before: _Flight | None) -> Drafts:
-        """Return what is worth a try with the next pass; nothing while tokens are in flight.
+        """Return the drafts worth trying in the next pass; none while tokens are in flight.
 
-        A row that went back behind tokens of its own has to feed them again, drafts or not.
+        A row that went back before its own tokens must feed them again, with drafts or without.
         """
         is_read = before is None or before.has_landed
         if self._drafting is None or not is_read or not self._caches.can_go_back:
@@ -172,33 +172,33 @@ class Batch:
         return drafts if any(drafts) or any(row.unfed > 1 for row in self._rows) else ()
 
     def land(self) -> list[RowStep]:
-        """Return the tokens in flight now, before something else than a step is computed."""
+        """Return the tokens in flight now, before anything other than a step is computed."""
         return _landed(self._flight)
 
     def departed(self) -> list[Row]:
-        """Return the rows that have left since the last call, each with its own caches again."""
+        """Return the rows that left since the last call, each with its own caches again."""
         departed, self._departed = self._departed, []
         return departed
 
     def astray(self) -> list[tuple[Row, str]]:
-        """Return the rows whose grammars can go no further, and why."""
+        """Return the rows whose grammars are at a dead end, with the reasons."""
         if not self._draws.has_grammars:
             return []
         guided = [(row, row.matcher) for row in self._rows if not row.has_left]
         return [(row, problem) for row, m in guided if m and (problem := m.error)]
 
     def clear(self) -> None:
-        """Let go of all rows and of everything in flight."""
+        """Drop all rows and everything in flight."""
         self._rows, self._joining, self._flight = [], [], None
         self._caches.regroup([], [])
         self._departed = []
 
     def cache_bytes(self) -> int:
-        """Return what the batch's KV caches occupy, those of a draft model too."""
+        """Return the size of the batch's KV caches, including a draft model's."""
         return self._caches.nbytes + (self._drafting.nbytes if self._drafting else 0)
 
     def _drawn(self, inputs: mx.array, logits: mx.array) -> _Flight:
-        """Build the graph of the next tokens; nothing of it is computed yet."""
+        """Build the graph of the next tokens; nothing is computed yet."""
         drawn = self._draws.draw(logits, inputs)
         for row in self._rows:
             row.fed += 1
@@ -206,7 +206,7 @@ class Batch:
         return _Flight(tuple(self._rows), drawn)
 
     def _regroup(self, before: _Flight | None) -> mx.array | None:
-        """Let rows leave and join; return the input tokens [B] of the next pass, if any."""
+        """Remove and add rows; return the input tokens [B] of the next pass, if any."""
         staying = [i for i, row in enumerate(self._rows) if row.wants_more]
         joining = [row for row in self._joining if row.wants_more]
         self._depart(staying)
@@ -228,20 +228,20 @@ class Batch:
         return mx.concatenate(parts) if parts else None
 
     def _depart(self, staying: Sequence[int]) -> None:
-        """Give the rows that leave their caches back."""
+        """Return their caches to the leaving rows."""
         for i in set(range(len(self._rows))).difference(staying):
             row = self._rows[i]
             row.cache = self._caches.extract(i)
             self._departed.append(row)
 
     def _taken_cache(self, row: Row) -> Caches:
-        """Take over a row's caches; a prompt of one token comes without."""
+        """Take over a row's caches; a prompt of one token has none."""
         cache, row.cache = row.cache, None
         return self._fresh_caches() if cache is None else cache
 
 
 def _landed(flight: _Flight | None) -> list[RowStep]:
-    """Wait for the tokens of a flight and hand them to their rows, once."""
+    """Wait for the tokens of a flight and give them to their rows, once."""
     if flight is None or flight.has_landed:
         return []
     flight.has_landed = True

@@ -1,4 +1,4 @@
-"""The empty caches that sequences begin with, quantised if that was asked for and works."""
+"""The empty caches of sequences, quantised if requested and supported."""
 
 import logging
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheFactory:
-    """Makes the caches of one sequence, a network's own or quantised ones in their place.
+    """Creates the caches of one sequence: the network's own, or quantised ones.
 
     Attributes:
-        network: Whose caches these are.
+        network: The network of the caches.
         bits: Of a quantised value.
-        group_sizes: How many values share a scale, for each leaf of the caches in order; `None`
-            leaves it as it is. None at all leave all as they are.
+        group_sizes: Values that share a scale, for each leaf of the caches in order; `None`
+            leaves it as it is. An empty tuple leaves all as they are.
         plan: How caches of several sequences are batched.
     """
 
@@ -59,7 +59,7 @@ class CacheFactory:
 
 
 def _referring(cache: UpstreamCache) -> UpstreamCache:
-    """Return a cache that can use what lies in the prompt cache, for one of every position."""
+    """Return a cache that can use the prompt cache in place, for one that keeps every position."""
     match upstream_name(cache):
         case "CacheList":
             return type(cache)(*map(_referring, cache.caches))
@@ -72,14 +72,14 @@ def _referring(cache: UpstreamCache) -> UpstreamCache:
 def make_cache_factory(
     network: Network, tuning: TuningOptions, ranks: Ranks = ALONE
 ) -> CacheFactory:
-    """Return the factory that the options ask for; computes a few tokens to see that it works.
+    """Return the factory that the options request, after trying it on a few tokens.
 
-    A network that cannot do with quantised caches keeps its own, with a warning.
+    A network that does not support quantised caches keeps its own, with a warning.
 
     Args:
-        network: Whose caches these are.
+        network: The network of the caches.
         tuning: Its options.
-        ranks: Who shares the model: either all of them quantise or none.
+        ranks: The ranks of the model: either all of them quantise or none.
     """
     own = CacheFactory(network)
     if tuning.memory.kv_bits is None:
@@ -97,7 +97,7 @@ def make_cache_factory(
 
 
 def foreseen_cache_factory(network: Network, tuning: TuningOptions) -> CacheFactory:
-    """Return the factory that `make_cache_factory` would, if all goes well; computes nothing."""
+    """Return the expected result of `make_cache_factory`; computes nothing."""
     own = CacheFactory(network)
     if tuning.memory.kv_bits is None:
         return own
@@ -108,9 +108,9 @@ def foreseen_cache_factory(network: Network, tuning: TuningOptions) -> CacheFact
 
 
 def _group_sizes(used: Caches, largest: int) -> tuple[int | None, ...]:
-    """Return a group size for every leaf that holds keys and values of all positions.
+    """Return a group size for every leaf with keys and values of all positions.
 
-    Heads may differ in width from layer to layer, and only used caches tell it.
+    Heads may differ in width between layers, which only used caches show.
     """
     return tuple(
         group_size_for((leaf.keys.shape[-1], leaf.values.shape[-1]), largest)
@@ -121,7 +121,7 @@ def _group_sizes(used: Caches, largest: int) -> tuple[int | None, ...]:
 
 
 def _fault(fresh_caches: CacheFactory, ranks: Ranks) -> str | None:
-    """Return why these caches cannot be used, or `None` when they can."""
+    """Return the reason why these caches cannot be used, or `None`."""
     if not ranks.any(any(fresh_caches.group_sizes)):
         return "no layer has keys and values whose heads are a multiple of 32 wide"
     caches = fresh_caches()

@@ -1,4 +1,4 @@
-"""The rows of a batch as a draft model reads them, and the drafts that it writes."""
+"""The rows of a batch in a draft model, and its drafts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,19 +15,19 @@ from backend.engine.rows.row import Row
 from backend.sampling.processors import History, LogitsAdjuster
 from backend.sampling.sampler import Sampler
 
-# A row that lacks more is read by itself: the others would be padded as far.
+# A row that lacks more is read alone, because the others would be padded to it.
 _MOST_UNREAD_TOKENS = 32
-# Read in the place of what its vocabulary lacks.
+# Read in place of tokens that its vocabulary lacks.
 _UNKNOWN = 0
 
 
 class DraftBatch:
     """The `DraftModel` of a batch; belongs to the main thread.
 
-    A draft is what the row itself would draw, with its own keys, if the draft model were the model.
+    A draft is the row's own draw, with its own keys, if the draft model were the model.
 
     Attributes:
-        costs: What passes of the draft model take.
+        costs: The times of the draft model's passes.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class DraftBatch:
 
         Args:
             network: The draft model.
-            fresh_caches: Makes its caches, which keep every position.
-            costs: What its passes took at load.
-            own_vocab_size: Width of its logits; it reads ids beyond as another token.
-            vocab_size: Of the model that it drafts for.
+            fresh_caches: Creates its caches, which keep every position.
+            costs: The times of its passes at load.
+            own_vocab_size: Width of its logits; it reads larger ids as another token.
+            vocab_size: Of the main model.
         """
         self.costs = costs
         self._network = network
@@ -54,10 +54,10 @@ class DraftBatch:
         self._own_vocab_size = own_vocab_size
         self._vocab_size = vocab_size
         self._caches = BatchCaches(fresh_caches.plan)
-        # Those in the batch, with what each has been fed beyond what is known to be right.
+        # Rows in the batch, with the tokens fed to each beyond its confirmed ones.
         self._rows: list[Row] = []
         self._ahead: list[list[int]] = []
-        # By themselves.
+        # Single rows.
         self._apart: dict[Row, Caches] = {}
         self._read: dict[Row, int] = {}
         self._sampler: tuple[list[Row], Sampler] | None = None
@@ -78,19 +78,19 @@ class DraftBatch:
             self._regroup([row for row in self._rows if row in kept])
 
     def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
-        """Take no notice: it reads tokens only."""
+        """Do nothing: it reads only tokens."""
 
     def unread(self, row: Row) -> int:
-        """Return how many tokens of a row it lacks, but for the latest."""
+        """Return the number of a row's tokens that it lacks, except the latest."""
         self._settle()
         return len(row.token_ids) - 1 - self._first(row)
 
     def _first(self, row: Row) -> int:
-        """Return the place of the next token of a row that is to be read."""
+        """Return the position of a row's next token to read."""
         return self._read.get(row, 0)
 
     def read(self, row: Row, count: int) -> None:
-        """Read the next `count` tokens of a row, at most those it lacks; computed on return."""
+        """Read the next `count` tokens of a row, at most the missing ones; computed on return."""
         self._settle()
         started = perf_counter()
         self._part([row])
@@ -104,7 +104,7 @@ class DraftBatch:
         self.costs.observe(1, count, perf_counter() - started)
 
     def write(self, rows: Sequence[Row], depth: int) -> list[list[int]]:
-        """Return `depth` tokens that may come next in each row."""
+        """Return a draft of `depth` tokens for each row."""
         self._settle()
         self._part([row for row in self._rows if self.unread(row) > _MOST_UNREAD_TOKENS])
         self._regroup(self._rows, [row for row in rows if row not in self._rows])
@@ -120,7 +120,7 @@ class DraftBatch:
         return [drafts[places[row]] for row in rows]
 
     def _drafted(self, unread: Sequence[Sequence[int]], depth: int) -> list[list[int]]:
-        """Feed the rows what they lack, then each draft; all passes are computed as one."""
+        """Feed the rows' missing tokens, then each draft; all passes are computed as one."""
         adjuster = LogitsAdjuster(list(map(_history, self._rows)), self._vocab_size)
         counts = list(map(len, unread))
         self._prepare(self._rows, [self._read[row] for row in self._rows], counts)
@@ -140,7 +140,7 @@ class DraftBatch:
         return found
 
     def _prepare(self, rows: Sequence[Row], firsts: Sequence[int], counts: Sequence[int]) -> None:
-        """Get ready to read `count` tokens of each row from `first` on."""
+        """Prepare to read `count` tokens of each row from `first` on."""
 
     def _latest(self, logits: mx.array, counts: Sequence[int]) -> mx.array:
         """Return the logits [B, V] after the last of the `count` tokens of each row."""
@@ -152,7 +152,7 @@ class DraftBatch:
         return self._caches.forward(self._network, fed[:, None])[:, -1]
 
     def _settle(self) -> None:
-        """Go back to the last token of each row that turned out to be its own."""
+        """Go back to the last confirmed token of each row."""
         if not any(self._ahead):
             return
         wrong = []
@@ -197,7 +197,7 @@ class DraftBatch:
         return [t if t < self._own_vocab_size else _UNKNOWN for t in tokens]
 
     def _fitted(self, logits: mx.array) -> mx.array:
-        """Return logits as wide as those of the model, whose draws take a number for each id."""
+        """Return logits as wide as the main model's, whose draws use a number for each id."""
         missing = self._vocab_size - self._own_vocab_size
         if missing <= 0:
             return logits[:, : self._vocab_size]
@@ -205,7 +205,7 @@ class DraftBatch:
 
 
 def _history(row: Row) -> History:
-    """Return what the penalties of a row count: a window neither moves nor ends within a draft."""
+    """Return the history for a row's penalties: a window stays fixed within a draft."""
     params, tokens = row.request.sampling, row.token_ids
     if params.penalty_window:
         tokens = tokens[-params.penalty_window :]

@@ -14,8 +14,8 @@ class Drawn:
 
     Attributes:
         tokens: [B] or [B, W] ids.
-        logprobs: Of the rows that asked, by index in the flattened tokens.
-        arrays: All that has to be evaluated.
+        logprobs: Of the rows that request them, by index in the flattened tokens.
+        arrays: The arrays to evaluate.
     """
 
     tokens: mx.array
@@ -23,7 +23,7 @@ class Drawn:
     arrays: tuple[mx.array, ...]
 
     def by_row(self, rows: int) -> "Drawn":
-        """Return the same with the tokens [B, W] of rows that have several each."""
+        """Return the same with tokens [B, W], for rows with several each."""
         return Drawn(self.tokens.reshape(rows, -1), self.logprobs, self.arrays)
 
     def read_logprobs(self) -> dict[int, StepLogprobs]:

@@ -1,4 +1,4 @@
-"""From logits to tokens, for all rows of a batch: penalties, grammars, draws, log-probabilities."""
+"""Logits to tokens, for all rows of a batch: penalties, grammars, draws, log-probabilities."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ from backend.sampling.sampler import Sampler
 
 
 class Draws:
-    """The chain of each row of a batch; made anew whenever the rows change."""
+    """The chain of each row of a batch; created again whenever the rows change."""
 
     def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
-        """Take rows, whose tokens have all been read but for one in flight at most."""
+        """Create the chains of rows with at most one token in flight."""
         self._rows = rows
         self._params = [row.request.sampling for row in rows]
         self._wanted = [row.request.top_logprobs for row in rows]
@@ -38,14 +38,14 @@ class Draws:
 
         Args:
             logits: [B, V] float32.
-            inputs: [B] ids that they follow, perhaps still on the device.
+            inputs: [B] ids before them, possibly still on the device.
         """
         adjusted = self._masks.apply(self._adjuster.adjust(logits, inputs))
         tokens = self._sampler(1).draw(adjusted, [row.drawn for row in self._rows])
         return self._drawn(logits, tokens, self._wanted)
 
     def verify(self, logits: mx.array, attempt: Attempt) -> Drawn:
-        """Draw a token at every position of a pass, each as if the drafts before it were right.
+        """Draw a token at every position of a pass, each as if the previous drafts were right.
 
         Args:
             logits: [B, W, V] float32.
@@ -61,7 +61,7 @@ class Draws:
         return self._drawn(logits.flatten(0, 1), tokens, wanted).by_row(rows)
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Count for the penalties of each row so many of the inputs of the latest `verify`."""
+        """Count the first inputs of the latest `verify` for the penalties of each row."""
         self._adjuster.keep(counts)
 
     def _sampler(self, width: int) -> Sampler:

@@ -1,4 +1,4 @@
-"""Feed prompts that may hold media: text in chunks, and in the place of media what towers made."""
+"""Feeds prompts that may contain media: text in chunks, and tower outputs in place of media."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ class TextFeeder:
     media: MediaMemo | None = None
 
     def __init__(self, network: Network, fresh_caches: FreshCaches) -> None:
-        """Prepare.
+        """Create a feeder.
 
         Args:
             network: The model.
-            fresh_caches: Makes caches for a row that has none.
+            fresh_caches: Creates caches for a row without any.
         """
         self._network = network
         self._fresh_caches = fresh_caches
@@ -35,7 +35,7 @@ class TextFeeder:
         prefill_chunk(self._network, self._fresh_caches, row, count)
 
     def feed_together(self, rows: Sequence[Row], plan: BatchPlan) -> None:
-        """Feed all that is left of two or more rows in one pass; computed on return."""
+        """Feed the rest of two or more prompts in one pass; computed on return."""
         prefill_together(self._network, self._fresh_caches, plan, rows)
 
     def align(self, row: Row) -> None:
@@ -46,15 +46,15 @@ class MediaFeeder:
     """Feeds prompts to a network with towers; belongs to the main thread.
 
     Attributes:
-        media: What the towers made of media.
+        media: The towers' outputs.
     """
 
     def __init__(self, network: VisionNetwork, fresh_caches: FreshCaches) -> None:
-        """Prepare.
+        """Create a feeder.
 
         Args:
             network: The model.
-            fresh_caches: Makes caches for a row that has none.
+            fresh_caches: Creates caches for a row without any.
         """
         self._network = network
         self._fresh_caches = fresh_caches
@@ -64,8 +64,8 @@ class MediaFeeder:
         """Feed the next tokens of a row: text, or tokens of one medium; computed on return.
 
         Args:
-            row: Whose prompt it is.
-            count: How many tokens at most; a medium that may not be split comes as a whole.
+            row: The row of the prompt.
+            count: The maximum tokens; an indivisible medium is fed as a whole.
         """
         span = row.media_at(row.fed)
         if span is None:
@@ -76,13 +76,13 @@ class MediaFeeder:
         self.align(row)
 
     def feed_together(self, rows: Sequence[Row], plan: BatchPlan) -> None:
-        """Feed all that is left of two or more rows of text in one pass; computed on return."""
+        """Feed the rest of two or more text prompts in one pass; computed on return."""
         prefill_together(self._network, self._fresh_caches, plan, rows)
         for row in rows:
             self.align(row)
 
     def align(self, row: Row) -> None:
-        """Let what comes next stand where the media before it say."""
+        """Set the position of the next token by the media before it."""
         counter = row.cache[-1] if row.cache else None
         if isinstance(counter, RopePositions):
             counter.upcoming = [self._position(row, row.fed)]
@@ -101,12 +101,12 @@ class MediaFeeder:
         row.fed = stop
 
     def _position(self, row: Row, count: int) -> int:
-        """Return where the token behind the first `count` stands."""
+        """Return the position of the token after the first `count`."""
         before = (span for span in row.request.prompt.media if span.stop <= count)
         return count + sum(self._advance(row, span) for span in before)
 
     def _advance(self, row: Row, span: MediaSpan) -> int:
-        """Return by how much more than its tokens a medium advances the position."""
+        """Return the advance of the position by a medium beyond its tokens."""
         token_ids = row.token_ids[span.start : span.stop]
         return self.media.rope_length(span, token_ids) - len(token_ids)
 
@@ -115,7 +115,7 @@ Feeder = TextFeeder | MediaFeeder
 
 
 def make_feeder(network: Network, fresh_caches: FreshCaches) -> Feeder:
-    """Return what feeds prompts to a network."""
+    """Return the feeder of a network."""
     if isinstance(network, VisionNetwork):
         return MediaFeeder(network, fresh_caches)
     return TextFeeder(network, fresh_caches)

@@ -1,4 +1,4 @@
-"""Find out which of several requests a failed step is to blame on: each is tried alone."""
+"""Finds the request that made a step fail, by trying each alone."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ class Isolation:
     """The rows under suspicion; belongs to the main thread.
 
     Attributes:
-        batches_keep_failing: Whether steps fail again and again for no request's fault.
+        batches_keep_failing: Whether steps keep failing without a guilty request.
     """
 
     def __init__(self, feeder: Feeder, new_batch: Callable[[], Batch]) -> None:
-        """Start without a suspicion.
+        """Start without suspects.
 
         Args:
             feeder: Feeds prompts.
-            new_batch: Makes a batch for one row.
+            new_batch: Creates a batch for one row.
         """
         self._feeder = feeder
         self._new_batch = new_batch
@@ -35,7 +35,7 @@ class Isolation:
 
     @property
     def batches_keep_failing(self) -> bool:
-        """Whether no request could be blamed for the last failures."""
+        """Whether no request was to blame for the last failures."""
         return self._unexplained_failures > MAX_UNEXPLAINED_FAILURES
 
     def suspect(self, rows: Sequence[Row], error: Exception) -> None:
@@ -49,11 +49,11 @@ class Isolation:
             row.rewind()
 
     def explain(self) -> None:
-        """Note that a request was to blame, or that batches work after all."""
+        """Record that a request was to blame, or that batches work after all."""
         self._unexplained_failures = 0
 
     def next_suspect(self) -> Row | None:
-        """Return a row that has to be tried before anything else is computed."""
+        """Return a row to try before anything else is computed."""
         while self._suspects:
             row = self._suspects.pop()
             if not row.has_left:

@@ -1,4 +1,4 @@
-"""Logits to log-probabilities, for the rows that asked; only plain floats leave this module."""
+"""Logits to log-probabilities for rows that request them, as plain floats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from backend.core.step import StepLogprobs
 
 @dataclass(frozen=True, slots=True)
 class LogprobsInFlight:
-    """Log-probabilities that are being computed.
+    """Log-probabilities being computed.
 
     Attributes:
-        rows: Index in the batch, and number of alternatives, of each row that asked.
+        rows: Index in the batch, and number of alternatives, of each row that requests them.
         chosen: [R, 1] of the drawn token.
-        top_ids: [R, K] likeliest ids in no order; K is the largest number asked for.
-        top: [R, K] theirs.
+        top_ids: [R, K] likeliest ids, unordered; K is the largest requested number.
+        top: [R, K] their log-probabilities.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -26,7 +26,7 @@ class LogprobsInFlight:
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
-        """What has to be evaluated."""
+        """The arrays to evaluate."""
         return self.chosen, self.top_ids, self.top
 
     def read(self) -> dict[int, StepLogprobs]:
@@ -46,12 +46,12 @@ class LogprobsInFlight:
 def logprobs_in_flight(
     logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]
 ) -> LogprobsInFlight | None:
-    """Begin to compute log-probabilities of the model's own distribution.
+    """Start computing log-probabilities of the model's own distribution.
 
     Args:
         logits: [B, V] float32, before penalties, masks and temperature.
         tokens: [B] drawn ids.
-        wanted: Alternatives per row; `None` is a row that did not ask.
+        wanted: Alternatives per row; `None` is a row without.
     """
     rows = tuple((i, count) for i, count in enumerate(wanted) if count is not None)
     if not rows:

@@ -1,4 +1,4 @@
-"""What a model's towers made of media of late, within a budget of bytes."""
+"""The recent outputs of a model's towers, within a budget of bytes."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ MAX_LENGTHS = 65_536
 
 
 class MediaMemo:
-    """Runs the towers, once for each medium as long as it is remembered.
+    """Runs the towers, once for each medium while it is remembered.
 
     Belongs to the main thread.
 
     Attributes:
-        runs: How often the towers have run.
-        nbytes: What is remembered.
+        runs: The number of tower runs.
+        nbytes: The size of the remembered outputs.
     """
 
     def __init__(self, network: VisionNetwork, budget_bytes: int) -> None:
         """Start empty.
 
         Args:
-            network: Whose towers these are.
-            budget_bytes: What all features together may take; the latest stay even above it.
+            network: The network with the towers.
+            budget_bytes: The maximum size of all features; the latest stay even above it.
         """
         self._network = network
         self._budget_bytes = budget_bytes
@@ -34,11 +34,11 @@ class MediaMemo:
         self.nbytes = 0
 
     def features(self, span: MediaSpan, token_ids: Sequence[int]) -> MediaFeatures:
-        """Return what the language model reads in the place of a medium.
+        """Return the language model's input for a medium.
 
         Args:
-            span: Tells the medium.
-            token_ids: The tokens that stand for it.
+            span: Identifies the medium.
+            token_ids: Its placeholder tokens.
         """
         known = self._features.get(span.digest)
         if known is not None:
@@ -50,9 +50,9 @@ class MediaMemo:
         return made
 
     def rope_length(self, span: MediaSpan, token_ids: Sequence[int]) -> int:
-        """Return by how much a medium advances the position of what follows.
+        """Return the advance of the position by a medium.
 
-        Known without the towers, of a medium that they have seen once.
+        It is known without a tower run for a medium seen before.
         """
         if span.digest in self._rope_lengths:
             length = self._rope_lengths[span.digest]

@@ -1,6 +1,6 @@
-"""Run prompts through the model: one in chunks, or several short ones in one pass.
+"""Runs prompts through the model: one in chunks, or several short ones in one pass.
 
-Several only where rows have lengths of their own, because batches that are padded on the right give
+Several only if rows have their own lengths, because batches padded on the right give
 wrong logits on several families of mlx-lm 0.32.
 """
 
@@ -16,13 +16,13 @@ from backend.engine.rows.row import Row
 def prefill_chunk(network: Network, fresh_caches: FreshCaches, row: Row, count: int) -> None:
     """Feed the next `count` of the row's tokens, at most `row.prefill_left`.
 
-    The chunk is computed when this returns: a cancel takes effect before the next one.
+    The chunk is computed on return: a cancel takes effect before the next one.
 
     Args:
         network: The model.
-        fresh_caches: Makes caches for a row that has none.
-        row: Whose prompt it is.
-        count: How many tokens.
+        fresh_caches: Creates caches for a row without any.
+        row: The row of the prompt.
+        count: The number of tokens.
     """
     if row.cache is None:
         row.cache = fresh_caches()
@@ -36,15 +36,15 @@ def prefill_chunk(network: Network, fresh_caches: FreshCaches, row: Row, count: 
 def prefill_together(
     network: Network, fresh_caches: FreshCaches, plan: BatchPlan, rows: Sequence[Row]
 ) -> None:
-    """Feed all that is left of some prompts in one pass; computed when this returns.
+    """Feed the rest of some prompts in one pass; computed on return.
 
-    The shorter ones are padded on the right, and do not keep the padding.
+    The shorter ones are padded on the right; the padding is dropped.
 
     Args:
         network: The model.
-        fresh_caches: Makes caches for rows that have none.
-        plan: Of batches of this model, whose rows may take unlike numbers of tokens.
-        rows: Whose prompts they are, two or more.
+        fresh_caches: Creates caches for rows without any.
+        plan: The batch plan of the model, whose rows may take different numbers of tokens.
+        rows: The rows of the prompts, two or more.
     """
     lefts = [row.prefill_left for row in rows]
     width = max(lefts)

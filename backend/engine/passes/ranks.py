@@ -1,4 +1,4 @@
-"""What the ranks of a model agree on while they look at it; a pass is computed by all or none."""
+"""Agreement between ranks during the checks at load; a pass is computed by all or none."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
@@ -12,11 +12,11 @@ Gather: TypeAlias = Callable[[float], Sequence[float]]
 
 
 class OtherRankError(RuntimeError):
-    """A rank that holds other layers cannot do what this one could."""
+    """A rank with other layers cannot do what this one could."""
 
 
 class Ranks:
-    """All processes that hold a part of one model, or the only one.
+    """All processes of one model, or the only one.
 
     Every rank must make the same calls in the same order: each of them waits for the others.
 
@@ -25,7 +25,7 @@ class Ranks:
     """
 
     def __init__(self, gather: Gather, *, are_several: bool = True) -> None:
-        """Take the way to the others.
+        """Create the group.
 
         Args:
             gather: Exchanges one number.
@@ -43,11 +43,11 @@ class Ranks:
         return max(self._gather(value))
 
     def fault(self, own: str | None) -> str | None:
-        """Return this rank's fault, or that of another one if this rank has none."""
+        """Return this rank's fault, or another's if this rank has none."""
         return own or ("another rank cannot do it" if self.any(own is not None) else None)
 
     def attempt(self, build: Callable[[], T]) -> T:
-        """Return what a function builds, lazily, if every rank can build it.
+        """Return the lazy result of a function, if every rank can build it.
 
         Raises:
             OtherRankError: Another rank could not, and this one could.

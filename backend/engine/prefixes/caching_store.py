@@ -1,7 +1,7 @@
-"""Between the rows and the prompt cache: prefixes are restored, and computed ones are stored.
+"""The link between rows and the prompt cache: restores prefixes and stores computed ones.
 
-Saving never fails a request, and a prefix that cannot be restored is computed. A store that is kept
-by several ranks raises what goes wrong: one rank that went on without would part them.
+Saving never fails a request, and a prefix that cannot be restored is computed. A store shared
+by several ranks raises errors: a rank that continued without one would diverge.
 """
 
 import logging
@@ -31,7 +31,7 @@ from backend.engine.rows.admission import Sharing
 from backend.engine.rows.row import MIN_BOUNDARY_DISTANCE, Row
 
 SAVE_INTERVAL_TOKENS = 2048
-# Taking over what another row computed meanwhile costs a rebuild.
+# Reusing tokens that another row computed meanwhile costs a rebuild.
 MIN_GAIN_TOKENS = 64
 # Reading less from disk is no faster than computing it.
 MIN_FETCH_TOKENS = 128
@@ -50,14 +50,14 @@ def make_prefix_store(
     forecast: Forecast | None = None,
     is_replicated: bool = False,
 ) -> PrefixStore:
-    """Return the prefix store of a model, one that stores nothing if it has no room or no way.
+    """Return the prefix store of a model, or one that stores nothing if storing is impossible.
 
     Args:
-        fresh_caches: Makes caches of the model whose prefixes these are.
-        budget_bytes: What the store may hold.
+        fresh_caches: Creates caches of the model.
+        budget_bytes: The maximum size of the store.
         packing: How keys and values are stored.
-        disk: Where nodes that are evicted or idle go, if anywhere.
-        forecast: How likely requests are to come; `None` learns it from those that came.
+        disk: Receives evicted and idle nodes, if set.
+        forecast: The likelihood of future requests; `None` learns it from past ones.
         is_replicated: Whether other ranks keep the same store.
     """
     layout = CacheLayout.of(fresh_caches(), packing) if budget_bytes else None
@@ -84,11 +84,11 @@ class CachingPrefixStore:
         """Start with an empty store.
 
         Args:
-            fresh_caches: Makes caches of the model whose prefixes these are.
-            layout: What they are made of.
-            budget_bytes: What the store may hold.
-            disk: Where nodes that are evicted or idle go, if anywhere.
-            forecast: How likely requests are to come; `None` learns it from those that came.
+            fresh_caches: Creates caches of the model.
+            layout: The layout of the caches.
+            budget_bytes: The maximum size of the store.
+            disk: Receives evicted and idle nodes, if set.
+            forecast: The likelihood of future requests; `None` learns it from past ones.
             is_replicated: Whether other ranks keep the same store.
         """
         self._fresh_caches = fresh_caches
@@ -107,17 +107,17 @@ class CachingPrefixStore:
 
     @property
     def reuse(self) -> Reuse:
-        """Where prefixes can be taken up."""
+        """Where prefixes can be resumed."""
         return self._layout.reuse
 
     def fetch(self, row: Row) -> bool:
-        """Ask the disk for what memory lacks, if that is worth it."""
+        """Ask the disk for nodes that memory lacks, if worthwhile."""
         known = self._store.stored(row.prompt_key)
         lacks = len(row.prompt_key) - known
         return lacks >= MIN_FETCH_TOKENS and self._disk.read(row, known)
 
     def take_in(self, fetched: Fetched) -> None:
-        """Store nodes as far as there is room; none of them is written again."""
+        """Store nodes while there is room; none of them is written again."""
         for node in fetched.nodes:
             try:
                 segment = from_plain(node.segment)
@@ -134,7 +134,7 @@ class CachingPrefixStore:
             self._lookup(row)
 
     def sharable(self, row: Row) -> Sharing:
-        """Look the prompt up without a trace."""
+        """Look the prompt up without side effects."""
         key = row.prompt_key
         path = self._store.preview(key) if row.may_reuse else ()
         length = sum(piece.tokens for piece in path)
@@ -144,7 +144,7 @@ class CachingPrefixStore:
         return Sharing(tokens, self._store.used_tokens(key[:tokens]))
 
     def use(self, row: Row, tokens: int) -> None:
-        """Hold what the row counts on."""
+        """Pin the row's prefix."""
         row.shared = tokens
         self._store.use(row.request_id, row.prompt_key[:tokens])
 
@@ -154,7 +154,7 @@ class CachingPrefixStore:
         return self._store.used_tokens(TokenKey(b""))
 
     def restore(self, row: Row) -> None:
-        """Look the prompt up, unless that gave nothing the last time and nothing was stored."""
+        """Look the prompt up, unless the last lookup failed and nothing was stored since."""
         if row.may_reuse and row.seen_version != self._store.version:
             self._restore(row)
             self._note_shared(row)
@@ -171,7 +171,7 @@ class CachingPrefixStore:
             self._rebuild(row, hit)
 
     def _lookup(self, row: Row) -> PrefixHit:
-        """Look a row's prompt up; a prefix ends where a medium does, never inside."""
+        """Look a row's prompt up; a prefix never ends inside a medium."""
         if row.request.cache_hint is CacheHint.ONCE:
             self._store.note_once(row.request_id)
         hit = self._store.lookup(row.prompt_key, row.request_id)
@@ -180,7 +180,7 @@ class CachingPrefixStore:
         return hit
 
     def room(self, row: Row) -> int:
-        """Stop where a snapshot is to be made."""
+        """Stop at the next snapshot."""
         if not self._layout.has_state:
             return row.prefill_left
         ahead = [place for place in row.boundaries if place > row.fed]
@@ -188,7 +188,7 @@ class CachingPrefixStore:
         return min(stop - row.fed, row.prefill_left)
 
     def save(self, row: Row) -> None:
-        """Store at boundaries and now and then; windows forget, so with them always."""
+        """Store at boundaries and at intervals; with windows always, because they forget."""
         if row.splits_medium(row.fed) or not row.is_remembered:
             return
         if self._layout.has_windows or self._is_due(row):
@@ -196,7 +196,7 @@ class CachingPrefixStore:
             self._share(row)
 
     def leave(self, row: Row) -> None:
-        """Store also what is not at a boundary: the next prompt may begin with the reply."""
+        """Store beyond boundaries too: the next prompt may start with the reply."""
         is_whole = row.cache is not None and not row.splits_medium(row.fed)
         if is_whole and row.fed > row.saved and row.is_remembered:
             self._save(row)
@@ -209,11 +209,11 @@ class CachingPrefixStore:
             self.expect(row.request_id)
 
     def expect(self, request_id: str) -> None:
-        """Keep what a request has left for longer."""
+        """Keep the prefix of a request for longer."""
         self._store.expect(request_id)
 
     def record(self, row: Row) -> None:
-        """Count the prompt, and what of it was restored."""
+        """Count the prompt, and its restored tokens."""
         prompt_tokens = len(row.request.prompt.token_ids)
         self._store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
 
@@ -224,15 +224,15 @@ class CachingPrefixStore:
 
     @property
     def wants_rest(self) -> bool:
-        """Whether the store holds what the disk does not."""
+        """Whether the store has nodes that are not on disk."""
         return self._disk.is_open and self._store.has_unsaved
 
     def rest(self) -> None:
-        """Write what is not on disk."""
+        """Write nodes that are not on disk."""
         self._store.save(self._disk.write)
 
     def close(self) -> None:
-        """Write what is not on disk, as far as time allows."""
+        """Write nodes that are not on disk, as time allows."""
         self.rest()
         self._disk.close()
 
@@ -241,7 +241,7 @@ class CachingPrefixStore:
         return replace(self._store.status(), disk=self._disk.status)
 
     def listing(self, request: ListingRequest) -> PromptCacheListing:
-        """List what memory holds."""
+        """List the nodes in memory."""
         return self._store.listing(request, has_disk=self._disk.is_open)
 
     def check(self) -> None:
@@ -266,7 +266,7 @@ class CachingPrefixStore:
             row.take_over(caches, hit.length, hit.kind)
 
     def _note_lost(self) -> None:
-        """Let what the disk has given up be written once more when memory gives it up."""
+        """Have nodes lost by the disk written again when memory evicts them."""
         for node in self._disk.take_lost():
             self._store.note_lost(node.key, node.start)
 
@@ -281,7 +281,7 @@ class CachingPrefixStore:
         row.saved = row.fed
 
     def _share(self, row: Row) -> None:
-        """Let the row go on with the store's copy of what it has computed, as others do."""
+        """Switch the row to the store's copy of its computed tokens, as for other rows."""
         caches = row.cache or []
         try:
             self._layout.refer(caches, self._store.path(row.key()))
@@ -291,7 +291,7 @@ class CachingPrefixStore:
         self._note_shared(row)
 
     def _note_shared(self, row: Row) -> None:
-        """Note how much of the store the row uses in place."""
+        """Record how much of the store the row uses in place."""
         row.shared = self._layout.shared(row.cache or [])
         self._store.use(row.request_id, row.key()[: row.shared])
 
@@ -302,7 +302,7 @@ class CachingPrefixStore:
             row.is_system_pinned = True
 
     def _store_missing(self, row: Row, caches: Caches) -> None:
-        """Store what the tree lacks of the tokens in a row's caches."""
+        """Store the tokens of a row's caches that the tree lacks."""
         key = row.key()
         start = self._store.stored(key)
         blocks = self._layout.capture(caches, start, row.fed)
@@ -311,7 +311,7 @@ class CachingPrefixStore:
         if snapshot is not None:
             segments[-1:] = [Segment(blocks[-1:], snapshot)]
         for segment in segments:
-            # One at a time: what there is no room for must not be copied.
+            # One at a time: nodes without room must not be copied.
             evaluate([segment])
             stop = start + segment.tokens
             place = row.place if stop == row.fed else Place.INNER
@@ -322,14 +322,14 @@ class CachingPrefixStore:
             start = stop
 
     def _refill_windows(self, row: Row, caches: Caches) -> None:
-        """Give the tree back what it has given up of the tokens that the row has just computed."""
+        """Restore evicted windows of the tree from tokens that the row has just computed."""
         if self._layout.has_windows:
             windows_from = self._layout.windows_from(caches)
             refilled = partial(self._layout.with_windows, caches)
             self._store.refill(row.key(), windows_from, refilled)
 
     def _warn_of_volatile(self, row: Row, hit: PrefixHit) -> None:
-        """Say once per place why prompts that are nearly the same do not hit."""
+        """Log once per place why nearly equal prompts do not hit."""
         if hit.matched in self._volatile_places:
             return
         if agrees_again(row.prompt_key, hit.matched, hit.beyond):

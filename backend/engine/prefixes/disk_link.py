@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskSettings:
-    """Where nodes go, if anywhere.
+    """The settings of the disk tier.
 
     Attributes:
-        root: The directory for all models; `None` waits for a request that names one.
-        models_dir: Requests may name directories below it only; `None` lets none.
-        fingerprint: Names the loaded model.
-        budget_bytes: What the files of all models may take.
-        post: Takes what was read; called on the disk's thread.
+        root: The directory for all models; `None` waits for a request with one.
+        models_dir: Requests may only name directories below it; `None` allows none.
+        fingerprint: Identifies the loaded model.
+        budget_bytes: The maximum size of the files of all models.
+        post: Receives nodes read; called on the disk's thread.
     """
 
     root: Path | None = None
@@ -41,14 +41,14 @@ class DiskSettings:
 
 
 class DiskLink:
-    """A disk tier that may be there or not; belongs to the main thread."""
+    """An optional disk tier; belongs to the main thread."""
 
     def __init__(self, settings: DiskSettings, *, ends_at_snapshots: bool) -> None:
-        """Open the directory of the options.
+        """Open the directory of the options, if any.
 
         Args:
-            settings: Where it is.
-            ends_at_snapshots: Whether a prefix can be taken up at snapshots only.
+            settings: Its settings.
+            ends_at_snapshots: Whether a prefix can be resumed only at snapshots.
         """
         self._settings = settings
         self._ends_at_snapshots = ends_at_snapshots
@@ -59,7 +59,7 @@ class DiskLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether something can be written."""
+        """Whether nodes can be written."""
         return self._tier is not None and self._tier.is_open
 
     @property
@@ -68,9 +68,9 @@ class DiskLink:
         return self._tier.status if self._tier else DiskCacheStatus()
 
     def read(self, row: Row, known: int) -> bool:
-        """Begin to read the path of a row's prompt; false when there is no disk.
+        """Start reading the path of a row's prompt; false without a disk.
 
-        What is found is posted as `Fetched`, once, also when it is nothing.
+        The result is posted as `Fetched`, once, even if empty.
         """
         self._open_for(row.request.cache_path)
         if self._tier is None:
@@ -78,7 +78,7 @@ class DiskLink:
         return self._tier.read(row.prompt_key, known, partial(self._post, row.request_id))
 
     def write(self, node: LooseNode) -> bool:
-        """Have a node written; false when too much is waiting already, or nothing can be."""
+        """Queue a node for writing; false if the queue is full, or nothing can be written."""
         if self._tier is None or not self._tier.is_open:
             return False
         if not node.segment.tokens and node.segment.snapshot is None:
@@ -86,17 +86,17 @@ class DiskLink:
         return self._tier.write(StoredNode(node.key, node.start, to_plain(node.segment)))
 
     def write_evicted(self, nodes: Iterable[LooseNode]) -> None:
-        """Have nodes written that memory has given up, as many as may wait."""
+        """Queue evicted nodes for writing, as many as fit."""
         for node in nodes:
             if not self.write(node) and self._tier is not None:
                 self._tier.count_dropped()
 
     def take_lost(self) -> list[NodeHeader]:
-        """Return what files no longer hold, or never have although `write` took it."""
+        """Return nodes lost from files, or never written although `write` accepted them."""
         return self._tier.take_lost() if self._tier is not None else []
 
     def close(self) -> None:
-        """Write what is waiting, for a bounded time."""
+        """Write the queued nodes, for a limited time."""
         if self._tier is not None:
             self._tier.close(CLOSE_TIMEOUT_S)
 
@@ -104,7 +104,7 @@ class DiskLink:
         self._settings.post(Fetched(request_id, tuple(nodes)))
 
     def _open_for(self, path: str) -> None:
-        """Open the directory that a request names, unless one is open."""
+        """Open the directory named by a request, unless one is open."""
         if self._tier is not None or not path or path in self._tried:
             return
         self._tried.add(path)

@@ -18,66 +18,66 @@ class PrefixStore(Protocol):
 
     @property
     def reuse(self) -> Reuse:
-        """Where prefixes can be taken up."""
+        """Where prefixes can be resumed."""
 
     def fetch(self, row: Row) -> bool:
-        """Begin to read a new row's prefix from disk; false when there is nothing to wait for."""
+        """Start reading a new row's prefix from disk; false if no wait is needed."""
 
     def take_in(self, fetched: Fetched) -> None:
-        """Store what was read from disk for a row."""
+        """Store nodes read from disk for a row."""
 
     def claim(self, row: Row) -> None:
-        """Hold what is stored of a row's prompt: room is made elsewhere first."""
+        """Protect the stored part of a row's prompt: others are evicted first."""
 
     def sharable(self, row: Row) -> Sharing:
-        """Return what a row that has computed nothing would use of the store, in place."""
+        """Return the part of the store that a new row would use in place."""
 
     def use(self, row: Row, tokens: int) -> None:
-        """Let a row count on so many first positions, which stay until it leaves; 0 is none."""
+        """Pin the first positions of a row until it leaves; 0 is none."""
 
     @property
     def used_tokens(self) -> int:
         """The tokens of the store that rows use in place, shared ones once."""
 
     def restore(self, row: Row) -> None:
-        """Give a row that prefills as much of its prompt as is stored, if it has less.
+        """Restore the stored part of a prefilling row's prompt, if it has less.
 
-        Cheap when nothing was stored since the last call for this row.
+        Cheap if nothing was stored since the last call for this row.
         """
 
     def room(self, row: Row) -> int:
-        """Return how many tokens the row may prefill before it has to be saved."""
+        """Return how many tokens the row may prefill before it must be saved."""
 
     def save(self, row: Row) -> None:
-        """Store what a row has prefilled, if it is time to."""
+        """Store a row's prefilled tokens, if it is time."""
 
     def leave(self, row: Row) -> None:
-        """Store all that a row has computed, and let go of its path."""
+        """Store all computed tokens of a row, and release its path."""
 
     def expect(self, request_id: str) -> None:
-        """Note that another request is sure to go on from one that has ended."""
+        """Record that another request will continue from an ended one."""
 
     def record(self, row: Row) -> None:
-        """Count a row whose first token has come."""
+        """Count a row with its first token."""
 
     def leave_room(self, nbytes: int) -> None:
-        """Hold no more than so many bytes from now on, nor more than the budget."""
+        """Limit the store to this size, and to the budget."""
 
     @property
     def wants_rest(self) -> bool:
         """Whether `rest` would have something to do."""
 
     def rest(self) -> None:
-        """Have written to disk what is not there yet; called when nobody waits for anything."""
+        """Write nodes to disk that are not there yet; called when the engine is idle."""
 
     def close(self) -> None:
-        """Have the rest written, for a bounded time."""
+        """Write the rest, for a limited time."""
 
     def status(self) -> PromptCacheStatus:
         """Return a snapshot."""
 
     def listing(self, request: ListingRequest) -> PromptCacheListing:
-        """List what memory holds."""
+        """List the nodes in memory."""
 
     def check(self) -> None:
         """Raise AssertionError unless the counts are right."""

@@ -1,1 +1,1 @@
-"""Requests in the engine: who runs, who waits, what each may take."""
+"""Requests in the engine: scheduling, queueing and memory."""

@@ -1,8 +1,8 @@
-"""Whether the KV caches of requests fit into memory: pure policy, without MLX.
+"""Fits the KV caches of requests into memory: pure policy, without MLX.
 
-Rows that decode together have their own lengths and are charged them. In families that mlx-lm pads
-to the longest row, each row is charged the longest. What rows use of the prompt cache where it
-lies is charged once.
+Rows that decode together are charged their own lengths. In families that mlx-lm pads
+to the longest row, each row is charged the longest. The part of the prompt cache that rows use
+in place is charged once.
 """
 
 import math
@@ -14,10 +14,10 @@ from backend.cache.growth import ALLOCATION_STEP_TOKENS
 from backend.engine.rows.row import Row
 from backend.errors import OverloadedError
 
-# By how much what was expected of a request is raised each time that it generates more.
+# The growth of a request's expected length each time that it exceeds it.
 EXTENSION_SHARE = 0.25
 
-# A row shares a buffer with rows a little longer than it, and with room for the next positions.
+# A row shares a buffer with slightly longer rows, and with room for the next positions.
 PADDING_SHARE = 1 / 16
 
 _ENDLESS = 2**40
@@ -34,7 +34,7 @@ class WindowProfile:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What a row would use of the prompt cache, in place.
+    """The part of the prompt cache that a row would use in place.
 
     Attributes:
         tokens: Its first positions.
@@ -47,14 +47,14 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class KvProfile:
-    """What the caches of one sequence take, over all layers.
+    """The size of one sequence's caches, over all layers.
 
     Attributes:
         bytes_per_token: Of layers that keep every position.
         fixed_bytes: Of recurrent states.
         windows: Layers that keep some positions.
         has_own_lengths: Whether rows that decode together keep their own lengths.
-        draft: What the caches of a draft model take besides, which share nothing.
+        draft: The additional caches of a draft model, which share nothing.
     """
 
     bytes_per_token: int = 0
@@ -64,22 +64,22 @@ class KvProfile:
     draft: "KvProfile | None" = None
 
     def batch_bytes(self, tokens: Sequence[int], shared: Sequence[int] = ()) -> int:
-        """Return what the caches of rows take at most that decode together.
+        """Return the maximum size of the caches of rows that decode together.
 
         Args:
             tokens: Of each row.
-            shared: How many of them lie in the prompt cache and are not counted; none at all if
-                left out.
+            shared: Tokens of each in the prompt cache, which are not counted; none if
+                omitted.
         """
         drafting = self.draft.batch_bytes(tokens) if self.draft else 0
         return drafting + self._own_batch_bytes(tokens, shared)
 
     def row_bytes(self, tokens: int) -> int:
-        """Return what caches of so many tokens take at most: they are allocated in steps."""
+        """Return the maximum size of caches of a length: they are allocated in steps."""
         return self._own_row_bytes(tokens) + (self.draft.row_bytes(tokens) if self.draft else 0)
 
     def max_tokens(self, budget_bytes: int) -> int:
-        """Return how many tokens one sequence may have; below 0 when not even none fit."""
+        """Return the maximum tokens of one sequence; below 0 if not even an empty one fits."""
         return bisect_right(range(_ENDLESS), budget_bytes, key=self.row_bytes) - 1
 
     def _own_batch_bytes(self, tokens: Sequence[int], shared: Sequence[int]) -> int:
@@ -102,15 +102,15 @@ class KvProfile:
 
 
 class Reservations:
-    """How many tokens each running row may come to hold; belongs to the main thread.
+    """The reserved tokens of each running row; belongs to the main thread.
 
-    A row that states a limit is counted with all of it. One that may go on up to the context is
-    counted with what it is likely to need, and asks for more when it decodes beyond.
+    A row with a limit reserves all of it. A row that may continue up to the context
+    reserves its likely need, and asks for more when it decodes beyond.
 
     Attributes:
-        wish_bytes: What the budget is unless other backends need memory.
-        budget_bytes: What all of them may take.
-        most_tokens: What a row may hold that is alone.
+        wish_bytes: The budget unless other backends need memory.
+        budget_bytes: The limit for all of them.
+        most_tokens: The maximum tokens of a single row.
         used_tokens: Tokens of the prompt cache that rows use in place, each counted once.
     """
 
@@ -118,9 +118,9 @@ class Reservations:
         """Start empty.
 
         Args:
-            profile: What a sequence takes.
-            budget_bytes: What all rows together may take.
-            expected_tokens: What a row is likely to generate that states no limit.
+            profile: The size of a sequence.
+            budget_bytes: The limit for all rows together.
+            expected_tokens: The likely reply length of a row without a limit.
         """
         self.wish_bytes = budget_bytes
         self.used_tokens = 0
@@ -134,37 +134,37 @@ class Reservations:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the running rows may come to take by themselves."""
+        """The bytes reserved by running rows, without shared ones."""
         rows = [(count, row.shared) for row, count in self._tokens.items()]
         return self._bytes_of(rows)
 
     @property
     def shared_bytes(self) -> int:
-        """What rows use of the prompt cache, in place."""
+        """The bytes of the prompt cache that rows use in place."""
         return self.used_tokens * self._profile.bytes_per_token
 
     @property
     def left_bytes(self) -> int:
-        """What of the budget nobody has reserved: what is shared is a part of it."""
+        """The unreserved part of the budget; shared bytes are part of it."""
         return max(self.budget_bytes - self.reserved_bytes, 0)
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether several rows have more than there is, because a prefix was lost or has grown."""
+        """Whether several rows exceed the budget, because a prefix was lost or has grown."""
         taken = self.reserved_bytes + self.shared_bytes
         return len(self._tokens) > 1 and taken > self.budget_bytes
 
     @property
     def may_grow(self) -> bool:
-        """Whether other backends have what could be a part of the budget."""
+        """Whether other backends hold memory that may join the budget."""
         return self.budget_bytes < self.wish_bytes
 
     def resize(self, budget_bytes: int, attainable_bytes: int) -> None:
-        """Keep to another budget, or as close to it as what is taken lets it come.
+        """Apply another budget, or come as close to it as the used memory allows.
 
         Args:
-            budget_bytes: What all rows together may take.
-            attainable_bytes: What the budget may become.
+            budget_bytes: The limit for all rows together.
+            attainable_bytes: The largest possible budget.
         """
         self._goal_bytes = budget_bytes
         self._attainable_bytes = attainable_bytes
@@ -173,17 +173,17 @@ class Reservations:
         self.approach()
 
     def approach(self) -> None:
-        """Come closer to the budget that is due, now that less is taken."""
+        """Come closer to the due budget, now that less is used."""
         if self.budget_bytes > self._goal_bytes:
             taken = self.reserved_bytes + self.shared_bytes
             if taken < self.budget_bytes:
                 self._set_budget(max(self._goal_bytes, taken))
 
     def wanted_bytes(self, waiting: Iterable[Row]) -> int:
-        """Return what rows would reserve beyond what they have, if there were room.
+        """Return the bytes that rows would reserve additionally, if there were room.
 
         Args:
-            waiting: Rows for which there are slots.
+            waiting: Waiting rows with a free slot.
         """
         rows = [(self._grown(row, count), row.shared) for row, count in self._tokens.items()] + [
             (len(row.token_ids) + self._expected(row), 0) for row in waiting
@@ -194,7 +194,7 @@ class Reservations:
         """Refuse a row that would not fit if it were alone on the machine.
 
         Raises:
-            OverloadedError: Holds the numbers.
+            OverloadedError: The message has the numbers.
         """
         prompt_tokens = len(row.request.prompt.token_ids)
         generated = 1 if row.request.is_open_ended else row.request.max_tokens
@@ -208,11 +208,11 @@ class Reservations:
         )
 
     def reserve(self, row: Row, sharing: Sharing | None = None) -> bool:
-        """Reserve what a row needs to run, if there is room; one that is alone takes what fits.
+        """Reserve a row's memory if there is room; a single row takes whatever fits.
 
         Args:
-            row: That would run.
-            sharing: What it would use of the prompt cache; `None` changes nothing there.
+            row: The row to run.
+            sharing: Its use of the prompt cache; `None` leaves that unchanged.
         """
         tokens = len(row.token_ids) + self._expected(row)
         if self.is_alone(row) and not self._has_enough(row, tokens):
@@ -221,7 +221,7 @@ class Reservations:
         return self._set(row, tokens, sharing)
 
     def extend(self, row: Row) -> bool:
-        """See that a row has reserved what its next step adds; false when there is no room."""
+        """Reserve the memory of a row's next step; false without room."""
         if row.fed < self._tokens[row]:
             return True
         sharing = Sharing(row.shared, self.used_tokens)
@@ -229,22 +229,22 @@ class Reservations:
         return self._set(row, tokens, sharing) and row.fed < self._tokens[row]
 
     def release(self, row: Row) -> None:
-        """Give back what a row has reserved; no effect on one that has nothing."""
+        """Release a row's reservation, if any."""
         self._tokens.pop(row, None)
 
     def is_alone(self, row: Row) -> bool:
-        """Tell whether nobody else has reserved anything."""
+        """Tell whether no other row has a reservation."""
         return self._tokens.keys() <= {row}
 
     def held_bytes(self, row: Row) -> tuple[int, int]:
-        """Return what a row's KV cache takes at most by itself, and what it uses of the store."""
+        """Return the maximum size of a row's own KV cache, and of its part of the store."""
         if not row.fed:
             return 0, 0
         shared = row.shared * self._profile.bytes_per_token
         return self._profile.row_bytes(row.fed) - shared, shared
 
     def check(self, running: Iterable[Row]) -> None:
-        """Raise AssertionError unless just these rows have reserved, within the budget."""
+        """Raise AssertionError unless exactly these rows have reservations, within the budget."""
         if self._tokens.keys() != set(running):
             raise AssertionError("rows run without a reservation, or have one and do not run")
         if self.reserved_bytes > self.budget_bytes:
@@ -255,9 +255,9 @@ class Reservations:
         self.most_tokens = self._profile.max_tokens(budget_bytes)
 
     def _has_enough(self, row: Row, tokens: int) -> bool:
-        """Tell whether a row that is alone should run, and not wait for other backends to give.
+        """Tell whether a single row should run instead of waiting for other backends.
 
-        With less than it asks for it runs when no more is to come, and it gets somewhere.
+        With less than its request it runs if no more will come, and it makes progress.
         """
         if tokens <= self.most_tokens or not self.may_grow:
             return True
@@ -265,19 +265,19 @@ class Reservations:
         return is_final and len(row.token_ids) + self._extension_tokens <= self.most_tokens
 
     def _expected(self, row: Row) -> int:
-        """Return how many more tokens a row is likely to generate."""
+        """Return the number of tokens that a row is likely to add."""
         left = row.request.max_tokens - row.generated
         return min(left, self._expected_tokens) if row.request.is_open_ended else left
 
     def _grown(self, row: Row, tokens: int) -> int:
-        """Return what a row is going to ask for, if it goes on."""
+        """Return the next reservation of a row, if it continues."""
         most = len(row.token_ids) + row.request.max_tokens - row.generated
         return max(tokens, min(tokens + self._extension_tokens, most))
 
     def _set(self, row: Row, tokens: int, sharing: Sharing) -> bool:
         others = [(count, each.shared) for each, count in self._tokens.items() if each is not row]
         if not others:
-            # Whatever it shares, it is alone with it.
+            # Nothing else uses its shared part.
             tokens = min(tokens, self.most_tokens)
         else:
             taken = self._bytes_of([(tokens, sharing.tokens), *others])
@@ -294,5 +294,5 @@ class Reservations:
 
 
 def _room(tokens: int) -> int:
-    """Return for how many positions a row's caches have room at most."""
+    """Return the maximum allocated positions of a row's caches."""
     return tokens + ALLOCATION_STEP_TOKENS

@@ -1,4 +1,4 @@
-"""Who waits for a slot, and in which order: pure policy, without MLX."""
+"""The queue for slots, and its order: pure policy, without MLX."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ LOOKAHEAD = 16
 
 
 class AdmissionQueue:
-    """Rows that wait: by priority, and of one priority first come first served.
+    """Waiting rows: by priority, and within one priority first come, first served.
 
     The first of a priority may be overtaken: by a higher priority, and by rows that fit into
-    memory where it does not. When that has happened `MAX_TIMES_OVERTAKEN` times it is the next
-    to go, whatever else there is.
+    memory when it does not. After `MAX_TIMES_OVERTAKEN` times it is the next
+    to go in any case.
     """
 
     def __init__(self) -> None:
@@ -30,22 +30,22 @@ class AdmissionQueue:
         return (row for line in self._lines.values() for row in line)
 
     def append(self, row: Row) -> None:
-        """Let a row wait after those of its priority."""
+        """Queue a row after those of its priority."""
         self._lines[row.request.priority].append(row)
 
     def put_back(self, row: Row) -> None:
-        """Let a row that has run already wait before those of its priority."""
+        """Queue a row that has run already before those of its priority."""
         self._lines[row.request.priority].appendleft(row)
 
     def remove(self, row: Row) -> None:
-        """Take a row out; no effect when it does not wait."""
+        """Remove a row; no effect if it does not wait."""
         line = self._lines[row.request.priority]
         if row in line:
             line.remove(row)
         self._overtaken.pop(row, None)
 
     def take(self, accepts: Callable[[Row], bool]) -> Row | None:
-        """Take out the first row that is accepted, if one is; none after it is asked about."""
+        """Remove and return the first accepted row, if any; later ones are not asked about."""
         heads = [line[0] for line in self._lines.values() if line]
         overdue = max(heads, key=self._times_overtaken, default=None)
         is_overdue = overdue and self._times_overtaken(overdue) >= MAX_TIMES_OVERTAKEN
@@ -59,7 +59,7 @@ class AdmissionQueue:
         return taken
 
     def check(self) -> None:
-        """Raise AssertionError unless just waiting rows have ages."""
+        """Raise AssertionError unless exactly the waiting rows have ages."""
         if not self._overtaken.keys() <= set(self):
             raise AssertionError("ages of rows that do not wait")
 

@@ -9,14 +9,14 @@ _RATE_WINDOW_S = 0.2
 
 @dataclass(slots=True)
 class RateMeter:
-    """Turns a growing count into a rate, measured over a while."""
+    """Turns a growing count into a rate, measured over an interval."""
 
     _count: int = field(default=0, init=False)
     _at: float = field(default_factory=time.monotonic, init=False)
     _rate: float = field(default=0.0, init=False)
 
     def of_late(self, count: int) -> float:
-        """Return the growth per second between two looks, as far apart as it takes to tell."""
+        """Return the growth per second between two readings, far enough apart to be meaningful."""
         now = time.monotonic()
         if now - self._at >= _RATE_WINDOW_S:
             self._rate = (count - self._count) / (now - self._at)
@@ -31,9 +31,9 @@ class Counters:
     Attributes:
         prompt_tokens: Prefilled.
         generated_tokens: Drawn and read.
-        checksum: Sums up the drawn tokens, in their order.
+        checksum: Of the drawn tokens, in order.
         drafted_tokens: Drafted for rows that decode.
-        accepted_tokens: Those of them that were right.
+        accepted_tokens: The accepted ones among them.
         rate: Of generated tokens.
     """
 
@@ -50,6 +50,6 @@ class Counters:
         self.checksum = crc32(token_id.to_bytes(4, "big"), self.checksum)
 
     def count_draft(self, drafted: int, accepted: int) -> None:
-        """Count the tokens of a draft, and those of them that were right."""
+        """Count the tokens of a draft, and the accepted ones among them."""
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted

@@ -1,4 +1,4 @@
-"""How much memory there is for KV caches beside the weights."""
+"""The memory for KV caches, after the weights."""
 
 import logging
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 def kv_budget_bytes(
     options: ModelOptions, weights_bytes: int, working_set_bytes: int, *, media_bytes: int = 0
 ) -> int:
-    """Return what the KV caches of running requests and of the prompt cache may take together.
+    """Return the memory for the KV caches of running requests and the prompt cache together.
 
     Args:
-        options: What the host asks for.
-        weights_bytes: What the weights take.
-        working_set_bytes: What the device can hold without harm.
-        media_bytes: What remembered media may take.
+        options: The host's options.
+        weights_bytes: The size of the weights.
+        working_set_bytes: The memory that the device can hold without harm.
+        media_bytes: The maximum size of remembered media.
     """
     if options.tuning.memory.max_kv_bytes is not None:
         return options.tuning.memory.max_kv_bytes
@@ -43,23 +43,23 @@ def kv_budget_bytes(
 
 
 def usable_bytes(options: ModelOptions, working_set_bytes: int) -> int:
-    """Return what the host lets this backend, and with a ledger all of them, take of a device."""
+    """Return the host's memory limit for this backend, and with a ledger for all of them."""
     return int(working_set_bytes * options.memory_utilization)
 
 
 def least_kv_bytes(usable_bytes: int) -> int:
-    """Return the smallest budget that is of use."""
+    """Return the smallest useful budget."""
     return int(MIN_KV_SHARE * usable_bytes)
 
 
 def device_name() -> str:
-    """Return what tells the default device from others: backends of one share its memory."""
+    """Return an id of the default device: backends on one device share its memory."""
     info = mx.device_info()
     return str(info.get("uuid") or info.get("device_name") or "")
 
 
 def working_set_bytes() -> int:
-    """Return what the default device can hold without harm to this process or others."""
+    """Return the memory that the default device can hold without harm to any process."""
     info = mx.device_info()
     if recommended := info.get("max_recommended_working_set_size"):
         return int(recommended)

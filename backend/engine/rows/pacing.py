@@ -1,4 +1,4 @@
-"""Sizes of forward passes that let nobody wait long."""
+"""Sizes forward passes so that no request waits long."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ _STRETCH = 1.25
 
 @dataclass(slots=True)
 class ChunkSizer:
-    """Finds by trial how many tokens a pass may have for the time it should take.
+    """Finds by trial the number of tokens of a pass for a target time.
 
-    A pass has costs that do not depend on its tokens. So a short one tells only a lower bound of
+    A pass has fixed costs, so a short one only gives a lower bound of
     the tokens that fit, and the size moves from one full pass to the next until the time fits.
 
     Attributes:
-        target_s: How long a pass should take.
-        cap: The most tokens of a pass.
+        target_s: The target duration of a pass.
+        cap: The maximum tokens of a pass.
     """
 
     target_s: float
@@ -31,14 +31,14 @@ class ChunkSizer:
         return self.within(self.target_s)
 
     def within(self, seconds: float) -> int:
-        """Return the tokens of a pass that should take so long, at least a few."""
+        """Return the tokens of a pass of this duration, at least a few."""
         if self._tokens is None:
             return min(_FIRST_SIZE, self.cap)
         fitting = int(self._tokens * max(seconds, 0.0) / self.target_s)
         return min(max(fitting // _GRANULE, 1) * _GRANULE, self.cap)
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Learn from a pass; a tail too short to tell anything is ignored."""
+        """Learn from a pass; a tail too short to be meaningful is ignored."""
         if tokens < _GRANULE or seconds <= 0.0:
             return
         fitting = tokens * self.target_s / seconds
@@ -51,9 +51,9 @@ class ChunkSizer:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLimit:
-    """The size of a chunk, and of the rest of a prompt that still goes into it whole.
+    """The size of a chunk, and of the largest remainder that is still added to it.
 
-    A short rest is taken along, because it would cost more by itself.
+    A short remainder is added, because it would cost more alone.
     """
 
     tokens: int
@@ -66,12 +66,12 @@ class ChunkLimit:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPace:
-    """The prefill that the clock allows the next turn, as a plain value.
+    """The prefill that the clock allows in the next turn, as a plain value.
 
     Attributes:
         has_room: Whether decoding rows can wait for another chunk.
         shared: The chunk while rows decode.
-        alone: The chunk while none does.
+        alone: The chunk otherwise.
     """
 
     has_room: bool
@@ -91,8 +91,8 @@ class PrefillPacer:
 
         Args:
             cap: The largest chunk while other requests decode.
-            cap_alone: The largest chunk while none does.
-            pause_s: How long decoding rows should wait at most.
+            cap_alone: The largest chunk otherwise.
+            pause_s: The maximum wait of decoding rows.
         """
         self._cap = cap
         self._pause_s = pause_s
@@ -101,12 +101,12 @@ class PrefillPacer:
         self._is_pause_used = False
 
     def begin_pause(self) -> None:
-        """Note that a decode step has just been taken."""
+        """Record that a decode step has just ended."""
         self._pause_ends_at = time.monotonic() + self._pause_s
         self._is_pause_used = False
 
     def pace(self) -> PrefillPace:
-        """Return the prefill that is allowed now."""
+        """Return the prefill allowed now."""
         left_s = self._pause_ends_at - time.monotonic()
         return PrefillPace(
             has_room=not self._is_pause_used or left_s > self._pause_s / 2.0,
@@ -115,11 +115,11 @@ class PrefillPacer:
         )
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Note a chunk and learn from it.
+        """Record a chunk and learn from it.
 
         Args:
-            tokens: Of text; 0 for a medium, which costs more than its tokens tell.
-            seconds: How long it took.
+            tokens: Of text; 0 for a medium, which costs more than its tokens suggest.
+            seconds: Its duration.
         """
         self._is_pause_used = True
         self._sizer.record(tokens, seconds)

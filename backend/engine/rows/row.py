@@ -1,4 +1,4 @@
-"""One request inside the engine: its tokens, its KV cache and how far each has come."""
+"""One request inside the engine: its tokens, its KV cache and the progress of each."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -26,22 +26,22 @@ class Row:
         token_ids: Prompt, then every generated token that has been read.
         cache: The caches of all layers while the row is alone; `None` before prefill and
             while the row is part of a batch.
-        fed: How many of the tokens are in the KV cache.
-        drawn: Generated tokens, the one in flight included.
-        inherited: Generated tokens that were drawn before, in another process.
-        has_left: Finished or cancelled; what is still in flight for it is nobody's.
-        is_paused: On its way out of the batch, to wait until there is memory for it again.
+        fed: The number of tokens in the KV cache.
+        drawn: Generated tokens, including the one in flight.
+        inherited: Generated tokens drawn earlier, in another process.
+        has_left: Finished or cancelled; its tokens in flight are dropped.
+        is_paused: Leaving the batch, to wait until there is memory for it again.
         may_share_passes: Whether its prompt may be fed in one pass with others.
         may_reuse: Whether its prefix may come from the prompt cache.
         seen_version: The prompt cache's version when the prompt was looked up.
         cached_tokens: Prompt tokens that came from the prompt cache.
-        shared: The first positions that are used where the prompt cache keeps them.
-        parted_at: Where the prompt left a stored one that goes on differently; 0 is nowhere.
-        branch: Where the prompt left what was stored, if that is some way behind what was restored.
-        saved: How many of the tokens were offered to it.
+        shared: The first positions, used in place in the prompt cache.
+        parted_at: Where the prompt left a stored one that continues differently; 0 is nowhere.
+        branch: Where the prompt left the stored one, if that is well after the restored part.
+        saved: The number of tokens offered to it.
         is_system_pinned: Whether its system prompt was marked there.
-        drafted: Tokens that were drafted for it.
-        accepted: Those of them that it drew itself.
+        drafted: Tokens drafted for it.
+        accepted: The accepted ones among them.
         states: The hidden states of its latest tokens, where a head reads them.
     """
 
@@ -79,7 +79,7 @@ class Row:
 
     @classmethod
     def resumed(cls, request: GenerationRequest, generated: Sequence[int]) -> "Row":
-        """Return a row that goes on after tokens of its reply that were drawn before."""
+        """Return a row that continues after earlier tokens of its reply."""
         row = cls(request, inherited=len(generated))
         if generated:
             row.token_ids += generated
@@ -88,12 +88,12 @@ class Row:
 
     @property
     def request_id(self) -> str:
-        """The request's one name."""
+        """The request's id."""
         return self.request.request_id
 
     @property
     def matcher(self) -> ReplyMatcher | None:
-        """Follows the row's grammar, if it has one; it has consumed what was generated."""
+        """The matcher of the row's grammar, if any; it has consumed the generated tokens."""
         if self._matcher is None and self.request.grammar is not None:
             self._matcher = self.request.grammar.matcher()
             for token_id in self.token_ids[len(self.request.prompt.token_ids) :]:
@@ -102,13 +102,13 @@ class Row:
 
     @property
     def prompt_key(self) -> TokenKey:
-        """The prompt as the prompt cache reads it; packed on first use."""
+        """The prompt as a key of the prompt cache; packed on first use."""
         if self._prompt_key is None:
             self._prompt_key = TokenKey.from_ids(self.request.prompt.key_ids)
         return self._prompt_key
 
     def key(self) -> TokenKey:
-        """Return what is in the KV cache as the prompt cache reads it."""
+        """Return the tokens in the KV cache as a key of the prompt cache."""
         prompt = self.request.prompt
         if not prompt.media and not prompt.scope:
             return TokenKey.from_ids(self.token_ids[: self.fed])
@@ -116,24 +116,24 @@ class Row:
         return TokenKey.concat([self.prompt_key, generated])[: self.fed]
 
     def media_at(self, position: int) -> MediaSpan | None:
-        """Return the medium that a token stands for."""
+        """Return the medium of a token."""
         spans = self.request.prompt.media
         return next((span for span in spans if span.start <= position < span.stop), None)
 
     @property
     def next_media_start(self) -> int:
-        """The first token that is not fed and stands for a medium; else one behind the last."""
+        """The first unfed token of a medium; otherwise one after the last."""
         starts = (span.start for span in self.request.prompt.media if span.start >= self.fed)
         return next(starts, len(self.token_ids))
 
     def splits_medium(self, position: int) -> bool:
-        """Tell whether a prompt that ends there would hold a part of a medium."""
+        """Tell whether a prompt that ends there would contain a part of a medium."""
         span = self.media_at(position)
         return span is not None and span.start < position
 
     @property
     def place(self) -> Place:
-        """The part of a conversation that ends with what is fed."""
+        """The part of a conversation that ends with the fed tokens."""
         if self.generated:
             return Place.REPLY
         if self.prefill_left == 0:
@@ -144,7 +144,7 @@ class Row:
 
     @property
     def is_remembered(self) -> bool:
-        """Whether what is fed may be stored."""
+        """Whether the fed tokens may be stored."""
         match self.request.remembered:
             case Remembered.ALL:
                 return True
@@ -157,22 +157,22 @@ class Row:
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Where other prompts have branched off from this one, or may be expected to."""
+        """Where other prompts branched off from this one, or are expected to."""
         return (*self._places, self.branch)
 
     @property
     def prefill_left(self) -> int:
-        """Tokens to feed before decoding; the last one is fed by the first decode step."""
+        """Tokens to feed before decoding; the first decode step feeds the last one."""
         return len(self.token_ids) - 1 - self.fed
 
     @property
     def unfed(self) -> int:
-        """Tokens that are not in the KV cache; while it decodes mostly the latest alone."""
+        """Tokens that are not in the KV cache; while decoding usually only the latest."""
         return len(self.token_ids) - self.fed
 
     @property
     def generated(self) -> int:
-        """How many tokens behind the prompt have been read."""
+        """The number of generated tokens that have been read."""
         return len(self.token_ids) - len(self.request.prompt.token_ids)
 
     @property
@@ -182,7 +182,7 @@ class Row:
         return not has_ended and self.drawn < self.request.max_tokens
 
     def take(self, token_id: int) -> FinishReason | None:
-        """Append a generated token and say whether it is the last."""
+        """Append a generated token and return its finish reason if it is the last."""
         if self.matcher is not None:
             self.matcher.consume(token_id)
         self.token_ids.append(token_id)
@@ -192,11 +192,11 @@ class Row:
         return FinishReason.LENGTH if self.generated >= self.request.max_tokens else None
 
     def confirm(self, draft: Sequence[int], drawn: Sequence[int]) -> Sequence[int]:
-        """Count a draft, and return the tokens that are the row's own, which it has not taken yet.
+        """Count a draft, and return the row's own tokens, which it has not taken yet.
 
         Args:
-            draft: Tokens that were fed after the latest one.
-            drawn: The tokens that follow the latest one and each of them.
+            draft: Tokens fed after the latest one.
+            drawn: The tokens drawn after the latest one and each of them.
         """
         stops = self.request.stop_token_ids
         right = 0
@@ -208,12 +208,12 @@ class Row:
         return drawn[: 1 + right]
 
     def take_over(self, caches: Caches, tokens: int, kind: HitKind) -> None:
-        """Go on from caches of the prompt's first tokens, more than were computed so far."""
+        """Continue from caches of the prompt's first tokens, more than computed so far."""
         self.cached_tokens += tokens - self.fed
         self.cache, self.fed, self.saved, self.hit_kind = caches, tokens, tokens, kind
 
     def rewind(self) -> None:
-        """Forget the KV cache, so that all tokens so far are prefilled again, from nothing."""
+        """Drop the KV cache, so that all tokens so far are prefilled again from scratch."""
         self.cache = self._matcher = None
         self.fed = self.saved = self.cached_tokens = self.shared = 0
         self.hit_kind = HitKind.MISS
@@ -221,9 +221,9 @@ class Row:
         self.drawn = self.generated
 
     def suspend(self) -> None:
-        """Forget the KV cache, and find in the prompt cache what was stored of all tokens so far.
+        """Drop the KV cache, to be restored from the prompt cache as far as stored.
 
-        To be called when no token is in flight.
+        Call it when no token is in flight.
         """
         self.fed = len(self.token_ids)
         may_reuse, whole = self.may_reuse, self.key()
@@ -231,14 +231,14 @@ class Row:
         self.may_reuse, self.seen_version, self._prompt_key = may_reuse, -1, whole
 
     def curtail(self) -> None:
-        """End after the token in flight, or if there is none after one more."""
+        """End after the token in flight, or after one more if there is none."""
         last = max(self.drawn, self.generated + 1)
         self.request = replace(self.request, max_tokens=last)
 
     def status(
         self, phase: RequestPhase, kv_bytes: int = 0, kv_shared_bytes: int = 0
     ) -> RequestStatus:
-        """Return a snapshot; what the row holds is told by the books of the memory."""
+        """Return a snapshot, with the row's memory from the reservations."""
         prompt_tokens = len(self.request.prompt.token_ids)
         decoding_s = time.monotonic() - self.first_token_at
         return RequestStatus(
@@ -258,19 +258,19 @@ class Row:
         )
 
     def twin(self) -> "Row":
-        """Return a row of the same tokens that shares nothing with this one."""
+        """Return an independent row of the same tokens."""
         twin = Row(self.request)
         twin.token_ids = list(self.token_ids)
         twin.rewind()
         return twin
 
     def cache_bytes(self) -> int:
-        """Return what the row's own KV caches occupy."""
+        """Return the size of the row's own KV caches."""
         return sum(map(cache_bytes, self.cache or ()))
 
 
 def _apart(places: Sequence[int]) -> Iterator[int]:
-    """Yield places that are some tokens apart: computing those few is cheaper than storing."""
+    """Yield places that are some tokens apart: computing a few is cheaper than storing."""
     latest = 0
     for place in places:
         if place - latest >= MIN_BOUNDARY_DISTANCE:

@@ -1,7 +1,7 @@
-"""Who is admitted, who prefills next, who may decode, who gives way: pure policy, without MLX.
+"""The order of admission, prefill, decoding and pausing: pure policy, without MLX.
 
 A row is fetching (its prefix is being read from disk), waiting (no slot yet), prefilling (a slot,
-its prompt on the way into the KV cache) or active (a slot, decoding). Rows whose prefill is done
+its prompt entering the KV cache) or active (a slot, decoding). Rows whose prefill is done
 stay prefilling until the batch has room.
 """
 
@@ -18,12 +18,12 @@ def _always(_row: Row) -> bool:
     return True
 
 
-# Prompts that have so many tokens more in common compute them once.
+# Prompts with this many further tokens in common compute them once.
 MIN_COMMON_TOKENS = 16
 
 
 class Scheduler:
-    """Knows where every row stands; belongs to the main thread."""
+    """Tracks the phase of every row; belongs to the main thread."""
 
     def __init__(self, *, max_slots: int, max_active: int) -> None:
         """Start empty.
@@ -43,7 +43,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do: for fetching rows the disk does it."""
+        """Whether there is nothing to do; fetching rows wait for the disk."""
         return not (self.waiting or self.prefilling or self.active)
 
     @property
@@ -53,7 +53,7 @@ class Scheduler:
 
     @property
     def free_slots(self) -> int:
-        """How many more rows could be admitted, as far as slots go."""
+        """The number of free slots for further rows."""
         return self._slot_limit - self.slots_taken
 
     def rows(self) -> list[Row]:
@@ -70,11 +70,11 @@ class Scheduler:
 
     @property
     def waiting_count(self) -> int:
-        """Rows that wait for something."""
+        """The number of waiting and fetching rows."""
         return len(self.fetching) + len(self.waiting)
 
     def await_fetch(self, row: Row) -> None:
-        """Let a row wait until its prefix was read from disk."""
+        """Let a row wait until its prefix is read from disk."""
         self.fetching.append(row)
 
     def end_fetch(self, row: Row) -> None:
@@ -88,10 +88,10 @@ class Scheduler:
         self.waiting.append(row)
 
     def admit(self, reserve: Callable[[Row], bool] = _always) -> list[Row]:
-        """Give free slots to waiting rows, in their order, and return those rows.
+        """Give free slots to waiting rows, in order, and return those rows.
 
         Args:
-            reserve: Whether there is memory for a row; it is taken if there is.
+            reserve: Reserves memory for a row; false if there is none.
         """
         admitted = []
         while self.free_slots > 0 and (row := self.waiting.take(reserve)):
@@ -101,13 +101,13 @@ class Scheduler:
 
     @property
     def _slot_limit(self) -> int:
-        """One, where rows cannot decode together."""
+        """The number of slots; one if rows cannot decode together."""
         return 1 if self.max_active == 1 else self._max_slots
 
     def next_prefill(self) -> Row | None:
         """Return the row whose chunk runs next: by priority, then the one with the least left.
 
-        Now and then it is the one that was passed over most often, so that no stream of short or
+        Occasionally it is the one passed over most often, so that no stream of short or
         important prompts starves another.
         """
         candidates = [row for row in self.prefilling if row.prefill_left > 0]
@@ -125,9 +125,9 @@ class Scheduler:
         return chosen
 
     def companions(self, row: Row) -> list[Row]:
-        """Return the rows whose prompts may be fed in one pass with a row's, shortest first.
+        """Return the rows whose prompts may share a pass with a row's, shortest first.
 
-        Rows that begin with the same tokens are none: the second finds what the first has computed.
+        Rows with the same first tokens are excluded: the second reuses the first's result.
         """
         if not _may_share(row):
             return []
@@ -139,7 +139,7 @@ class Scheduler:
         return chosen[1:]
 
     def activate(self) -> list[Row]:
-        """Move rows whose prefill is done to the active ones, as far as there is room."""
+        """Activate rows whose prefill is done, as far as there is room."""
         room = self.max_active - len(self.active)
         joining = [row for row in self.prefilling if row.prefill_left == 0][:room]
         for row in joining:
@@ -149,23 +149,23 @@ class Scheduler:
         return joining
 
     def deactivate(self) -> list[Row]:
-        """Send every active row back to prefilling, after its KV cache was lost."""
+        """Return every active row to prefilling, after its KV cache was lost."""
         rows, self.active = self.active, []
         self.prefilling.extend(rows)
         return rows
 
     def yielding(self) -> Row | None:
-        """Return the running row that gives way to the others: of the least priority the latest."""
+        """Return the running row to pause first: the latest of the lowest priority."""
         running = (row for row in (*self.prefilling, *self.active) if not row.is_paused)
         return max(running, key=lambda row: (row.request.priority, row.submitted_at), default=None)
 
     def put_back(self, row: Row) -> None:
-        """Let a row that runs wait again; its slot is free."""
+        """Let a running row wait again; its slot is free."""
         self.release(row)
         self.waiting.put_back(row)
 
     def release(self, row: Row) -> None:
-        """Take a row out, wherever it is; its slot is free."""
+        """Remove a row in any phase; its slot is free."""
         for place in (self.fetching, self.prefilling, self.active):
             if row in place:
                 place.remove(row)
@@ -173,7 +173,7 @@ class Scheduler:
         self._passed_over.pop(row, None)
 
     def check(self) -> None:
-        """Raise AssertionError unless every row stands in one place, within the limits."""
+        """Raise AssertionError unless every row has one phase, within the limits."""
         rows = self.rows()
         if len(set(rows)) != len(rows):
             raise AssertionError("a row stands in two places")
@@ -184,7 +184,7 @@ class Scheduler:
         self.waiting.check()
 
     def _starving(self, candidates: Sequence[Row]) -> Row | None:
-        """Return who was passed over too often, unless another such row has just had a turn."""
+        """Return the row passed over too often, unless another such row has just had a turn."""
         longest = max(candidates, key=self._times_passed_over)
         is_due = self._chunks_by_length >= MAX_TIMES_PASSED_OVER
         is_starving = self._times_passed_over(longest) >= MAX_TIMES_PASSED_OVER
@@ -199,7 +199,7 @@ def _may_share(row: Row) -> bool:
 
 
 def _begin_alike(one: Row, other: Row) -> bool:
-    """Tell whether rows have more tokens in common than both have computed."""
+    """Tell whether rows share more tokens than both have computed."""
     start = max(one.fed, other.fed)
     stop = start + MIN_COMMON_TOKENS
     return one.token_ids[:stop] == other.token_ids[:stop]
