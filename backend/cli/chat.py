@@ -22,7 +22,7 @@ GREETING = "/exit leaves, /help lists commands; Ctrl-C cancels a reply"
 HELP = """\
 /clear         begin a new conversation
 /system TEXT   begin a new conversation with another system message, or without
-/tools FILE    offer the tools of a JSON file, or none; you type what they return
+/tools FILE    offer the tools of a JSON file, or none; you type their results
 /stats         show the tokens and the speed of this chat
 /exit          leave; so does Ctrl-D
 //...          send a message that begins with a slash

@@ -140,9 +140,9 @@ def _read_header(file: BinaryIO, fingerprint: str) -> tuple[Mapping[str, str], S
         raise DamagedFileError(f"it is of another model or version: {found}")
     sizes = [tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in header.values()]
     if _header_bytes(metadata, sizes) != raw:
-        raise DamagedFileError("its header is not what was written")
+        raise DamagedFileError("its header has changed")
     if os.fstat(file.fileno()).st_size != _LENGTH.size + length + sum(sizes):
-        raise DamagedFileError("its length is not what was written")
+        raise DamagedFileError("its length has changed")
     return metadata, sizes
 
 

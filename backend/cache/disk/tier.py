@@ -128,7 +128,7 @@ class DiskTier:
         self._put(2, _Stop())
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            log.warning("prompt cache: the disk is too slow, what is not written yet is lost")
+            log.warning("prompt cache: the disk is too slow, unwritten nodes are lost")
 
     def _put(self, rank: int, job: _Job) -> None:
         self._jobs.put(_Queued(rank, next(self._numbers), job))

@@ -79,7 +79,7 @@ def usable_backend(topology: Topology) -> GroupBackend:
     if wanted in usable:
         return wanted
     names = ", ".join(backend.value for backend in usable) or "none"
-    problem = f"{wanted.value} cannot be used here; what can: {names}"
+    problem = f"{wanted.value} cannot be used here; usable: {names}"
     raise InvalidRequestError("Options: distributed_backend", problem)
 
 

@@ -94,7 +94,7 @@ class RaggedKV:
         current = self.current
         window = None if mask is None else mask.size
         outputs = [self._attention(queries, span, scale, window, sinks) for span in current.plain]
-        if current.behind:
+        if current.referring:
             partials = self._partials(queries, scale, window)
             outputs.append(merged(partials, sinks, queries.dtype))
         return current.in_order(outputs)
@@ -187,7 +187,7 @@ class RaggedKV:
         """Return the partial attention of tails and references, for rows with references."""
         current = self.current
         tails = []
-        for span in current.behind:
+        for span in current.referring:
             mask = span.array_mask if window is None else span.visible(window)
             keys, values = self.seen(span)
             tails.append(over_own(queries[span.take], keys, values, scale, mask))

@@ -129,10 +129,10 @@ class Ledger:
     def _plan(self, origin: Sequence[tuple[Group | int, int]]) -> list[list[int]]:
         groups = _by_origin(origin)
         plain = [group for group in groups if not self.paths[group[0]]]
-        behind = [group for group in groups if self.paths[group[0]]]
+        referring = [group for group in groups if self.paths[group[0]]]
         return [
             *regrouped(plain, self.lengths, self._overhead),
-            *regrouped(behind, self.lengths, self._overhead),
+            *regrouped(referring, self.lengths, self._overhead),
         ]
 
     def _origins(self, staying: Sequence[int], arrivals: int) -> list[tuple[Group | int, int]]:

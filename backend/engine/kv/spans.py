@@ -146,7 +146,7 @@ class Pass:
         offset_after: [B] positions of each row after it.
         spans: Of all groups.
         plain: Of groups without references.
-        behind: Of groups with references, whose tails come after them.
+        referring: Of groups with references.
         shared: The references, each once.
     """
 
@@ -160,10 +160,10 @@ class Pass:
         self.offset_after = self.offset + width
         self.spans = [Span(group, lengths, width) for group in groups]
         self.plain = [span for span in self.spans if not paths[span.group.members[0]]]
-        self.behind = [span for span in self.spans if paths[span.group.members[0]]]
-        everyone = [row for span in self.behind for row in span.group.members]
+        self.referring = [span for span in self.spans if paths[span.group.members[0]]]
+        everyone = [row for span in self.referring for row in span.group.members]
         self.shared = list(_shared(paths, everyone))
-        order = [row for span in (*self.plain, *self.behind) for row in span.group.members]
+        order = [row for span in (*self.plain, *self.referring) for row in span.group.members]
         self._inverse = index_of(sorted(range(len(order)), key=order.__getitem__))
 
     @cached_property

@@ -123,7 +123,7 @@ class CachingPrefixStore:
                 segment = from_plain(node.segment)
                 evaluate([segment])
             except _FAILURES as error:
-                log.warning("what was read from disk does not fit", exc_info=error)
+                log.warning("nodes read from disk do not fit", exc_info=error)
                 return
             if not self._store.insert(node.key, node.start, segment, is_saved=True):
                 return

@@ -42,7 +42,7 @@ class Row:
         is_system_pinned: Whether its system prompt was marked there.
         drafted: Tokens drafted for it.
         accepted: The accepted ones among them.
-        states: The hidden states of its latest tokens, where a head reads them.
+        states: The hidden states of its latest tokens, if a head reads them.
     """
 
     request: GenerationRequest

@@ -1,4 +1,4 @@
-"""Put a session together around a model that was just loaded."""
+"""Assembles the session of a freshly loaded model."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ from backend.model.vision.vision_network import VisionNetwork
 
 _EXAMPLE_TOKENS = 4096
 _PROBE_TOKENS = 8
-# A prompt that goes beyond it takes seconds to compute.
+# A longer prompt takes seconds to compute.
 _LONGEST_TRIED_SPAN = 2048
 _SAMPLE_TEXT = """\
 The harbour was quiet before dawn. Three boats, two of them painted blue, lay side by side, and \
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 def assemble_session(model: RunnableModel, options: ModelOptions, outlets: Outlets) -> Session:
-    """Return an idle session, after a look at what the model can do."""
+    """Return an idle session, after checking the abilities of the model."""
     if model.card.kind is not ModelKind.DECODER:
         require_numbers(Encoder(model.network).look(_sample(model)[:_PROBE_TOKENS]))
         return EncoderSession(model, outlets)
@@ -72,10 +72,10 @@ def assemble_decoder_session(
     """Return an idle session of a model that generates.
 
     Args:
-        model: What this process has of it.
-        options: Of its LoadModel.
-        outlets: Where results go.
-        ranks: Who shares the model: their sessions come out alike.
+        model: This process's part of it.
+        options: The options of its LoadModel.
+        outlets: Receive the results.
+        ranks: The ranks of the model, whose sessions are equal.
     """
     tuning = options.tuning
     fresh_caches = make_cache_factory(model.network, tuning, ranks)
@@ -114,7 +114,7 @@ def assemble_decoder_session(
 
 
 def _kv_budget_bytes(options: ModelOptions, model: RunnableModel, draft: LoadedDraft | None) -> int:
-    """Return what the weights leave for KV caches."""
+    """Return the memory for KV caches after the weights."""
     draft_bytes = draft.model.card.weights_bytes if draft else 0
     return kv_budget_bytes(
         options,
@@ -139,10 +139,10 @@ def _with_checked_media(
     fresh_caches: FreshCaches,
     sample: Sequence[int],
 ) -> RunnableModel:
-    """Return the model for those kinds of media that it is shown rightly.
+    """Return the model with the kinds of media that it reads correctly.
 
     Raises:
-        UnsupportedModelError: It does not even read text rightly.
+        UnsupportedModelError: It does not even read text correctly.
     """
     if fault := text_fault(network, fresh_caches, sample):
         raise UnsupportedModelError(_text_refusal(model.card, fault))
@@ -171,7 +171,7 @@ def _text_refusal(card: ModelCard, fault: str) -> str:
 
 
 def _sample(model: RunnableModel) -> Sequence[int]:
-    """Return tokens as people write them: rows of a vocabulary that no text uses may be empty."""
+    """Return tokens of natural text: vocabulary rows that no text uses may be empty."""
     ids = model.tokenizer.encode(_SAMPLE_TEXT, adds_special=False)
     return [token_id for token_id in ids if token_id < model.card.vocab_size] or [0]
 

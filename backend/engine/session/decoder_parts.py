@@ -31,19 +31,19 @@ from backend.model.loaded import RunnableModel
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    """Everything that the turns of a session work with; belongs to the main thread.
+    """The parts used by the turns of a session; belongs to the main thread.
 
     Attributes:
         prefixes: Stores prefixes of prompts.
-        scheduler: Knows who waits and who runs.
-        publisher: Takes events on their way out.
+        scheduler: Tracks waiting and running rows.
+        publisher: Sends events.
         memory: Keeps rows and prompt cache within their memory.
         requests: The open requests.
         background: Jobs that run between steps.
-        job_factory: Makes them.
+        job_factory: Creates them.
         pacer: Fits prefill between decode steps.
         batch: The rows that decode.
-        recovery: Finds who is to blame for a failed pass.
+        recovery: Finds the request to blame for a failed pass.
         prefilling: Computes chunks.
         decoding: Computes steps.
         counters: Count tokens.
@@ -68,12 +68,12 @@ class DecoderParts:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a session has beside its model.
+    """The resources of a session other than its model.
 
     Attributes:
         prefixes: Stores its prefixes.
         reservations: The memory for its KV caches.
-        draft: Drafts for it, if anything does.
+        draft: Its drafter, if any.
     """
 
     prefixes: PrefixStore
@@ -92,10 +92,10 @@ def make_parts(
 
     Args:
         model: A model that belongs to this thread.
-        fresh_caches: Makes its caches.
-        resources: What there is beside it.
+        fresh_caches: Creates its caches.
+        resources: The other resources.
         tuning: Its limits.
-        outlets: Where events go.
+        outlets: Receive the events.
     """
     prefixes, draft = resources.prefixes, resources.draft
 
@@ -144,7 +144,7 @@ def _make_drafting(
     counters: Counters,
     draft: LoadedDraft | None,
 ) -> Drafting | None:
-    """Return the drafts of a batch, if they are on and the model can take them."""
+    """Return the drafting of a batch, if it is enabled and the model supports it."""
     if not plan.pass_seconds:
         return None
     costs, vocab_size = PassCosts(plan.pass_seconds), model.card.vocab_size

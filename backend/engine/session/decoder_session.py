@@ -1,4 +1,4 @@
-"""A loaded decoder at work: commands in, turns that move its requests on, events out."""
+"""A loaded decoder at work: commands in, turns that advance its requests, events out."""
 
 import time
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class DecoderSession:
         Args:
             model: A model that belongs to this thread.
             parts: The parts of its session.
-            outlets: Where results go.
+            outlets: Receive the results.
         """
         self.model = model
         self._answer = outlets.answer
@@ -60,22 +60,22 @@ class DecoderSession:
 
     @property
     def idle_timeout_s(self) -> float | None:
-        """How long an idle session may be left without a turn; `None` is for ever."""
+        """How long an idle session may be left without a turn; `None` is forever."""
         waits = self._parts.scheduler.waiting_count or self._parts.prefixes.wants_rest
         return IDLE_TIMEOUT_S if waits else None
 
     @property
     def checksum(self) -> int:
-        """Sums up all tokens drawn so far, in their order."""
+        """The checksum of all tokens drawn so far, in order."""
         return self._parts.counters.checksum
 
     @property
     def card(self) -> ModelCard:
-        """The facts about the model, with what the caches tell of it."""
+        """The facts about the model, including those found from its caches."""
         return replace(self.model.card, reuse=self._parts.prefixes.reuse)
 
     def obey(self, command: SessionCommand) -> None:
-        """Queue, drop or answer what a command names; computes nothing."""
+        """Handle a command by queueing, dropping or answering; computes nothing."""
         match command:
             case Submit(request, generated):
                 self.submit(request, generated)
@@ -96,8 +96,8 @@ class DecoderSession:
         """Queue a request, or refuse it at once if its KV cache could never fit.
 
         Args:
-            request: One whose id is not known.
-            generated: Tokens of its reply that were drawn before: the row goes on after them.
+            request: A request with a new id.
+            generated: Tokens of its reply drawn earlier: the row continues after them.
         """
         parts, row = self._parts, Row.resumed(request, generated)
         try:
@@ -115,7 +115,7 @@ class DecoderSession:
         parts.recovery.rows = ()
 
     def compute(self, command: Compute) -> None:
-        """Queue a computation that runs between steps; what needs none is answered at once."""
+        """Queue a computation to run between steps, or answer at once if none is needed."""
         parts, reply = self._parts, command.reply
         if isinstance(command.request, ListingRequest):
             self._answer([Answer(reply, parts.prefixes.listing(command.request))])
@@ -123,29 +123,29 @@ class DecoderSession:
             parts.background.add(parts.job_factory.make(command.request, reply), reply)
 
     def take_in(self, fetched: Fetched) -> None:
-        """Go on with a request that waited for the disk."""
+        """Resume a request that waited for the disk."""
         self._parts.prefixes.take_in(fetched)
         if row := self._parts.requests.get(fetched.request_id):
             self._parts.scheduler.end_fetch(row)
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request and free its slot; no effect when it has ended or was never known."""
+        """Drop a request and free its slot; no effect if it has ended or was never known."""
         if row := self._parts.requests.get(request_id):
             self._parts.requests.drop(row)
 
     def close(self) -> None:
-        """Bring to disk what belongs there."""
+        """Write pending nodes to disk."""
         self._parts.prefixes.close()
 
     def pace(self) -> Pace:
-        """Return what the clock allows the next turn."""
+        """Return the work that the clock allows in the next turn."""
         return self._turns.pace()
 
     def turn(self, pace: Pace | None = None) -> None:
-        """Move the requests on by one piece of work; write to disk when there is none for a while.
+        """Advance the requests by one piece of work; write to disk after a while without any.
 
         Args:
-            pace: What the clock allows; `None` looks at it.
+            pace: The work that the clock allows; `None` reads the clock.
         """
         self._resize()
         if not self.is_idle or self._parts.scheduler.waiting_count:
@@ -157,7 +157,7 @@ class DecoderSession:
         self._answer_ended()
 
     def recover(self, error: Exception) -> None:
-        """Fail the request or the computation that the last turn failed on, and no other."""
+        """Fail only the request or computation that made the last turn fail."""
         parts = self._parts
         rows = parts.recovery.take_rows()
         parts.requests.forget_ended(parts.requests.all())
@@ -179,13 +179,13 @@ class DecoderSession:
         self._parts.requests.check()
 
     def _resize(self) -> None:
-        """Keep to the latest budget that other backends leave."""
+        """Apply the latest budget left by other backends."""
         order, self._order = self._order, None
         if order is None:
             return
         self._parts.memory.resize(order.budget_bytes, order.attainable_bytes)
         if self.is_idle:
-            # What the prompt cache has given up is for others.
+            # Memory freed by the prompt cache is for other backends.
             mx.clear_cache()
 
     def _refuse_overdue(self) -> None:

@@ -1,4 +1,4 @@
-"""The decoding of a session: rows join the batch, their tokens land and are published."""
+"""The decoding of a session: rows join the batch, and their tokens are published."""
 
 import mlx.core as mx
 
@@ -12,7 +12,7 @@ from backend.errors import GrammarError
 
 
 class Decoding:
-    """Steps of the batch, and the tokens that they give; belongs to the main thread."""
+    """Steps of the batch, and their tokens; belongs to the main thread."""
 
     def __init__(
         self,
@@ -23,15 +23,15 @@ class Decoding:
         recovery: Recovery,
         delivery: Delivery,
     ) -> None:
-        """Take the parts that a step passes through.
+        """Create the decoding.
 
         Args:
             batch: Computes the steps.
             scheduler: Knows which rows decode.
-            memory: Sees that there is room for the next token of each.
-            requests: Takes the caches of rows that leave, and fails those that went astray.
-            recovery: Is told whom a step is for.
-            delivery: Takes the tokens.
+            memory: Ensures room for the next token of each.
+            requests: Takes the caches of leaving rows, and fails those at a dead end.
+            recovery: Told the rows of each step.
+            delivery: Receives the tokens.
         """
         self._batch = batch
         self._scheduler = scheduler
@@ -50,13 +50,13 @@ class Decoding:
                 self._delivery.announce(row)
 
     def step(self) -> None:
-        """Compute a step, and publish the tokens of the one before."""
+        """Compute a step, and publish the tokens of the previous one."""
         if self._dispatch_blocks and self._batch.awaits_first_token:
             self.deliver()
         self._memory.before_step()
         self._recovery.rows = tuple(self._scheduler.active)
         self._batch.step(meanwhile=self.settle, landed=self._delivery.publish)
-        # Nobody's last token waits until what is stored has been copied.
+        # A last token must not wait for the copy into the prompt cache.
         self._delivery.hurry()
         for row, problem in self._batch.astray():
             error = GrammarError(f"cannot be followed any further: {problem}")
@@ -72,10 +72,10 @@ class Decoding:
         self._delivery.flush()
 
     def land(self) -> None:
-        """Take the tokens in flight."""
+        """Read the tokens in flight."""
         self._recovery.rows = tuple(self._scheduler.active)
         self._delivery.publish(self._batch.land())
 
     def settle(self) -> None:
-        """Hand over the tokens that are due; called while the device computes."""
+        """Hand over the due tokens; called while the device computes."""
         self._delivery.settle(len(self._scheduler.active))

@@ -13,7 +13,7 @@ from backend.engine.session.open_requests import OpenRequests
 
 
 class Delivery:
-    """Publishes tokens, counts them and lets go of rows that have ended; on the main thread."""
+    """Publishes and counts tokens and releases ended rows; on the main thread."""
 
     def __init__(
         self,
@@ -22,12 +22,12 @@ class Delivery:
         publisher: Publisher,
         counters: Counters,
     ) -> None:
-        """Take the parts that a token passes through.
+        """Create the delivery.
 
         Args:
-            requests: Lets go of rows that have ended.
-            prefixes: Counts the prompts whose first token has come.
-            publisher: Takes the tokens.
+            requests: Releases ended rows.
+            prefixes: Counts prompts at their first token.
+            publisher: Receives the tokens.
             counters: Count them.
         """
         self._requests = requests
@@ -52,20 +52,20 @@ class Delivery:
         for row, step in steps:
             self._publisher.put(row.request_id, step, is_urgent=row.has_left or row.generated == 1)
             self._counters.count(step.token_id)
-        # Last: what fails here costs nobody a token.
+        # Last, so that a failure here costs no token.
         for row, _ in steps:
             if row.generated == 1:
                 self._prefixes.record(row)
         self._requests.forget_ended(row for row, _ in steps)
 
     def settle(self, streams: int) -> None:
-        """Hand events over if so many streams may be replied to again."""
+        """Hand over events if this many streams may get replies again."""
         self._publisher.settle(streams)
 
     def hurry(self) -> None:
-        """Hand events over if somebody waits for one of them."""
+        """Hand over events if one of them is urgent."""
         self._publisher.hurry()
 
     def flush(self) -> None:
-        """Hand all events over."""
+        """Hand over all events."""
         self._publisher.flush()

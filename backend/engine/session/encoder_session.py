@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class EncoderSession:
     """The `Session` of a model that only reads.
 
-    A pass takes about as long as a background job's piece does while no request runs.
+    A pass takes about as long as a piece of a background job without running requests.
     """
 
     idle_timeout_s = None
@@ -46,8 +46,8 @@ class EncoderSession:
         """Start idle.
 
         Args:
-            model: Of a kind that reads texts only.
-            outlets: Where results go, and the refusals of requests that ask for a decoder.
+            model: A model that only reads texts.
+            outlets: Receive results, and refusals of requests that need a decoder.
         """
         self.model = model
         self._outlets = outlets
@@ -55,7 +55,7 @@ class EncoderSession:
         self._read = _reader(encoder, model.card.kind)
         self._queue = TextQueue()
         self._calls: list[TextCall] = []
-        # Texts of a pass that failed: tried one by one, to find the one to blame.
+        # Texts of a failed pass, tried one by one to find the one to blame.
         self._suspects: deque[QueuedText] = deque()
         self._in_hand: Sequence[QueuedText] = ()
         self._ended: list[Answer] = []
@@ -70,7 +70,7 @@ class EncoderSession:
 
     @property
     def checksum(self) -> int:
-        """Sums up all tokens drawn so far: none are."""
+        """The checksum of drawn tokens; an encoder draws none."""
         return 0
 
     @property
@@ -79,7 +79,7 @@ class EncoderSession:
         return self.model.card
 
     def obey(self, command: SessionCommand) -> None:
-        """Queue the texts of a command, and refuse to generate; nothing else concerns encoders."""
+        """Queue the texts of a command, and refuse to generate; other commands are ignored."""
         match command:
             case Submit(request):
                 self._outlets.hand_over(
@@ -89,7 +89,7 @@ class EncoderSession:
                 self._compute(command)
 
     def _compute(self, command: Compute) -> None:
-        """Queue the texts of a command, or refuse what this kind of model does not do."""
+        """Queue the texts of a command, or refuse it if this kind of model does not support it."""
         match command, self.model.card.kind:
             case Compute(EmbeddingRequest() as request, reply), ModelKind.ENCODER:
                 self._add(TextCall((request,), reply, lambda results: results[0]))
@@ -101,13 +101,13 @@ class EncoderSession:
                 self._outlets.answer([Answer(command.reply, self._refusal())])
 
     def close(self) -> None:
-        """Do nothing: there is nothing to bring to disk."""
+        """Do nothing: an encoder stores nothing."""
 
     def pace(self) -> None:
-        """Take nothing from the clock."""
+        """Return nothing: passes do not depend on the clock."""
 
     def turn(self, _pace: Pace | None = None) -> None:
-        """Run one pass; raises whatever the model raises."""
+        """Run one pass; passes on the model's errors."""
         for call in [call for call in self._calls if call.reply.cancelled()]:
             self._end(call, None)
         if self._calls:
@@ -116,7 +116,7 @@ class EncoderSession:
         self._answer_ended()
 
     def recover(self, error: Exception) -> None:
-        """End the call whose text the last pass failed on; of several texts, try each alone."""
+        """Fail the call whose text made the last pass fail; of several texts, try each alone."""
         texts, self._in_hand = self._in_hand, ()
         if len(texts) != 1:
             log.warning("a pass of %d texts failed, they are tried alone", len(texts))
@@ -165,13 +165,13 @@ class EncoderSession:
             mx.clear_cache()
 
     def _learn(self, texts: Sequence[QueuedText], max_tokens: int, seconds: float) -> None:
-        """Tell the sizer of a pass; it was full if another such text would not have fitted."""
+        """Record a pass for the sizer; it was full if another such text would not fit."""
         width = max(queued.length for queued in texts)
         tokens = width * len(texts)
         if tokens + width <= max_tokens:
             self._sizer.record(tokens, seconds)
         else:
-            # One long text may be more than a pass should be.
+            # One long text may exceed the target of a pass.
             self._sizer.record(max_tokens, seconds * min(max_tokens / tokens, 1.0))
 
     def _note(self, queued: QueuedText, result: object) -> None:
@@ -198,7 +198,7 @@ class EncoderSession:
 
 
 def _reader(encoder: Encoder, kind: ModelKind) -> Callable[..., Sequence[object]]:
-    """Return what reads the texts of a pass, for a kind of model."""
+    """Return the function that reads the texts of a pass, for a kind of model."""
     match kind:
         case ModelKind.CROSS_ENCODER:
             return encoder.score_pairs

@@ -1,8 +1,8 @@
-"""Keeps running rows and the prompt cache within the memory that they share.
+"""Keeps running rows and the prompt cache within their shared memory.
 
-First the prompt cache gives way, then a row waits. A row that decodes beyond what was expected of
-it makes the last row of the least priority pause; if it is the only one, it ends, or waits for the
-memory that other backends of the machine have.
+First the prompt cache shrinks, then a row waits. A row that decodes beyond its expected length
+pauses the last row of the lowest priority; if it is the only one, it ends, or waits for the
+memory of other backends on the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryWatch:
-    """Asked before a row may run or go on; belongs to the main thread."""
+    """Asked before a row may run or continue; belongs to the main thread."""
 
     def __init__(
         self, reservations: Reservations, scheduler: Scheduler, prefixes: PrefixStore
@@ -34,8 +34,8 @@ class MemoryWatch:
 
         Args:
             reservations: Of the running rows, with the budget.
-            scheduler: Knows who runs and who gives way.
-            prefixes: Gives room back, and stores what a row that pauses has computed.
+            scheduler: Knows the running rows, and the one to pause.
+            prefixes: Frees memory, and stores the tokens of a pausing row.
         """
         self._reservations = reservations
         self._scheduler = scheduler
@@ -44,21 +44,21 @@ class MemoryWatch:
 
     @property
     def is_starved(self) -> bool:
-        """Whether rows wait and none could be let run: the memory is with other backends."""
+        """Whether rows wait and none can run, because other backends hold the memory."""
         return self._starved_since is not None and bool(self._scheduler.waiting)
 
     def resize(self, budget_bytes: int, attainable_bytes: int) -> None:
-        """Keep to another budget: the prompt cache gives way, running rows do not.
+        """Apply another budget: the prompt cache shrinks, running rows keep their memory.
 
         Args:
-            budget_bytes: What rows and prompt cache may take.
-            attainable_bytes: What the budget may become.
+            budget_bytes: The limit for rows and prompt cache.
+            attainable_bytes: The largest possible budget.
         """
         self._reservations.resize(budget_bytes, attainable_bytes)
         self._share()
 
     def overdue(self, wait_s: float) -> list[Row]:
-        """Return new rows that have waited so long for memory of other backends."""
+        """Return new rows that have waited this long for memory of other backends."""
         if self._starved_since is None or not self._reservations.may_grow:
             return []
         until = time.monotonic() - wait_s
@@ -68,15 +68,15 @@ class MemoryWatch:
         return [row for row in waiting if not row.generated and row.submitted_at <= until]
 
     def require_fit(self, row: Row) -> None:
-        """Refuse a row that would not fit if it were alone.
+        """Refuse a row that would not fit even alone.
 
         Raises:
-            OverloadedError: Holds the numbers.
+            OverloadedError: The message has the numbers.
         """
         self._reservations.require_fit(row)
 
     def admit(self) -> list[Row]:
-        """Let rows run for which there are slots and memory, and return them."""
+        """Admit rows while there are slots and memory, and return them."""
         admitted = self._scheduler.admit(self._reserve)
         for row in admitted:
             row.admitted_at = time.monotonic()
@@ -88,9 +88,9 @@ class MemoryWatch:
         return admitted
 
     def relieve(self) -> None:
-        """Let rows pause if there is too little memory after all, and share what is left.
+        """Pause rows if memory is short after all, and share the rest.
 
-        A row that has lost what it used of the prompt cache needs its own memory for it.
+        A row that lost its part of the prompt cache needs its own memory for it.
         """
         self._reservations.used_tokens = self._prefixes.used_tokens
         while self._reservations.is_exceeded and (row := self._scheduler.yielding()):
@@ -98,7 +98,7 @@ class MemoryWatch:
         self._share()
 
     def before_step(self) -> None:
-        """Make sure that the next step has memory; rows may pause or end for it.
+        """Ensure memory for the next step; rows may pause or end for it.
 
         A row that pauses while it decodes leaves the batch with the next step: see `put_back`.
         """
@@ -111,7 +111,7 @@ class MemoryWatch:
         self._share()
 
     def put_back(self, row: Row) -> None:
-        """Let a row that has left the batch in order to pause wait for its turn."""
+        """Queue a row that has left the batch to pause."""
         if row.is_paused and not row.has_left:
             row.suspend()
             self._starved_since = None
@@ -119,12 +119,12 @@ class MemoryWatch:
             self._scheduler.put_back(row)
 
     def recover(self) -> None:
-        """Let rows that were about to leave the batch wait, after the batch was lost."""
+        """Queue rows that were about to leave the batch, after the batch was lost."""
         for row in list(self._scheduler.active):
             self.put_back(row)
 
     def release(self, row: Row) -> None:
-        """Give back what a row has reserved."""
+        """Release a row's reservation."""
         self._reservations.release(row)
         self._share()
 
@@ -138,27 +138,27 @@ class MemoryWatch:
         }
 
     def _next_rows(self) -> Iterator[Row]:
-        """Yield the waiting rows for which there are slots."""
+        """Yield the waiting rows with a free slot."""
         return islice(self._scheduler.waiting, self._scheduler.free_slots)
 
     def held_bytes(self, row: Row) -> tuple[int, int]:
-        """Return what a row's KV cache takes by itself, and what it uses of the prompt cache."""
+        """Return the size of a row's own KV cache, and of its part of the prompt cache."""
         return self._reservations.held_bytes(row)
 
     def check(self) -> None:
-        """Raise AssertionError unless just the running rows have reserved memory."""
+        """Raise AssertionError unless exactly the running rows have reserved memory."""
         running = (*self._scheduler.prefilling, *self._scheduler.active)
         self._reservations.check(row for row in running if not row.is_paused)
 
     def _note_starvation(self) -> None:
-        """Note since when rows wait and none runs, though somebody has just tried to admit one."""
+        """Record since when rows wait and none runs, right after an attempt to admit one."""
         if self._scheduler.slots_taken or not self._scheduler.waiting:
             self._starved_since = None
         elif self._starved_since is None:
             self._starved_since = time.monotonic()
 
     def _reserve(self, row: Row) -> bool:
-        """Reserve what a row needs beyond what it finds in the prompt cache."""
+        """Reserve a row's memory beyond its part of the prompt cache."""
         sharing = self._prefixes.sharable(row)
         if not self._reservations.reserve(row, sharing):
             return False
@@ -166,7 +166,7 @@ class MemoryWatch:
         return True
 
     def _share(self) -> None:
-        """Leave the prompt cache what the rows do not need."""
+        """Give the prompt cache the memory that the rows do not need."""
         self._reservations.approach()
         self._prefixes.leave_room(self._reservations.left_bytes)
 

@@ -19,10 +19,10 @@ class OpenRequests:
         """Start without requests.
 
         Args:
-            scheduler: Gets the slots of requests that end.
-            memory: Gets their reservations.
-            prefixes: Gets the tokens that they have computed.
-            publisher: Tells why a request failed.
+            scheduler: Takes back the slots of ended requests.
+            memory: Takes back their reservations.
+            prefixes: Stores their computed tokens.
+            publisher: Reports the failure of a request.
         """
         self._scheduler = scheduler
         self._memory = memory
@@ -31,11 +31,11 @@ class OpenRequests:
         self._rows: dict[str, Row] = {}
 
     def add(self, row: Row) -> None:
-        """Take in a new request."""
+        """Add a new request."""
         self._rows[row.request_id] = row
 
     def get(self, request_id: str) -> Row | None:
-        """Return an open request, if there is one of that name."""
+        """Return an open request by its id, if it exists."""
         return self._rows.get(request_id)
 
     def all(self) -> Sequence[Row]:
@@ -43,7 +43,7 @@ class OpenRequests:
         return list(self._rows.values())
 
     def drop(self, row: Row) -> None:
-        """End a request that its caller has left."""
+        """End a request whose caller has left."""
         row.has_left = True
         self._forget(row)
 
@@ -55,12 +55,12 @@ class OpenRequests:
         self.drop(row)
 
     def forget_ended(self, rows: Iterable[Row]) -> None:
-        """Let go of those rows that have had their last token."""
+        """Remove the rows that have had their last token."""
         for row in [row for row in rows if row.has_left]:
             self._forget(row)
 
     def store_caches(self, row: Row) -> None:
-        """Give what a row has computed to the prompt cache, and let go of its own caches."""
+        """Store a row's computed tokens in the prompt cache, and drop its own caches."""
         self._prefixes.leave(row)
         row.cache = None
 
@@ -71,7 +71,7 @@ class OpenRequests:
 
     def _forget(self, row: Row) -> None:
         self._scheduler.release(row)
-        # First, so that what the row leaves in the prompt cache finds room there.
+        # First, to make room for the row's tokens in the prompt cache.
         self._memory.release(row)
         self.store_caches(row)
         self._rows.pop(row.request_id, None)

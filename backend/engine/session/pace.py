@@ -1,4 +1,4 @@
-"""What the clock allows a turn, as one plain value: all else follows from commands."""
+"""The work that the clock allows in a turn, as one plain value: all else follows from commands."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from backend.engine.rows.pacing import PrefillPace
 
 
 class NotePass(Protocol):
-    """Takes the beginning of a pass."""
+    """Called at the start of a pass."""
 
     def __call__(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
-        """Note whose rows are in it, and whether it is a piece of a job."""
+        """Record the requests of the pass, and whether it is a piece of a job."""
 
 
 def ignore_pass(_request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
-    """Note nothing."""
+    """Record nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """All that a turn takes from the clock.
+    """The part of a turn that depends on the clock.
 
-    Two sessions that obey the same commands at the same pace do the same.
+    Two sessions with the same commands and the same pace do the same.
     """
 
     prefill: PrefillPace

@@ -13,7 +13,7 @@ from backend.engine.rows.counters import Counters
 from backend.engine.rows.pacing import ChunkLimit, PrefillPacer
 from backend.engine.rows.row import Row
 
-# The longest prompt of a pass has at most so many times the tokens of the shortest.
+# The longest prompt of a pass has at most this many times the tokens of the shortest.
 MAX_PADDING = 2
 
 
@@ -29,15 +29,15 @@ class Prefilling:
         plan: BatchPlan,
         drafting: Drafting | None = None,
     ) -> None:
-        """Take the parts that a chunk passes through.
+        """Create the prefilling.
 
         Args:
             feeder: Feeds the model.
-            prefixes: Gives the beginning of a prompt, and takes what is computed.
-            pacer: Learns how long chunks take.
+            prefixes: Restores the beginning of a prompt, and stores computed tokens.
+            pacer: Learns the time of chunks.
             counters: Count the tokens.
-            plan: Says whether several prompts may be fed in one pass.
-            drafting: Takes notice of the ends of prompts.
+            plan: Tells whether several prompts may be fed in one pass.
+            drafting: Notified of the ends of prompts.
         """
         self._feeder = feeder
         self._plan = plan
@@ -57,11 +57,11 @@ class Prefilling:
         return self._plan.takes_several
 
     def choose(self, row: Row, companions: Sequence[Row], limit: ChunkLimit) -> list[Row]:
-        """Restore what is stored of a row's prompt, and return the rows to feed in one pass.
+        """Restore the stored part of a row's prompt, and return the rows to feed in one pass.
 
         Args:
-            row: Comes first.
-            companions: Rows that may be fed with it, as far as the chunk has room.
+            row: The first row.
+            companions: Rows that may be fed with it, while the chunk has room.
             limit: Of the chunk.
 
         Returns:
@@ -71,10 +71,10 @@ class Prefilling:
         return self._fitting(row, companions, limit) if row.prefill_left else []
 
     def feed(self, rows: Sequence[Row], limit: ChunkLimit) -> None:
-        """Feed a chunk of one row's prompt, or all that is left of several; raises what MLX raises.
+        """Feed a chunk of one row's prompt, or the rest of several; passes on MLX's errors.
 
         Args:
-            rows: As `choose` returned them.
+            rows: The result of `choose`.
             limit: Of the chunk.
         """
         before = [row.fed for row in rows]

@@ -1,4 +1,4 @@
-"""After a failed pass: find the request to blame, and let the others go on."""
+"""After a failed pass: finds the request to blame, and resumes the others."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Decides who fails when a pass raises; belongs to the main thread.
+    """Decides which request fails when a pass raises; belongs to the main thread.
 
     Attributes:
-        note_pass: Is told whom each pass is for, before it begins.
+        note_pass: Told the requests of each pass, before it starts.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class Recovery:
         isolation: Isolation,
         publisher: Publisher,
     ) -> None:
-        """Start without a suspicion.
+        """Start without suspects.
 
         Args:
             requests: Ends the one to blame.
-            scheduler: Takes rows back that have lost their caches.
-            memory: Puts rows back that were about to pause.
-            batch: Is emptied when a pass of it fails.
+            scheduler: Takes back rows that have lost their caches.
+            memory: Queues rows that were about to pause.
+            batch: Emptied when one of its passes fails.
             isolation: Tries suspects alone.
-            publisher: Tells the caller of the one to blame.
+            publisher: Reports the error to the guilty request's caller.
         """
         self._requests = requests
         self._scheduler = scheduler
@@ -53,7 +53,7 @@ class Recovery:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Of the present computation: if it raises, one of them is to blame."""
+        """The rows of the present computation: if it raises, one of them is to blame."""
         return self._rows
 
     @rows.setter
@@ -63,12 +63,12 @@ class Recovery:
             self.note_pass([row.request_id for row in rows])
 
     def acquit(self) -> None:
-        """Note that a pass of the batch has worked."""
+        """Record that a pass of the batch has worked."""
         if len(self.rows) > 1:
             self._isolation.explain()
 
     def try_suspect(self, meanwhile: Callable[[], None]) -> bool:
-        """Try one suspect alone, which raises if it is to blame; false when there is none.
+        """Try one suspect alone, which raises if it is to blame; false if there is none.
 
         Args:
             meanwhile: Called while the device computes.
@@ -81,20 +81,20 @@ class Recovery:
         return True
 
     def take_rows(self) -> list[Row]:
-        """Return the rows that the failed computation was for and that are still open."""
+        """Return the rows of the failed computation that are still open."""
         rows, self.rows = self.rows, ()
         return [row for row in rows if not row.has_left]
 
     def blame(self, rows: Sequence[Row], error: Exception) -> None:
-        """Fail the row that a computation failed on; of several, find out which one it was.
+        """Fail the row that made a computation fail; of several, find out which.
 
         Rows that failed together lose their KV caches, are tried alone in the next turns, and
-        go on where they were if that works. A row with a prefix from the prompt cache gets a
-        second chance without. Prompts that failed in one pass are fed one by one.
+        resume where they were if that works. A row with a prefix from the prompt cache gets a
+        second chance without it. Prompts that failed in one pass are fed one by one.
 
         Args:
-            rows: Whom the computation was for.
-            error: That it raised.
+            rows: The rows of the computation.
+            error: Its error.
         """
         if len(rows) > 1 and rows[0] not in self._scheduler.active:
             self._part(rows, error)

@@ -21,19 +21,19 @@ from backend.engine.session.pace import NotePass, Pace, ignore_pass
 from backend.model.checkpoint.weights import MakeRoom, need_no_room
 
 SessionCommand: TypeAlias = Submit | Cancel | Expect | Compute | Fetched | Resize
-"""The commands that concern the loaded model; a session ignores news that is not its own."""
+"""The commands for the loaded model; a session ignores those not meant for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlets:
-    """The ways out of a session; none of them blocks.
+    """The outputs of a session; none of them blocks.
 
     Attributes:
-        hand_over: Takes the events of all requests, in order.
-        post: Takes news from other threads; it comes back as a command.
-        answer: Takes the results of background computations.
+        hand_over: Receives the events of all requests, in order.
+        post: Takes messages from other threads, which come back as commands.
+        answer: Receives the results of background computations.
         make_room: Told the size of all weights before more of them are read.
-        note_pass: Takes the beginning of each pass: the ids of its requests, and whether it is a
+        note_pass: Called at the start of each pass: the ids of its requests, and whether it is a
             piece of a background computation.
     """
 
@@ -47,7 +47,7 @@ class Outlets:
 class Session(Protocol):
     """A loaded model at work; belongs to the main thread.
 
-    A turn may raise whatever a model raises: the caller passes the error to `recover` and goes on.
+    A turn may raise any error of a model: the caller passes it to `recover` and continues.
     """
 
     @property
@@ -56,34 +56,34 @@ class Session(Protocol):
 
     @property
     def idle_timeout_s(self) -> float | None:
-        """How long an idle session may be left without a turn; `None` is for ever."""
+        """How long an idle session may be left without a turn; `None` is forever."""
 
     @property
     def checksum(self) -> int:
-        """Sums up all tokens drawn so far, in their order."""
+        """The checksum of all tokens drawn so far, in order."""
 
     @property
     def card(self) -> ModelCard:
         """The facts about the model."""
 
     def obey(self, command: SessionCommand) -> None:
-        """Queue, drop or answer what a command names; computes nothing."""
+        """Handle a command by queueing, dropping or answering; computes nothing."""
 
     def pace(self) -> Pace | None:
-        """Return what the clock allows the next turn; `None` if turns take nothing from it."""
+        """Return the work that the clock allows in the next turn; `None` if it does not matter."""
 
     def turn(self, pace: Pace | None = None) -> None:
-        """Compute one piece of the work; raises whatever the model raises.
+        """Compute one piece of the work; passes on the model's errors.
 
         Args:
-            pace: What the clock allows; `None` looks at it.
+            pace: The work that the clock allows; `None` reads the clock.
         """
 
     def recover(self, error: Exception) -> None:
-        """Fail the request that the last turn failed on, and no other."""
+        """Fail only the request that made the last turn fail."""
 
     def close(self) -> None:
-        """Bring to disk what belongs there: the session ends, and somebody else tells callers."""
+        """Write pending nodes to disk and end; others notify the callers."""
 
     def status(self) -> EngineStatus:
         """Return a snapshot."""

@@ -16,7 +16,7 @@ def take_snapshot(parts: DecoderParts, weights_bytes: int) -> EngineStatus:
     rows = parts.scheduler.rows()
     counters, media = parts.counters, parts.prefilling.media
     prompt_cache = parts.prefixes.status()
-    # A pass may still be in flight for a request that has ended: nobody waits for it.
+    # A pass may still be in flight for an ended request; its result is dropped.
     is_ready = not rows and not parts.background.is_computing
     return EngineStatus(
         state=EngineState.READY if is_ready else EngineState.BUSY,

@@ -1,4 +1,4 @@
-"""The order of things in a turn: admission, then one piece of prefill, decoding or other work."""
+"""The order of a turn: admission, then one piece of prefill, decoding or other work."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ class Turns:
     """Runs the turns of a decoder's session; belongs to the main thread."""
 
     def __init__(self, parts: DecoderParts) -> None:
-        """Begin with the first turn.
+        """Start with the first turn.
 
         Args:
             parts: Of the session.
@@ -29,7 +29,7 @@ class Turns:
         self._count = 0
 
     def pace(self) -> Pace:
-        """Return what the clock allows the next turn."""
+        """Return the work that the clock allows in the next turn."""
         return Pace(self._parts.pacer.pace(), self._parts.background.pace())
 
     def run(self, pace: Pace) -> None:
@@ -68,7 +68,7 @@ class Turns:
             self._parts.decoding.step()
             self._parts.pacer.begin_pause()
         if row is None or has_room:
-            # Else the pause that has just begun is for the prompt that waits.
+            # Otherwise the new pause is for the waiting prompt.
             self._compute_background(pace)
 
     def _prefill(self, row: Row, limit: ChunkLimit) -> None:

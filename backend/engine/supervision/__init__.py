@@ -1,1 +1,1 @@
-"""The engine process as the server holds it: started, fed, watched and replaced."""
+"""The engine process, seen from the server: started, fed, watched and replaced."""

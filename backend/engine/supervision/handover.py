@@ -1,6 +1,6 @@
-"""Hands open calls over to an engine process: one by one those that the last one may have died of.
+"""Hands open calls over to a new engine process: the suspects of the last loss one by one.
 
-So a call that ends a process for the second time is alone in having got no further since.
+So when a process ends again, only one call has made no progress since.
 """
 
 from collections import deque
@@ -10,10 +10,10 @@ from backend.engine.supervision.ledger import Ledger, OpenCall
 
 
 class Handover:
-    """What a process has yet to be given; nothing in ordinary times."""
+    """The calls that a process has yet to get; normally none."""
 
     def __init__(self, ledger: Ledger, give: Callable[[OpenCall], None]) -> None:
-        """Begin without a process: calls wait until `begin`.
+        """Start without a process: calls wait until `begin`.
 
         Args:
             ledger: Knows the open calls.
@@ -28,22 +28,22 @@ class Handover:
 
     @property
     def is_done(self) -> bool:
-        """Whether the process has all that is open: a new call may be given at once."""
+        """Whether the process has all open calls: a new call may be sent at once."""
         return self._is_done
 
     def pause(self) -> None:
-        """Hold calls back: the process has gone."""
+        """Hold calls back, because the process is gone."""
         self._is_open = self._is_done = False
 
     def begin(self) -> None:
-        """Give a new process what is open: first the suspects, then all others."""
+        """Give a new process the open calls: first the suspects, then all others."""
         self._is_open, self._is_done = True, False
         self._suspects = deque(call for call in self._ledger.calls() if call.losses)
         self._tried = None
         self.advance()
 
     def advance(self) -> None:
-        """Go on when the last suspect has got further, or has left."""
+        """Continue when the last suspect has made progress, or has left."""
         if not self._is_open or self._is_done:
             return
         while not self._is_waiting():
@@ -56,7 +56,7 @@ class Handover:
                 self._give(self._tried)
 
     def _is_waiting(self) -> bool:
-        """Whether the suspect that was given last has yet to show that it harms nobody."""
+        """Whether the last suspect has yet to prove harmless."""
         return self._tried is not None and self._tried.is_open and self._tried.losses > 0
 
     def _give_rest(self) -> None:

@@ -1,4 +1,4 @@
-"""The calls that are open, and all that another engine process needs to go on with them."""
+"""The open calls, with everything that another engine process needs to resume them."""
 
 import asyncio
 import itertools
@@ -24,11 +24,11 @@ class OpenRequest:
     """A request and its reply so far.
 
     Attributes:
-        generated: Tokens that were handed to the stream.
-        is_prefilled: Whether the stream knows the end of the prefill.
+        generated: Tokens delivered to the stream.
+        is_prefilled: Whether the stream has the end of the prefill.
         is_sent: Whether the present engine process has it.
-        losses: How many processes in a row were lost over it without a token in between.
-        has_left: Whether its caller has gone.
+        losses: Number of processes in a row lost over it without a token in between.
+        has_left: Whether its caller is gone.
     """
 
     request: GenerationRequest
@@ -41,18 +41,18 @@ class OpenRequest:
 
     @property
     def is_open(self) -> bool:
-        """Whether more of its reply is to come, and somebody waits for it."""
+        """Whether more of its reply is due, and its caller waits."""
         return not self.stream.has_ended and not self.has_left
 
     def order(self) -> Submit:
-        """Return the order that lets a process go on with it."""
+        """Return the order that lets a process resume it."""
         return Submit(self.request, tuple(self.generated))
 
     def note(self, event: PrefillDone | TokenStep | Failure) -> None:
-        """Hand an event to the stream."""
+        """Deliver an event to the stream."""
         match event:
             case PrefillDone():
-                # A prefill of tokens that were there before is nobody's news.
+                # A repeated prefill is not an event.
                 if self.is_prefilled:
                     return
                 self.is_prefilled = True
@@ -69,7 +69,7 @@ class OpenRequest:
 
 @dataclass(eq=False, slots=True)
 class OpenJob:
-    """Work that somebody waits for; the attributes are those of `OpenRequest`."""
+    """Work with a waiting caller; the attributes are those of `OpenRequest`."""
 
     number: int
     request: SessionRequest | PrepareMedium
@@ -80,11 +80,11 @@ class OpenJob:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has no result yet, and somebody waits for it."""
+        """Whether it has no result yet, and its caller waits."""
         return not self.reply.done() and not self.has_left
 
     def order(self) -> Job:
-        """Return the order that has it done."""
+        """Return the order for it."""
         return Job(self.number, self.request)
 
     def fail(self, error: BackendError) -> None:
@@ -102,7 +102,7 @@ class Ledger:
     Attributes:
         requests: By their ids.
         jobs: By their numbers.
-        preparing: Ids of requests that are on their way to the engine.
+        preparing: Ids of requests on their way to the engine.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Ledger:
 
     @property
     def background_jobs(self) -> int:
-        """How many embeddings and scores are waited for."""
+        """The number of open embeddings and scores."""
         return sum(not isinstance(job.request, PrepareMedium) for job in self.jobs.values())
 
     @property
@@ -127,7 +127,7 @@ class Ledger:
         )
 
     def calls(self) -> Iterator[OpenCall]:
-        """Yield all that is open."""
+        """Yield all open calls."""
         yield from (each for each in self.requests.values() if each.is_open)
         yield from (job for job in self.jobs.values() if job.is_open)
 
@@ -139,7 +139,7 @@ class Ledger:
 
     @contextmanager
     def preparation(self, request_id: str) -> Iterator[None]:
-        """Count a request that is on its way to the engine."""
+        """Count a request on its way to the engine."""
         self.preparing.append(request_id)
         self._have_left.clear()
         try:
@@ -171,18 +171,18 @@ class Ledger:
         self._note_who_is_left()
 
     def note(self, publications: Sequence[Publication]) -> None:
-        """Hand events to those who are still there."""
+        """Deliver events to open requests."""
         for each in publications:
             if entry := self.requests.get(each.request_id):
                 entry.note(each.event)
 
     def fail_all(self, reason: BackendError) -> None:
-        """End everything that is open."""
+        """End all open calls."""
         for call in list(self.calls()):
             call.fail(reason)
 
     def note_loss(self, passing: Passing | None, reason: BackendError) -> Collection[OpenCall]:
-        """Count who was in the pass when a process was lost; fail, and return, who was twice."""
+        """Count the calls in the pass when a process was lost; fail and return repeat offenders."""
         for call in self.calls():
             call.losses += call.is_sent and _was_in(call, passing)
             call.is_sent = False
@@ -196,7 +196,7 @@ class Ledger:
         return culprits
 
     async def have_left(self, timeout_s: float) -> None:
-        """Wait until nothing is left, or for as long as that."""
+        """Wait until no call is open, up to the timeout."""
         try:
             await asyncio.wait_for(self._have_left.wait(), timeout_s)
         except TimeoutError:
@@ -208,7 +208,7 @@ class Ledger:
 
 
 def _was_in(call: OpenCall, passing: Passing | None) -> bool:
-    """Tell whether a process may have been lost over a call: it was in the pass, or next to it.
+    """Tell whether a process may have been lost over a call: in the pass, or alongside it.
 
     Media are prepared, and the grammars of requests without a token compiled, on other threads.
     """

@@ -1,4 +1,4 @@
-"""The lost processes of a model: their counts, and the restarts that made up for them."""
+"""The lost processes of a model: their counts, and the restarts."""
 
 from collections import Counter, deque
 from dataclasses import replace
@@ -9,7 +9,7 @@ _KEPT_RESTARTS = 16
 
 
 class Losses:
-    """Counts from the load of a model on."""
+    """Counts since the load of a model."""
 
     def __init__(self) -> None:
         self._lost = EngineStatus()
@@ -18,17 +18,17 @@ class Losses:
         self._lost_s = 0.0
 
     def count(self, lost: EngineStatus) -> None:
-        """Keep the counts of a process that has gone."""
+        """Keep the counts of a lost process."""
         self._lost = _counted_on(self._lost, lost)
 
     def note_restart(self, reason: BaseException, lost_s: float) -> None:
-        """Note that another process has the model, and how long that took."""
+        """Record that another process has the model, and the time that took."""
         self._restart_count += 1
         self._lost_s += lost_s
         self._restarts.append(Restart(reason=str(reason), lost_s=lost_s))
 
     def added_to(self, status: EngineStatus) -> EngineStatus:
-        """Return the status of the present process as that of all of them."""
+        """Return the status of the present process with the counts of all of them."""
         return replace(
             _counted_on(status, self._lost),
             restarts=self._restart_count,
@@ -38,7 +38,7 @@ class Losses:
 
 
 def _counted_on(status: EngineStatus, earlier: EngineStatus) -> EngineStatus:
-    """Return a status whose counts go on where those of another end."""
+    """Return a status whose counts continue from those of another."""
     cache, stored = status.prompt_cache, earlier.prompt_cache
     disk = replace(
         cache.disk,

@@ -1,4 +1,4 @@
-"""The model's processor of media, which needs MLX, as the server reaches it."""
+"""The server's access to the model's media processor, which needs MLX."""
 
 import asyncio
 import threading
@@ -18,16 +18,16 @@ from backend.model.vision.media_processor import (
 )
 
 Prepare: TypeAlias = Callable[[PrepareMedium], Awaitable[PreparedInputs]]
-"""Has a medium prepared by the process that has the model."""
+"""Has a medium prepared by the process with the model."""
 
 
 class RemoteMedia:
-    """Has media prepared in the engine process, and remembers some; safe from any thread.
+    """Has media prepared in the engine process, and caches some; safe from any thread.
 
     Attributes:
-        snippets: What stands in a text for a medium of each kind that the model takes.
-        takes_parts: Whether the template writes them; else they are put into its messages.
-        sampling_rate: Of the sounds that it takes, in Hz.
+        snippets: The text for a medium, by kind that the model supports.
+        takes_parts: Whether the template writes them; otherwise they are put into its messages.
+        sampling_rate: Of its audio input, in Hz.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class RemoteMedia:
         prepare: Prepare,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Remember nothing yet.
+        """Start with an empty cache.
 
         Args:
-            facts: Of the processor.
+            facts: About the processor.
             prepare: Reaches it; on the event loop.
             loop: The event loop.
         """
@@ -58,7 +58,7 @@ class RemoteMedia:
         Args:
             kind: One that has a snippet.
             content: The medium.
-            digest: Identifies it: the same one is not prepared again.
+            digest: Identifies it: a cached medium is not prepared again.
 
         Raises:
             ProcessorError: The processor refuses it.

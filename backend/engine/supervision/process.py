@@ -25,16 +25,16 @@ from backend.errors import (
 )
 
 _POLL_INTERVAL_S = 0.01
-# It writes its last lines first.
+# Time for its last log lines.
 _EXIT_TIMEOUT_S = 3.0
 _REAP_TIMEOUT_S = 5.0
-# Reasons that a load may give as they are; the rest is told as a failure of the load.
+# Errors of a load that pass unchanged; others become a failure of the load.
 _REFUSALS = (LoadError, InvalidRequestError, UnsupportedError)
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a process is to compute, and where backends divide the memory for it, if anywhere."""
+    """The model of a process, and the directory where backends divide the memory, if any."""
 
     options: ModelOptions
     directory: Path
@@ -45,9 +45,9 @@ class EngineProcess(asyncio.Protocol):
     """Lives on one event loop; loads one model and ends with it.
 
     Attributes:
-        charge: What it was told to load.
-        silent_since: When something was last heard of it, by the monotonic clock.
-        is_mute: Whether nothing was ever heard of it.
+        charge: The model that it was told to load.
+        silent_since: Time of its last message, by the monotonic clock.
+        is_mute: Whether it has sent no message yet.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class EngineProcess(asyncio.Protocol):
         note_end: Callable[["EngineProcess", BackendError], None],
         environment: Mapping[str, str] | None,
     ) -> None:
-        """Prepare; see `started`.
+        """Create the object; see `started`.
 
         Args:
-            hear: Takes its news once a model is loaded.
-            note_end: Called when it has ended by itself, after its last news, with the reason.
-            environment: Its own; `None` is that of this process.
+            hear: Receives its messages once a model is loaded.
+            note_end: Called with the reason when it has ended by itself, after its last message.
+            environment: Its own; `None` is this process's.
         """
         self._hear = hear
         self._note_end = note_end
@@ -75,7 +75,7 @@ class EngineProcess(asyncio.Protocol):
         self.charge: Charge
         self.silent_since = time.monotonic()
         self.is_mute = True
-        # The kernel ends it with the thread that starts it: the one of the event loop.
+        # The kernel ends it with its starting thread, that of the event loop.
         self._socket, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(self._socket.close)
@@ -102,19 +102,19 @@ class EngineProcess(asyncio.Protocol):
 
     @property
     def process_id(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self._child.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has yet to end."""
+        """Whether it is running."""
         return self._child.poll() is None
 
     async def load(self, charge: Charge) -> Loaded:
         """Have it load a model.
 
         Raises:
-            LoadError: It could not, and why; the process ends.
+            LoadError: It failed, with the reason; the process ends.
             InvalidRequestError: An option cannot be met.
             UnsupportedError: The model cannot be loaded as asked.
         """
@@ -126,20 +126,20 @@ class EngineProcess(asyncio.Protocol):
         return await self._loading
 
     def send(self, order: Order) -> None:
-        """Send an order; one to a process that has gone is lost.
+        """Send an order; it is lost if the process is gone.
 
         Raises:
-            WireError: It holds a value that cannot be sent.
+            WireError: It contains a value that cannot be sent.
         """
         frame = self._codec.encode(order)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(frame.parts())
 
     async def end(self, grace_s: float = 0.0) -> None:
-        """End it, and all that it has started; what it leaves is the kernel's.
+        """End it and its descendants; the kernel cleans up.
 
         Args:
-            grace_s: How long it may take to write to disk what belongs there.
+            grace_s: Time to write pending nodes to disk.
         """
         self._is_ending = True
         try:
@@ -155,11 +155,11 @@ class EngineProcess(asyncio.Protocol):
         await self._exited(_REAP_TIMEOUT_S)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Handle received bytes."""
         self.silent_since, self.is_mute = time.monotonic(), False
         self._frames.feed(data)
         try:
@@ -170,7 +170,7 @@ class EngineProcess(asyncio.Protocol):
             kill_tree(self._child)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Find out why, unless it was told to end."""
+        """Find out the reason, unless it was told to end."""
         if not self._is_ending:
             self._farewell = asyncio.create_task(self._take_leave())
 
@@ -204,7 +204,7 @@ class EngineProcess(asyncio.Protocol):
                 return LoadFailedError(f"loading the model failed: {reason}")
 
     async def _exited(self, timeout_s: float) -> None:
-        """Wait until it has exited, but no longer than that."""
+        """Wait until it has exited, up to the timeout."""
         deadline = time.monotonic() + timeout_s
         while self.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
             await asyncio.sleep(_POLL_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""Starts engine processes, one of them before it is needed, and has them load a model."""
+"""Starts engine processes, one of them in advance, and has them load a model."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Starter:
-    """Lives on one event loop."""
+    """Starts processes; lives on one event loop."""
 
     def __init__(
         self,
@@ -21,19 +21,19 @@ class Starter:
         note_end: Callable[[EngineProcess, BackendError], None],
         environment: Mapping[str, str] | None,
     ) -> None:
-        """Start nothing yet; the arguments are those of `EngineProcess`."""
+        """Create a starter; the arguments are those of `EngineProcess`."""
         self._hear = hear
         self._note_end = note_end
         self._environment = environment
         self._spare: asyncio.Task[EngineProcess] | None = None
 
     def prepare(self) -> None:
-        """Start a process that waits for a model, unless one does: a load need not wait then."""
+        """Start a spare process that waits for a model, unless there is one, to speed up a load."""
         if self._spare is None:
             self._spare = asyncio.create_task(self.started())
 
     async def drop_spare(self) -> None:
-        """End the process that waits for a model."""
+        """End the spare process."""
         if (spare := await self._taken_spare()) is not None:
             await spare.end()
 
@@ -41,7 +41,7 @@ class Starter:
         """Return a new process.
 
         Raises:
-            LoadFailedError: The system starts none.
+            LoadFailedError: The system cannot start one.
         """
         try:
             return await EngineProcess.started(self._hear, self._note_end, self._environment)
@@ -52,7 +52,7 @@ class Starter:
         """Return a process that has loaded a model, and the facts about it.
 
         Raises:
-            LoadError: It could not be loaded, and why.
+            LoadError: It could not be loaded; the message gives the reason.
             InvalidRequestError: An option cannot be met.
             UnsupportedError: The model cannot be loaded as asked.
         """
@@ -61,7 +61,7 @@ class Starter:
             try:
                 return process, await _loaded(process, charge)
             except LoadFailedError as error:
-                # One that says nothing may have ended while it waited: that is no load's fault.
+                # A silent one may have ended while it waited, which is not the load's fault.
                 if not process.is_mute:
                     raise
                 log.warning("%s; another process tries it", error)
@@ -69,10 +69,10 @@ class Starter:
         return process, await _loaded(process, charge)
 
     async def _taken_spare(self) -> EngineProcess | None:
-        """Return the process that waits, if there is one and it has started."""
+        """Return the spare process, if there is one and it has started."""
         if self._spare is None:
             return None
-        # A caller that leaves now leaves the process to the next one.
+        # If the caller leaves now, the process stays for the next one.
         await asyncio.wait([self._spare])
         spare, self._spare = self._spare, None
         if (error := spare.exception()) is not None:

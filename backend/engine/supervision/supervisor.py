@@ -1,7 +1,7 @@
 """Keeps one engine process at work on a model, and replaces a lost one.
 
-The open calls go on in the next process with the same tokens: a draw depends on seed and
-position only. Their callers see a pause.
+The open calls resume in the next process with the same tokens: a draw depends only on seed and
+position. Their callers see a pause.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from backend.errors import (
 from common.resident import resident_bytes
 
 MAX_FAILED_STARTS = 3
-# A process that has told nothing before it was lost, and was lost so early, counts as one.
+# A process lost this early, without any message, counts as a failed start.
 _EARLY_S = 2.0
 _STOP_TIMEOUT_S = 3.0
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Lives on one event loop.
+    """Supervises engine processes; lives on one event loop.
 
     Attributes:
         ledger: The open calls.
@@ -68,8 +68,8 @@ class Supervisor:
 
         Args:
             note_fault: Called when no process can load the model any more.
-            long_turn_s: A turn that takes longer is reported.
-            environment: Of the processes; `None` is that of this one.
+            long_turn_s: A longer turn is reported.
+            environment: Of the processes; `None` is this process's.
             memory_ledger: The directory where they share the machine's memory with others.
         """
         self.ledger = Ledger()
@@ -89,24 +89,24 @@ class Supervisor:
 
     @property
     def is_serving(self) -> bool:
-        """Whether work may be given: a process has the model, or the next one will have it."""
+        """Whether work is accepted: a process has the model, or the next one will."""
         return self._process is not None or self._recovery is not None
 
     @property
     def process_id(self) -> int | None:
-        """The number of the process that has the model."""
+        """The id of the process with the model."""
         process = self._process
         return process.process_id if process else None
 
     def prepare(self) -> None:
-        """Start a process that waits for a model, unless one does: a load need not wait then."""
+        """Start a spare process that waits for a model, unless there is one, to speed up a load."""
         self._starter.prepare()
 
     async def load(self, options: ModelOptions, directory: Path) -> Loaded:
-        """Load a model into a process that has none.
+        """Load a model into a process without one.
 
         Raises:
-            LoadError: It could not be loaded, and why.
+            LoadError: It could not be loaded; the message gives the reason.
             InvalidRequestError: An option cannot be met.
             UnsupportedError: The model cannot be loaded as asked.
         """
@@ -117,11 +117,11 @@ class Supervisor:
         return loaded
 
     async def end(self, reason: BackendError, *, drops_spare: bool = False) -> None:
-        """End the process and all open calls; what belongs on disk is written before.
+        """End the process and all open calls, after writing pending nodes to disk.
 
         Args:
-            reason: Told to the callers.
-            drops_spare: Whether the process that waits for a model ends too.
+            reason: The error for the callers.
+            drops_spare: Whether the spare process ends too.
         """
         self._handover.pause()
         process, self._process = self._process, None
@@ -147,7 +147,7 @@ class Supervisor:
             self._give(job)
 
     def drop(self, call: OpenCall) -> None:
-        """Have the process give up a call whose caller has left."""
+        """Have the process drop a call whose caller has left."""
         if self._process is not None and call.is_sent:
             match call:
                 case OpenRequest(request):
@@ -159,12 +159,12 @@ class Supervisor:
         self._handover.advance()
 
     def tell(self, news: Expect) -> None:
-        """Tell the process what it need not remember: another process would not know it."""
+        """Send the process a hint, which another process would not get."""
         if self._process is not None:
             self._process.send(news)
 
     def status(self) -> EngineStatus:
-        """Return the latest snapshot, and the turn that it is waiting for; from any thread."""
+        """Return the latest snapshot, with the duration of the present turn; from any thread."""
         process, status = self._process, self._status
         if process is None:
             return self._losses.added_to(EngineStatus(state=EngineState.BUSY))
@@ -182,7 +182,7 @@ class Supervisor:
         )
 
     def _turn_s(self, process: EngineProcess) -> float:
-        """Return how long a process with something to do has told nothing."""
+        """Return how long a process with work has been silent."""
         return time.monotonic() - process.silent_since if self.ledger.awaits_turn else 0.0
 
     def _install(self, process: EngineProcess, loaded: Loaded) -> None:
@@ -206,7 +206,7 @@ class Supervisor:
         if self._process is None:
             return
         if not self.ledger.awaits_turn:
-            # Until now nothing was to be heard.
+            # It had no reason to send messages until now.
             self._process.silent_since = time.monotonic()
         try:
             self._process.send(call.order())
@@ -246,7 +246,7 @@ class Supervisor:
             self._lose(process, reason)
 
     def _lose(self, process: EngineProcess, reason: BackendError) -> None:
-        """Replace the process, which has gone or is of no more use."""
+        """Replace the process, which is gone or useless."""
         self._process = None
         self._handover.pause()
         culprits = self.ledger.note_loss(self._passing, reason)
@@ -267,9 +267,9 @@ class Supervisor:
         self._recovery.add_done_callback(self._note_recovery)
 
     async def _recover(self, lost: EngineProcess, reason: BackendError) -> None:
-        """Have another process load the model; after three that cannot, give up."""
+        """Have another process load the model; give up after three failures."""
         began_at = time.monotonic()
-        # Its memory is needed.
+        # The next one needs its memory.
         await lost.end()
         while self._failed_starts < MAX_FAILED_STARTS:
             try:
@@ -295,7 +295,7 @@ class Supervisor:
             raise LoadFailedError(f"it was not loaded within {limit_s} s") from None
 
     def _note_recovery(self, recovery: "asyncio.Task[None]") -> None:
-        """End all open calls when a recovery has failed, whatever it failed of."""
+        """End all open calls when a recovery has failed, for any reason."""
         if recovery is not self._recovery:
             return
         self._recovery = None

@@ -1,4 +1,4 @@
-"""The server's part of a loaded model: its text side, and the media side by way of the process."""
+"""The server's part of a loaded model: its text side, and access to the media side."""
 
 import asyncio
 from dataclasses import replace
@@ -13,10 +13,10 @@ from common.own_thread import in_own_thread
 
 
 def read_text_part(options: ModelOptions, directory: Path) -> Any:  # noqa: ANN401 (untyped upstream)
-    """Read a checkpoint's tokenizer, while a process loads its weights; takes seconds.
+    """Read a checkpoint's tokenizer while a process loads its weights; takes seconds.
 
     Raises:
-        LoadError: A file of it is malformed.
+        LoadError: One of its files is malformed.
     """
     from backend.model.text.hf_tokenizer import read_tokenizer
     from backend.model.text.isolated.template import PROCESSES
@@ -31,12 +31,12 @@ async def loaded_model(
     text: Any,  # noqa: ANN401 (untyped upstream)
     prepare: Prepare,
 ) -> LoadedModel:
-    """Return the model that a process has loaded, as the server knows it.
+    """Return the server's view of a model loaded by a process.
 
     Args:
         options: Of the load.
-        loaded: The facts that the process told.
-        text: The tokenizer that `read_text_part` returned.
+        loaded: The facts reported by the process.
+        text: The result of `read_text_part`.
         prepare: Has the process prepare a medium.
     """
     from backend.model.text.hf_tokenizer import with_template
