@@ -147,9 +147,9 @@ class Intake:
         )
 
 
-def _failure(what: str, error: Exception) -> Failure:
+def _failure(problem: str, error: Exception) -> Failure:
     """Return an error of one request as a message; unexpected ones are logged."""
     if isinstance(error, BackendError):
         return Failure.of(error)
-    log.error("%s", what, exc_info=error)
-    return Failure.of(GenerationFailedError(f"{what}: {error}"))
+    log.error("%s", problem, exc_info=error)
+    return Failure.of(GenerationFailedError(f"{problem}: {error}"))
