@@ -42,10 +42,13 @@ async def replies(backend):
         "qwen3_omni_moe",  # features of deeper layers for every token, in a part of the model
         "minicpmo",  # the language model of a family whose towers have other settings
         "minicpmv4_7",  # a text among the processor's arrays
+        "kimi_vl",  # a list of shapes among them
+        "dots_ocr",  # a processor that has the ids of its tokens in its code
     ],
 )
 # As an error it would be swallowed, and the processor of gemma4 not be found.
 @pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values:UserWarning")
+@pytest.mark.filterwarnings("ignore:Image.Image.getdata is deprecated:DeprecationWarning")
 async def test_tokens_are_those_of_mlx_vlm(tmp_path, family):
     directory = build_vision_model(family, tmp_path)
     reference = Reference(directory)
