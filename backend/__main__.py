@@ -20,12 +20,16 @@ from backend.rpc.server import BackendServer
 from common import log as logs
 from common.address import AddressError
 from common.arguments import described, unknown_options
+from common.garbage import LASTING
+from common.heap import share_heaps
 from common.lifecycle import StopRequest, exit_with_parent, parse_interval
 
 # Hosts' variables for the number of parallel requests; the first one set counts.
 PARALLEL_VARIABLES = ("PYTHON_GRPC_MAX_WORKERS", "LLAMACPP_PARALLEL")
 # Set by run.sh before anything else.
 PARENT_VARIABLE = "MLX_BACKEND_PARENT"
+# glibc's own.
+HEAPS_VARIABLE = "MALLOC_ARENA_MAX"
 PROGRAM = "mlx-grpc-backend serve"
 DESCRIPTION = (
     "Serve MLX models by gRPC until SIGTERM or SIGINT; see docs/reference/options.md for variables."
@@ -52,6 +56,8 @@ class MissingPackageError(Exception):
 
 def main() -> int:
     """Serve, and return the exit code; the last line of a failed start gives the reason."""
+    if HEAPS_VARIABLE not in os.environ:
+        share_heaps()
     try:
         logs.configure(logs.level_of(os.environ))
     except ValueError as error:
@@ -91,6 +97,7 @@ async def serve(config: ServerConfig) -> int:
         server = BackendServer(config, engine, _tracing() if config.traces else ())
         log.info("listening on %s", await server.start())
         engine.prepare()
+        LASTING.leave_out_at_once()
         is_broken = await _stopped_or_broken(stop_request, engine)
         await server.stop()
     log.info("stopped")

@@ -20,6 +20,12 @@ class LastingObjects:
             gc.freeze()
             self._is_ours = True
 
+    def leave_out_at_once(self) -> None:
+        """Leave out what is there now, garbage too: that stops nobody."""
+        if self._is_ours or not gc.get_freeze_count():
+            gc.freeze()
+            self._is_ours = True
+
     def collect(self) -> None:
         """Collect all garbage, also among the excluded objects."""
         if self._is_ours:

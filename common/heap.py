@@ -5,6 +5,9 @@ import ctypes
 
 # By then an ended call holds no memory.
 TRIM_DELAY_S = 1.0
+# glibc takes up to eight for each core, and what is free in one serves no thread of another.
+HEAPS = 2
+_M_ARENA_MAX = -8
 
 
 class Heap:
@@ -28,3 +31,12 @@ def trim() -> bool:
     """Return freed memory to the system, where glibc keeps it; false elsewhere."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return malloc_trim is not None and bool(malloc_trim(0))
+
+
+def share_heaps() -> bool:
+    """Have all threads of this process share two heaps where it is glibc's; false elsewhere.
+
+    Call it before there are threads.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_M_ARENA_MAX, HEAPS))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -261,3 +262,20 @@ def test_no_count_falls_when_a_process_is_lost():
         evictions=9,
         disk=DiskCacheStatus(files=2, read_tokens=21, written_bytes=15, damaged=3, dropped=12),
     )
+
+
+def test_collections_of_the_server_leave_out_the_libraries_that_read_a_tokenizer():
+    code = """
+import gc
+from pathlib import Path
+from backend.config import ModelOptions
+from backend.demo import MODEL_DIR
+from backend.engine.supervision.text_part import read_text_part
+read_text_part(ModelOptions(model=""), Path(MODEL_DIR))
+print(gc.get_freeze_count(), len(gc.get_objects()))
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    left_out, looked_at = map(int, told)
+    assert left_out > 10 * looked_at

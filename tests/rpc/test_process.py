@@ -1,6 +1,7 @@
 """The backend as a host starts it: a process group of its own, standard input closed."""
 
 import contextlib
+import ctypes
 import os
 import random
 import re
@@ -108,6 +109,28 @@ def test_a_host_starts_asks_and_stops_it(start, arguments):
     assert backend.health() == b"OK"
     assert backend.stop() == 0
     assert backend.lines()[-1].endswith("stopped")
+
+
+def heaps_of(pid):
+    """Return the addresses of glibc's heaps beside the first: they lie at multiples of 64 MiB."""
+    mappings = re.findall(
+        r"^([0-9a-f]+)-[0-9a-f]+ rw-p 0+ 00:00 0\s*$",
+        Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    return [address for address in mappings if int(address, 16) % (64 * 2**20) == 0]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="it is glibc's")
+def test_its_threads_share_one_heap_beside_the_first_unless_the_environment_says_otherwise(start):
+    ours, other = (
+        start("--addr", "127.0.0.1:{port}"),
+        start("--addr", "127.0.0.1:{port}", MALLOC_ARENA_MAX="16"),
+    )
+    for backend in (ours, other):
+        assert backend.health() == b"OK"
+    assert len(heaps_of(ours.process.pid)) <= 1
+    assert len(heaps_of(other.process.pid)) > 1
 
 
 def test_it_starts_by_its_basename(start):

@@ -9,6 +9,7 @@ from backend.config import ModelOptions
 from backend.engine.messages.protocol import Loaded
 from backend.engine.supervision.media import Prepare, RemoteMedia
 from backend.model.loaded import LoadedModel
+from common.garbage import LASTING
 from common.own_thread import in_own_thread
 
 
@@ -21,6 +22,8 @@ def read_text_part(options: ModelOptions, directory: Path) -> Any:  # noqa: ANN4
     from backend.model.text.hf_tokenizer import read_tokenizer
     from backend.model.text.isolated.template import PROCESSES
 
+    # 90,000 objects of libraries, which no collection has to look at.
+    LASTING.leave_out_at_once()
     PROCESSES.prepare()
     return read_tokenizer(options, directory)
 
