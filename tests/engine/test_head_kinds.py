@@ -8,11 +8,16 @@ import pytest
 from mlx_lm.models.cache import KVCache
 from mlx_vlm.speculative.drafters import load_drafter
 
+from backend.config import ModelOptions
+from backend.engine.passes.caches import CacheFactory
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.heads.eagle_config import head_config
 from backend.model.heads.kinds import build_head, head_alone, head_beside
+from backend.model.heads.network import Target
 from backend.model.heads.tap import HiddenTap
+from backend.model.loader import load
+from scripts import tiny_vision
 from scripts.eagle_head import IDS, add_eagle
 from scripts.mtp_head import add_head
 from scripts.tiny_models import build
@@ -87,6 +92,31 @@ def test_the_states_are_those_after_the_layers_that_the_head_names(llama, tmp_pa
         after.append(states)
     for one, place in zip(found, (2, 3, 6), strict=True):
         assert mx.allclose(one, after[place - 1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", "gpt_oss", "gemma3_text", "deepseek_v3", "qwen3_5", "granitemoehybrid"]
+)
+def test_an_eagle_head_reads_the_layers_of_every_family(networks, family):
+    network = networks(family)
+    layers = Target(network).layers
+    tap = HiddenTap([layers[1], layers[-1], layers[1]])
+    network(mx.array([[3, 1, 4]]), cache=CacheFactory(network)())
+    assert [states.shape for states in tap.take()] == [(1, 3, 64)] * 3
+
+
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_vl"])
+def test_it_reads_those_of_models_that_see(tmp_path, family):
+    directory = tiny_vision.build(family, tmp_path)
+    network = load(ModelOptions(model=str(directory)), directory).network
+    tap = HiddenTap(Target(network).layers[:2])
+    network(mx.array([[3, 1, 4]]), cache=CacheFactory(network)())
+    assert [states.shape for states in tap.take()] == [(1, 3, 64)] * 2
+
+
+def test_a_model_that_is_built_in_another_way_is_refused(networks):
+    with pytest.raises(UnsupportedModelError, match="no embeddings, layers and norm where heads"):
+        Target(networks("mamba2"))
 
 
 def test_of_layers_that_return_several_values_the_first_is_taken():

@@ -24,7 +24,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory to look up a relative path in first, as the host does.",
 )
-@click.option("--draft-model", metavar="MODEL", help="Also load this draft model.")
+@click.option("--draft-model", metavar="MODEL", help="Also load this draft model or head.")
 @click.option("--download", is_flag=True, help="Download a hub model if necessary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

@@ -37,7 +37,7 @@ class Target:
         decoder: Network = getattr(language_model, "model", None)
         if not all(hasattr(decoder, name) for name in ("embed_tokens", "layers", "norm")):
             raise UnsupportedModelError(
-                "the model has no embeddings, layers and norm in the places that heads know"
+                "the model has no embeddings, layers and norm where heads expect them"
             )
         self.embed = decoder.embed_tokens
         self.layers: Sequence[Network] = decoder.layers
