@@ -167,8 +167,8 @@ def answer(backend, name, request):
     return call.read() if hasattr(call, "read") else call
 
 
-async def test_a_bad_field_of_a_side_call_is_named_whatever_is_loaded():
-    async with served() as backend:
+async def test_a_bad_field_of_a_side_call_is_named_whatever_is_loaded(shared):
+    async with shared() as backend:
         for (name, request), problem in BAD_SIDE_CALLS:
             code, details = await code_of(answer(backend, name, request))
             assert code is grpc.StatusCode.INVALID_ARGUMENT, (name, details)
@@ -198,8 +198,8 @@ async def test_paths_where_nothing_is_are_refused_by_their_field(tmp_path):
 
 
 @pytest.mark.parametrize("field", BAD_REQUESTS)
-async def test_a_bad_field_is_named_and_disturbs_nobody(tiny_models, field):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_bad_field_is_named_and_disturbs_nobody(shared, tiny_models, field):
+    async with shared(tiny_models("llama")) as backend:
         good = raw(Tokens=30, IgnoreEOS=True)
         expected = (await backend.stub.Predict(good)).message
         running = asyncio.create_task(stream(backend.stub, good))
@@ -211,8 +211,8 @@ async def test_a_bad_field_is_named_and_disturbs_nobody(tiny_models, field):
         assert (await running).message.encode() == expected
 
 
-async def test_bytes_that_are_no_text_name_their_field(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_bytes_that_are_no_text_name_their_field(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         call = backend.channel.unary_unary("/backend.Backend/Predict")
         request = b"\x0a\x02\xff\xfe"  # field 1, Prompt, two bytes that are no UTF-8
         code, details = await code_of(call(request))
@@ -234,8 +234,8 @@ async def test_bytes_that_are_no_text_name_their_field(tiny_models):
         ('root ::= "a" root', "Grammar"),
     ],
 )
-async def test_a_grammar_that_cannot_be_followed_is_refused(tiny_models, grammar, problem):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_grammar_that_cannot_be_followed_is_refused(shared, tiny_models, grammar, problem):
+    async with shared(tiny_models("llama")) as backend:
         neighbour = backend.stub.Predict(raw(Tokens=30, IgnoreEOS=True))
         code, details = await code_of(backend.stub.Predict(raw(Grammar=grammar)))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -244,8 +244,8 @@ async def test_a_grammar_that_cannot_be_followed_is_refused(tiny_models, grammar
         assert (await neighbour).tokens == 30
 
 
-async def test_the_wrong_identity_is_refused_on_every_call_that_carries_one(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_the_wrong_identity_is_refused_on_every_call_that_carries_one(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         other = {"ModelIdentity": "another"}
         calls = [
             backend.stub.Predict(raw(**other)),
@@ -266,8 +266,8 @@ async def test_the_wrong_identity_is_refused_on_every_call_that_carries_one(tiny
         assert (await backend.stub.Predict(raw(ModelIdentity=right))).tokens > 0
 
 
-async def test_without_a_model_calls_fail_with_the_hosts_words():
-    async with served() as backend:
+async def test_without_a_model_calls_fail_with_the_hosts_words(shared):
+    async with shared() as backend:
         calls = [
             backend.stub.Predict(raw()),
             stream(backend.stub, raw()),
@@ -283,8 +283,8 @@ async def test_without_a_model_calls_fail_with_the_hosts_words():
             assert "model not loaded" in details
 
 
-async def test_what_a_model_cannot_do_is_unimplemented(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_what_a_model_cannot_do_is_unimplemented(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         calls = [
             backend.stub.Rerank(pb.RerankRequest(query="q", documents=["d"])),
             backend.stub.TokenClassify(pb.TokenClassifyRequest(text="t")),

@@ -29,8 +29,8 @@ def expected(directory, text):
     return [(span.start, span.end, span.label) for span in spans]
 
 
-async def test_entities_are_those_of_the_network_alone_and_in_company(classifier):
-    async with served(classifier) as backend:
+async def test_entities_are_those_of_the_network_alone_and_in_company(shared, classifier):
+    async with shared(classifier) as backend:
         texts = [TEXT, "ba bo", "ki 3 ne, " * 9]
         answers = await asyncio.gather(
             *(backend.stub.TokenClassify(pb.TokenClassifyRequest(text=text)) for text in texts)
@@ -53,8 +53,8 @@ async def test_entities_are_those_of_the_network_alone_and_in_company(classifier
     assert any(answer.entities for answer in answers)
 
 
-async def test_a_text_beyond_the_context_is_read_in_parts(classifier):
-    async with served(classifier) as backend:
+async def test_a_text_beyond_the_context_is_read_in_parts(shared, classifier):
+    async with shared(classifier) as backend:
         answer = await backend.stub.TokenClassify(pb.TokenClassifyRequest(text="bo ba ki " * 200))
     assert max(entity.end for entity in answer.entities) > 1000
 
@@ -75,9 +75,9 @@ async def test_a_context_without_room_for_a_token_is_refused(classifier):
     )
 
 
-async def test_a_text_that_would_take_minutes_to_tokenise_is_refused(classifier):
+async def test_a_text_that_would_take_minutes_to_tokenise_is_refused(shared, classifier):
     text = "a" * (MAX_CHARS_PER_TOKEN * MAX_TOKEN_IDS + 1)
-    async with served(classifier) as backend:
+    async with shared(classifier) as backend:
         code, details = await code_of(
             backend.stub.TokenClassify(pb.TokenClassifyRequest(text=text))
         )
@@ -85,8 +85,8 @@ async def test_a_text_that_would_take_minutes_to_tokenise_is_refused(classifier)
     assert details.startswith(f"text: holds {len(text)} characters")
 
 
-async def test_entities_below_the_threshold_are_left_out(classifier):
-    async with served(classifier) as backend:
+async def test_entities_below_the_threshold_are_left_out(shared, classifier):
+    async with shared(classifier) as backend:
         every = await backend.stub.TokenClassify(pb.TokenClassifyRequest(text=TEXT))
         median = sorted(entity.score for entity in every.entities)[len(every.entities) // 2]
         some = await backend.stub.TokenClassify(

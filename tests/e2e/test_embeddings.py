@@ -92,8 +92,8 @@ async def test_a_decoder_without_its_head_embeds_the_same(tmp_path):
         assert vector(await embed(backend)) == pytest.approx(whole, abs=1e-6)
 
 
-async def test_token_ids_are_read_as_they_are(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_token_ids_are_read_as_they_are(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         ids = AutoTokenizer.from_pretrained(tiny_models("llama"))(TEXT).input_ids
         result = await backend.stub.Embedding(pb.PredictOptions(EmbeddingTokens=ids))
         assert result.prompt_tokens == len(ids)
@@ -127,15 +127,15 @@ async def test_with_truncate_the_beginning_is_embedded(tiny_models):
         assert vector(cut) == pytest.approx(vector(same), abs=1e-5)
 
 
-async def test_nothing_to_embed_is_refused_by_name(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_nothing_to_embed_is_refused_by_name(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         code, details = await code_of(backend.stub.Embedding(pb.PredictOptions(Prompt="ba")))
     assert (code, details) == (INVALID, "Embeddings: is empty, and so is EmbeddingTokens")
 
 
 @pytest.mark.parametrize("field", ["Images", "Audios", "Videos"])
-async def test_media_are_refused_by_name(tiny_models, field):
-    async with served(tiny_models("llama")) as backend:
+async def test_media_are_refused_by_name(shared, tiny_models, field):
+    async with shared(tiny_models("llama")) as backend:
         request = pb.PredictOptions(Embeddings="ba be", **{field: ["AAAA"]})
         code, details = await code_of(backend.stub.Embedding(request))
         assert (code, details.startswith(field)) == (grpc.StatusCode.INVALID_ARGUMENT, True)

@@ -76,9 +76,9 @@ async def vectors_at_once(backend, texts):
 
 
 @pytest.mark.parametrize("model_type", [*TYPES, "llama_bidirec"])
-async def test_an_encoder_gives_the_mean_of_all_tokens(encoders, model_type, tmp_path):
+async def test_an_encoder_gives_the_mean_of_all_tokens(shared, encoders, model_type, tmp_path):
     states = hidden_states(encoders[model_type], tmp_path / "m", TEXTS)
-    async with served(encoders[model_type]) as backend:
+    async with shared(encoders[model_type]) as backend:
         result = await embed(backend, TEXTS[1])
         single = await vectors(backend, TEXTS)
         together = await vectors_at_once(backend, TEXTS)
@@ -117,9 +117,9 @@ async def test_an_encoder_without_pooling_gives_every_token_a_vector(encoders, t
         assert np.array(result.embeddings) == pytest.approx(expected.ravel(), abs=1e-5)
 
 
-async def test_token_ids_are_read_as_they_are(encoders):
+async def test_token_ids_are_read_as_they_are(shared, encoders):
     ids = AutoTokenizer.from_pretrained(encoders["bert"])(TEXTS[1]).input_ids
-    async with served(encoders["bert"]) as backend:
+    async with shared(encoders["bert"]) as backend:
         result = await backend.stub.Embedding(pb.PredictOptions(EmbeddingTokens=ids))
         text = await embed(backend, TEXTS[1])
         wrong = pb.PredictOptions(EmbeddingTokens=[1, 5000])
@@ -128,9 +128,9 @@ async def test_token_ids_are_read_as_they_are(encoders):
     assert (code, details.partition(" is ")[0]) == (INVALID, "EmbeddingTokens: token id 5000")
 
 
-async def test_an_encoder_generates_no_text_and_says_so(encoders):
+async def test_an_encoder_generates_no_text_and_says_so(shared, encoders):
     directory = encoders["bert"]
-    async with served(directory) as backend:
+    async with shared(directory) as backend:
         for call in (
             backend.stub.Predict(pb.PredictOptions(Prompt="la")),
             stream(backend.stub, pb.PredictOptions(Prompt="la")),
@@ -205,10 +205,10 @@ async def rerank(backend, **fields):
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-async def test_a_cross_encoder_orders_documents(cross_encoders, model_type, tmp_path):
+async def test_a_cross_encoder_orders_documents(shared, cross_encoders, model_type, tmp_path):
     directory = cross_encoders[model_type]
     expected = list(expected_relevance(directory, tmp_path / "m", "la li"))
-    async with served(directory) as backend:
+    async with shared(directory) as backend:
         result = await rerank(backend)
         best = await rerank(backend, top_n=2)
         alone = await rerank(backend, documents=DOCUMENTS[1:2])
@@ -224,8 +224,8 @@ async def test_a_cross_encoder_orders_documents(cross_encoders, model_type, tmp_
     assert alone.results[0].relevance_score == pytest.approx(relevance[1], abs=1e-5)
 
 
-async def test_a_cross_encoder_does_nothing_else_and_says_so(cross_encoders):
-    async with served(cross_encoders["bert"]) as backend:
+async def test_a_cross_encoder_does_nothing_else_and_says_so(shared, cross_encoders):
+    async with shared(cross_encoders["bert"]) as backend:
         for call in (
             backend.stub.Predict(pb.PredictOptions(Prompt="la")),
             backend.stub.Score(pb.ScoreRequest(prompt="la", candidates=["li"])),

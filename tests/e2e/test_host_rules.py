@@ -26,11 +26,11 @@ root ::= root-0
 
 
 @pytest.mark.parametrize("rpc", ["Predict", "PredictStream"])
-async def test_a_strict_tool_leaves_the_model_free_to_chat(rpc):
+async def test_a_strict_tool_leaves_the_model_free_to_chat(shared, rpc):
     request = chat(
         [user("Say hello to Ada.")], tools=[strict(WEATHER_TOOL)], Grammar=FUNCTION_GRAMMAR
     )
-    async with served(MODEL_DIR) as backend:
+    async with shared(MODEL_DIR) as backend:
         if rpc == "Predict":
             content = (await backend.stub.Predict(request)).message.decode()
         else:
@@ -39,13 +39,13 @@ async def test_a_strict_tool_leaves_the_model_free_to_chat(rpc):
     assert not content.startswith("{")
 
 
-async def test_a_strict_tool_is_called_in_the_models_own_format():
+async def test_a_strict_tool_is_called_in_the_models_own_format(shared):
     request = chat(
         [user("What is the weather in Hanoi?")],
         tools=[strict(WEATHER_TOOL)],
         Grammar=FUNCTION_GRAMMAR,
     )
-    async with served(MODEL_DIR) as backend:
+    async with shared(MODEL_DIR) as backend:
         reply = await stream(backend.stub, request)
     (call,) = reply.calls.values()
     assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Hanoi"})
@@ -65,7 +65,9 @@ async def test_a_thought_that_fills_the_context_does_not_make_the_host_try_again
     assert "".join(delta.content for delta in whole.chat_deltas) == "\n"
 
 
-async def test_tool_results_of_the_hosts_anthropic_endpoint_reach_the_template_as_tool_messages():
+async def test_tool_results_of_the_hosts_anthropic_endpoint_reach_the_template_as_tool_messages(
+    shared,
+):
     call = {"id": "toolu_1", "type": "function"}
     call["function"] = {"name": "get_weather", "arguments": json.dumps({"city": "Hanoi"})}
     turn = [
@@ -75,7 +77,7 @@ async def test_tool_results_of_the_hosts_anthropic_endpoint_reach_the_template_a
     text = json.dumps({"temperature": 31})
     as_tool = {"role": "tool", "name": "get_weather", "tool_call_id": "toolu_1", "content": text}
     as_text = user(f"[Tool Result for toolu_1]: {text}")
-    async with served(MODEL_DIR) as backend:
+    async with shared(MODEL_DIR) as backend:
         prompts = [
             (await backend.stub.TokenizeString(chat([*turn, last], tools=[WEATHER_TOOL]))).tokens
             for last in (as_tool, as_text)
@@ -91,8 +93,10 @@ GREETING = {
 }
 
 
-async def test_with_tools_and_a_response_format_the_reply_is_a_call_or_the_constrained_answer():
-    async with served(MODEL_DIR) as backend:
+async def test_with_tools_and_a_response_format_the_reply_is_a_call_or_the_constrained_answer(
+    shared,
+):
+    async with shared(MODEL_DIR) as backend:
         fields = {"tools": [WEATHER_TOOL], "Grammar": json.dumps(GREETING), "Tokens": 120}
         asked = await stream(backend.stub, chat([user("What is the weather in Hanoi?")], **fields))
         greeted = await stream(backend.stub, chat([user("Say hello to Paris.")], **fields))
@@ -112,7 +116,7 @@ OTHER_TOOL = {
 }
 
 
-async def test_of_the_tools_only_the_allowed_ones_are_offered():
+async def test_of_the_tools_only_the_allowed_ones_are_offered(shared):
     choice = {
         "type": "allowed_tools",
         "mode": "required",
@@ -123,19 +127,19 @@ async def test_of_the_tools_only_the_allowed_ones_are_offered():
         tools=[WEATHER_TOOL, OTHER_TOOL],
         ToolChoice=json.dumps(choice),
     )
-    async with served(MODEL_DIR) as backend:
+    async with shared(MODEL_DIR) as backend:
         reply = await stream(backend.stub, request)
     assert reply.calls[0]["name"] == "get_time"
 
 
-async def test_a_tool_that_is_offered_twice_and_foreign_words_cost_no_request(caplog):
+async def test_a_tool_that_is_offered_twice_and_foreign_words_cost_no_request(shared, caplog):
     caplog.set_level("INFO")
     request = chat(
         [user("What is the weather in Hanoi?")],
         tools=[WEATHER_TOOL, WEATHER_TOOL],
         Metadata={"priority": "urgent", "trace": "a1"},
     )
-    async with served(MODEL_DIR) as backend:
+    async with shared(MODEL_DIR) as backend:
         reply = await stream(backend.stub, request)
     assert [call["name"] for call in reply.calls.values()] == ["get_weather"]
     assert "'urgent' is not one of" in caplog.text

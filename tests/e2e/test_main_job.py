@@ -5,6 +5,7 @@ import json
 from contextlib import aclosing
 
 import pytest
+import pytest_asyncio
 from serving import chat, served, stream, user
 
 from backend.core.delta import FinishReason
@@ -22,9 +23,9 @@ TOOL_NAME = WEATHER_TOOL["function"]["name"]
 QUESTION = "What is the weather in Paris?"
 
 
-@pytest.fixture
-async def backend():
-    async with served(MODEL_DIR) as running:
+@pytest_asyncio.fixture(loop_scope="module")
+async def backend(shared):
+    async with shared(MODEL_DIR) as running:
         yield running
 
 
@@ -176,9 +177,10 @@ async def test_a_developer_speaks_as_the_system(backend):
     assert tokens[0] == tokens[1]
 
 
-async def test_the_log_has_one_line_per_request_and_no_text(backend, caplog):
+async def test_the_log_has_one_line_per_request_and_no_text(caplog):
     caplog.set_level("INFO")
-    reply = await backend.stub.Predict(chat([user("Say hello to Paris.")], CorrelationId="abc"))
+    async with served(MODEL_DIR) as backend:
+        reply = await backend.stub.Predict(chat([user("Say hello to Paris.")], CorrelationId="abc"))
     lines = [r.getMessage() for r in caplog.records if "request id=" in r.getMessage()]
     assert len(lines) == 1
     for part in (

@@ -59,11 +59,11 @@ async def test_candidates_score_as_in_one_pass(tiny_models, networks, family):
         assert "".join(token.token for token in first.tokens).endswith(candidate.strip())
 
 
-async def test_tokens_that_merge_with_the_prompt_are_scored(tiny_models, networks):
+async def test_tokens_that_merge_with_the_prompt_are_scored(shared, tiny_models, networks):
     encode = encoder(tiny_models("llama"))
     prompt, candidate = "du !a", "bo"  # "ab" is one token
     assert encode(prompt)[-1] not in encode(prompt + candidate)
-    async with served(tiny_models("llama")) as backend:
+    async with shared(tiny_models("llama")) as backend:
         merged, plain = await score(backend, prompt, [candidate, "! bo"])
     network = networks("llama")
     for scored, text in ((merged, candidate), (plain, "! bo")):
@@ -115,8 +115,8 @@ async def test_a_recurrent_model_goes_on_from_the_stable_prefix(tiny_models):
         ({"prompt": "ba " * 99, "candidates": ["bo"]}, "prompt: "),
     ],
 )
-async def test_what_cannot_be_scored_is_refused_by_name(tiny_models, fields, problem):
-    async with served(tiny_models("llama"), MaxModelLen=64) as backend:
+async def test_what_cannot_be_scored_is_refused_by_name(shared, tiny_models, fields, problem):
+    async with shared(tiny_models("llama"), MaxModelLen=64) as backend:
         code, details = await code_of(backend.stub.Score(pb.ScoreRequest(**fields)))
     assert code is INVALID
     assert details.startswith(problem)
@@ -170,9 +170,9 @@ async def rerank(backend, **fields):
     )
 
 
-async def test_a_reranker_orders_documents_by_yes_against_no(reranker):
+async def test_a_reranker_orders_documents_by_yes_against_no(shared, reranker):
     expected = list(expected_relevance(reranker))
-    async with served(reranker) as backend:
+    async with shared(reranker) as backend:
         result = await rerank(backend)
         best = await rerank(backend, top_n=2)
     relevance = {each.index: each.relevance_score for each in result.results}
@@ -216,23 +216,23 @@ async def test_another_model_reranks_only_if_the_option_says_so(tiny_models):
         ({"query": "ba " * 9999}, "query: "),
     ],
 )
-async def test_what_cannot_be_ranked_is_refused_by_name(reranker, fields, problem):
-    async with served(reranker, MaxModelLen=600) as backend:
+async def test_what_cannot_be_ranked_is_refused_by_name(shared, reranker, fields, problem):
+    async with shared(reranker, MaxModelLen=600) as backend:
         code, details = await code_of(rerank(backend, **fields))
     assert code is INVALID
     assert details.startswith(problem)
 
 
-async def test_with_truncate_a_long_document_is_cut_before_the_tail(reranker):
+async def test_with_truncate_a_long_document_is_cut_before_the_tail(shared, reranker):
     options = {"MaxModelLen": 600, "Options": ["truncate:true"]}
-    async with served(reranker, **options) as backend:
+    async with shared(reranker, **options) as backend:
         result = await rerank(backend, documents=["ba " * 999])
     assert result.usage.prompt_tokens == 600
 
 
-async def test_with_truncate_a_query_that_leaves_no_room_is_refused(reranker):
+async def test_with_truncate_a_query_that_leaves_no_room_is_refused(shared, reranker):
     options = {"MaxModelLen": 600, "Options": ["truncate:true"]}
-    async with served(reranker, **options) as backend:
+    async with shared(reranker, **options) as backend:
         code, details = await code_of(rerank(backend, query="ba " * 400))
     assert code is INVALID
     assert details.startswith("query: ")

@@ -69,8 +69,8 @@ def is_call(call):
     return call["name"] == "note_add" and set(arguments) <= {"text", "pri"}
 
 
-async def test_a_schema_is_followed_by_every_reply_alone_and_beside_others(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_schema_is_followed_by_every_reply_alone_and_beside_others(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         requests = [
             raw("ba be", Grammar=json.dumps(SCHEMA), Seed=seed, Metadata=NO_THINKING)
             for seed in range(1, 13)
@@ -85,9 +85,9 @@ async def test_a_schema_is_followed_by_every_reply_alone_and_beside_others(tiny_
     assert all(reply.tokens == 20 for reply in together[12:])
 
 
-async def test_a_grammar_is_followed_whatever_else_the_request_wants(tiny_models):
+async def test_a_grammar_is_followed_whatever_else_the_request_wants(shared, tiny_models):
     grammar = 'root ::= ("yes" | "no") (", " ("yes" | "no")){2}'
-    async with served(tiny_models("qwen3")) as backend:
+    async with shared(tiny_models("qwen3")) as backend:
         [think] = (await backend.stub.TokenizeString(pb.PredictOptions(Prompt="<think>"))).tokens
         no_thought = json.dumps({str(think): -100})
         for options in ({}, {"IgnoreEOS": True}, {"Logprobs": 2}, {"Penalty": 1.3}):
@@ -98,8 +98,8 @@ async def test_a_grammar_is_followed_whatever_else_the_request_wants(tiny_models
             assert set(words) <= {"yes", "no"}
 
 
-async def test_a_thought_comes_before_the_structure(tiny_models):
-    async with served(tiny_models("qwen3")) as backend:
+async def test_a_thought_comes_before_the_structure(shared, tiny_models):
+    async with shared(tiny_models("qwen3")) as backend:
         [end] = (await backend.stub.TokenizeString(pb.PredictOptions(Prompt="</think>"))).tokens
         bias = json.dumps({str(end): 4})
         request = raw("ba <think>", Grammar='root ::= "yes" | "no"', LogitBias=bias, Seed=5)
@@ -108,8 +108,8 @@ async def test_a_thought_comes_before_the_structure(tiny_models):
         assert reply.content in ("yes", "no")
 
 
-async def test_no_thought_comes_before_the_structure_when_thinking_is_off():
-    async with served(MODEL_DIR) as backend:
+async def test_no_thought_comes_before_the_structure_when_thinking_is_off(shared):
+    async with shared(MODEL_DIR) as backend:
         request = chat(
             [user("What is the weather in Quito?")],
             Grammar='root ::= "yes" | "no"',
@@ -122,15 +122,15 @@ async def test_no_thought_comes_before_the_structure_when_thinking_is_off():
         assert not reply.reasoning
 
 
-async def test_a_schema_in_the_metadata_is_followed_too(tiny_models):
+async def test_a_schema_in_the_metadata_is_followed_too(shared, tiny_models):
     metadata = {"json_schema": json.dumps({"enum": ["red", "green"]})}
-    async with served(tiny_models("llama")) as backend:
+    async with shared(tiny_models("llama")) as backend:
         reply = await stream(backend.stub, raw("ba", Metadata=metadata, Seed=1))
         assert json.loads(reply.content) in ("red", "green")
 
 
-async def test_a_structure_cut_off_at_the_limit_ends_by_length(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_structure_cut_off_at_the_limit_ends_by_length(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         reply = await backend.stub.Predict(raw("ba", Grammar=json.dumps(SCHEMA), Tokens=5))
         assert reply.tokens == 5
 
@@ -138,8 +138,8 @@ async def test_a_structure_cut_off_at_the_limit_ends_by_length(tiny_models):
 @pytest.mark.parametrize(
     "choice", ["required", '{"type":"function","function":{"name":"note_add"}}']
 )
-async def test_a_required_call_is_made_and_is_valid(tiny_models, choice):
-    async with served(tiny_models("qwen3")) as backend:
+async def test_a_required_call_is_made_and_is_valid(shared, tiny_models, choice):
+    async with shared(tiny_models("qwen3")) as backend:
         requests = [
             chat(
                 [user("ba be bi")],
@@ -162,8 +162,8 @@ async def test_a_required_call_is_made_and_is_valid(tiny_models, choice):
             assert reply.calls[0]["name"] == "note_add"
 
 
-async def test_the_embedded_model_calls_where_it_would_chat():
-    async with served(MODEL_DIR) as backend:
+async def test_the_embedded_model_calls_where_it_would_chat(shared):
+    async with shared(MODEL_DIR) as backend:
         ask = chat([user("Say hello to Paris.")], tools=[WEATHER_TOOL], Tokens=120)
         assert not (await stream(backend.stub, ask)).calls
         ask.ToolChoice = "required"
@@ -173,11 +173,11 @@ async def test_the_embedded_model_calls_where_it_would_chat():
         assert not reply.content
 
 
-async def test_the_embedded_model_gives_json_where_it_would_write_prose():
+async def test_the_embedded_model_gives_json_where_it_would_write_prose(shared):
     greeting = {"type": "string", "maxLength": 20}
     schema = {"type": "object", "properties": {"greeting": greeting}, "required": ["greeting"]}
     schema["additionalProperties"] = False
-    async with served(MODEL_DIR) as backend:
+    async with shared(MODEL_DIR) as backend:
         ask = chat([user("Say hello to Paris.")], Tokens=120, Grammar=json.dumps(schema))
         reply = await stream(backend.stub, ask)
         assert isinstance(json.loads(reply.content)["greeting"], str)

@@ -47,8 +47,8 @@ def thought_in(reply, *, is_open=False):
 
 
 @pytest.mark.parametrize("budget", [1, 4])
-async def test_a_thought_ends_and_the_answer_follows(budget):
-    async with served(MODEL_DIR) as backend:
+async def test_a_thought_ends_and_the_answer_follows(shared, budget):
+    async with shared(MODEL_DIR) as backend:
         free = await stream(backend.stub, asked(None))
         reply = await stream(backend.stub, asked(budget))
         called = await stream(backend.stub, asked(budget, tools=[WEATHER_TOOL]))
@@ -61,14 +61,14 @@ async def test_a_thought_ends_and_the_answer_follows(budget):
     assert called.content == ""
 
 
-async def test_a_budget_that_is_not_used_up_changes_nothing():
-    async with served(MODEL_DIR) as backend:
+async def test_a_budget_that_is_not_used_up_changes_nothing(shared):
+    async with shared(MODEL_DIR) as backend:
         free, reply = [await stream(backend.stub, asked(budget)) for budget in (None, 1000)]
     assert tokens_of(reply) == tokens_of(free)
 
 
-async def test_no_budget_is_no_thought():
-    async with served(MODEL_DIR) as backend:
+async def test_no_budget_is_no_thought(shared):
+    async with shared(MODEL_DIR) as backend:
         replies = [
             await stream(backend.stub, asked(0)),
             await stream(backend.stub, asked(0, metadata={"enable_thinking": "true"})),
@@ -82,8 +82,8 @@ async def test_no_budget_is_no_thought():
 
 
 @pytest.mark.parametrize("budget", [0, 4])
-async def test_a_thought_that_the_template_opened_is_closed(budget):
-    async with served(MODEL_DIR, Options=[f"chat_template:{OPENING}"]) as backend:
+async def test_a_thought_that_the_template_opened_is_closed(shared, budget):
+    async with shared(MODEL_DIR, Options=[f"chat_template:{OPENING}"]) as backend:
         reply = await stream(backend.stub, asked(budget))
     assert thought_in(reply, is_open=True) == budget
     assert bool(reply.reasoning) is bool(budget)
@@ -91,8 +91,8 @@ async def test_a_thought_that_the_template_opened_is_closed(budget):
 
 
 @pytest.mark.parametrize("sampling", [{}, {"Temperature": 1.5, "Seed": 5}], ids=["greedy", "drawn"])
-async def test_the_answer_follows_its_schema_or_is_a_call(sampling):
-    async with served(MODEL_DIR) as backend:
+async def test_the_answer_follows_its_schema_or_is_a_call(shared, sampling):
+    async with shared(MODEL_DIR) as backend:
         for budget in (0, 2, 5):
             metadata = {"json_schema": json.dumps(SCHEMA)}
             reply = await stream(backend.stub, asked(budget, metadata=metadata, **sampling))
@@ -106,7 +106,7 @@ async def test_the_answer_follows_its_schema_or_is_a_call(sampling):
                     assert 0 < thought_in(each) <= budget
 
 
-async def test_eight_at_once_and_neighbours_say_what_each_says_alone():
+async def test_eight_at_once_and_neighbours_say_what_each_says_alone(shared):
     requests = [
         asked(budget, f"Is it warm in {city}?", Temperature=0.8, Seed=seed, tools=tools)
         for seed, (budget, city, tools) in enumerate(
@@ -118,7 +118,7 @@ async def test_eight_at_once_and_neighbours_say_what_each_says_alone():
             start=1,
         )
     ]
-    async with served(MODEL_DIR) as backend:
+    async with shared(MODEL_DIR) as backend:
         alone = [tokens_of(await stream(backend.stub, request)) for request in requests]
         together = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
     assert [tokens_of(reply) for reply in together] == alone
@@ -176,15 +176,15 @@ async def test_it_holds_in_every_format_eight_at_once_beside_neighbours(tiny_mod
     assert all(reply.content in ("yes", "no") for reply in replies[::2])
 
 
-async def test_drafts_change_nothing():
-    async with served(MODEL_DIR) as backend:
+async def test_drafts_change_nothing(shared):
+    async with shared(MODEL_DIR) as backend:
         for budget in (1, 4, 7):
             plain = await stream(backend.stub, asked(budget, metadata={"speculation": "off"}))
             assert tokens_of(await stream(backend.stub, asked(budget))) == tokens_of(plain)
 
 
-async def test_a_reply_that_must_not_end_by_itself_does_not():
-    async with served(MODEL_DIR) as backend:
+async def test_a_reply_that_must_not_end_by_itself_does_not(shared):
+    async with shared(MODEL_DIR) as backend:
         reply = await stream(backend.stub, asked(3, IgnoreEOS=True, Tokens=60))
     assert reply.last.tokens == 60
     assert thought_in(reply) == 3
@@ -214,8 +214,8 @@ async def test_the_option_holds_for_requests_that_bring_none():
 
 
 @pytest.mark.parametrize("budget", ["-1", "many", "1.5", "1e3", "10000000000", "٣"])
-async def test_a_budget_that_is_no_number_of_tokens_is_refused(budget):
-    async with served(MODEL_DIR) as backend:
+async def test_a_budget_that_is_no_number_of_tokens_is_refused(shared, budget):
+    async with shared(MODEL_DIR) as backend:
         code, details = await code_of(backend.stub.Predict(asked(budget)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details.startswith('Metadata["thinking_budget"]: must be a number of tokens')

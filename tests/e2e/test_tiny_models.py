@@ -39,19 +39,19 @@ async def test_every_cache_kind_streams_and_folds_alike(tiny_models, family):
         assert whole.prompt_tokens == folded.last.prompt_tokens > 0
 
 
-async def test_concurrent_requests_get_the_tokens_they_get_alone(tiny_models):
+async def test_concurrent_requests_get_the_tokens_they_get_alone(shared, tiny_models):
     requests = [
         raw(f"prompt {'ba ' * i}", Tokens=8 + i, Temperature=0.9, TopP=0.9, Seed=100 + i)
         for i in range(8)
     ]
-    async with served(tiny_models("llama")) as backend:
+    async with shared(tiny_models("llama")) as backend:
         alone = [(await backend.stub.Predict(request)).message for request in requests]
         together = await asyncio.gather(*(stream(backend.stub, r) for r in requests))
         assert [reply.message.encode() for reply in together] == alone
 
 
-async def test_counts_and_timings_are_cumulative_in_every_reply(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_counts_and_timings_are_cumulative_in_every_reply(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         reply = await stream(backend.stub, raw(Tokens=20))
         counts = [r.tokens for r in reply.replies]
         assert counts == sorted(counts)
@@ -61,8 +61,8 @@ async def test_counts_and_timings_are_cumulative_in_every_reply(tiny_models):
         assert reply.last.timing_token_generation > 0
 
 
-async def test_logprobs_cover_every_token_once_in_the_last_reply(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_logprobs_cover_every_token_once_in_the_last_reply(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         reply = await stream(backend.stub, raw(Logprobs=3, TopLogprobs=3))
         assert [bool(r.logprobs) for r in reply.replies] == [False] * (len(reply.replies) - 1) + [
             True
@@ -101,8 +101,8 @@ async def test_a_prompt_over_the_context_is_refused_with_both_numbers(tiny_model
         assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_logit_bias_moves_tokens(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_logit_bias_moves_tokens(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         ids = (await backend.stub.TokenizeString(pb.PredictOptions(Prompt="ba"))).tokens
         reply = await backend.stub.Predict(raw(LogitBias=json.dumps({str(ids[0]): 1000})))
         text = (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=[ids[0]] * 12))).content
@@ -112,8 +112,8 @@ async def test_a_logit_bias_moves_tokens(tiny_models):
         assert "LogitBias" in details
 
 
-async def test_tokenizing_and_detokenizing_are_inverse(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_tokenizing_and_detokenizing_are_inverse(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         text = 'Grüße aus Zürich: 你好 🙂 {"a": 1}'
         answer = await backend.stub.TokenizeString(pb.PredictOptions(Prompt=text))
         assert answer.length == len(answer.tokens) > 0
@@ -124,15 +124,15 @@ async def test_tokenizing_and_detokenizing_are_inverse(tiny_models):
         assert "-1" in details
 
 
-async def test_tokenizing_messages_counts_the_rendered_prompt(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_tokenizing_messages_counts_the_rendered_prompt(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         request = chat([user("ba be bi")], Tokens=1)
         counted = await backend.stub.TokenizeString(request)
         assert counted.length == (await backend.stub.Predict(request)).prompt_tokens
 
 
-async def test_tokens_are_counted_whatever_the_reply_would_need(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_tokens_are_counted_whatever_the_reply_would_need(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         plain = await backend.stub.TokenizeString(chat([user("ba be bi")]))
         request = chat([user("ba be bi")], Grammar="root ::= x", Images=["x"], Temperature=-1.0)
         assert (await backend.stub.TokenizeString(request)).tokens == plain.tokens
@@ -144,8 +144,8 @@ async def test_a_conversation_over_the_context_can_still_be_counted(tiny_models)
         assert counted.length > 32
 
 
-async def test_a_stop_string_never_shows_and_ends_generation(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_stop_string_never_shows_and_ends_generation(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         whole = (await backend.stub.Predict(raw(Tokens=30))).message.decode()
         stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
         expected = whole[: whole.index(stop)]
@@ -156,8 +156,8 @@ async def test_a_stop_string_never_shows_and_ends_generation(tiny_models):
         assert unary.message.decode() == expected
 
 
-async def test_penalties_reach_the_engine(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_penalties_reach_the_engine(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         plain = await backend.stub.Predict(raw(Tokens=24))
         for option in ({"Penalty": 1.8}, {"PresencePenalty": 1.9}, {"FrequencyPenalty": 1.9}):
             assert (await backend.stub.Predict(raw(Tokens=24, **option))).message != plain.message
@@ -165,8 +165,8 @@ async def test_penalties_reach_the_engine(tiny_models):
             assert (await backend.stub.Predict(raw(Tokens=24, **off))).message == plain.message
 
 
-async def test_health_answers_during_a_long_prefill(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_health_answers_during_a_long_prefill(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         call = backend.stub.PredictStream(raw("ba be bi " * 600, Tokens=1))
         reading = asyncio.create_task(call.read())
         answers = 0
@@ -178,8 +178,8 @@ async def test_health_answers_during_a_long_prefill(tiny_models):
 
 
 @pytest.mark.parametrize("rpc", ["Predict", "PredictStream"])
-async def test_a_client_that_leaves_frees_its_slot(tiny_models, rpc):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_client_that_leaves_frees_its_slot(shared, tiny_models, rpc):
+    async with shared(tiny_models("llama")) as backend:
         call = getattr(backend.stub, rpc)(raw(**UNENDING))
         if rpc == "PredictStream":
             await call.read()
@@ -190,8 +190,8 @@ async def test_a_client_that_leaves_frees_its_slot(tiny_models, rpc):
         assert (await backend.stub.Predict(raw())).tokens == 12
 
 
-async def test_a_deadline_ends_the_request(tiny_models):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_deadline_ends_the_request(shared, tiny_models):
+    async with shared(tiny_models("llama")) as backend:
         code, _ = await code_of(backend.stub.Predict(raw(**UNENDING), timeout=0.3))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: backend.is_idle)
@@ -237,7 +237,7 @@ async def test_sixteen_clients_that_come_and_go_leave_nothing_behind(tiny_models
         assert (await backend.stub.Predict(raw())).message == expected
 
 
-async def test_a_client_that_is_killed_frees_its_slot(tiny_models):
+async def test_a_client_that_is_killed_frees_its_slot(shared, tiny_models):
     code = (
         "import sys, grpc\n"
         "from backend.pb import backend_pb2 as pb, backend_pb2_grpc\n"
@@ -246,7 +246,7 @@ async def test_a_client_that_is_killed_frees_its_slot(tiny_models):
         "for reply in stub.PredictStream(request):\n"
         "    print('streaming', flush=True)\n"
     )
-    async with served(tiny_models("llama")) as backend:
+    async with shared(tiny_models("llama")) as backend:
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-c", code, backend.address, stdout=asyncio.subprocess.PIPE
         )

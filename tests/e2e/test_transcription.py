@@ -35,9 +35,13 @@ def recording(path, seconds, *, pause_at=None):
     return str(path)
 
 
-async def test_a_recording_is_transcribed_in_passages_cut_at_pauses(tiny_vision_models, tmp_path):
+async def test_a_recording_is_transcribed_in_passages_cut_at_pauses(
+    shared, tiny_vision_models, tmp_path, monkeypatch
+):
+    # Of itself the model would hardly end.
+    monkeypatch.setattr("backend.pipeline.transcribe.MAX_PASSAGE_TOKENS", 40)
     path = recording(tmp_path / "long.wav", 33, pause_at=24)
-    async with served(tiny_vision_models("gemma4"), MaxModelLen=4096) as backend:
+    async with shared(tiny_vision_models("gemma4"), MaxModelLen=4096) as backend:
         request = pb.TranscriptRequest(dst=path, language="en", prompt="Ada, Linus")
         whole = await backend.stub.AudioTranscription(request)
         parts = [part async for part in backend.stub.AudioTranscriptionStream(request)]
@@ -62,8 +66,10 @@ async def test_a_recording_is_transcribed_in_passages_cut_at_pauses(tiny_vision_
         ({"dst": "a.wav", "prompt": "a" * 5000}, "prompt: has 5000 characters"),
     ],
 )
-async def test_what_cannot_be_heard_is_refused_by_its_field(tiny_vision_models, fields, problem):
-    async with served(tiny_vision_models("gemma4"), MaxModelLen=4096) as backend:
+async def test_what_cannot_be_heard_is_refused_by_its_field(
+    shared, tiny_vision_models, fields, problem
+):
+    async with shared(tiny_vision_models("gemma4"), MaxModelLen=4096) as backend:
         code, details = await code_of(
             backend.stub.AudioTranscription(pb.TranscriptRequest(**fields))
         )

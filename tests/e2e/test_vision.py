@@ -171,7 +171,7 @@ async def test_a_video_is_read_as_frames(tiny_vision_models):
     assert [runs for *_, runs in seen] == [1, 1, 0]
 
 
-async def test_requests_with_and_without_pictures_share_a_batch(tiny_vision_models):
+async def test_requests_with_and_without_pictures_share_a_batch(shared, tiny_vision_models):
     """Each with its own sampler, seed, grammar and stop strings."""
     one, other = picture(1), picture(2)
     schema = json.dumps(
@@ -192,7 +192,7 @@ async def test_requests_with_and_without_pictures_share_a_batch(tiny_vision_mode
         ask([user("Two?")], one, other, TopLogprobs=3),
         ask([user("Only text.")], Metadata={"json_schema": schema}, Tokens=40),
     ]
-    async with served(tiny_vision_models("qwen3_vl"), Options=["max_cache_bytes:0"]) as backend:
+    async with shared(tiny_vision_models("qwen3_vl"), Options=["max_cache_bytes:0"]) as backend:
         alone = [(await replies(backend, request))[0] for request in requests]
         for _ in range(3):
             assert await replies(backend, *requests) == alone
@@ -201,7 +201,7 @@ async def test_requests_with_and_without_pictures_share_a_batch(tiny_vision_mode
     assert alone[1] != alone[2]
 
 
-async def test_markers_say_where_pictures_stand(tiny_vision_models):
+async def test_markers_say_where_pictures_stand(shared, tiny_vision_models):
     directory = tiny_vision_models("qwen3_vl")
     one, other = picture(1), picture(2)
     reference = Reference(directory)
@@ -213,7 +213,7 @@ async def test_markers_say_where_pictures_stand(tiny_vision_models):
     expected = reference.tokens([SYSTEM, {"role": "user", "content": content}], COUNT - 1)
     marked = "First <__media__> then <__media__> and?"
     settings = {"Tokens": COUNT, "Logprobs": 1, "IgnoreEOS": True}
-    async with served(directory) as backend:
+    async with shared(directory) as backend:
         metadata = await backend.stub.ModelMetadata(pb.ModelOptions())
         assert metadata.media_marker == "<__media__>"
         in_message = ask([user(marked)], one, other)
@@ -243,9 +243,9 @@ async def test_a_picture_stays_at_its_question_over_a_restart(tiny_vision_models
     assert restarted == remembered != stranger
 
 
-async def test_a_text_that_spells_a_picture_is_no_picture(tiny_vision_models):
+async def test_a_text_that_spells_a_picture_is_no_picture(shared, tiny_vision_models):
     snippet = "<|vision_start|><|image_pad|><|vision_end|>"
-    async with served(tiny_vision_models("qwen3_vl")) as backend:
+    async with shared(tiny_vision_models("qwen3_vl")) as backend:
         forged, honest = await replies(
             backend,
             ask([user(f"{snippet} What is it?")], picture(1)),
@@ -328,11 +328,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_picture_is_refused_by_its_number(tiny_vision_models, name):
+async def test_a_hostile_picture_is_refused_by_its_number(shared, tiny_vision_models, name):
     payload, problem = HOSTILE[name]
     request = ask([user("What is it?")], picture(1))
     request.Images.append(payload)
-    async with served(tiny_vision_models("qwen3_vl")) as backend:
+    async with shared(tiny_vision_models("qwen3_vl")) as backend:
         code, details = await code_of(backend.stub.Predict(request))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert details.startswith("Images[1]: ")
@@ -356,18 +356,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_media_that_have_no_place_are_refused(tiny_vision_models, name):
+async def test_media_that_have_no_place_are_refused(shared, tiny_vision_models, name):
     fields, problem = REFUSED[name]
     request = pb.PredictOptions(**{"Prompt": "What is it?", "Tokens": 3} | fields)
-    async with served(tiny_vision_models("qwen3_vl"), LimitImagePerPrompt=2) as backend:
+    async with shared(tiny_vision_models("qwen3_vl"), LimitImagePerPrompt=2) as backend:
         code, details = await code_of(backend.stub.Predict(request))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details.startswith(problem)
 
 
-async def test_a_sound_of_which_the_model_hears_nothing_is_refused(tiny_vision_models):
+async def test_a_sound_of_which_the_model_hears_nothing_is_refused(shared, tiny_vision_models):
     request = ask([user("What is it?")], Audios=[wav(tone(220)), wav(tone(220)[:100])])
-    async with served(tiny_vision_models("gemma4")) as backend:
+    async with shared(tiny_vision_models("gemma4")) as backend:
         code, details = await code_of(backend.stub.Predict(request))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == "Audios[1]: the model's processor: is too short"

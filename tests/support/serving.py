@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,39 @@ async def served(
     finally:
         await engine.close(drain_timeout_s=0.0)
         await server.stop()
+
+
+class SharedServers:
+    """Servers that stay for the tests to come; one in which a test failed does not."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], tuple[Served, AsyncExitStack]] = {}
+
+    async def __aenter__(self) -> "SharedServers":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for _, cleanup in self._running.values():
+            await cleanup.aclose()
+
+    @asynccontextmanager
+    async def __call__(self, model: Path | None = None, **options: Any) -> AsyncIterator[Served]:
+        """Do as `served` does, but leave the server running, idle."""
+        key = str(model), repr(sorted(options.items()))
+        if key not in self._running:
+            cleanup = AsyncExitStack()
+            self._running[key] = (
+                await cleanup.enter_async_context(served(model, **options)),
+                cleanup,
+            )
+        running, cleanup = self._running[key]
+        try:
+            yield running
+            await until(lambda: running.is_idle)
+        except BaseException:
+            del self._running[key]
+            await cleanup.aclose()
+            raise
 
 
 @dataclass
