@@ -199,6 +199,12 @@ class Scripts:
     hang = Act.HANG
 
 
+@pytest.fixture(autouse=True)
+def capable_terminal(monkeypatch):
+    """Let no test depend on the terminal that it is run from."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
 @pytest.fixture
 def script() -> Scripts:
     return Scripts()
