@@ -2,9 +2,13 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,3 +61,15 @@ def test_the_wheel_does_the_main_job(installed):
     assert done.returncode == 0, done.stderr
     assert "get_weather" in done.stdout
     assert "degrees in Hanoi" in done.stdout
+
+
+def test_every_pinned_package_runs_on_the_python_of_debian_12():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(Requirement(line).name) for line in lines}
+    needs = {
+        each.name: each.metadata["Requires-Python"]
+        for each in distributions()
+        if canonicalize_name(each.name) in pinned and each.metadata["Requires-Python"]
+    }
+    assert len(needs) > len(lines) / 2
+    assert [name for name, python in needs.items() if "3.11.2" not in SpecifierSet(python)] == []
