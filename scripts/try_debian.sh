@@ -19,8 +19,8 @@ inside() {
         /bin/sh -ec "$*"
 }
 
-as_root() { inside root /root "$*"; }
-as_user() { inside someone /home/someone "cd '/home/someone/my checkout'; $*"; }
+as_root() { inside root /srv/root "$*"; }
+as_user() { inside someone /srv/someone "cd '/srv/someone/my checkout'; $*"; }
 
 install_debian() {
     [ -e "$root/etc/debian_version" ] ||
@@ -29,19 +29,20 @@ install_debian() {
     cp /etc/resolv.conf "$root/etc/resolv.conf"
     cp $certificates "$root$certificates"
     mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
-    as_root 'apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends git make python3 >/dev/null'
-    as_root 'id someone >/dev/null 2>&1 || useradd --create-home someone'
+    as_root 'apt-get update -qq'
+    as_root 'DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends git make python3 >/dev/null'
+    as_root 'mkdir -p /srv/root; id someone >/dev/null 2>&1 || useradd --create-home --home-dir /srv/someone someone'
 }
 
 copy_checkout() {
-    rm -rf "$root/root/my checkout" "$root/home/someone/my checkout"
-    git clone -q "$here" "$root/root/my checkout"
-    cp -r "$root/root/my checkout" "$root/home/someone/my checkout"
-    as_root "chown -R someone:someone '/home/someone/my checkout'"
+    rm -rf "$root/srv/root/my checkout" "$root/srv/someone/my checkout"
+    git clone -q "$here" "$root/srv/root/my checkout"
+    cp -r "$root/srv/root/my checkout" "$root/srv/someone/my checkout"
+    as_root "chown -R someone:someone '/srv/someone/my checkout'"
 }
 
 try_without_venv() {
-    as_root 'apt-get purge -y -qq 'python3*-venv' python3-pip-whl >/dev/null 2>&1 || true'
+    as_root "apt-get purge -y -qq 'python3*-venv' python3-pip-whl >/dev/null 2>&1 || true"
     if as_user 'make demo' >"$root/tmp/hint" 2>&1; then
         echo "make demo went on without python3-venv" >&2
         exit 1
@@ -73,7 +74,7 @@ copy_checkout
 say "a user without python3-venv is told how to go on"
 try_without_venv
 say "root: make demo"
-as_root "cd '/root/my checkout'; make demo"
+as_root "cd '/srv/root/my checkout'; make demo"
 say "a user: make demo"
 as_user 'make demo'
 say "a user: the commands of the README"
