@@ -1,4 +1,4 @@
-"""Traces of agents, played on the prompt cache in this process.
+"""Replays agent traces on the prompt cache in this process.
 
 The caches are of mlx-lm's classes, filled by a network that computes nothing else.
 """
@@ -42,7 +42,7 @@ FETCH_TIMEOUT_S = 60
 
 
 class PlayedForecast(Forecast, Protocol):
-    """A forecast that is told how many requests have come.
+    """A forecast that knows the number of past requests.
 
     Attributes:
         now: The number of the present request.
@@ -53,7 +53,7 @@ class PlayedForecast(Forecast, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request as tokens, with the reply that it gets."""
+    """A request as tokens, with its reply."""
 
     prompt: Prompt
     reply: tuple[int, ...]
@@ -65,7 +65,7 @@ class Trace:
     """Requests as tokens.
 
     Attributes:
-        waves: Those of one come together.
+        waves: Groups of concurrent requests.
     """
 
     waves: Sequence[Sequence[Turn]]
@@ -87,7 +87,7 @@ class Trace:
 
     @cached_property
     def least(self) -> int:
-        """The prompt tokens that a cache without limit computes."""
+        """The prompt tokens computed with an unlimited cache."""
         texts: list[TokenKey] = []
         total = 0
         for turn in (turn for wave in self.waves for turn in wave):
@@ -139,7 +139,7 @@ class FillingNetwork:
 
     @property
     def has_states(self) -> bool:
-        """Whether prefixes can be taken up at snapshots only."""
+        """Whether prefixes can be resumed only at snapshots."""
         return any(kind == "state" for kind, _ in self.layers)
 
     @property
@@ -148,7 +148,7 @@ class FillingNetwork:
         return sum(layer.fixed_bytes for layer in self.growth())
 
     def bytes_of(self, budget: int) -> int:
-        """Return the bytes of so many tokens of KV, or of states where there is none."""
+        """Return the bytes of `budget` tokens of KV, or of states without KV."""
         per_token = sum(layer.bytes_per_token for layer in self.growth())
         return budget * (per_token or self.state_bytes)
 
@@ -156,7 +156,7 @@ class FillingNetwork:
 def play(
     trace: Trace, network: FillingNetwork, nbytes: int, forecast: PlayedForecast | None = None
 ) -> list[int]:
-    """Return the prompt tokens that each request computes with a cache of so many bytes.
+    """Return the prompt tokens computed by each request with a cache of `nbytes`.
 
     Without a forecast the cache learns its own, as the product does.
     """
@@ -171,9 +171,9 @@ def play(
 
 
 def written_share(trace: Trace, network: FillingNetwork, nbytes: int, root: Path) -> float:
-    """Return the bytes written below an empty directory over the unique ones among them.
+    """Return the ratio of all bytes written to an empty directory to the unique ones.
 
-    The cache has so many bytes in memory, and rests between waves.
+    The cache has `nbytes` in memory, and is idle between waves.
     """
     fetched: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
     settings = DiskSettings(
@@ -188,7 +188,7 @@ def written_share(trace: Trace, network: FillingNetwork, nbytes: int, root: Path
 
 
 def _unique_bytes(root: Path, state_bytes: int) -> float:
-    """Return the bytes of files but for what others of them hold as well."""
+    """Return the bytes of files without duplicates between them."""
     known: RadixTree[_Nothing] = RadixTree()
     states: dict[bytes, int] = {}
     total = 0.0
@@ -290,7 +290,7 @@ def _turn(request: AgentRequest, model: ServedModel) -> Turn:
 
 
 def _written(reply: Message) -> str:
-    """Return a reply as the template of the tiny models writes it in the next prompt."""
+    """Return a reply as the tiny models' template writes it in the next prompt."""
     thought = f"<think>\n{reply.reasoning_content}\n</think>\n\n"
     calls = "".join(
         f'\n<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'

@@ -1,8 +1,8 @@
-"""Traces of agents at work: the requests that a server gets from several sessions at once.
+"""Agent traces: the requests of several concurrent sessions to a server.
 
 A session is one user's: a system prompt with tools, turns of thought, tool call and result,
-parallel sub-agents on the same prefix, edited last messages, replies that are asked for again or
-broken off, requests for a title, and a summary in the place of a conversation that became too long.
+parallel sub-agents on the same prefix, edited last messages, replies requested again or broken
+off, requests for a title, and a summary in place of a conversation that became too long.
 """
 
 import json
@@ -25,10 +25,10 @@ class TraceShape:
 
     Attributes:
         seed: Determines everything.
-        sessions: Agents at work at once.
+        sessions: Concurrent agents.
         turns: Tool turns of each.
         system_tokens: Of the system prompt with its tools.
-        context_tokens: Beyond so many, a session summarises and goes on with that.
+        context_tokens: A longer session summarises and continues with the summary.
     """
 
     seed: int
@@ -40,7 +40,7 @@ class TraceShape:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """One request, and the reply that the model gives to it.
+    """One request, and the model's reply.
 
     Attributes:
         is_cut: Whether the caller leaves before the reply has ended.
@@ -53,7 +53,7 @@ class AgentRequest:
 
 
 def make_trace(shape: TraceShape) -> list[Wave]:
-    """Return waves: the requests of one come together, and the next comes when they have ended."""
+    """Return waves of concurrent requests; each starts when the previous one has ended."""
     writer = _Writer(random.Random(shape.seed))
     tools = tuple(writer.tool(shape.system_tokens // 24) for _ in range(12))
     system = Message(role="system", content=writer.text(shape.system_tokens // 2))
@@ -70,7 +70,7 @@ def make_trace(shape: TraceShape) -> list[Wave]:
 
 
 class _Writer:
-    """Writes text that no template or tokenizer takes for anything else."""
+    """Writes text without special meaning to any template or tokenizer."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -169,7 +169,7 @@ class _Session:
         return self.writer.reply(self.tools if reply.tool_calls else ())
 
     def _summarised(self) -> AgentRequest:
-        """Ask for a summary, and go on with it and the last messages."""
+        """Ask for a summary, and continue with it and the last messages."""
         ask = Message(role="user", content="Summarise the conversation so far.")
         summary = self.writer.reply(tokens=400)
         request = AgentRequest((*self.messages, ask), self.tools, summary)

@@ -1,6 +1,6 @@
-"""How much do agents compute again when the prompt cache is short of memory?
+"""How many tokens do agents compute again when the prompt cache is short of memory?
 
-Traces are played on the prompt cache in this process. Tokens computed are compared with a cache
+Traces are replayed on the prompt cache in this process. Computed tokens are compared with a cache
 without limit, with a clairvoyant cache of the same bytes, and with an LRU of the same bytes.
 """
 
@@ -25,10 +25,10 @@ SHAPES = (
     TraceShape(seed=102, sessions=3),
     TraceShape(seed=103, sessions=4),
 )
-# Tokens of KV; for a model without, states. 0 is no limit.
+# Tokens of KV, or states for a model without KV. 0 is no limit.
 BUDGETS = (0, 100_000, 50_000, 30_000)
 STATE_BUDGETS = (0, 50, 25, 15)
-# In these sizes what goes to disk is counted as well.
+# In these sizes bytes written to disk are counted too.
 BUDGETS_ON_DISK = (50_000, 25)
 UNIT = "x computed without limit"
 MOST_WITH_ROOM = 1.02
@@ -48,7 +48,7 @@ QUICK_FAMILIES = ("full attention", "hybrid, a state of 20 tokens")
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Play every trace on every family in every size."""
+    """Replay every trace on every family in every size."""
     families = QUICK_FAMILIES if settings.is_quick else tuple(FAMILIES)
     traces = [Trace.of(shape) for shape in (SHAPES[:1] if settings.is_quick else SHAPES)]
     return [
@@ -80,7 +80,7 @@ def _figures(family: str, traces: Sequence[Trace], budget: int) -> Iterator[Figu
 def _others(
     ours: Sequence[Sequence[int]], traces: Sequence[Trace], network: FillingNetwork, nbytes: int
 ) -> dict[str, float]:
-    """Return what other policies come to with the same bytes."""
+    """Return the results of other policies with the same bytes."""
     best = [play(trace, network, nbytes, _clairvoyant(trace, network)) for trace in traces]
     recent = [play(trace, network, nbytes, LeastRecent()) for trace in traces]
     pairs = [pair for each in zip(ours, best, strict=True) for pair in zip(*each, strict=True)]

@@ -1,4 +1,4 @@
-"""Processes of ours that compute beside the server, from the side of the one that asks them."""
+"""The client side of baseline processes that compute next to the server."""
 
 import json
 import os
@@ -16,11 +16,11 @@ QUIET = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 
 
 class BaselineError(Exception):
-    """The raw process ended; its own words went to standard error."""
+    """The raw process ended; its messages are on standard error."""
 
 
 class Baseline:
-    """A process with a loaded model that computes only while it is asked."""
+    """A process with a loaded model that computes only on request."""
 
     def __init__(self, model: BenchModel, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -44,7 +44,7 @@ class Baseline:
         self._process.communicate()
 
     def run(self, workload: Workload) -> Speed:
-        """Generate a workload, and return how fast that was.
+        """Generate a workload, and return its speed.
 
         Raises:
             BaselineError: The process is gone.
@@ -66,7 +66,7 @@ def answer_of(
     """Run a module once: a JSON object goes in, another comes back.
 
     Raises:
-        CalledProcessError: It failed; its own words went to standard error.
+        CalledProcessError: It failed; its messages are on standard error.
     """
     answer = subprocess.run(
         [sys.executable, "-m", module],
@@ -82,7 +82,7 @@ def answer_of(
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment a process was started with; this one's where the system hides it.
+    """Return the environment of a process; this one's if the system hides it.
 
     `run.sh` preloads a BLAS on Linux, and the raw process must run with the same one.
     """

@@ -1,4 +1,4 @@
-"""Build the models that are missing: `python -m benchmarks.build_models`."""
+"""Builds missing models: `python -m benchmarks.build_models`."""
 
 import shutil
 

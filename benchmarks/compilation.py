@@ -1,7 +1,7 @@
-"""How long do a vocabulary and grammars take to be ready?
+"""How long does it take to prepare a vocabulary and grammars?
 
-`python -m benchmarks.compilation` reads a JSON object: a model's directory, and how often to
-begin anew. It answers with the milliseconds of every time, by what took them.
+`python -m benchmarks.compilation` reads a JSON object: a model's directory, and the number of
+runs. It answers with the milliseconds of each run, by task.
 """
 
 import json
@@ -22,7 +22,7 @@ from benchmarks.demands import Demand, Reply, request
 
 
 def measure(directory: str, runs: int) -> dict[str, list[float]]:
-    """Return how long the vocabulary took, and then a first grammar of each kind."""
+    """Return the times of the vocabulary, and of a first grammar of each kind."""
     options = ModelOptions(model=directory)
     model = ServedModel.of(load(options, Path(directory)), options)
     took: dict[str, list[float]] = defaultdict(list)

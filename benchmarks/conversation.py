@@ -1,4 +1,4 @@
-"""What is asked of a chat model: an agent's turns, and conversations that branch."""
+"""Requests to a chat model: an agent's turns, and branching conversations."""
 
 import json
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class AgentShape:
-    """How long an agent's conversation is.
+    """The length of an agent's conversation.
 
     Attributes:
         system_tokens: Of the system prompt with the tools.
-        result_tokens: Of what a tool answers.
+        result_tokens: Of a tool's result.
     """
 
     turns: int = 6
@@ -36,7 +36,7 @@ class AgentShape:
 
 
 def chat(messages: Sequence[pb.Message], *, tools: str = "") -> pb.PredictOptions:
-    """Return a greedy request for a reply of `REPLY_TOKENS`, whatever the model says."""
+    """Return a greedy request for a reply of exactly `REPLY_TOKENS`."""
     return pb.PredictOptions(
         UseTokenizerTemplate=True,
         Messages=messages,
@@ -47,7 +47,7 @@ def chat(messages: Sequence[pb.Message], *, tools: str = "") -> pb.PredictOption
 
 
 async def agent_turns(server: Served, shape: AgentShape) -> list[pb.PredictOptions]:
-    """Return what an agent sends, turn by turn: all before, its call, and what the tool said."""
+    """Return an agent's requests, turn by turn: the history, its call, and the tool's result."""
     tools = json.dumps([_TOOL])
     question = pb.Message(role="user", content=await server.prompt(50, _QUESTION_SEED))
     bare = await server.token_ids(chat([pb.Message(role="system"), question], tools=tools))
@@ -66,7 +66,7 @@ async def branching_turns(
 ) -> list[pb.PredictOptions]:
     """Return the requests of `openings` x `endings` conversations of two turns, one after another.
 
-    All have the system prompt in common, and those of one opening also the first turn.
+    All share the system prompt, and those of one opening also the first turn.
     """
     system = pb.Message(role="system", content=await server.prompt(500, _SYSTEM_SEED))
     requests = []
@@ -83,14 +83,14 @@ async def branching_turns(
 
 
 def shared_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
+    """Return the number of common first tokens."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def unique_tokens(prompts: Sequence[list[int]]) -> int:
-    """Return how many tokens prompts have together, shared prefixes counted once."""
-    # Among sorted sequences, the one before shares the longest prefix.
+    """Return the total tokens of prompts, with shared prefixes counted once."""
+    # Among sorted sequences, the previous one shares the longest prefix.
     ordered = sorted(prompts)
     shared = (shared_tokens(*pair) for pair in pairwise(ordered))
     return sum(map(len, ordered)) - sum(shared)

@@ -27,7 +27,7 @@ MIXED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows with these samplings, and what they should reach of raw mlx-lm, if anything.
+    """Rows with these samplings, and their targets relative to raw mlx-lm, if any.
 
     Attributes:
         target: Of tokens/s, over raw mlx-lm's.
@@ -42,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, the length of its replies, how often it runs, and what is measured on it."""
+    """A model, the length of its replies, its number of runs, and its cases."""
 
     model: BenchModel
     new_tokens: int
@@ -75,7 +75,7 @@ SUBJECTS = (
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure every case on every model; the small one has to do for a quick look."""
+    """Measure every case on every model; a quick run uses only the small one."""
     figures = []
     for subject in SUBJECTS[:1] if settings.is_quick else SUBJECTS:
         async with served(subject.model) as server:
@@ -101,7 +101,7 @@ async def measure_case(
 
 
 async def workload_of(server: Served, case: Case, new_tokens: int) -> Workload:
-    """Make prompts that the server has not seen: none may profit from an earlier one."""
+    """Create prompts that the server has not seen, so that none profits from an earlier one."""
     prompts = [await server.new_prompt(PROMPT_TOKENS) for _ in case.samplings]
     return Workload(tuple(prompts), case.samplings, new_tokens)
 
@@ -118,7 +118,7 @@ def _speeds(
 
 
 def _first_tokens(name: str, case: Case, raw: Sequence[Speed], ours: Sequence[Speed]) -> Figure:
-    """Compare how long the rows waited for their first tokens."""
+    """Compare the rows' times to their first tokens."""
     return Figure(
         name=f"{name}, first tokens",
         unit="x raw ms",
@@ -136,7 +136,7 @@ def _first_tokens(name: str, case: Case, raw: Sequence[Speed], ours: Sequence[Sp
 def ratio(
     name: str, target: Target | None, pairs: Sequence[tuple[float, float]], base: str = "raw"
 ) -> Figure:
-    """Compare pairs of tokens/s: those of the base, and those measured next to it."""
+    """Compare pairs of tokens/s: the base, and the run next to it."""
     return Figure(
         name=name,
         unit=f"x {base}",

@@ -1,4 +1,4 @@
-"""Requests that demand a form of their replies, and the same ones without."""
+"""Requests that constrain their replies, and the same ones without constraints."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from benchmarks.models import ROOT
 
 _JSON_GRAMMAR = ROOT / "tests" / "golden" / "gbnf" / "json_object.gbnf"
 _JSON_ROOT = "root   ::= object"
-_LEAST_ITEMS = 1000  # no reply comes to its end
+_LEAST_ITEMS = 1000  # no reply reaches its end
 _ITEM = {
     "type": "object",
     "properties": {
@@ -22,7 +22,7 @@ _ITEM = {
 
 
 class Demand(StrEnum):
-    """What a request may demand."""
+    """The constraint of a request."""
 
     SCHEMA = "JSON schema"
     GBNF = "JSON grammar of the host"
@@ -31,11 +31,11 @@ class Demand(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What kind of reply is asked for.
+    """The kind of reply requested.
 
     Attributes:
-        variant: Tells its tool and its grammar from those of others.
-        new_tokens: Its length, whatever the model says.
+        variant: Distinguishes its tool and grammar from others.
+        new_tokens: Its exact length.
         seed: Of its draws.
     """
 
@@ -45,7 +45,7 @@ class Reply:
 
 
 def request(question: str, reply: Reply, demand: Demand | None) -> pb.PredictOptions:
-    """Return a chat request; it offers a tool, whatever it demands, so all prompts are alike."""
+    """Return a chat request; it always offers a tool, so that all prompts are alike."""
     schema = _schema(reply.variant)
     function = {"name": f"report_{reply.variant}", "parameters": schema}
     grammars = {Demand.SCHEMA: json.dumps(schema), Demand.GBNF: _json_grammar(reply.variant)}
@@ -69,7 +69,7 @@ def _schema(variant: int) -> dict[str, object]:
 
 
 def _json_grammar(variant: int) -> str:
-    """Return the host's grammar for a row of objects, where it has one object."""
+    """Return the host's grammar, with a sequence of objects instead of one."""
     text = _JSON_GRAMMAR.read_text(encoding="utf-8")
     others = f'("," ws object){{{_LEAST_ITEMS + variant}}}'
     return text.replace(_JSON_ROOT, f"{_JSON_ROOT} {others}", 1)

@@ -1,7 +1,7 @@
 """What do several processes cost on one machine? `python -m benchmarks.distributed`.
 
-Where all of them share the cores of one CPU, nothing can become faster: the figures tell what the
-links and the common plan of every step take.
+On the shared cores of one CPU nothing can become faster: the figures show the cost of the links
+and of the plan of every step.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SETTINGS = Settings(runs=2, is_quick=False)
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure tokens through the socket, then what a step is made of."""
+    """Measure tokens through the socket, then the parts of a step."""
     speeds = [await _speed(size, settings.runs) for size in SIZES]
     return speeds + [figure for size in SIZES[1:] for figure in _parts(size, settings.runs)]
 
@@ -63,7 +63,7 @@ def _parts(size: int, runs: int) -> list[Figure]:
 
 
 def _ranks(size: int) -> dict[str, float]:
-    """Return what rank 0 of a group without a server tells."""
+    """Return the report of rank 0 of a group without a server."""
     hosts = ",".join(str(host.endpoints[0]) for host in local_hosts(size))
     command = [sys.executable, "-m", "benchmarks.ranks", hosts]
     ranks = [

@@ -1,4 +1,4 @@
-"""Are replies the same with drafts and without? Tokens, log-probabilities and ends, by family.
+"""Are replies the same with and without drafts? Tokens, log-probabilities and ends, by family.
 
     python -m benchmarks.equality --tokens 100000
 
@@ -27,16 +27,16 @@ from backend.pb import backend_pb2_grpc
 from benchmarks.equality_requests import CONTEXT, requests_of
 from benchmarks.models import CACHE
 
-# Of a log-probability. Beyond the first it is told: at a few places raw mlx-lm goes beyond it too,
-# between prefill and decoding, and quantised keys do in company. Beyond the second it is wrong.
+# For a log-probability. Beyond the first it is reported: in a few places raw mlx-lm exceeds it too,
+# between prefill and decoding, and so do quantised keys in a batch. Beyond the second it is wrong.
 TOLERANCE = 1e-4
 LIMIT = 5e-3
 MOST_ROWS = 16
 CANCELLED_SHARE = 0.15
-# All requests of a wave are there before the next wave: so the rows differ from wave to wave.
+# All requests of a wave arrive before the next wave, so that the rows differ between waves.
 WAVE_REQUESTS = 24
 MEAN_TOKENS = 45
-# Room for so many rows of a whole context: then some have to pause.
+# Room for this many rows of a whole context, so that some must pause.
 ROOM_ROWS = 3
 EXPECTED_TOKENS = 32
 PAUSED = "pauses"
@@ -44,13 +44,13 @@ PAUSED = "pauses"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A family, and how it is loaded.
+    """A family, and its load options.
 
     Attributes:
-        name: What reports call it.
-        family: A key of the tiny models, or of those that see.
+        name: Its name in reports.
+        family: A key of the tiny models, or of the tiny vision models.
         options: Of its load.
-        sees: Whether it is shown pictures.
+        sees: Whether it gets images.
         draft: The family of its draft model, if it has one.
         head: A key of `HEADS`, if it has a head of its own, which knows what it says.
     """
@@ -64,13 +64,13 @@ class Subject:
 
     @property
     def directory(self) -> Path:
-        """Where it lies, built or not."""
+        """Its directory, built or not."""
         kind = self.head or ("seeing" if self.sees else "")
         return _directory(self.family, kind)
 
     @property
     def drafter(self) -> Path | None:
-        """Where its draft model or its head lies."""
+        """The directory of its draft model or head."""
         if self.head:
             return self.directory.with_name(f"{self.family}-head")
         return _directory(self.draft) if self.draft else None
@@ -103,10 +103,10 @@ HEADS = {"mtp_head": ("add_head", 4), "eagle_head": ("add_eagle", 6)}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All that a request determines of its reply.
+    """Everything about a reply that its request determines.
 
     Attributes:
-        tokens: As the log-probabilities tell them, ids with the likeliest others.
+        tokens: From the log-probabilities: ids with the likeliest alternatives.
         spoken: Content, thought and calls.
         count: Of its tokens; below the limit if something else ended it.
     """
@@ -118,7 +118,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Result:
-    """What became of one subject."""
+    """The result of one subject."""
 
     name: str
     requests: int = 0
@@ -134,12 +134,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison came to.
+    """The result of a comparison.
 
     Attributes:
-        wrong: How the answers differ.
+        wrong: The difference between the answers.
         tie: Likewise, where a greedy choice falls between two tokens of the same log-probability.
-        apart: How far log-probabilities of the same tokens are apart, beyond the tolerance.
+        apart: The distance of the same tokens' log-probabilities, beyond the tolerance.
     """
 
     wrong: str = ""
@@ -165,7 +165,7 @@ def verdict(found: Answer, expected: Answer, *, is_greedy: bool) -> Verdict:
 
 
 def _gap(token: dict[str, Any]) -> float:
-    """Return how much likelier the likeliest token of a place is than the next."""
+    """Return the gap between the likeliest and the second token of a position."""
     first, second = (float(each["logprob"]) for each in token["top_logprobs"][:2])
     return first - second
 
@@ -186,7 +186,7 @@ class Trial:
         self.result = Result(subject.name)
 
     async def run(self, tokens: int) -> None:
-        """Compare about so many tokens."""
+        """Compare about this many tokens."""
         await self._load()
         while self.result.tokens < tokens:
             count = min(WAVE_REQUESTS, 1 + (tokens - self.result.tokens) // MEAN_TOKENS)
@@ -228,7 +228,7 @@ class Trial:
                 group.create_task(client())
 
     async def _leave(self, request: pb.PredictOptions, expected: Answer) -> None:
-        """Cancel a stream somewhere; what came has to be the beginning of the reply."""
+        """Cancel a stream somewhere; the received part must be the beginning of the reply."""
         call = self._stub.PredictStream(request)
         said, most = "", self._rng.randint(0, 9)
         async for reply in call:
@@ -287,7 +287,7 @@ def _directory(family: str, kind: str = "") -> Path:
 
 
 def _build(subject: Subject) -> None:
-    """Build the models of a subject that are missing."""
+    """Build the missing models of a subject."""
     from scripts import tiny_models, tiny_vision
 
     if subject.head:
@@ -318,7 +318,7 @@ def _build_with_head(subject: Subject) -> None:
 
 
 def _row_bytes(subject: Subject) -> int:
-    """Return what the KV caches of a whole context take."""
+    """Return the size of the KV caches of a whole context."""
     from backend.engine.forecast import forecast
 
     draft = str(subject.drafter) if subject.drafter else None
@@ -328,7 +328,7 @@ def _row_bytes(subject: Subject) -> int:
 
 
 async def compare(subject: Subject, tokens: int, seed: int) -> Result:
-    """Start a server, and compare about so many tokens of a subject."""
+    """Start a server, and compare about this many tokens of a subject."""
     _build(subject)
     with TemporaryDirectory(prefix="mlx-backend-equality-") as directory:
         log = Path(directory) / "server.log"
@@ -358,7 +358,7 @@ def _print(result: Result) -> None:
 @click.option("--seed", default=0, show_default=True, help="Of all random choices.")
 @click.option("--only", multiple=True, help="Compare this family.")
 def main(*, tokens: int, seed: int, only: tuple[str, ...]) -> None:
-    """Compare replies with drafts and without, in every family."""
+    """Compare replies with and without drafts, in every family."""
     chosen = [each for each in SUBJECTS if not only or each.family in only or each.name in only]
     results = []
     for subject in chosen:

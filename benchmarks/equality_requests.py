@@ -1,4 +1,4 @@
-"""Requests of every kind whose reply must be the same with drafts and without."""
+"""Requests of every kind whose reply must be the same with and without drafts."""
 
 import base64
 import io
@@ -54,12 +54,12 @@ _TOOLS = json.dumps(
 
 
 def requests_of(rng: Random, count: int, *, sees: bool) -> Sequence[pb.PredictOptions]:
-    """Return so many requests, each kind about as often; their seeds are their own.
+    """Return requests, each kind about equally often; each has its own seed.
 
     Args:
         rng: Makes all choices.
-        count: How many.
-        sees: Whether a part of them shows pictures.
+        count: The number of requests.
+        sees: Whether some of them have images.
     """
     kinds = [_repeating, _repeating, _repeating, _text, _listing, _guided, _call]
     kinds += [_picture] * 4 if sees else []
@@ -88,7 +88,7 @@ def _sampling(rng: Random) -> dict[str, Any]:
 
 
 def _prompt(rng: Random) -> str:
-    """Return a text of one of few beginnings: the prompt cache has something to find."""
+    """Return a text with one of a few beginnings, so that the prompt cache has hits."""
     begin = words(rng.randint(1, _BEGINNING_WORDS), rng.randrange(_BEGINNINGS))
     return f"{begin} {words(rng.randint(1, 20), rng.randrange(1000))}"
 
@@ -98,14 +98,14 @@ def _text(rng: Random) -> dict[str, Any]:
 
 
 def _repeating(rng: Random) -> dict[str, Any]:
-    """Ask for a text of few different tokens: many drafts are right, and many nearly are."""
+    """Ask for a text of few different tokens: many drafts are accepted, many nearly so."""
     few = rng.sample(range(_LEAST_ID, _MOST_ID), rng.randint(1, 3))
     bias = json.dumps({str(token_id): 60 for token_id in few})
     return {"Prompt": _prompt(rng), "LogitBias": bias, "IgnoreEOS": rng.random() < 0.7}
 
 
 def _listing(rng: Random) -> dict[str, Any]:
-    """Ask for what follows a list: its last entry stood there before, and goes on differently."""
+    """Ask for the continuation of a list whose last entry occurred before, with another end."""
     entry = words(3, rng.randrange(1000))
     lines = "".join(f"{entry} {words(1, n)}\n" for n in range(rng.randint(2, 6)))
     return {"Prompt": lines + entry, "IgnoreEOS": True}
@@ -134,7 +134,7 @@ def _picture(rng: Random) -> dict[str, Any]:
 
 
 def _noise(seed: int) -> str:
-    """Return a picture of coloured noise, base64."""
+    """Return an image of coloured noise, base64."""
     from PIL import Image
 
     image = Image.frombytes("RGB", (64, 64), Random(seed).randbytes(3 * 64 * 64))

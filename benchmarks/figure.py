@@ -1,4 +1,4 @@
-"""What a measurement comes to."""
+"""The result of a measurement."""
 
 import statistics
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long to measure.
+    """The extent of a measurement.
 
     Attributes:
-        runs: Samples per figure; the median of them counts.
-        is_quick: Whether small models and short prompts have to do.
+        runs: Samples per figure; their median counts.
+        is_quick: Whether to use only small models and short prompts.
     """
 
     runs: int
@@ -21,7 +21,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The bound that the project set itself."""
+    """The project's own target."""
 
     bound: float
     is_minimum: bool
@@ -41,7 +41,7 @@ class Figure:
     Attributes:
         unit: `x` for a ratio.
         samples: One value per run, in order.
-        context: The quantities behind it, by name, medians as well.
+        context: The underlying quantities, by name, also medians.
     """
 
     name: str

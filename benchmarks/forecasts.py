@@ -1,4 +1,4 @@
-"""What prompt caches give up that know the requests to come, or only those of the past."""
+"""Forecasts of prompt caches that know future requests, or only past ones."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,11 @@ class Clairvoyant:
     """
 
     def __init__(self, prompts: Sequence[Sequence[int]], *, has_snapshots: bool) -> None:
-        """Take the trace.
+        """Create the forecast of a trace.
 
         Args:
             prompts: Of all requests, in order.
-            has_snapshots: Whether prefixes can be taken up at snapshots only.
+            has_snapshots: Whether prefixes can be resumed only at snapshots.
         """
         self.now = 0
         # The last token of a prompt is always computed.
@@ -32,11 +32,11 @@ class Clairvoyant:
         self._shared: dict[bytes, npt.NDArray[np.int64]] = {}
 
     def resumption(self, leaf: SegmentNode) -> float:
-        """Return 1 over the requests until one goes into a leaf."""
+        """Return 1 over the requests until one reaches into a leaf."""
         return self._soonest(self._reach(leaf.key) > leaf.start)
 
     def branching(self, node: SegmentNode) -> float:
-        """Return 1 over the requests until one can go on from no place below a node."""
+        """Return 1 over the requests until one can resume at a node but nowhere below."""
         wanted = self._reach(node.key) >= node.end
         pending = list(node.children.values())
         while pending:
@@ -48,7 +48,7 @@ class Clairvoyant:
         return self._soonest(wanted)
 
     def newcomer(self, key: TokenKey) -> float:
-        """Return 1 over the requests until one shares a prefix as a whole."""
+        """Return 1 over the requests until one shares a whole prefix."""
         return self._soonest(self._reach(key) >= len(key))
 
     def _soonest(self, wanted: npt.NDArray[np.bool_]) -> float:
@@ -56,7 +56,7 @@ class Clairvoyant:
         return 1.0 / (float(places[0]) + 1.0) if len(places) else 0.0
 
     def _reach(self, key: TokenKey) -> npt.NDArray[np.int64]:
-        """Return how many tokens each request shares with a prefix."""
+        """Return the number of tokens that each request shares with a prefix."""
         if key.packed not in self._shared:
             shared = [prompt.common_prefix(key) for prompt in self._prompts]
             self._shared[key.packed] = np.array(shared, np.int64)
@@ -64,7 +64,7 @@ class Clairvoyant:
 
 
 class LeastRecent:
-    """A forecast that makes an LRU of the same tree: what was used last is wanted next.
+    """A forecast that turns the same tree into an LRU: the latest used is needed next.
 
     Attributes:
         now: The number of the present request.
@@ -74,7 +74,7 @@ class LeastRecent:
         self.now = 0
 
     def resumption(self, leaf: SegmentNode) -> float:
-        """Return less than any place that was used later could make up for by its tokens."""
+        """Return a value so low that later used places win regardless of their tokens."""
         return float(_LESS_PER_REQUEST ** (self.now - leaf.used_at))
 
     def branching(self, node: SegmentNode) -> float:
@@ -82,5 +82,5 @@ class LeastRecent:
         return self.resumption(node)
 
     def newcomer(self, key: TokenKey) -> float:  # noqa: ARG002 (the protocol's)
-        """Return that what is used now is used last."""
+        """Return the rank of the present as the latest use."""
         return 1.0

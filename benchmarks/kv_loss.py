@@ -46,7 +46,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What was said to a prompt, and the log-probabilities [T, V] it was drawn from."""
+    """The reply to a prompt, and the log-probabilities [T, V] it was drawn from."""
 
     prompt: list[int]
     tokens: list[int]
@@ -55,14 +55,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How far the reading of all replies is from what was said.
+    """The difference between reading all replies and generating them.
 
     Attributes:
         tokens: Of all replies.
-        agreement: Share of them that would have been drawn again, greedily.
-        mean: Mean distance of the log-probabilities of the tokens that were drawn.
+        agreement: Share of them that would be drawn again, greedily.
+        mean: Mean distance of the drawn tokens' log-probabilities.
         largest: The largest of these distances.
-        size: Stored bytes of a token, as a share of what they are without the option.
+        size: Stored bytes of a token, relative to those without the option.
     """
 
     tokens: int
@@ -77,7 +77,7 @@ class Loss:
 
 
 def losses(subject: Subject) -> Iterator[tuple[str, Loss]]:
-    """Yield every option and what it costs."""
+    """Yield every option and its loss."""
     plain = TuningOptions()
     replies = [_continued(subject, prompt) for prompt in subject.prompts]
     said = mx.concatenate([reply.logprobs for reply in replies])
@@ -101,7 +101,7 @@ def losses(subject: Subject) -> Iterator[tuple[str, Loss]]:
 
 
 def _prefilled(network: Network, tuning: TuningOptions, prompt: list[int]) -> tuple[Caches, int]:
-    """Restore all of a prompt but its last token; return its caches and its bytes in the store."""
+    """Restore all of a prompt but its last token; return its caches and its stored bytes."""
     fresh_caches = make_cache_factory(network, tuning)
     computed, restored = fresh_caches(), fresh_caches()
     layout = CacheLayout.of(computed, Packing(tuning.prompt_cache.cache_bits))
@@ -163,7 +163,7 @@ def _random(family: str) -> Subject:
 
 @click.command()
 def main() -> None:
-    """Print what each width costs on the demo model, and on random weights."""
+    """Print the loss of each width on the demo model, and on random weights."""
     subjects = {
         "demo": _demo(),
         "random llama": _random("llama_wide"),

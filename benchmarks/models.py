@@ -1,4 +1,4 @@
-"""The random-weight models that are measured, built once under `build/bench`."""
+"""The random-weight models to measure, built once under `build/bench`."""
 
 import os
 import subprocess
@@ -17,10 +17,10 @@ class BenchModel:
     """A float32 model.
 
     Attributes:
-        name: What reports call it: its parameters, or its family.
+        name: Its name in reports: its parameters, or its family.
         family: A key of `FAMILIES` in `scripts/tiny_models.py`.
         shape: Hidden size, layers and vocabulary; empty for the family's tiny model. Of a
-            `paired_llama` also what all layers but the first add, in percent of what they would.
+            `paired_llama` also the contribution of all layers but the first, in percent.
     """
 
     name: str
@@ -29,32 +29,32 @@ class BenchModel:
 
     @property
     def directory(self) -> Path:
-        """Where it lies, built or not; another shape lies elsewhere."""
+        """Its directory, built or not; each shape has its own."""
         return CACHE / "-".join(map(str, (self.family, *self.shape)))
 
     @property
     def draft(self) -> Path:
-        """Where its draft model lies, of one that has one."""
+        """The directory of its draft model, if it has one."""
         return self.directory / "draft"
 
     @property
     def is_built(self) -> bool:
-        """Whether it is there; its config is written last."""
+        """Whether it is built; its config is written last."""
         return (self.directory / "config.json").exists()
 
 
 SMALL = BenchModel("4M", "llama", (256, 4, 2048))
-"""So small that everything around the model shows."""
+"""So small that the cost of everything around the model shows."""
 
 LARGE = BenchModel("60M", "llama", (640, 8, 16384))
 
 WIDE = BenchModel("60M, 32k tokens", "llama", (512, 8, 32_000))
 
 WIDEST = BenchModel("60M, 151k tokens", "llama", (192, 4, 151_936))
-"""Nearly all of it is its vocabulary: a step computes half as much as one of `LARGE`."""
+"""Almost all vocabulary: a step computes half as much as one of `LARGE`."""
 
 RECURRENT = BenchModel("3M mamba2", "mamba2", (256, 4, 2048))
-"""A state instead of keys and values, computed by matrix products also without a GPU."""
+"""A state instead of keys and values, computed with matrix products even without a GPU."""
 
 RIGHT, NEAR, WRONG = (
     BenchModel(f"60M, {words}", "paired_llama", (512, 18, 4096, rest))
@@ -81,13 +81,13 @@ ALL = (SMALL, LARGE, WIDE, WIDEST, RECURRENT, RIGHT, NEAR, WRONG, *TINY.values()
 
 
 def ensure_built() -> None:
-    """Build the models that are missing, in a process of its own: this one imports no MLX."""
+    """Build missing models in a separate process, because this one imports no MLX."""
     if not all(model.is_built for model in ALL):
         subprocess.run([sys.executable, "-m", "benchmarks.build_models"], cwd=ROOT, check=True)
 
 
 def ensure_trained() -> None:
-    """Train `EDITOR` if it is missing, in a process of its own, with a fast BLAS if possible."""
+    """Train `EDITOR` if it is missing, in a separate process, with a fast BLAS if possible."""
     if EDITOR.is_built:
         return
     environment = dict(os.environ)

@@ -1,4 +1,4 @@
-"""What does a long prefill cost the others: Health, and a short request behind it?"""
+"""What does a long prefill cost others: Health, and a short request queued after it?"""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ PROBE_INTERVAL_S = 0.02
 SHORT_TOKENS = 16
 HEAD_START_S = 0.2  # until the long prompt is being prefilled
 
-# Whole prompts at once, whoever waits.
+# Whole prompts at once, regardless of waiting requests.
 UNCHUNKED = ("prefill_chunk:100000", "prefill_chunk_alone:100000", "prefill_pause_ms:10000000")
 
 
@@ -74,7 +74,7 @@ async def _short_behind_long(settings: Settings) -> Figure:
 
 
 async def _wait_ms(server: Served, tokens: int, run: int) -> float:
-    """Return how long a short request waits for its first token while a long one prefills."""
+    """Return a short request's time to its first token while a long one prefills."""
     long_prompt = await server.prompt(tokens, 2 * run)
     short_prompt = await server.prompt(SHORT_TOKENS, 2 * run + 1)
     prefill = asyncio.create_task(server.stream(long_prompt, 1, GREEDY))

@@ -1,4 +1,4 @@
-"""What is the prompt cache worth: how much sooner does a known prompt give its first token?"""
+"""How much sooner does a cached prompt give its first token?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Waits:
     """Milliseconds until the first token.
 
     Attributes:
-        cold: Of a prompt that was never seen.
-        again: Of the same one, right after it.
+        cold: Of a new prompt.
+        again: Of the same one, right afterwards.
         new_tail: Of one with another last message.
     """
 
@@ -35,7 +35,7 @@ class Waits:
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure times first, then what is stored."""
+    """Measure times first, then stored bytes."""
     figures = []
     for model in (SMALL if settings.is_quick else LARGE, RECURRENT):
         figures += await _measure(settings, model)
@@ -66,7 +66,7 @@ async def _repeated_waits(server: Served, tokens: int, runs: int) -> list[Waits]
 
 
 async def _waits(server: Served, tokens: int, run: int) -> list[Waits]:
-    """Send a prompt that no run had before, then it and its like in turn."""
+    """Send a new prompt, then the same and a similar one in turn."""
     seed = tokens + 100 * run
     system = pb.Message(role="system", content=await server.prompt(tokens - TAIL_TOKENS, seed))
 

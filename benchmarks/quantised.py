@@ -1,4 +1,4 @@
-"""How fast does a batch decode with quantised keys and values, next to the same without?"""
+"""How fast does a batch decode with quantised keys and values, compared to without?"""
 
 from benchmarks.decode import GREEDY, ROWS, Case, ratio, workload_of
 from benchmarks.figure import Figure, Settings, at_least
@@ -11,7 +11,7 @@ NEW_TOKENS = 64
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure eight streams; the small model has to do for a quick look."""
+    """Measure eight streams; a quick run uses only the small model."""
     models = (SMALL,) if settings.is_quick else (SMALL, LARGE)
     return [await _measure_model(settings, model) for model in models]
 

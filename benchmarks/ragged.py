@@ -10,7 +10,7 @@ from benchmarks.models import LARGE, SMALL, BenchModel
 from benchmarks.served import served
 
 Mix: TypeAlias = dict[str, Any]
-"""Positions that all rows share, and those that each has of its own."""
+"""Positions shared by all rows, and each row's own."""
 
 EQUAL = "eight of 100"
 ONE_SHORT, SEVEN_SHORT = "one of 100", "seven of 80 to 110"
@@ -44,7 +44,7 @@ LONG_MIXES: Mapping[str, Mix] = {
     MANY_SHORT: _own(*(20,) * 32),
     MANY_ON_PREFIX: _own(*(20,) * 32, shared=6000),
 }
-# Tokens that each row has generated when its bytes are read.
+# Generated tokens of each row when its bytes are read.
 GENERATED = 16
 
 
@@ -56,7 +56,7 @@ TIGHT = at_most(1.1)
 # Per run, the milliseconds of a step and the bytes of the caches.
 Runs: TypeAlias = Sequence[Sequence[float]]
 
-# A mix, and the batches whose steps add up to its step: short rows, a long one, less a short one.
+# A mix, and the batches whose steps add up to its step: short rows, a long one, minus a short one.
 SUMS = (
     (AT_MOST_THE_SUM, MIXED, SEVEN_SHORT, LONG, ONE_SHORT),
     (AT_MOST_THE_SUM, MIXED_LONGEST, MEDIUM, LONGEST, ONE_MEDIUM),
@@ -110,7 +110,7 @@ def _against_sum(
     mixed: str,
     *parts: str,
 ) -> Figure:
-    """Compare a step of short rows and a long one with what each takes by itself."""
+    """Compare a step of short rows and a long one with the steps of each alone."""
     mixed_ms, *part_ms = ([step for step, _ in runs[name]["ours"]] for name in (mixed, *parts))
     sums = [short + long - one for short, long, one in zip(*part_ms, strict=True)]
     medians = zip(

@@ -1,9 +1,9 @@
-"""Steps of rows of unlike length, ours and mlx-lm's: `python -m benchmarks.ragged_steps`.
+"""Steps of rows of different length, ours and mlx-lm's: `python -m benchmarks.ragged_steps`.
 
 Reads a JSON object: a model's directory, and for each mix the positions that all rows share and
 those that each has of its own. It answers with the milliseconds of a step and the bytes of the
-caches, per mix and run. The rows hold random keys
-and values: attention takes no longer for those of a text.
+caches, per mix and run. The rows hold random keys and values, which take attention as long as those
+of a text.
 """
 
 import gc
@@ -34,7 +34,7 @@ from backend.engine.trials.batch_check import batch_plan
 STEPS = 12
 WARM_UP = 4
 TOKEN = 7
-# BatchGenerator pads every row to the longest: a mix that would take more is left out.
+# BatchGenerator pads every row to the longest: a mix that would take more is skipped.
 MAX_PADDED_BYTES = 2**31
 
 
@@ -43,8 +43,8 @@ class Mix:
     """Rows that decode together.
 
     Attributes:
-        shared: Positions of a prefix that all of them begin with.
-        own: Positions of each row behind it.
+        shared: Positions of their common prefix.
+        own: Positions of each row after it.
     """
 
     shared: int
@@ -57,7 +57,7 @@ class Mix:
 
 
 class Rows:
-    """Makes rows that hold so many positions."""
+    """Creates rows of a length."""
 
     def __init__(self, network: Network) -> None:
         self._fresh = CacheFactory(network)
@@ -79,7 +79,7 @@ class Rows:
         return caches
 
     def mixed(self, mix: Mix) -> list[Caches]:
-        """Return caches of rows that use one prefix where it lies, in nodes of the prompt cache."""
+        """Return caches of rows that use one prefix in place, in nodes of the prompt cache."""
         if not mix.shared:
             return [self.caches(tokens) for tokens in mix.own]
         nodes = [
@@ -130,7 +130,7 @@ class Upstream:
         self._rows = rows
 
     def measure(self, mix: Mix) -> tuple[float, int] | None:
-        """Return what `Ours` does; `None` for a mix that takes too much memory."""
+        """Return the same as `Ours`; `None` for a mix that takes too much memory."""
         lengths, count = mix.lengths, len(mix.own)
         if count * max(lengths) * self._rows.bytes_per_token > MAX_PADDED_BYTES:
             return None
@@ -192,7 +192,7 @@ def _row(name: str, caches: Caches, tokens: int) -> Row:
 
 
 def _random(like: KVCache, tokens: int) -> tuple[mx.array, mx.array]:
-    """Return keys and values of so many positions."""
+    """Return keys and values of `tokens` positions."""
     keys, values = (
         mx.random.normal((1, a.shape[1], tokens, a.shape[3])).astype(a.dtype)
         for a in (like.keys, like.values)

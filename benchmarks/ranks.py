@@ -1,7 +1,7 @@
-"""A rank by itself: `python -m benchmarks.ranks HOSTS RANK MODEL_DIRECTORY`.
+"""A rank without a server: `python -m benchmarks.ranks HOSTS RANK MODEL_DIRECTORY`.
 
-All ranks decode as the backend's do, without a scheduler. Rank 0 prints one line: how long a step
-takes, how long its collectives take alone, and how long a plan is under way.
+All ranks decode as the backend's do, without a scheduler. Rank 0 prints one line: the times of a
+step, of its collectives alone, and of the transfer of a plan.
 """
 
 import json
@@ -27,13 +27,13 @@ from backend.model.checkpoint.upstream import Network
 
 STEPS = 24
 PLANS = 200
-# One behind the attention and one behind the MLP.
+# One after the attention and one after the MLP.
 COLLECTIVES_PER_LAYER = 2
 LINK_TIMEOUT_S = 60.0
 
 
 def main() -> None:
-    """Measure beside the other ranks; rank 0 tells."""
+    """Measure together with the other ranks; rank 0 reports."""
     hosts, rank, directory = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     topology = Topology(parse_hosts(hosts), backend=GroupBackend.RING)
     group = link(topology, rank, timeout_s=LINK_TIMEOUT_S)
@@ -75,7 +75,7 @@ def _collectives_ms(network: Network) -> float:
 
 
 def _plan_ms(topology: Topology) -> float:
-    """Return how long it takes from a decision until every rank has read it."""
+    """Return the time from a decision until every rank has read it."""
     codec = make_codec()
     pacer = PrefillPacer(cap=512, cap_alone=2048, pause_s=0.5)
     turn = Turn(1, (), Pace(pacer.pace(), BackgroundJobs(512, 0.25).pace()))

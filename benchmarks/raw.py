@@ -1,4 +1,4 @@
-"""Raw mlx-lm, in a process of its own: `python -m benchmarks.raw MODEL_DIRECTORY`.
+"""Raw mlx-lm, in a separate process: `python -m benchmarks.raw MODEL_DIRECTORY`.
 
 Reads one workload per line and answers each with one line: its speed. One row runs through
 `stream_generate`, several through `BatchGenerator`.
@@ -19,14 +19,14 @@ from benchmarks.workload import Sampling, Speed, Timeline, Workload, speed
 
 
 class RawModel:
-    """A model as mlx-lm loads it; it generates on though it would stop."""
+    """A model as mlx-lm loads it; it ignores end tokens."""
 
     def __init__(self, directory: str) -> None:
         self._model, self._tokenizer = load(directory)[:2]
         self._tokenizer.eos_token_ids = set()
 
     def generate(self, workload: Workload) -> Speed:
-        """Generate a workload, and return how fast that was."""
+        """Generate a workload, and return its speed."""
         started = time.perf_counter()
         rows = self._one(workload) if len(workload.prompts) == 1 else self._batch(workload)
         return speed(started, rows)

@@ -1,4 +1,4 @@
-"""The report of a run: one table, and the machine that it was measured on."""
+"""The report of a run: one table, and the machine of the measurement."""
 
 import datetime
 import os
@@ -16,12 +16,12 @@ PLAIN_WIDTH = 140
 
 
 def load() -> str:
-    """Return how many processes have wanted a core of late."""
+    """Return the machine's load average over the last minute."""
     return f"{os.getloadavg()[0]:.1f}"
 
 
 def machine() -> dict[str, str]:
-    """Return what figures of this machine depend on."""
+    """Return the properties of this machine that affect figures."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "system": f"{platform.system()} {platform.machine()}",

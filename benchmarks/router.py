@@ -1,4 +1,4 @@
-"""What does reading a reply cost: a token's way from its text to deltas, next to a decode step?"""
+"""What does parsing a reply cost per token, compared to a decode step?"""
 
 import time
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ FORMATS = (
         f"<|end|>{NEXT}<|channel|>commentary to=functions.note_add <|constrain|>json<|message|>"
         f'{{"text": "{TEXT}"}}<|call|>',
     ),
-    # The family has no thoughts, and calls are all of a reply.
+    # The family has no thoughts, and calls make up the whole reply.
     Family(
         "llama3_json",
         "none",
@@ -100,7 +100,7 @@ async def _workload(server: Served, run: int) -> Workload:
 
 
 def _cost_us(family: Family, chars: int) -> float:
-    """Return microseconds per token, over as many replies as make up a long one."""
+    """Return microseconds per token, over enough replies to make up a long one."""
     text = words(chars // PARTS // WORD_CHARS, chars)
     chunks = cut_randomly(family.reply.replace(TEXT, text), family.name)
     replies = LONG_CHARS // chars
@@ -108,10 +108,10 @@ def _cost_us(family: Family, chars: int) -> float:
 
 
 def _read_us(family: Family, chunks: Sequence[str]) -> float:
-    """Read a reply token by token, and return how many microseconds that took.
+    """Parse a reply token by token, and return the microseconds.
 
     Raises:
-        ValueError: The reply was not read as a call: the figure would mean nothing.
+        ValueError: The reply was not parsed as a call, so the figure would be meaningless.
     """
     evidence = FormatEvidence((), "", tool_parser=family.tools, reasoning_parser=family.reasoning)
     spec = ReplySpec(format=detect(evidence), tools=TOOLS)

@@ -1,4 +1,4 @@
-"""The server under measurement, and what its clients see; they share no interpreter with it."""
+"""The server under measurement, and its clients, which run in another interpreter."""
 
 import asyncio
 import itertools
@@ -47,7 +47,7 @@ async def served(model: BenchModel, *options: str) -> AsyncIterator["Served"]:
 
 
 class Served:
-    """A loaded model behind the socket."""
+    """A loaded model, reached over the socket."""
 
     def __init__(self, process: ServerProcess, channel: grpc.aio.Channel) -> None:
         self.process = process
@@ -57,7 +57,7 @@ class Served:
         self._new_seeds = itertools.count(NEW_SEEDS_START)
 
     async def load(self, model: BenchModel, options: Sequence[str] = ()) -> None:
-        """Load a model with `key:value` options, in place of the one before."""
+        """Load a model with `key:value` options, replacing the previous one."""
         await self._stub.LoadModel(
             pb.ModelOptions(
                 Model=model.name,
@@ -69,25 +69,25 @@ class Served:
         self._sent_tokens = 0
 
     async def prompt(self, tokens: int, seed: int) -> str:
-        """Return a text of about so many tokens; another seed gives a text of another start."""
+        """Return a text of about this many tokens; another seed gives another beginning."""
         token_ids = await self.token_ids(pb.PredictOptions(Prompt=words(tokens, seed)))
         reply = await self._stub.Detokenize(pb.DetokenizeRequest(tokens=token_ids[:tokens]))
         return str(reply.content)
 
     async def new_prompt(self, tokens: int) -> str:
-        """Return a text of about so many tokens that begins as no other prompt does."""
+        """Return a text of about this many tokens with a unique beginning."""
         return await self.prompt(tokens, next(self._new_seeds))
 
     async def token_ids(self, request: pb.PredictOptions) -> list[int]:
-        """Return the prompt of a request as the model reads it."""
+        """Return the prompt tokens of a request."""
         return list((await self._stub.TokenizeString(request)).tokens)
 
     async def stream(self, prompt: str, new_tokens: int, sampling: Sampling) -> Timeline:
-        """Generate one row, and return when its tokens arrived."""
+        """Generate one row, and return the arrival times of its tokens."""
         return await self.send(_request(prompt, new_tokens, sampling))
 
     async def send(self, request: pb.PredictOptions) -> Timeline:
-        """Generate one row, and return when its tokens arrived."""
+        """Generate one row, and return the arrival times of its tokens."""
         row = Timeline()
         prompt_tokens = 0
         async for reply in self._stub.PredictStream(request):
@@ -97,7 +97,7 @@ class Served:
         return row
 
     async def first_token_ms(self, request: pb.PredictOptions) -> float:
-        """Generate one row, and return how long its first token took."""
+        """Generate one row, and return the time to its first token."""
         started = time.perf_counter()
         row = await self.send(request)
         return (row.times[0] - started) * 1000.0
@@ -107,7 +107,7 @@ class Served:
         await self._stub.Embedding(pb.PredictOptions(Embeddings=text))
 
     async def prompt_cache(self) -> dict[str, Any]:
-        """Return the books of the prompt cache, once all that was sent is in them."""
+        """Return the counts of the prompt cache, once they include all requests."""
         async with asyncio.timeout(BOOKS_TIMEOUT_S):
             while True:
                 metrics = await self._stub.GetMetrics(pb.MetricsRequest())
@@ -118,12 +118,12 @@ class Served:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def memory(self) -> dict[str, int]:
-        """Return the bytes that are held, by part."""
+        """Return the memory in bytes, by part."""
         status = await self._stub.Status(pb.HealthMessage())
         return dict(status.memory.breakdown)
 
     async def run(self, workload: Workload) -> Speed:
-        """Generate all rows of a workload at the same time, and return how fast that was."""
+        """Generate all rows of a workload at the same time, and return the speed."""
         return await self.send_together(
             [
                 _request(prompt, workload.new_tokens, sampling)
@@ -132,7 +132,7 @@ class Served:
         )
 
     async def send_together(self, requests: Sequence[pb.PredictOptions]) -> Speed:
-        """Generate one row per request at the same time, and return how fast that was."""
+        """Generate one row per request at the same time, and return the speed."""
         started = time.perf_counter()
         return speed(started, await asyncio.gather(*map(self.send, requests)))
 
@@ -143,13 +143,13 @@ class Served:
         return time.perf_counter() - started, sum(row.counts[-1] for row in rows)
 
     async def engine_seconds(self) -> float | None:
-        """Return the processor time of the engine up to now, where the system tells."""
+        """Return the processor time of the engine so far, if the system reports it."""
         reply = await self._inspector.Inspect(pb.InspectRequest())
         pids = [each.process_id for each in reply.processes if each.role == "engine"]
         return processor_seconds(pids[0]) if pids else None
 
     async def health_seconds(self) -> float:
-        """Return how long one Health took, over a connection of its own, as hosts ask it."""
+        """Return the time of one Health, over its own connection, as hosts call it."""
         started = time.perf_counter()
         async with grpc.aio.insecure_channel(self.process.address) as channel:
             await backend_pb2_grpc.BackendStub(channel).Health(pb.HealthMessage())

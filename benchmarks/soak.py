@@ -1,8 +1,8 @@
-"""The soak: clients of every kind at once for minutes; nothing is lost, mixed up or left behind.
+"""The soak: clients of every kind at once for minutes; nothing may be lost, mixed up or leaked.
 
     python -m benchmarks.soak --minutes 1
 
-Each request has one right reply, which was computed alone beforehand. The exit code is 1 if
+Each request has one correct reply, computed alone beforehand. The exit code is 1 if
 anything was wrong.
 """
 
@@ -35,19 +35,19 @@ from benchmarks.soak_host import Host, Replacements, on_small_disk
 from benchmarks.soak_requests import Ask, asks
 
 CLIENTS = 32
-# In bfloat16 logits tie, and then it counts whether a prefix was computed or stored: a lost engine
+# In bfloat16 logits tie, and then it matters whether a prefix was computed or stored: a lost engine
 # takes the prompt cache along.
 DTYPE = "float32"
 REQUESTS = 160
 CACHE_BYTES = 8 * 2**20
-# Beside the prompt cache, once everything has been used.
+# Without the prompt cache, once everything has been used.
 MAX_GROWTH_BYTES = 64 * 2**20
 MAX_GROWTH_DESCRIPTORS = 32
 PARTS, SETTLED_PARTS = 12, 3
 SETTLED_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 SHOWN_FAULTS = 10
-# The last one loses the device, by the fault that the server is started with.
+# The last one loses the device, by a fault injected at the server's start.
 LOSSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1)
 FAULT = {"MLX_BACKEND_TEST_FAULT": "usr1:"}
 STOPPED_AFTER_S = 3
@@ -60,12 +60,12 @@ Stub: TypeAlias = backend_pb2_grpc.BackendStub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long, how many clients, and how many different requests they choose from.
+    """The duration, the number of clients, and the number of different requests.
 
     Attributes:
-        kill_every_s: How long an engine process may work before it is lost; 0 spares them all.
-        replace_every_s: How long a host leaves the model alone; 0 is always.
-        has_small_disk: Whether the prompt cache is kept on a disk that is soon full.
+        kill_every_s: Lifetime of an engine process before it is killed; 0 never kills.
+        replace_every_s: Time between the host's replacements of the model; 0 is never.
+        has_small_disk: Whether the prompt cache is on a disk that is soon full.
     """
 
     seconds: float
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What the server's process holds: memory in bytes, descriptors and threads."""
+    """The server process's memory in bytes, descriptors and threads."""
 
     resident_bytes: int
     descriptors: int
@@ -88,16 +88,16 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a soak came to; sizes in bytes.
+    """The result of a soak; sizes in bytes.
 
     Attributes:
-        calls: How many there were.
-        ends: How often calls ended how.
-        faults: What was wrong, in words; empty when all is well.
-        measures: From before the clients came until they left, and after they left.
-        losses: Engine processes that were ended.
-        restarts: How many of them since the last load.
-        replaced: How often a host replaced the model how.
+        calls: Their number.
+        ends: The ends of calls, with counts.
+        faults: Descriptions of failures; empty if there are none.
+        measures: From before the clients started until they left, and afterwards.
+        losses: Engine processes killed.
+        restarts: The number since the last load.
+        replaced: The host's replacements of the model, with counts.
         disk_tokens: Read back from disk since the last load.
     """
 
@@ -118,13 +118,13 @@ class Report:
 
 
 async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
-    """Let clients loose on a server without a model, and report what became of it.
+    """Run clients on a server without a model, and report the result.
 
     Args:
-        plan: Of the soak.
-        address: The server's.
-        pid: The server's.
-        directory: For files; the disk that is small is below it, for the server alone.
+        plan: The plan of the soak.
+        address: The server's address.
+        pid: The server's process id.
+        directory: For files; the small disk is mounted below it, for the server alone.
     """
     async with grpc.aio.insecure_channel(address) as channel:
         stub = backend_pb2_grpc.BackendStub(channel)
@@ -169,14 +169,14 @@ async def _references(stub: Stub, requests: Sequence[Ask]) -> dict[Ask, Answer]:
 
 
 async def _compare_again(stub: Stub, references: Mapping[Ask, Answer], tally: Tally) -> None:
-    """Ask for everything once more, alone: what was stored meanwhile is what it was."""
+    """Send everything once more, alone, to check the stored prefixes."""
     for ask, expected in references.items():
         if not (await answer(stub, ask)).matches(expected):
             tally.faults.append(f"{ask.shape}: another reply after the soak")
 
 
 async def _settled(channel: grpc.aio.Channel, tally: Tally) -> pb.InspectReply:
-    """Return what the backend tells once nothing waits or runs; note what stays behind."""
+    """Return the backend's report once it is idle; record leftovers."""
     deadline = time.monotonic() + SETTLED_TIMEOUT_S
     while True:
         reply = await _inspect(channel)
@@ -194,12 +194,12 @@ async def _settled(channel: grpc.aio.Channel, tally: Tally) -> pb.InspectReply:
 
 
 async def lose_engines(channel: grpc.aio.Channel, every_s: float, end: float) -> int:
-    """End the engine process again and again, each time in another way, until the soak is over.
+    """Kill the engine process repeatedly, in varying ways, until the soak is over.
 
-    The next one is left alone until it has worked for so long.
+    Each new one is left alone for `every_s`.
 
     Returns:
-        How many there were.
+        The number of kills.
     """
     losses = 0
     for kind in itertools.cycle(LOSSES if every_s else ()):
@@ -221,7 +221,7 @@ async def _lose(channel: grpc.aio.Channel, engine: int, kind: signal.Signals) ->
 
 
 async def _engine(channel: grpc.aio.Channel) -> int:
-    """Return the number of the engine process, once there is one."""
+    """Return the id of the engine process, once there is one."""
     while True:
         for process in (await _inspect(channel)).processes:
             if process.role == "engine":
@@ -234,7 +234,7 @@ async def _inspect(channel: grpc.aio.Channel) -> pb.InspectReply:
 
 
 async def _measures(seconds: float, pid: int) -> list[Measure]:
-    """Return what the server holds at the beginning and after each part of the time."""
+    """Return the server's measures at the start and after each part of the time."""
     measures = [_measure(pid)]
     for _ in range(PARTS):
         await asyncio.sleep(seconds / PARTS)
@@ -327,7 +327,7 @@ async def run(plan: Plan) -> Report:
     "--small-disk", "has_small_disk", is_flag=True, help="Cache on a disk that gets full."
 )
 def main(minutes: float, **options: int | float | bool) -> None:
-    """Let clients of every kind loose on a backend, and compare each reply with the right one."""
+    """Run clients of every kind on a backend, and compare each reply with the correct one."""
     plan = Plan(seconds=60.0 * minutes, **options)
     report = asyncio.run(run(plan))
     shown = asdict(report) | {"faults": report.faults[:SHOWN_FAULTS]}

@@ -1,4 +1,4 @@
-"""The clients of the soak: they stay, leave, hang up, run out of time, or make no sense."""
+"""The clients of the soak: they stay, leave, hang up, run out of time, or send nonsense."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from benchmarks.soak_requests import Ask, malformed
 
 PATIENCE_S = 120.0
 HEALTH_INTERVAL_S = 0.05
-# Sums of floats depend on what a row shares its batch with.
+# Sums of floats depend on the other rows of the batch.
 TOLERANCE = 1e-3
 # Hosts open a connection for each call.
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
@@ -34,10 +34,10 @@ _REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call came to, as far as its request determines it.
+    """The result of a call, as far as its request determines it.
 
     Attributes:
-        text: Everything that was said, by channel; of a stream that was left, its beginning.
+        text: The text by channel; for an abandoned stream, its beginning.
         numbers: Embeddings or scores.
     """
 
@@ -52,19 +52,19 @@ class Answer:
         )
 
     def begins(self, whole: "Answer") -> bool:
-        """Tell whether this is how another one begins."""
+        """Tell whether this is the beginning of another."""
         pairs = zip(self.text, whole.text, strict=True)
         return all(long.startswith(short) for short, long in pairs)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What happened, and what should not have.
+    """The events of a soak, and its failures.
 
     Attributes:
         ends: How calls ended, by the client's behaviour and the status.
-        faults: What went wrong, in words.
-        health_s: How long each Health took.
+        faults: Descriptions of failures.
+        health_s: The times of all Health calls.
     """
 
     ends: Counter[str] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ class Tally:
 async def answer(
     stub: backend_pb2_grpc.BackendStub, ask: Ask, timeout_s: float | None = None
 ) -> Answer:
-    """Make a call and return what it came to."""
+    """Make a call and return its result."""
     call = getattr(stub, ask.method)(ask.request, timeout=timeout_s)
     match ask.method:
         case "PredictStream":
@@ -155,7 +155,7 @@ class Client:
         return "CANCELLED"
 
     async def _hang_up(self, channel: grpc.aio.Channel) -> str:
-        """Close the connection in the middle of a stream; what came has to be its beginning."""
+        """Close the connection during a stream; the received part must be its beginning."""
         streams = [ask for ask in self._asks if ask.method == "PredictStream"]
         ask = self._rng.choice(streams)
         call = _stub(channel).PredictStream(ask.request)
@@ -194,7 +194,7 @@ class Client:
 
 
 async def watch_health(address: str, tally: Tally, deadline: float) -> None:
-    """Ask for Health all the time, as nervous hosts do."""
+    """Call Health all the time, as nervous hosts do."""
     async with grpc.aio.insecure_channel(address) as channel:
         while time.monotonic() < deadline:
             started = time.perf_counter()

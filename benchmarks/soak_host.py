@@ -1,4 +1,4 @@
-"""What goes on beside the clients of the soak: a host that replaces the model, and a full disk."""
+"""The surroundings of the soak's clients: a host that replaces the model, and a full disk."""
 
 import asyncio
 import itertools
@@ -17,30 +17,30 @@ import grpc.aio
 from backend.cli.server_process import server_command
 from backend.pb import backend_pb2 as pb
 
-# Under load; the model itself is there in a second.
+# Under load; the model itself loads in a second.
 LOAD_TIMEOUT_S = 120.0
 SLOTS = (16, 8)
 DISK_BYTES = 4 * 2**20
-# As an ordinary user: in a namespace of its own everybody may mount.
+# As an ordinary user: in its own namespace any user may mount.
 _ON_SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 
 
 class Replacements:
-    """When the model was being replaced, for calls that ended meanwhile.
+    """Times of the model's replacements, for calls that ended meanwhile.
 
     Attributes:
-        number: How often one began or ended: odd while one goes on.
+        number: Number of starts and ends: odd during a replacement.
     """
 
     def __init__(self) -> None:
-        """Begin with the first model."""
+        """Start with the first model."""
         self.number = 0
         self._are_over = asyncio.Event()
         self._are_over.set()
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Note that one goes on."""
+        """Record a replacement in progress."""
         self.number += 1
         self._are_over.clear()
         yield
@@ -48,25 +48,25 @@ class Replacements:
         self._are_over.set()
 
     def overlap(self, number: int) -> bool:
-        """Tell whether one went on at any time since the number was this."""
+        """Tell whether one was in progress at any time since `number`."""
         return bool(number % 2) or self.number != number
 
     async def wait(self) -> None:
-        """Wait until none goes on."""
+        """Wait until none is in progress."""
         await self._are_over.wait()
 
 
 @dataclass(slots=True)
 class Host:
-    """Replaces the model again and again, each time in another way, with the same model.
+    """Replaces the model repeatedly, in varying ways, with the same model.
 
     Attributes:
         stub: Of the backend.
-        options: Of the model, which every load has.
-        incomplete: A directory that holds a part of a model.
-        replacements: Told of each.
-        done: How often what was done.
-        faults: What went wrong, in words.
+        options: The model options of every load.
+        incomplete: A directory with a part of a model.
+        replacements: Records each.
+        done: Actions with counts.
+        faults: Descriptions of failures.
     """
 
     stub: Any
@@ -77,7 +77,7 @@ class Host:
     faults: list[str] = field(default_factory=list)
 
     async def run_until(self, end: float, every_s: float) -> None:
-        """Do one thing after another, with pauses; nothing if there is no pause."""
+        """Run one action after another, with pauses; nothing without a pause."""
         slots = itertools.cycle(SLOTS[::-1])
         acts = (self._load_other_options, self._free, self._load_nothing, self._load_incomplete)
         for act in itertools.cycle(acts if every_s else ()):
@@ -107,7 +107,7 @@ class Host:
             await self.load(slots)
 
     async def _load_nothing(self, _slots: int) -> None:
-        """Load what is not there: the model stays, and no client may notice."""
+        """Load a missing model: the present one stays, and no client may notice."""
         await self._fail_to_load("/nowhere", grpc.StatusCode.NOT_FOUND)
 
     async def _load_incomplete(self, slots: int) -> None:
@@ -126,10 +126,10 @@ class Host:
 
 
 def on_small_disk(directory: Path) -> Sequence[str]:
-    """Return the command of a server that finds a small and soon full disk in a directory.
+    """Return the command of a server with a small, soon full disk mounted in a directory.
 
     Raises:
-        OSError: This system lets its users mount nothing.
+        OSError: This system does not let users mount.
     """
     mount = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs '{directory}'"
     try:

@@ -1,4 +1,4 @@
-"""What the clients of the soak ask for: requests of every shape, and requests that are none."""
+"""The requests of the soak's clients: requests of every kind, and malformed ones."""
 
 import json
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ _GRAMMARS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """One request that has one right reply.
+    """One request with one correct reply.
 
     Attributes:
-        shape: What reports call its kind.
+        shape: Its kind in reports.
         method: The RPC.
     """
 
@@ -49,14 +49,14 @@ class Ask:
 
 
 def asks(count: int, seed: int) -> tuple[Ask, ...]:
-    """Return so many requests, each kind about as often; the same for the same seed."""
+    """Return requests, each kind about equally often; the same for the same seed."""
     rng = Random(seed)
     makers = (_text, _long_text, _chat, _forced_call, _grammar, _logprobs, _embedding, _score)
     return tuple(makers[number % len(makers)](rng) for number in range(count))
 
 
 def malformed() -> Sequence[tuple[str, bytes]]:
-    """Return methods, and what they have to refuse."""
+    """Return methods with requests that they must refuse."""
     requests = (
         pb.PredictOptions(Prompt="x", Temperature=-1.0),
         pb.PredictOptions(Prompt="x", Grammar="root ::= other"),
@@ -73,7 +73,7 @@ def malformed() -> Sequence[tuple[str, bytes]]:
 
 
 def _sampled(rng: Random) -> dict[str, float | int]:
-    """Return a greedy sampling, or a seeded one: both have one right outcome."""
+    """Return a greedy sampling, or a seeded one: both have one correct outcome."""
     if rng.random() < 0.5:
         return {}
     return {"Temperature": 0.8, "TopP": 0.95, "Seed": rng.randint(1, 2**30)}
@@ -92,7 +92,7 @@ def _text(rng: Random) -> Ask:
 
 
 def _long_text(rng: Random) -> Ask:
-    # Few beginnings: the prompt cache has something to find, and something to evict.
+    # Few beginnings, so that the prompt cache has hits and evictions.
     prompt = words(LONG_PROMPT_WORDS, rng.randint(0, 3)) + " " + words(5, rng.randint(0, 99))
     request = pb.PredictOptions(Prompt=prompt, Tokens=8, IgnoreEOS=True, **_sampled(rng))
     return _predict("long text", rng, request)

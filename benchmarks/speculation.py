@@ -1,4 +1,4 @@
-"""What does it save to draft tokens? The same requests with drafts and without, in one run."""
+"""How much do drafts save? The same requests with and without drafts, in one run."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ PROMPT_TOKENS = 90
 NEW_TOKENS = 128
 ROWS = (1, 4, 8, 16)
 NO_LOSS = at_least(0.97)
-# Replies of so few tokens repeat themselves.
+# Replies of so few different tokens repeat themselves.
 FEW_TOKENS = json.dumps(dict.fromkeys(("300", "400", "500", "600"), 60))
 TOOL = {
     "type": "function",
@@ -48,7 +48,7 @@ TOOL = {
     },
 }
 EDITED_LINES = 10
-# More than any edit of so many lines has.
+# More than any edit of this many lines has.
 EDIT_TOKENS = 400
 
 
@@ -58,17 +58,17 @@ def repeating(prompt: str, seed: int) -> pb.PredictOptions:
 
 
 def free(prompt: str, seed: int) -> pb.PredictOptions:
-    """Return a request for a text that nobody can foresee."""
+    """Return a request for an unpredictable text."""
     return pb.PredictOptions(Prompt=prompt, Temperature=1.0, Seed=seed)
 
 
 def likeliest(prompt: str, seed: int) -> pb.PredictOptions:
-    """Return a greedy request: two random models draw nearly the same of a seed when they draw."""
+    """Return a greedy request: sampling with one seed, two random models draw nearly the same."""
     return pb.PredictOptions(Prompt=prompt, Seed=seed)
 
 
 def calling(prompt: str, seed: int) -> pb.PredictOptions:
-    """Return a request that has to call a tool."""
+    """Return a request that must call a tool."""
     return pb.PredictOptions(
         UseTokenizerTemplate=True,
         Messages=[pb.Message(role="user", content=prompt)],
@@ -80,7 +80,7 @@ def calling(prompt: str, seed: int) -> pb.PredictOptions:
 
 
 def asked(prompt: str, seed: int) -> pb.PredictOptions:
-    """Return a greedy request of a chat, which is answered without a thought."""
+    """Return a greedy chat request, answered without a thought."""
     return pb.PredictOptions(
         UseTokenizerTemplate=True,
         Messages=[pb.Message(role="user", content=prompt)],
@@ -90,14 +90,14 @@ def asked(prompt: str, seed: int) -> pb.PredictOptions:
 
 
 def called(prompt: str, seed: int) -> pb.PredictOptions:
-    """Return a greedy request that has to call the tool that the demo model was taught."""
+    """Return a greedy request that must call the tool that the demo model was trained on."""
     request = asked(prompt, seed)
     request.Tools, request.ToolChoice = json.dumps([WEATHER_TOOL]), "required"
     return request
 
 
 def called_unknown(prompt: str, seed: int) -> pb.PredictOptions:
-    """Return the same for a tool whose words the model spells in its own way."""
+    """Return the same for a tool whose names the model splits differently."""
     request = called(prompt, seed)
     request.Tools = json.dumps([TOOL])
     return request
@@ -110,17 +110,17 @@ def question(row: int) -> str:
 
 
 def code_to_edit(row: int) -> str:
-    """Return a piece of code, and the wish to have it changed."""
+    """Return a piece of code, with a request to change it."""
     return draw_edit(Random(1_000_000 + row), EDITED_LINES).question
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of replies, and the gain that it should bring by the number of rows.
+    """A kind of reply, and its target gain by the number of rows.
 
     Attributes:
-        prompt: Returns the prompt of a row; `None` takes invented words.
-        tokens: Of a reply at most.
+        prompt: Returns the prompt of a row; `None` uses invented words.
+        tokens: Maximum per reply.
     """
 
     name: str
@@ -151,7 +151,7 @@ TRAINED = (
     Case("call of an unknown tool", called_unknown, {}, ends_by_itself=True, prompt=question),
     Case("free text", free, dict.fromkeys(ROWS, NO_LOSS)),
 )
-"""For the model that was trained to edit and to call."""
+"""For the model trained to edit and call."""
 
 DRAFTED = {
     EDITOR: replace(EDITING, targets={1: at_least(1.3)}),
@@ -159,11 +159,11 @@ DRAFTED = {
     NEAR: Case("greedy text", likeliest, {1: at_least(1.3)}),
     WRONG: Case("greedy text", likeliest, dict.fromkeys(ROWS, NO_LOSS)),
 }
-"""Models with a draft model, which alone drafts."""
+"""Models whose draft model is the only source of drafts."""
 
 
 class _Run(NamedTuple):
-    """What one mode took for the requests of a case: seconds, of the processor too if known."""
+    """The time of one mode for a case's requests: seconds, and processor seconds if known."""
 
     tokens: int
     seconds: float
@@ -171,17 +171,17 @@ class _Run(NamedTuple):
 
     @property
     def per_s(self) -> float:
-        """Tokens in a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
     @property
     def per_processor_s(self) -> float | None:
-        """Tokens in a second of the engine's processor time, if that is known."""
+        """Tokens per second of the engine's processor time, if known."""
         return self.tokens / self.processor_s if self.processor_s else None
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure every case; the small model has to do for a quick look, without a draft model."""
+    """Measure every case; a quick run uses only the small model, without a draft model."""
     if settings.is_quick:
         return await _measured(settings, SMALL, CASES)
     ensure_trained()

@@ -1,4 +1,4 @@
-"""What does the prompt cache hold after conversations, and how much of them does it reuse?"""
+"""How much does the prompt cache store and reuse of conversations?"""
 
 import json
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ async def measure(settings: Settings) -> list[Figure]:
 
 
 async def _smallest_reuse(families: Sequence[str]) -> Figure:
-    """Compare what each turn of an agent reused with what it has in common with the one before."""
+    """Compare the reuse of each turn of an agent with its common prefix with the previous one."""
     shares = {}
     async with served(TINY[families[0]]) as server:
         for family in families:
@@ -67,7 +67,7 @@ async def _agent_reuse(server: Served) -> float:
 
 
 async def _agent_bytes(model: BenchModel) -> Figure:
-    """Compare what is stored after an agent's conversation, here and in mlx-lm's server."""
+    """Compare the bytes stored after an agent's conversation, here and in mlx-lm's server."""
     async with served(model) as server:
         environment = environment_of(server.process.pid)
         requests = await agent_turns(server, AgentShape())
@@ -92,7 +92,7 @@ async def _agent_bytes(model: BenchModel) -> Figure:
 
 
 async def _system_tokens(server: Served, request: pb.PredictOptions, prompt: Sequence[int]) -> int:
-    """Return where mlx-lm's server sees the system prompt end: before a user's empty message."""
+    """Return the end of the system prompt in mlx-lm's server: before an empty user message."""
     bare = chat([request.Messages[0], pb.Message(role="user")], tools=request.Tools)
     return shared_tokens(await server.token_ids(bare), prompt)
 
@@ -104,7 +104,7 @@ def _held_upstream(
     environment: dict[str, str],
 ) -> dict[str, Any]:
     first, *others = prompts
-    # Its server cuts a prompt only when a user spoke last.
+    # Its server splits a prompt only if a user spoke last.
     segments = [[first[:system_tokens], first[system_tokens:]], *([prompt] for prompt in others)]
     turns = [{"segments": cut, "new_tokens": REPLY_TOKENS} for cut in segments]
     question = {"directory": str(model.directory), "turns": turns}
@@ -112,7 +112,7 @@ def _held_upstream(
 
 
 async def _branching_bytes(model: BenchModel) -> Figure:
-    """Compare what is stored with what the tokens need if each is stored once."""
+    """Compare the stored bytes with those of each token stored once."""
     async with served(model) as server:
         requests = await branching_turns(server, openings=5, endings=2)
         prompts = [await server.token_ids(request) for request in requests]
@@ -137,7 +137,7 @@ async def _branching_bytes(model: BenchModel) -> Figure:
 
 
 def _token_bytes(model: BenchModel) -> int:
-    """Return what the keys and values of one token take in a llama of float32."""
+    """Return the bytes of one token's keys and values in a float32 llama."""
     shape = json.loads((model.directory / "config.json").read_text(encoding="utf-8"))
     values = shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     return int(2 * 4 * values)

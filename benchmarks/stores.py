@@ -1,7 +1,7 @@
-"""Our prompt cache and mlx-lm's in one process: how soon do they give a long prefix back?
+"""Our prompt cache and mlx-lm's in one process: how fast do they restore a long prefix?
 
 `python -m benchmarks.stores` reads a JSON object: a model's directory, the tokens of a prompt and
-how often to ask. It answers with the milliseconds of every time, ours and theirs in turn.
+the number of runs. It answers with the milliseconds of each run, ours and theirs in turn.
 """
 
 import json
@@ -31,26 +31,26 @@ class Store(Protocol):
     """Keeps the caches of a prefix."""
 
     def insert(self, token_ids: Sequence[int], caches: Caches) -> None:
-        """Keep caches of these tokens, as after a prompt; they are the store's from now on."""
+        """Store caches of these tokens, as after a prompt; the store takes ownership."""
 
     def fetch(self, prompt: Sequence[int]) -> Caches:
-        """Return caches of all of a prompt but its last token, as decoding takes them."""
+        """Return caches of all of a prompt but its last token, ready to decode."""
 
 
 class OwnStore:
-    """The prompt cache as rows use it."""
+    """Our prompt cache, as rows use it."""
 
     def __init__(self, fresh_caches: FreshCaches) -> None:
         self._keeper = make_prefix_store(fresh_caches, BUDGET_BYTES, UNPACKED, DiskSettings())
 
     def insert(self, token_ids: Sequence[int], caches: Caches) -> None:
-        """Leave a row that has got so far."""
+        """Store a row with this progress."""
         row = _row("inserted", token_ids)
         row.cache, row.fed = caches, len(token_ids)
         self._keeper.leave(row)
 
     def fetch(self, prompt: Sequence[int]) -> Caches:
-        """Restore a new row; alone, it decodes with these very caches."""
+        """Restore a new row; a single row decodes with these very caches."""
         row = _row("fetched", prompt)
         self._keeper.restore(row)
         self._keeper.leave(row)
@@ -70,7 +70,7 @@ class UpstreamStore:
         self._store.insert_cache(MODEL_KEY, list(token_ids), caches)
 
     def fetch(self, prompt: Sequence[int]) -> Caches:
-        """Fetch a copy, which its generator makes a batch of one."""
+        """Fetch a copy, which its generator turns into a batch of one."""
         caches, rest = self._store.fetch_nearest_cache(MODEL_KEY, list(prompt))
         if len(rest) != 1:
             raise AssertionError("a stored prompt was not found")
@@ -78,7 +78,7 @@ class UpstreamStore:
 
 
 def compare(directory: str, prompt_tokens: int, runs: int) -> dict[str, list[float]]:
-    """Return how long each fetch took, in ms, until the next token could be written."""
+    """Return the time of each fetch, in ms, until the next token can be written."""
     network, _ = load_model(Path(directory))
 
     def fresh_caches() -> Caches:
@@ -112,7 +112,7 @@ def _row(name: str, token_ids: Sequence[int]) -> Row:
 
 
 def _filled(network: Network, caches: Caches, tokens: int) -> Caches:
-    """Fill caches as a prefill of so many tokens would; what the values are is of no account."""
+    """Fill caches as a prefill of `tokens` would; the values do not matter."""
     network(mx.array([[0]]), cache=caches)
     for cache in caches:
         if isinstance(cache, KVCache):
@@ -124,7 +124,7 @@ def _filled(network: Network, caches: Caches, tokens: int) -> Caches:
 
 
 def _write_one(caches: Caches) -> None:
-    """Write one position, for copies are lazy; a state is replaced whole and not written to."""
+    """Write one position, because copies are lazy; a state is replaced, not written to."""
     for cache in caches:
         if hasattr(cache, "update_and_fetch"):
             cache.update_and_fetch(*(mx.zeros(_shape(a, 1)) for a in (cache.keys, cache.values)))

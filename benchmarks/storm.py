@@ -1,4 +1,4 @@
-"""What does a storm of embeddings cost the streams beside it?"""
+"""What does a burst of embeddings cost concurrent streams?"""
 
 import asyncio
 from statistics import median
@@ -12,13 +12,13 @@ STREAMS = 4
 LOOPS = 16
 PROMPT_TOKENS = 40
 TEXT_TOKENS = 30
-WARM_UP_S = 1.0  # until the loops are under way, and the size of a piece is known
-# Replies that take some seconds, whatever the model.
+WARM_UP_S = 1.0  # until the loops run, and the size of a piece is known
+# Replies that take a few seconds with any model.
 SUBJECTS = ((SMALL, 768), (LARGE, 96))
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure every model; the small one has to do for a quick look."""
+    """Measure every model; a quick run uses only the small one."""
     subjects = SUBJECTS[:1] if settings.is_quick else SUBJECTS
     return [await _measure(settings, *subject) for subject in subjects]
 
@@ -48,13 +48,13 @@ async def _measure(settings: Settings, model: BenchModel, new_tokens: int) -> Fi
 
 
 async def _workload(server: Served, new_tokens: int, run: int) -> Workload:
-    """Make prompts that no run had before: none may profit from an earlier one."""
+    """Create prompts that no run has used, so that none profits from an earlier one."""
     prompts = [await server.prompt(PROMPT_TOKENS, run * STREAMS + row) for row in range(STREAMS)]
     return Workload(tuple(prompts), (Sampling(),) * STREAMS, new_tokens)
 
 
 async def _in_a_storm(server: Served, workload: Workload) -> tuple[Speed, float]:
-    """Return how fast the streams were, and how many embeddings there were in a second."""
+    """Return the speed of the streams, and the embeddings per second."""
     text = await server.prompt(TEXT_TOKENS, seed=0)
     done = 0
 

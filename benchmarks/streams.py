@@ -17,7 +17,7 @@ _MB = 1e6
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure speed, then memory; the small model has to do for a quick look."""
+    """Measure speed, then memory; a quick run uses only the small model."""
     figures = []
     for model in (SMALL,) if settings.is_quick else (SMALL, LARGE):
         figures += await _measure(settings, model)
@@ -44,7 +44,7 @@ def _lengths(rows: int) -> Sequence[int]:
 
 
 def _memory(model: BenchModel, rows: int, sides: Mapping[str, Any]) -> Figure:
-    """Tell the size of caches that decode together."""
+    """Report the size of caches that decode together."""
     ours, theirs = (sides[side][0][1] / _MB for side in ("ours", "mlx-lm"))
     return Figure(
         name=f"{model.name}: memory of {rows} rows, one of {LONG} tokens, others of {SHORT}",

@@ -1,4 +1,4 @@
-"""What does it cost to demand the form of a reply: a schema, a grammar, a tool call?"""
+"""What does a constrained reply cost: a schema, a grammar, a tool call?"""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from benchmarks.models import WIDE, WIDEST, BenchModel
 from benchmarks.served import Served, served
 
 QUESTION_TOKENS = 20
-RUN_FACTOR = 1.5  # its runs are short, and what is measured is smaller than the noise
+RUN_FACTOR = 1.5  # its runs are short, and the effect is smaller than the noise
 FIRST_UNUSED_VARIANT = 100
 TARGET = at_least(0.95)
 
-# One value per run of each demand, and of none.
+# One value per run of each constraint, and of none.
 Measured = Mapping[Demand | None, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows at the same time, and the length of their replies; each has its own grammar."""
+    """Concurrent rows, and the length of their replies; each has its own grammar."""
 
     name: str
     rows: int
@@ -33,7 +33,7 @@ CASES = (Case("one row", 1, 40), Case("eight rows", 8, 32))
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure with both vocabularies; the small one has to do for a quick look."""
+    """Measure with both vocabularies; a quick run uses only the small one."""
     models = (WIDE,) if settings.is_quick else (WIDE, WIDEST)
     return [figure for model in models for figure in await _measure(settings, model)]
 
@@ -57,7 +57,7 @@ async def _measure(settings: Settings, model: BenchModel) -> list[Figure]:
 
 
 async def _speeds(server: Served, case: Case, runs: int) -> Measured:
-    """Return tokens per second while all rows generate, of prompts that the cache knows."""
+    """Return tokens per second while all rows generate, with cached prompts."""
     questions = [await server.prompt(QUESTION_TOKENS, row) for row in range(case.rows)]
 
     async def tokens_per_s(run: int, demand: Demand | None) -> float:
@@ -71,7 +71,7 @@ async def _speeds(server: Served, case: Case, runs: int) -> Measured:
 
 
 async def _waits(server: Served, runs: int) -> Measured:
-    """Return milliseconds until the first token, of prompts and grammars that are all new."""
+    """Return milliseconds until the first token, with new prompts and grammars."""
     question = await server.prompt(QUESTION_TOKENS, 0)
     variants = count(FIRST_UNUSED_VARIANT)
 
@@ -83,7 +83,7 @@ async def _waits(server: Served, runs: int) -> Measured:
 
 
 async def _in_turn(sample: Callable[[int, Demand | None], Awaitable[float]], runs: int) -> Measured:
-    """Sample every demand in every run, back and forth."""
+    """Sample every constraint in every run, back and forth."""
     order: list[Demand | None] = [None, *Demand]
     samples: dict[Demand | None, list[float]] = {demand: [] for demand in order}
     for run in range(runs + 1):

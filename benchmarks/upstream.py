@@ -1,7 +1,7 @@
-"""mlx-lm's prompt cache, fed as its server feeds it: `python -m benchmarks.upstream`.
+"""mlx-lm's prompt cache, used as in its server: `python -m benchmarks.upstream`.
 
-Reads a JSON object: a model's directory and the turns of a conversation. It answers with what the
-store holds after the last one.
+Reads a JSON object: a model's directory and the turns of a conversation. It answers with the
+content of the store after the last one.
 """
 
 import json
@@ -24,9 +24,9 @@ class Turn:
     """One prompt.
 
     Attributes:
-        segments: Its tokens, cut where the server cuts: behind the system prompt, and only when
+        segments: Its tokens, split where the server splits: after the system prompt, and only if
             a user spoke last.
-        new_tokens: How many are generated.
+        new_tokens: The number of generated tokens.
     """
 
     segments: Sequence[Sequence[int]]
@@ -49,7 +49,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What the store holds.
+    """The content of the store.
 
     Attributes:
         reused_tokens: Of each prompt.
@@ -61,7 +61,7 @@ class Holdings:
 
 
 class UpstreamServer:
-    """The part of `mlx_lm.server` that serves one request after another from a prompt cache."""
+    """The part of `mlx_lm.server` that serves requests one by one from a prompt cache."""
 
     def __init__(self, network: Network) -> None:
         self._generator = BatchGenerator(network)
@@ -70,11 +70,11 @@ class UpstreamServer:
 
     @property
     def holdings(self) -> Holdings:
-        """What is stored now."""
+        """The present content."""
         return Holdings(self._store.nbytes, len(self._store), tuple(self._reused_tokens))
 
     def serve(self, turn: Turn) -> None:
-        """Generate a reply, and store what the server stores."""
+        """Generate a reply, and store as the server does."""
         caches, rest = self._store.fetch_nearest_cache(MODEL_KEY, turn.prompt)
         reused = len(turn.prompt) - len(rest)
         self._reused_tokens.append(reused)
@@ -87,7 +87,7 @@ class UpstreamServer:
             pass
 
     def _step(self, uid: int, kinds: list[str]) -> bool:
-        """Compute on, and tell whether the reply has ended."""
+        """Compute a step, and tell whether the reply has ended."""
         progress, replies = self._generator.next()
         for step in progress:
             if step.end_of_segment and not step.end_of_prompt and kinds:

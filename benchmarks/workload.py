@@ -1,4 +1,4 @@
-"""What raw mlx-lm and the server are both given to do, and how fast they were."""
+"""Workloads for both raw mlx-lm and the server, and their speeds."""
 
 import json
 from bisect import bisect_right
@@ -13,7 +13,7 @@ _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiou"
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one row draws its tokens; the defaults are greedy."""
+    """The sampling of one row; the defaults are greedy."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -23,7 +23,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Rows to be generated at the same time, each of `new_tokens`, whatever the model says."""
+    """Rows to generate at the same time, each of exactly `new_tokens`."""
 
     prompts: tuple[str, ...]
     samplings: tuple[Sampling, ...]
@@ -46,18 +46,18 @@ class Workload:
 
 @dataclass(slots=True)
 class Timeline:
-    """When the tokens of one row arrived: times in seconds, and how many there were by then."""
+    """Arrival times of one row's tokens, in seconds, with the number of tokens so far."""
 
     times: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
 
     def mark(self, time: float, count: int) -> None:
-        """Note that `count` tokens have arrived."""
+        """Record that `count` tokens have arrived."""
         self.times.append(time)
         self.counts.append(count)
 
     def tokens_until(self, time: float) -> int:
-        """Return how many tokens had arrived."""
+        """Return the number of tokens that had arrived."""
         arrivals = bisect_right(self.times, time)
         return self.counts[arrivals - 1] if arrivals else 0
 
@@ -80,7 +80,7 @@ class Speed:
 
 
 def speed(started: float, rows: Sequence[Timeline]) -> Speed:
-    """Return how fast rows were generated that were asked for at `started`."""
+    """Return the speed of rows that were requested at `started`."""
     finished = max(row.times[-1] for row in rows)
     tokens = sum(row.counts[-1] for row in rows)
     begin = max(row.times[0] for row in rows)
