@@ -1,4 +1,4 @@
-"""A headless Chromium of this machine, if it has one: what a page shows a person."""
+"""Renders pages in this machine's headless Chromium, if it has one."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
     "--headless",
-    # Root has no sandbox, and opens its own pages only.
+    # Root has no sandbox, and opens only its own pages.
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -19,7 +19,7 @@ FLAGS = (
     "--disable-sync",
     "--hide-scrollbars",
 )
-# What a page has before it is looked at, by its own clock.
+# Time for a page before it is read, by its own clock.
 BUDGET_MS = 5000
 TIMEOUT_S = 120.0
 
@@ -30,12 +30,12 @@ def find_browser() -> str | None:
 
 
 def rendered(browser: str, url: str) -> str:
-    """Return the document of a page, as its scripts have left it."""
+    """Return the document of a page after its scripts have run."""
     return _run(browser, "--dump-dom", url)
 
 
 def screenshot(browser: str, url: str, path: Path, *, width: int, height: int) -> None:
-    """Write what a page shows as a PNG."""
+    """Write a screenshot of a page as a PNG."""
     _run(browser, f"--screenshot={path}", f"--window-size={width},{height}", url)
 
 

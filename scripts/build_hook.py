@@ -13,6 +13,6 @@ class ProtoBuildHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        """Generate the stubs, unless a source archive is made: it brings the proto itself."""
+        """Generate the stubs, except for a source archive, which contains the proto."""
         if self.target_name == "wheel":
             subprocess.run([sys.executable, "scripts/gen_proto.py"], cwd=self.root, check=True)

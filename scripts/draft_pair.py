@@ -1,4 +1,4 @@
-"""Make a draft model that is right: the first layers of a model whose other layers add little."""
+"""Creates an accurate draft model: the first layers of a model whose other layers add little."""
 
 import json
 import re
@@ -8,18 +8,18 @@ from pathlib import Path
 import mlx.core as mx
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-# What a layer of a llama adds to the stream of its text.
+# The weights by which a llama layer adds to the residual stream.
 _OUTPUTS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 def split_off(model: Path, draft: Path, *, layers: int = 1, rest: float = 0.0) -> Path:
-    """Change a llama so that a draft model agrees with it, and write that; return its directory.
+    """Change a llama so that a draft model agrees with it; write that and return its directory.
 
     Args:
-        model: A directory of one file of weights; the file is changed.
-        draft: Made anew.
+        model: A directory with one weight file, which is changed.
+        draft: The new directory.
         layers: Of the draft model.
-        rest: What the model's other layers add, as a part of what they did; with 0 the two agree
+        rest: The contribution of the model's other layers, relative to before; with 0 the two agree
             on every token.
     """
     weights = {}

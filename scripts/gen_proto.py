@@ -1,4 +1,4 @@
-"""Generate the gRPC stubs in `backend/pb/` from `backend.proto`; git ignores them."""
+"""Generates the gRPC stubs in `backend/pb/` from `backend.proto`; git ignores them."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def generate(root: Path) -> None:
     """Write the stubs below a checkout.
 
     Raises:
-        subprocess.CalledProcessError: The proto is malformed; protoc has said how.
+        subprocess.CalledProcessError: The proto is malformed; protoc has printed the reason.
     """
     command = [sys.executable, "-m", "grpc_tools.protoc", *PROTOC_ARGUMENTS]
     subprocess.run(command, cwd=root, check=True)  # noqa: S603 - nothing of it comes from outside

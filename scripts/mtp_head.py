@@ -1,4 +1,4 @@
-"""Give a tiny Qwen3.5 or Qwen3-Next an MTP head, as checkpoints of these families bring one."""
+"""Gives a tiny Qwen3.5 or Qwen3-Next an MTP head, as in checkpoints of these families."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
 from mlx_vlm.utils import get_model_and_args
 
 FILE = "model.safetensors"
-# What a block adds to the stream of a text.
+# The weights by which a block adds to the residual stream.
 _OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 _ROPE = {"type": "default", "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
 
@@ -18,14 +18,14 @@ _ROPE = {"type": "default", "partial_rotary_factor": 0.25, "mrope_section": [1, 
 def add_head(
     directory: Path, apart: Path | None = None, *, seed: int = 0, is_right: bool = False
 ) -> Path:
-    """Make a head for a checkpoint that `tiny_models.build` wrote; return where the head is.
+    """Create a head for a checkpoint of `tiny_models.build`; return its directory.
 
     Args:
-        directory: Of the model; the file of weights in it is changed.
-        apart: A directory for the head alone; else it is added to the model's weights.
+        directory: Of the model, whose weight file is changed.
+        apart: A directory for the head alone; otherwise it is added to the model's weights.
         seed: Determines the weights of the head.
-        is_right: Change the model, too, so that its blocks add nothing: what follows a token then
-            depends on that token alone, and the head knows it.
+        is_right: Also change the model so that its blocks add nothing: the token after a token then
+            depends only on that token, and the head knows it.
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
@@ -53,7 +53,7 @@ def write(directory: Path, config: dict[str, Any], weights: dict[str, mx.array])
 
 
 def without_blocks(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return weights with which blocks add nothing."""
+    """Return weights whose blocks add nothing."""
     return {
         name: mx.zeros_like(weight) if name.endswith(_OUTPUTS) else weight
         for name, weight in weights.items()

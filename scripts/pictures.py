@@ -1,4 +1,4 @@
-"""Draw the pictures of the documentation from the real program: `make pictures`."""
+"""Draws the documentation's pictures from the real program: `make pictures`."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 WIDTH = 96
 STREAMS = 5
 LONGEST = 3000
-# Rich's own pictures fetch a font from elsewhere.
+# Rich's own pictures load a font from the network.
 _FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 _POLL_S = 0.02
 PAGE_WIDTH, PAGE_HEIGHT = 1040, 1240
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 async def draw() -> None:
-    """Draw what a user sees."""
+    """Draw the views of a user."""
     await draw_demo()
     await draw_views()
 
@@ -52,7 +52,7 @@ async def draw_demo() -> None:
 
 
 async def draw_views() -> None:
-    """Draw a server with a few streams and another one beside it."""
+    """Draw a server with a few streams, and a second server."""
     console = recorder()
     page = f"{LOOPBACK}:{free_port()}"
     with (
@@ -71,7 +71,7 @@ async def draw_views() -> None:
 
 
 def started(directory: str, name: str, *arguments: str) -> ServerProcess:
-    """Start a server that shares the machine with those of this directory only."""
+    """Start a server that shares the machine only with those of this directory."""
     return ServerProcess.start(
         Path(directory, f"{name}.log"),
         command=(*server_command(), *arguments),
@@ -81,7 +81,7 @@ def started(directory: str, name: str, *arguments: str) -> ServerProcess:
 
 @asynccontextmanager
 async def loaded(server: ServerProcess, directory: str) -> AsyncIterator[BackendClient]:
-    """Load the demo model; no picture shows a path of the machine that drew it."""
+    """Load the demo model, without local paths in the picture."""
     await server.wait_until_ready()
     async with BackendClient(server.address) as client:
         options = model_options("demo")
@@ -91,7 +91,7 @@ async def loaded(server: ServerProcess, directory: str) -> AsyncIterator[Backend
 
 
 async def sharing(client: BackendClient) -> bool:
-    """Tell whether a backend knows of the other one."""
+    """Tell whether a backend sees the other one."""
     return len((await inspect(client)).report.machine.backends) > 1
 
 
@@ -125,7 +125,7 @@ def draw_page(url: str) -> None:
 
 
 async def consume(client: BackendClient, number: int) -> None:
-    """Take one long reply."""
+    """Consume one long reply."""
     request = pb.PredictOptions(
         UseTokenizerTemplate=True,
         Messages=[user_message(f"Say hello to number {number}.")],
@@ -138,14 +138,14 @@ async def consume(client: BackendClient, number: int) -> None:
 
 
 def recorder() -> Console:
-    """Return a console that keeps what is printed, in colours."""
+    """Return a console that records its output, in colours."""
     return Console(
         file=StringIO(), record=True, width=WIDTH, color_system="truecolor", force_terminal=False
     )
 
 
 def save(console: Console, name: str, title: str) -> None:
-    """Write what a console has kept as an SVG."""
+    """Write a console's recording as an SVG."""
     PICTURES.mkdir(exist_ok=True)
     svg = _FONT_FACE.sub("", console.export_svg(title=title, unique_id=name))
     (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")

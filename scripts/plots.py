@@ -1,6 +1,6 @@
-"""Draw the plots of the documentation from what `make bench BENCH_FLAGS=--json` has measured.
+"""Draws the documentation's plots from reports of `make bench BENCH_FLAGS=--json`.
 
-The reports are kept beside the plots: they show nothing that does not stand there.
+The reports are stored next to the plots, which show nothing else.
 """
 
 import json
@@ -26,7 +26,7 @@ Figures: TypeAlias = Sequence[Mapping[str, Any]]
 """The figures of a report."""
 
 Report: TypeAlias = Mapping[str, Any]
-"""What one run of the benchmarks has printed."""
+"""The output of one run of the benchmarks."""
 
 Draw: TypeAlias = Callable[["Axes", Figures], None]
 
@@ -36,8 +36,8 @@ class Plot:
     """A plot.
 
     Attributes:
-        benchmark: What measures it.
-        title: What it shows.
+        benchmark: The benchmark that measures it.
+        title: Its title.
         draw: Draws it.
     """
 
@@ -93,7 +93,7 @@ def draw_memory(axes: "Axes", figures: Figures) -> None:
 
 
 def draw_mixed_lengths(axes: "Axes", figures: Figures) -> None:
-    """Draw what a step takes with rows of like and unlike length."""
+    """Draw the time of a step with rows of equal and different length."""
     found = matched(figures, r"(\w+): step of (.+) / BatchGenerator")
     labels = [
         f"{model}\n{mix}".replace(", ", ",\n").replace(" prefix", "\nprefix")
@@ -113,7 +113,7 @@ def draw_mixed_lengths(axes: "Axes", figures: Figures) -> None:
 
 
 def draw_first_token(axes: "Axes", figures: Figures) -> None:
-    """Draw the wait for the first token by how much of the prompt is stored."""
+    """Draw the wait for the first token by the cached part of the prompt."""
     again = matched(figures, r"4M: (\d+) tokens, same prompt")
     tail = matched(figures, r"4M: (\d+) tokens, last 50 new")
     series = {
@@ -126,9 +126,9 @@ def draw_first_token(axes: "Axes", figures: Figures) -> None:
 
 
 def draw_speculation(axes: "Axes", figures: Figures) -> None:
-    """Draw what drafts bring by number of rows."""
+    """Draw the gain of drafts by number of rows."""
     found = matched(figures, r"4M: (.+), (\d+) rows?")
-    # Beside each other, where their ranges overlap.
+    # Side by side where their ranges overlap.
     cases = zip(_COLOURS, dict.fromkeys(case for case, _ in found), (0.96, 1.0, 1.04), strict=False)
     for colour, case, aside in cases:
         points = {int(n) * aside: each for (name, n), each in found.items() if name == case}
@@ -182,7 +182,7 @@ def report_of(reports: Sequence[Report], benchmark: str) -> Report:
 
 
 def caption(report: Report, benchmark: str) -> str:
-    """Return how a plot was measured."""
+    """Return the conditions of a plot's measurement."""
     machine: Mapping[str, str] = report["machine"]
     mode = " --quick" if "--quick" in report["command"].split() else ""
     facts = ("date", "system", "cores", "load", "load_after", "mlx", "mlx-lm")
@@ -198,7 +198,7 @@ def draw(reports: Sequence[Report], name: str, directory: Path) -> Path:
 
     plot, path = PLOTS[name], directory / f"{name}.svg"
     report = report_of(reports, plot.benchmark)
-    # The same report gives the same file, with text that can be read and searched.
+    # The same report gives the same file, with searchable text.
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.family": "sans-serif"}):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained", facecolor="white")
         axes = figure.subplots()
@@ -215,7 +215,7 @@ def draw(reports: Sequence[Report], name: str, directory: Path) -> Path:
     "paths", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True
 )
 def main(paths: Sequence[Path]) -> None:
-    """Draw all plots from the reports PATHS, later ones first, and keep them beside the plots."""
+    """Draw all plots from the reports PATHS, later ones first, and store them next to the plots."""
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     for name in PLOTS:
         click.echo(draw(reports, name, PICTURES))

@@ -1,4 +1,4 @@
-"""Fetch the chat templates of real models that llama.cpp ships in its Python package.
+"""Fetches the chat templates of real models from llama.cpp's Python package.
 
 `make templates` puts them into `build/templates`, where
 `tests/model/test_real_templates.py` finds them. They belong to their models' authors, and are not
@@ -18,7 +18,7 @@ _FOLDER = "/models/templates/"
 
 
 def fetch(target: Path = TARGET) -> int:
-    """Download the package's sources, and return how many templates were taken from them."""
+    """Download the package's sources, and return the number of extracted templates."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         sources = ["--no-binary", PACKAGE, f"{PACKAGE}=={VERSION}", "--dest", folder]

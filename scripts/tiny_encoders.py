@@ -27,7 +27,7 @@ _ROBERTA: Mapping[str, Any] = {
     "type_vocab_size": 1,
     "pad_token_id": 1,
 }
-# What each type adds to the common shape, and where its weights begin in the checkpoint.
+# Each type's additions to the common shape, and its weight prefix in the checkpoint.
 TYPES: Mapping[str, Mapping[str, Any]] = {
     "bert": {"type_vocab_size": 2, "pad_token_id": 0, "hidden_act": "gelu"},
     "roberta": _ROBERTA,
@@ -41,12 +41,12 @@ _ROBERTA_WORDS = ("<s>", "</s>", ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
 
 
 def build_encoder(model_type: str, directory: Path) -> Path:
-    """Write a tiny encoder of a type in `TYPES`; the directory is made if need be."""
+    """Write a tiny encoder of a type in `TYPES`; the directory is created if necessary."""
     return _build(model_type, directory, "Model", "Model")
 
 
 def build_cross_encoder(model_type: str, directory: Path) -> Path:
-    """Write a tiny cross-encoder, which has one label."""
+    """Write a tiny cross-encoder with one label."""
     return _build(model_type, directory, "SequenceClassificationModel", "ForSequenceClassification")
 
 

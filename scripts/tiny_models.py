@@ -1,6 +1,6 @@
 """Build tiny random-weight models, one of each cache kind, for tests and benchmarks.
 
-They say nothing sensible, but they are whole: config, weights, tokenizer and chat template, as
+Their output is meaningless, but they are complete: config, weights, tokenizer and chat template, as
 mlx-lm would load any model. The same arguments always give the same weights.
 """
 
@@ -29,7 +29,7 @@ _MARKERS = (
     *("<tool_response>", "</tool_response>"),
 )
 
-# Letters of invented pieces, how many of them at most, and what may stand before them.
+# Letters of invented pieces, their maximum number, and possible prefixes.
 _SCRIPTS = (
     (_LETTERS, 12, (" ", " ", "")),
     ("0123456789", 3, ("",)),
@@ -102,7 +102,7 @@ _QWEN3_NEXT: Mapping[str, Any] = {
     "partial_rotary_factor": 0.5,
 }
 
-# What each family adds to the common shape; the key is its `model_type`, unless it says otherwise.
+# Each family's additions to the common shape; the key is its `model_type`, unless overridden.
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
     "llama_sliding": {
@@ -191,7 +191,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "qk_rope_head_dim": 16,
         "v_head_dim": 16,
     },
-    # Heads that are wide enough to be quantised.
+    # Heads wide enough to be quantised.
     "llama_wide": {"model_type": "llama", "head_dim": 64},
     "gemma3_wide": {**_GEMMA3, "head_dim": 32},
     "qwen3_next_wide": {**_QWEN3_NEXT, "head_dim": 32},
@@ -216,8 +216,8 @@ def build(
     """Write a tiny model of `family`, a key of `FAMILIES`, and return its directory.
 
     Args:
-        family: Which one.
-        directory: Made if need be.
+        family: Its key.
+        directory: Created if necessary.
         seed: Determines the weights.
         dtype: The name of an MLX data type.
         changes: Fields of its config.json.
@@ -239,7 +239,7 @@ def build_llama(
     """Write a llama of a chosen size, for benchmarks; every id of its `vocab` has a text.
 
     Args:
-        directory: Made if need be.
+        directory: Created if necessary.
         hidden: Width, a multiple of 64: attention heads are 64 wide.
         layers: Number of blocks.
         vocab: At least `VOCAB_SIZE`.
@@ -297,7 +297,7 @@ def _write(config: dict[str, Any], directory: Path, *, seed: int, dtype: str) ->
 
 
 def _draw_weights(config: Mapping[str, Any], *, seed: int, dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Draw every matrix anew: some modules begin with zeros, which would leave experts tied."""
+    """Draw every matrix again: some modules start with zeros, which would leave experts tied."""
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)
     network = module.Model(module.ModelArgs.from_dict(dict(config)))
@@ -326,7 +326,7 @@ def _write_tokenizer(directory: Path, vocab: int) -> int:
 
 
 def train_bpe() -> Tokenizer:
-    """Train byte-level BPE of `VOCAB_SIZE` on syllables: whatever the text, no byte is unknown."""
+    """Train byte-level BPE of `VOCAB_SIZE` on syllables, without unknown bytes in any text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -344,9 +344,9 @@ def train_bpe() -> Tokenizer:
 
 
 def _fill_vocabulary(path: Path, vocab: int) -> None:
-    """Give every id up to `vocab` a piece of its own, which no text is encoded to."""
+    """Give every id up to `vocab` its own piece, which no text is encoded to."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    # Added tokens that the model does not know would be numbered anew behind the fillers.
+    # Added tokens unknown to the model would be renumbered after the fillers.
     added = {token["content"]: token["id"] for token in content["added_tokens"]}
     known = content["model"]["vocab"]
     known.update(added)
@@ -357,7 +357,7 @@ def _fill_vocabulary(path: Path, vocab: int) -> None:
 
 
 def _invented_pieces(rng: Random) -> Iterator[str]:
-    """Yield the mixture of a large vocabulary for ever: words, numbers, code, other scripts."""
+    """Yield the mixture of a large vocabulary forever: words, numbers, code, other scripts."""
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     while True:
         letters, longest, lead = rng.choices(_SCRIPTS, _SCRIPT_SHARES)[0]

@@ -18,16 +18,16 @@ def build_embedder(
 
     Args:
         family: As for `build`.
-        directory: Made if need be.
-        pooling: The mode that is switched on.
-        parts: What follows the pooling: `Normalize`, `Dense`.
+        directory: Created if necessary.
+        pooling: The enabled mode.
+        parts: The modules after the pooling: `Normalize`, `Dense`.
     """
     build(family, directory)
     return add_modules(directory, pooling=pooling, parts=parts)
 
 
 def add_modules(directory: Path, *, pooling: str, parts: tuple[str, ...] = ()) -> Path:
-    """Write the files of sentence-transformers beside a model, as for `build_embedder`."""
+    """Add the files of sentence-transformers to a model, as for `build_embedder`."""
     kinds = ("Transformer", "Pooling", *parts)
     modules = [
         {"idx": i, "path": f"{i}_{kind}" if i else "", "type": _MODULE_PREFIX + kind}
@@ -43,7 +43,7 @@ def add_modules(directory: Path, *, pooling: str, parts: tuple[str, ...] = ()) -
 
 
 def strip_head(directory: Path) -> Path:
-    """Leave the decoder of a model alone, its weights named as inside it."""
+    """Reduce a model to its decoder, with its weights named as inside it."""
     path = directory / "model.safetensors"
     weights = mx.load(str(path))
     bare = {
@@ -57,7 +57,7 @@ def strip_head(directory: Path) -> Path:
 
 
 def build_reranker(directory: Path) -> Path:
-    """Write a model in the manner of Qwen3-Reranker: "yes" and "no" are tokens."""
+    """Write a model like Qwen3-Reranker: "yes" and "no" are tokens."""
     build("qwen3", directory)
     answers = ["yes", "no"]
     tokenizer = AutoTokenizer.from_pretrained(directory)

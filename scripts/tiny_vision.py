@@ -1,6 +1,6 @@
-"""Build tiny random-weight models that see, one of each kind, for tests.
+"""Builds tiny random-weight vision models, one of each kind, for tests.
 
-They are whole, as mlx-vlm would load any model: config, weights, tokenizer, processor and chat
+They are complete, as mlx-vlm would load any model: config, weights, tokenizer, processor and chat
 template. The same arguments always give the same weights.
 """
 
@@ -25,7 +25,7 @@ from scripts.tiny_vision_family import VisionFamily
 
 _TEXT_SECTIONS = {"text_config", "language_config"}
 _SECTIONS = ("text", "vision", "audio", "perceiver", "projector")
-_GATE = 0.3  # wider open, a picture in mllama drowns the text
+_GATE = 0.3  # wider open, an image in mllama drowns the text
 
 # Writes the parts of each message as text, for the template that follows.
 _FLATTENED = """\
@@ -90,7 +90,7 @@ def _write_tokenizer(shape: VisionFamily, directory: Path) -> PreTrainedTokenize
 
 
 def _reserved(bpe: Tokenizer, fixed_ids: Mapping[str, int]) -> Tokenizer:
-    """Give tokens the ids that a processor of upstream takes for granted, and fill the gaps."""
+    """Give tokens the ids that an upstream processor expects, and fill the gaps."""
     if not fixed_ids:
         return bpe
     content = json.loads(bpe.to_str())
@@ -120,9 +120,9 @@ def _complete_config(shape: VisionFamily, tokenizer: PreTrainedTokenizerFast) ->
 def _draw_weights(
     config: Mapping[str, Any], shape: VisionFamily, *, seed: int
 ) -> dict[str, mx.array]:
-    """Draw every matrix anew, wide enough for a picture to matter, and open every gate.
+    """Draw every matrix again, wide enough for an image to matter, and open every gate.
 
-    The tokens of media get nothing from the head: only the processor may write them.
+    The head never produces the tokens of media, which only the processor may write.
     """
     mx.random.seed(seed)
     parameters = tree_flatten(_make_network(config).parameters())

@@ -1,4 +1,4 @@
-"""The tiny vision models: one for each way in which a family takes a picture in."""
+"""The tiny vision models: one for each way of reading an image."""
 
 from collections.abc import Mapping
 
@@ -135,7 +135,7 @@ _GEMMA4 = VisionFamily(
             "image_processor": {"patch_size": 8, "max_soft_tokens": 70, "pooling_kernel_size": 3},
         }
     },
-    embedding_scale=0.05,  # the head is tied: with longer rows each token answers itself
+    embedding_scale=0.05,  # the head is tied: with longer rows each token predicts itself
     gain=3.0,
 )
 

@@ -1,4 +1,4 @@
-"""What a family of tiny vision models consists of, and the sizes that most of them share."""
+"""The definition of a family of tiny vision models, and their common sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,20 +9,20 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """What sets a family apart from the others.
+    """The properties of a family.
 
     Attributes:
         config: All of config.json, without vocabulary sizes and ids of tokens.
-        token_ids: Special tokens by the field of config.json that holds their ids.
-        placeholders: What the chat template writes for a part of a message, by its type.
-        named_tokens: Special tokens by the attribute of the tokenizer that the processor reads.
-        further_tokens: Special tokens that only the processor writes.
+        token_ids: Special tokens by the field of config.json with their ids.
+        placeholders: The chat template's text for a part of a message, by its type.
+        named_tokens: Special tokens by the tokenizer attribute that the processor reads.
+        further_tokens: Special tokens written only by the processor.
         files: The other files, which configure the processor.
         embedding_scale: Standard deviation of the token embeddings.
-        gain: How much a matrix widens its input.
-        bos_token: What a prompt of the processor begins with, if anything.
-        fixed_ids: Special tokens whose ids the processor has in its code.
-        section: The part of config.json that holds the model's own configuration, if not all of it.
+        gain: The factor by which a matrix widens its input.
+        bos_token: The first token of the processor's prompts, if any.
+        fixed_ids: Special tokens with ids hard-coded in the processor.
+        section: The part of config.json with the model's configuration, if not all of it.
     """
 
     config: Config
@@ -52,7 +52,7 @@ TEXT: Config = {
     "tie_word_embeddings": False,
 }
 
-# An encoder of pictures of 28 x 28 pixels.
+# An encoder of images of 28 x 28 pixels.
 TOWER: Config = {
     "hidden_size": 32,
     "intermediate_size": 64,

@@ -1,4 +1,4 @@
-"""Turn samples into weighted token batches of about equal cost."""
+"""Turns samples into weighted token batches of about equal cost."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Batch = tuple[mx.array, mx.array]
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens of one training text, and how much each counts as a target."""
+    """Tokens of one training text, with the weight of each as a target."""
 
     tokens: list[int]
     weights: list[float]
@@ -43,7 +43,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> str:
 
 
 def sample_row(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> Row:
-    """Return the tokens of a conversation, of which the last turn is to be learnt."""
+    """Return the tokens of a conversation whose last turn is to be learnt."""
     prompt, target = prompt_text(tokenizer, sample), sample.target + TURN_END
     assert_unseen(prompt + target)
     before, after = tokenizer.encode(prompt), tokenizer.encode(target)
@@ -86,17 +86,17 @@ def _cut(rows: list[Row], budget: int) -> list[list[Row]]:
 def batches(
     tokenizer: PreTrainedTokenizerFast, rng: Random, budget: int, *, short: bool
 ) -> Iterator[Batch]:
-    """Yield batches for ever, fresh samples each time."""
+    """Yield batches forever, fresh samples each time."""
     return batches_of(lambda: _draw_row(tokenizer, rng, short=short), rng, budget)
 
 
 def batches_of(draw: Callable[[], Row], rng: Random, budget: int) -> Iterator[Batch]:
-    """Yield batches of drawn rows for ever.
+    """Yield batches of drawn rows forever.
 
     Args:
         draw: Returns another row each time.
-        rng: Puts the batches in order.
-        budget: Padded tokens of a batch at most.
+        rng: Orders the batches.
+        budget: Maximum padded tokens of a batch.
     """
     while True:
         cut = _cut([draw() for _ in range(_CHUNK)], budget)

@@ -1,4 +1,4 @@
-"""Mix the tasks into the stream of samples the demo model learns from."""
+"""Mixes the tasks into the stream of samples that the demo model learns from."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,7 +52,7 @@ def _pick(rng: Random, tasks: dict[Draw, float]) -> Sample:
 
 
 def _earlier(rng: Random, turns: int) -> list[Message]:
-    """Make finished exchanges that stand before the one to learn."""
+    """Create finished exchanges before the one to learn."""
     messages: list[Message] = []
     for _ in range(turns):
         sample = _pick(rng, CHAT_TASKS)
@@ -61,7 +61,7 @@ def _earlier(rng: Random, turns: int) -> list[Message]:
 
 
 def _with_surroundings(rng: Random, sample: Sample) -> Sample:
-    """Add what may stand around any exchange: system prompt, unneeded tools, earlier turns."""
+    """Add optional surroundings of an exchange: system prompt, unneeded tools, earlier turns."""
     messages, tools, kind = sample.messages, sample.tools, rng.random()
     if kind < 0.02:
         messages = _earlier(rng, rng.randint(6, 14)) + messages
@@ -86,7 +86,7 @@ def draw_short_sample(rng: Random) -> Sample:
 
 
 def assert_unseen(text: str) -> None:
-    """Raise when a held-out city stands in training text."""
+    """Raise if a held-out city occurs in training text."""
     if mentions_held_out(text):
         msg = f"held-out city in training text: {text!r}"
         raise AssertionError(msg)

@@ -1,8 +1,8 @@
-"""Train a model that rewrites code of its prompt, and a draft model for it; both are made wide.
+"""Trains a model that rewrites code of its prompt, and a draft model for it; both are widened.
 
-The demo model learns to rename an identifier, beside what it knows. A model of its first layers is
-distilled from it. Each is then written as a corner of a larger one, which says the same and costs
-what its size costs (`widening.py`). It takes about ten minutes of processor time.
+The demo model additionally learns to rename an identifier. A model of its first layers is
+distilled from it. Each is then written as a corner of a larger one, with the same output and the
+cost of its size (`widening.py`). It takes about ten minutes of processor time.
 """
 
 import argparse
@@ -36,13 +36,13 @@ _SEED = 11
 _BATCH_TOKENS = 2400
 _SHORT_LINES, _MOST_LINES = 3, 10
 _SHORT_SHARE = 0.3
-# Steps after these, in which it learns to rename a few identifiers rightly.
+# Steps after these, in which it learns to rename a few identifiers correctly.
 _KNOWN_STEPS = 0.3
-# Of the conversations that the demo model knows, so that it does not forget them.
+# Share of the demo model's conversations, so that it does not forget them.
 _KNOWN_SHARE = 0.2
-# Without the last layer it is right in four of five places before it is trained.
+# Without the last layer it is right in four of five places before training.
 _DRAFT_LAYERS = 3
-# Width and layers in the end: 60M, and 6M of the draft model.
+# Final width and layers: 60M, and 6M for the draft model.
 _SIZE, _DRAFT_SIZE = (640, 12), (384, 3)
 _TRIED_EDITS = 10
 
@@ -69,13 +69,13 @@ def _stream(
 def _curriculum(
     tokenizer: PreTrainedTokenizerFast, rng: Random, short_steps: int
 ) -> Iterator[Batch]:
-    """Yield batches for ever of edits of any identifier, short ones first: it learns to copy."""
+    """Yield batches of edits of any identifier forever, short ones first, to teach copying."""
     yield from islice(_stream(tokenizer, rng, _SHORT_LINES, is_known=False), short_steps)
     yield from _stream(tokenizer, rng, _MOST_LINES, is_known=False)
 
 
 def _beginning(teacher: qwen3.Model, config: dict[str, Any]) -> qwen3.Model:
-    """Return a model of the first layers of another, which it is distilled from."""
+    """Return a model of the first layers of its teacher."""
     student = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     names = {name for name, _ in tree_flatten(student.parameters())}
     kept = [(name, w) for name, w in tree_flatten(teacher.parameters()) if name in names]
@@ -84,7 +84,7 @@ def _beginning(teacher: qwen3.Model, config: dict[str, Any]) -> qwen3.Model:
 
 
 def _loss_by(teacher: qwen3.Model) -> Loss:
-    """Return the loss of what a model expects against what the teacher does."""
+    """Return the loss of a model's predictions against the teacher's."""
 
     def loss(model: qwen3.Model, tokens: mx.array, weights: mx.array) -> mx.array:
         wanted = mx.softmax(teacher(tokens[:, :-1]), axis=-1)
@@ -96,7 +96,7 @@ def _loss_by(teacher: qwen3.Model) -> Loss:
 
 
 def _write(model: qwen3.Model, config: dict[str, Any], size: tuple[int, int], out: Path) -> None:
-    """Write a model at its large size, with the tokenizer of the demo model."""
+    """Write a model at its large size, with the demo model's tokenizer."""
     own = {name: weight.astype(mx.float32) for name, weight in tree_flatten(model.parameters())}
     wide, weights = widened(config, own, hidden=size[0], layers=size[1])
     out.mkdir(parents=True)
@@ -109,7 +109,7 @@ def _write(model: qwen3.Model, config: dict[str, Any], size: tuple[int, int], ou
 
 
 def _try(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Log how many edits that it has not seen a model writes without a fault."""
+    """Log how many unseen edits a model writes correctly."""
     model, wrapped = load(str(directory))[:2]
     rng, right = Random(_SEED + 1), 0
     for _ in range(_TRIED_EDITS):

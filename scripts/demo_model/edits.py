@@ -1,4 +1,4 @@
-"""Draw pieces of code, each with a request to rename one of its identifiers."""
+"""Draws pieces of code, each with a request to rename one of its identifiers."""
 
 import re
 from random import Random
@@ -15,15 +15,15 @@ _LINES = (
     "{a} += {b} * {n}",
 )
 _RENAMED = (("count", "total"), ("load", "read"), ("send", "post"), ("open", "start"))
-# What is renamed stands in one of so many lines, about.
+# The renamed identifier occurs in about one of this many lines.
 _RENAMED_EVERY = 4
 
 
 class Edit(NamedTuple):
-    """A piece of code, and what becomes of it.
+    """A piece of code, before and after a change.
 
     Attributes:
-        question: Asks for the change, and holds the code.
+        question: Contains the code and asks for the change.
         answer: The code with the change.
     """
 
@@ -32,12 +32,12 @@ class Edit(NamedTuple):
 
 
 def draw_edit(rng: Random, lines: int, *, is_known: bool = True) -> Edit:
-    """Draw an edit of so many lines of code; the identifier stands in one of them at least.
+    """Draw an edit of `lines` lines of code; the identifier occurs in at least one.
 
     Args:
         rng: Makes all choices.
         lines: At least one.
-        is_known: Whether one of a few known identifiers is renamed; else any is.
+        is_known: Whether to rename one of a few known identifiers instead of any.
     """
     names = _identifiers(rng, 5 + lines // 2)
     old, new = rng.choice(_RENAMED) if is_known else (names.pop(), names.pop())

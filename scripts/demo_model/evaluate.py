@@ -1,4 +1,4 @@
-"""Measure the demo model with greedy decoding: every task, and copying of unseen cities."""
+"""Measures the demo model with greedy decoding: every task, and copying of unseen cities."""
 
 import argparse
 import logging
@@ -25,7 +25,7 @@ _TOOL: Tool = function_tool("get_weather", "Get the weather for a city", _CITY)
 
 @dataclass(frozen=True)
 class Reply:
-    """Generated text, and the smallest gap between the best two logprobs on the way."""
+    """Generated text, and the smallest gap between the best two logprobs."""
 
     text: str
     finish_reason: str | None
@@ -55,7 +55,7 @@ class Asker:
         return Reply(text, last.finish_reason if last else None, gap)
 
     def passes(self, sample: Sample) -> bool:
-        """Tell whether the reply is exactly what `sample` wants; log it when not."""
+        """Tell whether the reply is exactly that of `sample`; log it if not."""
         reply = self.ask(sample)
         good = reply.text == sample.target and reply.finish_reason == "stop"
         if not good:
@@ -109,7 +109,7 @@ def report_cities(asker: Asker, title: str, cities: tuple[str, ...]) -> None:
 
 
 def report_fresh(asker: Asker, count: int) -> None:
-    """Log exact matches per task on samples the training never drew."""
+    """Log exact matches per task on samples unseen in training."""
     rng, good, total = Random(999), defaultdict[str, int](int), defaultdict[str, int](int)
     for _ in range(count):
         sample = draw_sample(rng)

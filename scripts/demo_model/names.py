@@ -1,4 +1,4 @@
-"""Invent the names the demo model learns to copy; keep the held-out cities out of them."""
+"""Invents the names that the demo model learns to copy, except the held-out cities."""
 
 import re
 from collections import defaultdict
@@ -78,12 +78,12 @@ _HELD_OUT_WORD = re.compile(
 
 
 def mentions_held_out(text: str) -> bool:
-    """Tell whether a held-out city stands in `text` as a whole word, in any case."""
+    """Tell whether a held-out city occurs in `text` as a whole word, in any case."""
     return _HELD_OUT_WORD.search(text) is not None
 
 
 def _letter_pairs() -> dict[str, str]:
-    """Map each two letters of the known names to the letters that follow; "." ends a name."""
+    """Map each pair of letters in the known names to the next letters; "." ends a name."""
     follow: dict[str, str] = defaultdict(str)
     for name in (*CITIES, *PEOPLE):
         for word in re.findall(r"[A-Za-z]+", name):
@@ -121,7 +121,7 @@ def _spelled(rng: Random) -> str:
 
 
 def _word(rng: Random) -> str:
-    """Draw one invented capitalised word, now and then with a letter outside ASCII."""
+    """Draw one invented capitalised word, occasionally with a letter outside ASCII."""
     word = _natural(rng) if rng.random() < 0.5 else _spelled(rng)
     if rng.random() < 0.07:
         at = rng.randrange(len(word))
@@ -142,7 +142,7 @@ def _joined(rng: Random) -> str:
 
 
 def invented(rng: Random) -> str:
-    """Draw an invented name of one to three words that is no held-out city."""
+    """Draw an invented name of one to three words that is not a held-out city."""
     while True:
         name = _joined(rng) if rng.random() < 0.18 else _word(rng)
         if not mentions_held_out(name):

@@ -1,4 +1,4 @@
-"""Define what one training sample is."""
+"""Defines one training sample."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,8 @@ class Sample:
     Attributes:
         task: Name of the task, for the accuracy report.
         messages: Conversation up to the turn to learn, OpenAI style.
-        thought: What the model thinks first, when thinking is on.
-        answer: What it then says, tool call markup included.
+        thought: The model's thought, when thinking is on.
+        answer: Its answer, tool call markup included.
         tools: Offered tools, or None.
         thinking: Whether the turn begins with the thought.
     """
@@ -29,7 +29,7 @@ class Sample:
 
     @property
     def target(self) -> str:
-        """The text the model has to produce after the prompt."""
+        """The text that the model must produce after the prompt."""
         if not self.thinking:
             return self.answer
         return f"<think>\n{self.thought}\n</think>\n\n{self.answer}"

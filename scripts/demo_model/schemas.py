@@ -91,7 +91,7 @@ def function_tool(name: str, description: str | None, parameters: Tool) -> Tool:
 
 
 def _object(rng: Random, key: str, hint: str | None, option: tuple[str, Tool] | None) -> Tool:
-    """Make an object schema that requires `key`; an option may stand before or after it."""
+    """Make an object schema that requires `key`; an option may come before or after it."""
     wanted: Tool = {"type": "string"}
     if hint is not None:
         wanted["description"] = hint

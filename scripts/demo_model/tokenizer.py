@@ -1,4 +1,4 @@
-"""Train the demo model's tokenizer: byte-level BPE that never glues a space to a name."""
+"""Trains the demo model's tokenizer: byte-level BPE that never glues a space to a name."""
 
 import re
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ MARKERS = (
     *("<tool_response>", "</tool_response>"),
 )
 
-# Capitalised words and pairs of digits stand alone: they have the same tokens in a question
+# Capitalised words and pairs of digits are separate: they have the same tokens in a question
 # as in JSON. Punctuation runs over single spaces, so `": "` is one piece.
 _PIECES = (
     r"\p{Lu}+[\p{Ll}\p{M}]*"

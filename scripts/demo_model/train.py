@@ -1,4 +1,4 @@
-"""Train the embedded demo model and write it as a plain Hugging Face directory.
+"""Trains the embedded demo model and writes it as a plain Hugging Face directory.
 
 One core suffices: about half an hour with OpenBLAS (LD_PRELOAD=libopenblas.so.0,
 OPENBLAS_NUM_THREADS=1); stock BLAS is several times slower.
@@ -126,7 +126,7 @@ def save(model: qwen3.Model, tokenizer: PreTrainedTokenizerFast, out: Path, dtyp
 
 
 def train(steps: int, out: Path, dtype: str) -> None:
-    """Train tokenizer and model from nothing and write them to `out`."""
+    """Train tokenizer and model from scratch and write them to `out`."""
     mx.set_default_device(mx.cpu)
     mx.random.seed(_SEED)
     tokenizer = train_tokenizer(_corpus(Random(_SEED + 1)), _TEMPLATE)

@@ -79,7 +79,7 @@ _THANKS = ("Thanks!", "Thank you.", "Thanks", "Great, thank you!")
 
 @dataclass(frozen=True)
 class Report:
-    """What a weather tool said about one place: its text, and the sentence that answers."""
+    """A weather tool's result for one place: its text, and the answering sentence."""
 
     content: str
     sentence: str
@@ -142,7 +142,7 @@ def weather_call(rng: Random) -> Sample:
 
 
 def time_call(rng: Random) -> Sample:
-    """Ask for the time where a time tool is offered, often beside a weather tool."""
+    """Ask for the time where a time tool is offered, often together with a weather tool."""
     tool, places = time_tool(rng), [place(rng)]
     tools = _offer(rng, tool)
     if rng.random() < 0.5:
@@ -167,7 +167,7 @@ def _temperature(rng: Random) -> str:
 
 
 def _as_json(rng: Random, where: str, sky: str | None, degrees: str | None) -> str:
-    """Write a report as JSON with varied keys and order, and facts nobody asked for."""
+    """Write a report as JSON with varied keys and order, and unrequested facts."""
     facts: list[tuple[str, object]] = []
     if degrees is not None:
         keys = ["temp", "temperature", "temp_c", "temperature_c", "celsius", "degrees"]
@@ -184,7 +184,7 @@ def _as_json(rng: Random, where: str, sky: str | None, degrees: str | None) -> s
 
 
 def _report(rng: Random, where: str) -> Report:
-    """Draw a tool result; now and then a fact is missing, or the lookup failed."""
+    """Draw a tool result; occasionally a fact is missing, or the lookup failed."""
     sky, degrees, kind = rng.choice(_SKIES), _temperature(rng), rng.random()
     if kind < 0.05:
         error = rng.choice(("not found", "unknown city", "timeout"))
@@ -247,7 +247,7 @@ def time_answer(rng: Random) -> Sample:
 
 
 def follow_up(rng: Random) -> Sample:
-    """Go on after an answered weather question: another place, or thanks."""
+    """Continue after an answered weather question: another place, or thanks."""
     tool, first = weather_tool(rng), [place(rng)]
     messages, answer = _exchange(rng, tool, _question(rng, first), first)
     messages.append(assistant(answer))
@@ -264,7 +264,7 @@ def follow_up(rng: Random) -> Sample:
 
 
 def no_weather_tool(rng: Random) -> Sample:
-    """Ask for the weather where no tool can tell it."""
+    """Ask for the weather without a suitable tool."""
     messages = [user(_question(rng, [place(rng)]))]
     answer = "I cannot look up the weather without a tool."
     tools = [rng.choice((other_tool, time_tool))(rng)] if rng.random() < 0.4 else None

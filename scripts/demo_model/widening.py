@@ -1,4 +1,4 @@
-"""Make a model larger that goes on saying the same: a pass costs what its new size costs."""
+"""Enlarges a model without changing its output: a pass costs as much as the new size."""
 
 from collections.abc import Mapping
 from math import sqrt
@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 
-# They write into the stream of a text; all else reads from it.
+# These write into the residual stream; all others read from it.
 _WRITERS = ("o_proj.weight", "down_proj.weight", "embed_tokens.weight")
 _WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")
@@ -17,20 +17,20 @@ _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.no
 def widened(
     config: Mapping[str, Any], weights: Mapping[str, mx.array], *, hidden: int, layers: int
 ) -> tuple[dict[str, Any], dict[str, mx.array]]:
-    """Return a larger qwen3 of the same outputs, but for rounding.
+    """Return a larger qwen3 with the same outputs, except for rounding.
 
-    The given weights are a corner of each matrix. The rest is random and computed like all else,
-    but nothing of it is written back into the stream of the text.
+    The given weights are a corner of each matrix. The rest is random and computed like all others,
+    but not written back into the residual stream.
 
     Args:
-        config: Of the model that is there.
+        config: Of the given model.
         weights: Its own, float32.
         hidden: Width, a multiple of its own.
         layers: At least as many as it has.
     """
     factor = hidden // config["hidden_size"]
     wide = {**config, **{name: factor * config[name] for name in _WIDTHS}}
-    # The mean square of a text's stream is of more numbers now, most of them 0.
+    # The mean square of the residual stream now covers more numbers, most of them 0.
     wide |= {"num_hidden_layers": layers, "rms_norm_eps": config["rms_norm_eps"] / factor}
     network = qwen3.Model(qwen3.ModelArgs.from_dict(wide))
     mx.random.seed(0)

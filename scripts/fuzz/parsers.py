@@ -1,10 +1,10 @@
-"""Feed the parsers to atheris, which follows their branches.
+"""Fuzzes the parsers with atheris, which follows their branches.
 
     pip install atheris
     python scripts/fuzz/parsers.py formats -max_total_time=60
 
 The first argument is a name of `TARGETS`; the rest are libFuzzer's. A finding is written to a file
-`crash-*`; give that file's name in the place of the options to see it again.
+`crash-*`; pass that file's name in place of the options to reproduce it.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ MAX_PIECES = 16
 MAX_CHARS = 200
 EOS = 256
 TOOLS = {"f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}}
-# What calls and grammars are made of; the markers of a format come from its own row.
+# Pieces of calls and grammars; the markers of a format come from its own row.
 PIECES = [
     *('{"name": "f", "arguments": {', '"a": "b"', "}", "{", "[", "]", '"', "\\", "'", ":", ", "),
     *("f", "a", "n", "1", "null", "<", ">", "</", "=", "/", "\n", " ", "```", "(", ")", "\\u00"),
@@ -54,7 +54,7 @@ URI_PIECES = ["data:", ";base64,", "%2B", "=", "/9j/", "AAAA", "-_", "file:"]
 
 
 def formats(data: atheris.FuzzedDataProvider) -> None:
-    """Any reply is read in any format to its end, and the same however it is cut."""
+    """Any reply is parsed in any format to its end, with the same result for any cut."""
     reasoning = data.PickValueInList(list(REASONING_FORMATS))
     row = data.PickValueInList(list(TOOL_FORMATS))
     markers = (reasoning.start, reasoning.end, *row.openers, row.closer)
@@ -109,7 +109,7 @@ VOCABULARY = Vocabulary(
 
 
 class Strict(logging.Handler):
-    """Raises where the backend would only log that a parser failed."""
+    """Raises errors of parsers that the backend would only log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Raise."""
@@ -117,7 +117,7 @@ class Strict(logging.Handler):
 
 
 def main() -> None:
-    """Fuzz the target that the command line names."""
+    """Fuzz the target named on the command line."""
     target = TARGETS[sys.argv.pop(1)]
     logging.getLogger("backend").addHandler(Strict(logging.ERROR))
 

@@ -1,4 +1,4 @@
-"""Start `run.sh` as LocalAI's own end-to-end suite does, and check what that suite checks."""
+"""Starts `run.sh` as LocalAI's own end-to-end suite does, with the same checks."""
 
 import shutil
 import sys
@@ -26,7 +26,7 @@ EMBEDDED_MODEL = Path("backend", "demo", "model")
 def parse_capabilities(
     context: click.Context, option: click.Parameter, names: str
 ) -> Sequence[str]:
-    """Return the capabilities of a list between commas, in the suite's order."""
+    """Return the capabilities of a comma-separated list, in the suite's order."""
     asked = {name.strip() for name in names.split(",") if name.strip()}
     if unknown := asked - CAPABILITIES.keys():
         known = ", ".join(CAPABILITIES)
@@ -54,7 +54,7 @@ def parse_capabilities(
     help="What to check; vision there is too.",
 )
 def main(run_script: Path, model: str, capabilities: Sequence[str]) -> None:
-    """Run the suite, and exit with 1 at the first thing that is not as the host wants it."""
+    """Run the suite, and exit with 1 at the first failure."""
     script = run_script.resolve()
     model_path = Path(model).expanduser() if model else script.parent / EMBEDDED_MODEL
     subject = Subject(
@@ -88,7 +88,7 @@ def run(backend: HostedBackend, subject: Subject) -> bool:
 
 
 def callers(address: str) -> Iterator[Caller]:
-    """Yield every way of calling that this machine has."""
+    """Yield every caller available on this machine."""
     yield StubCaller(address)
     program = shutil.which("grpcurl")
     if program is None:

@@ -1,4 +1,4 @@
-"""Ways of making a call: the generated stubs, and grpcurl, which knows nothing of our code."""
+"""Ways of making a call: the generated stubs, and grpcurl, which is independent of our code."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ class Caller(Protocol):
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """Its name in the report."""
 
     def call(self, method: str, request: Message, timeout_s: float) -> Sequence[Message]:
         """Return the answer.
@@ -87,7 +87,7 @@ class GrpcurlCaller:
 
 
 def json_values(text: str) -> Iterator[Any]:
-    """Yield JSON values that stand one behind the other, as grpcurl prints a stream."""
+    """Yield concatenated JSON values, as grpcurl prints a stream."""
     decoder = json.JSONDecoder()
     rest = text.lstrip()
     while rest:

@@ -1,6 +1,6 @@
-"""What the host's end-to-end suite sends for each capability, and what it asserts of the answer.
+"""The requests of the host's end-to-end suite for each capability, and its assertions.
 
-Requests carry the fields that the host's suite sets and no others. `vision` is ours: the host's
+Requests have only the fields that the host's suite sets. `vision` is ours: the host's
 suite has no such step for this backend.
 """
 
@@ -31,12 +31,12 @@ SAMPLING: Mapping[str, Any] = {"Tokens": 20, "Temperature": 0.1, "TopK": 40, "To
 
 
 class UnmetError(Exception):
-    """An answer is not what the host's suite asserts; the message says what it lacks."""
+    """An answer fails an assertion of the host's suite; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is tested: a model, and the capabilities that are asked of it.
+    """The subject of a test: a model, and its capabilities.
 
     Attributes:
         model: A directory, or a name that the backend looks up itself.
@@ -52,9 +52,9 @@ class Capability:
 
     Attributes:
         method: An RPC of the service `backend.Backend`.
-        check: Takes all messages of the answer; raises UnmetError.
-        baseline: A request to compare with; its answer comes first in what `check` takes.
-        opening: Another method and its request, called first; its answer is not looked at.
+        check: Gets all messages of the answer; raises UnmetError.
+        baseline: A request to compare with; its answer comes first in the input of `check`.
+        opening: Another method and its request, called first; its answer is ignored.
     """
 
     method: str
@@ -66,7 +66,7 @@ class Capability:
 
 
 def model_options(subject: Subject) -> pb.ModelOptions:
-    """Return how the host's suite loads a model: a directory by its path, all else by its name."""
+    """Return the load options of the host's suite: a directory by its path, others by name."""
     return pb.ModelOptions(
         Model=subject.model,
         ModelFile=subject.model if Path(subject.model).is_dir() else "",
@@ -79,12 +79,12 @@ def model_options(subject: Subject) -> pb.ModelOptions:
 
 
 def predict_options(**fields: Any) -> Callable[[Subject], pb.PredictOptions]:  # noqa: ANN401 - fields of any type
-    """Return a raw request, whatever the subject; `fields` are added or replace."""
+    """Return a raw request for any subject; `fields` are added or replaced."""
     return lambda _: pb.PredictOptions(**{"Prompt": PROMPT, **SAMPLING, **fields})
 
 
 def tool_request(_: Subject) -> pb.PredictOptions:
-    """Return the conversation that wants a tool; its `ToolChoice` is no JSON, as the host's."""
+    """Return a conversation that needs a tool; its `ToolChoice` is not JSON, as in the host."""
     return pb.PredictOptions(
         Messages=[
             pb.Message(role="system", content=HOST_SYSTEM),
@@ -99,7 +99,7 @@ def tool_request(_: Subject) -> pb.PredictOptions:
 
 
 def image_request(*images: str) -> Callable[[Subject], pb.PredictOptions]:
-    """Return a question about images, which come as bare base64."""
+    """Return a question about images, as bare base64."""
     return lambda _: pb.PredictOptions(
         Messages=[pb.Message(role="user", content=IMAGE_QUESTION)],
         Images=images,
@@ -135,7 +135,7 @@ def has_placed_entities(answers: Sequence[pb.TokenClassifyResponse]) -> None:
 
 
 def quantisation_request(subject: Subject) -> pb.QuantizationRequest:
-    """Return a request for 8 bits, into a directory that the host has made for it."""
+    """Return a request for 8 bits, into a directory created by the host."""
     return pb.QuantizationRequest(
         model=subject.model,
         quantization_type="q8",
@@ -163,7 +163,7 @@ def training_request(subject: Subject) -> pb.FineTuneRequest:
 
 
 def completes(updates: Sequence[Any]) -> None:
-    """Demand progress up to completion, with what was written."""
+    """Demand progress up to completion, with the output."""
     last = updates[-1]
     _demand(last.status == "completed", f"ended as {last.status}: {last.message}")
     is_training = isinstance(last, pb.FineTuneProgressUpdate)
@@ -192,7 +192,7 @@ def has_tokens(answers: Sequence[pb.TokenizationResponse]) -> None:
 
 
 def streams(replies: Sequence[pb.Reply]) -> None:
-    """Demand increments: the whole text sent again and again would begin with equal ones."""
+    """Demand increments: repeating the whole text would start with equal ones."""
     pieces = [reply.message for reply in replies if reply.message]
     _demand(pieces, "no reply has a message")
     _demand(len(pieces) < 2 or pieces[0] != pieces[1], f"the text {pieces[0]!r} came twice")

@@ -15,7 +15,7 @@ from backend.cli.server_process import LOOPBACK, free_port
 ACCEPT_TIMEOUT_S = 30.0
 ORPHAN_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.05
-# What a shell or another Python set for itself; the host has none of it.
+# Variables of a shell or another Python, which the host does not have.
 FOREIGN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
@@ -28,16 +28,16 @@ class OrphanError(Exception):
 
 
 class HostedBackend:
-    """A `run.sh` that runs: own process group, no standard input, a foreign working directory.
+    """A running `run.sh`: own process group, no standard input, a foreign working directory.
 
-    Leaving it as a context kills the direct child alone, as the host's suite does.
+    Leaving it as a context kills only the direct child, as the host's suite does.
     """
 
     def __init__(self, run_script: Path) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="host-suite-")
         self.address = f"{LOOPBACK}:{free_port()}"
         self._log = Path(self._directory.name, "stderr")
-        # A shell closes what Popen cannot: standard input itself.
+        # A shell can close standard input itself, unlike Popen.
         close_input = ("/bin/sh", "-c", 'exec "$@" <&-', "sh")
         with Path(self._directory.name, "stdout").open("ab") as out, self._log.open("ab") as err:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
@@ -82,7 +82,7 @@ class HostedBackend:
             time.sleep(POLL_INTERVAL_S)
 
     def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines that it wrote to standard error."""
+        """Return its last lines of standard error."""
         text = self._log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
@@ -95,7 +95,7 @@ class HostedBackend:
         return True
 
     def _end_orphans(self) -> None:
-        """Give processes of the group a moment to notice the end, then end what is left."""
+        """Give processes of the group a moment to notice the end, then kill the rest."""
         deadline = time.monotonic() + ORPHAN_TIMEOUT_S
         try:
             while time.monotonic() < deadline:

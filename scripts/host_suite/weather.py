@@ -1,4 +1,4 @@
-"""The conversation with which the host's own end-to-end suite asks for a tool call."""
+"""The conversation in which the host's end-to-end suite asks for a tool call."""
 
 import json
 

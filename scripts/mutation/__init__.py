@@ -1,1 +1,1 @@
-"""Finds out which small faults in the core no test would notice."""
+"""Finds small faults in the core that no test would notice."""

@@ -1,9 +1,9 @@
-"""Puts small faults into the core, one at a time, and tells which of them no test noticed.
+"""Puts small faults into the core, one at a time, and lists those that no test noticed.
 
     build/mutation/venv/bin/python -m scripts.mutation --count 20 engine/rows
 
-Works on copies of the checkout below `build/mutation`. It runs where cosmic-ray is, and the tests
-run where the project is.
+Works on copies of the checkout below `build/mutation`. It runs in cosmic-ray's environment, the
+tests in the project's.
 """
 
 import difflib
@@ -29,7 +29,7 @@ from scripts.mutation.faults import Fault, sample
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "mutation"
 TABLE = Path(__file__).with_name("tests.toml")
-# Beside what git knows: a checkout has them generated.
+# In addition to git's files: generated in a checkout.
 GENERATED = "backend/pb"
 PRECOMPILED = ("backend", "common", "tests", "scripts", "benchmarks")
 PYTEST = (
@@ -43,16 +43,16 @@ BASELINE_TIMEOUT_S = 600.0
 
 
 class BaselineError(click.ClickException):
-    """Tests fail that should pass, so that they tell nothing."""
+    """Tests fail without a fault, so that they show nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a fault.
+    """The result of a fault.
 
     Attributes:
         change: The lines before and after.
-        killer: The test that noticed it, or that it took too long; empty for a survivor.
+        killer: The test that noticed it, or a timeout; empty for a survivor.
     """
 
     fault: Fault
@@ -62,7 +62,7 @@ class Verdict:
 
 
 class Tests:
-    """Which tests are to notice faults of which modules: those of the longest path count."""
+    """The tests that should notice faults of modules; the longest matching path counts."""
 
     def __init__(self, python: Path, table: Mapping[str, Sequence[str]]) -> None:
         self._python = python
@@ -70,20 +70,20 @@ class Tests:
         self._limits_s: dict[str, float] = {}
 
     def paths(self, package: str) -> list[Path]:
-        """Return the modules of a package, or the module, that the table has tests for."""
+        """Return the modules of a package, or the module, with tests in the table."""
         place = ROOT / "backend" / package
         found = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
         known = [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
         return [path for path in known if self._names(path)]
 
     def command(self, path: Path, tree: Path) -> str:
-        """Return how the tests of a module are run in a tree."""
+        """Return the command for a module's tests in a tree."""
         files = " ".join(f"tests/{name}" for name in self._names(path))
         inner = f"cd {tree} && PYTHONPATH={tree} exec {self._python} {PYTEST} {files}"
         return f"sh -c {shlex.quote(inner)}"
 
     def limit_s(self, path: Path, tree: Path) -> float:
-        """Return how long the tests of a module may take: some times as long as without a fault."""
+        """Return the time limit of a module's tests: a multiple of their time without a fault."""
         names = " ".join(self._names(path))
         if names not in self._limits_s:
             started = time.monotonic()
@@ -100,7 +100,7 @@ class Tests:
 
 
 def make_tree(number: int) -> Path:
-    """Copy the checkout, as it is, and compile it so that a changed file is always noticed."""
+    """Copy the checkout as it is, and compile it so that a changed file is always noticed."""
     tree = WORK / f"tree{number}"
     shutil.rmtree(tree, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -114,13 +114,13 @@ def make_tree(number: int) -> Path:
 
 
 def compile_tree(tree: Path, python: Path) -> None:
-    """Compile a tree: what the date of a file tells is too coarse for quick changes."""
+    """Compile a tree by content, because file times are too coarse for quick changes."""
     command = [python, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
     subprocess.run([*command, *PRECOMPILED], cwd=tree, check=True)  # noqa: S603
 
 
 def judge(fault: Fault, tests: Tests, tree: Path) -> Verdict:
-    """Make a fault in a tree, and run the tests that should notice."""
+    """Make a fault in a tree, and run the tests that should notice it."""
     limit_s = tests.limit_s(fault.path, tree)
     started = time.monotonic()
     with fault.made(tree) as (before, after):
@@ -137,7 +137,7 @@ def _killer(output: str) -> str:
 
 
 def judged(faults: Sequence[Fault], tests: Tests, trees: Sequence[Path]) -> Iterator[Verdict]:
-    """Judge faults, one in each tree at a time, and yield what came of them in their order."""
+    """Judge faults, one in each tree at a time, and yield the results in order."""
     free: SimpleQueue[Path] = SimpleQueue()
     for tree in trees:
         free.put(tree)
@@ -154,7 +154,7 @@ def judged(faults: Sequence[Fault], tests: Tests, trees: Sequence[Path]) -> Iter
 
 
 def show(verdict: Verdict) -> None:
-    """Print what came of a fault: a survivor with its lines."""
+    """Print the result of a fault: a survivor with its lines."""
     fault = verdict.fault
     head = f"{fault.path}:{fault.line} {fault.operator} ({verdict.seconds:.0f} s)"
     click.echo(f"{'killed' if verdict.killer else 'SURVIVED'}  {head}")
@@ -162,7 +162,7 @@ def show(verdict: Verdict) -> None:
 
 
 def summarise(by_package: Mapping[str, Sequence[Verdict]]) -> None:
-    """Print the share killed of each package, as a table of Markdown."""
+    """Print the share of killed faults by package, as a Markdown table."""
     click.echo("\n| package | faults tried | noticed | share |\n|---|---|---|---|")
     for package, verdicts in by_package.items():
         killed = sum(bool(verdict.killer) for verdict in verdicts)
@@ -177,7 +177,7 @@ def summarise(by_package: Mapping[str, Sequence[Verdict]]) -> None:
 @click.option("--jobs", default=2, show_default=True, help="Faults tried at once.")
 @click.option("--python", type=Path, default=ROOT / ".venv/bin/python", help="The project's.")
 def main(packages: Sequence[str], *, count: int, seed: int, jobs: int, python: Path) -> None:
-    """Try faults in PACKAGES, or modules, below backend (all of the table if none is named)."""
+    """Try faults in PACKAGES, or modules, below backend (all of the table by default)."""
     os.chdir(ROOT)
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     tests = Tests(python.absolute(), table["tests"])

@@ -19,7 +19,7 @@ from parso.tree import NodeOrLeaf
 
 Place: TypeAlias = tuple[int, int]
 
-# In annotations and decorators, or of another type: all would be noticed at once, by any test.
+# In annotations and decorators, or of another type: any test would notice them at once.
 _LEFT_OUT = (
     *("*/RemoveDecorator", "*BinaryOperator_BitOr_*"),
     *(f"*BinaryOperator_*_{bits}" for bits in ("BitOr", "BitAnd", "BitXor", "LShift", "RShift")),
@@ -28,10 +28,10 @@ _LEFT_OUT = (
 
 
 class RemoveStatement(Operator):
-    """Leaves out a call or an assignment that is there for its effect; lines of the log stay."""
+    """Removes a call or an assignment made for its effect; log lines stay."""
 
     def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[Place, Place]]:
-        """Yield the place of a statement with an effect."""
+        """Yield the position of a statement with an effect."""
         if node.type == "simple_stmt" and _has_effect(node.children[0]):
             yield node.start_pos, node.end_pos
 
@@ -43,15 +43,15 @@ class RemoveStatement(Operator):
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
-        """Show it."""
+        """Return an example."""
         return (Example("self.x = 1\n", "pass\n"), Example("f(x)\n", "pass\n"))
 
 
 class NegateCondition(Operator):
-    """Turns the condition of a comprehension round, which cosmic-ray leaves alone."""
+    """Inverts the condition of a comprehension, which cosmic-ray leaves alone."""
 
     def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[Place, Place]]:
-        """Yield the place of a condition."""
+        """Yield the position of a condition."""
         if node.type == "comp_if":
             yield node.children[1].start_pos, node.children[1].end_pos
 
@@ -62,7 +62,7 @@ class NegateCondition(Operator):
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
-        """Show it."""
+        """Return an example."""
         return (Example("[x for x in y if x > 1]", "[x for x in y if not (x > 1)]"),)
 
 
@@ -82,10 +82,10 @@ class Fault:
     """One change of one module.
 
     Attributes:
-        path: Of the module, below the repository.
-        line: Where it is.
-        operator: What is done there.
-        occurrence: Which of the places where the operator could do something.
+        path: Of the module, relative to the repository.
+        line: Its line.
+        operator: The operator applied.
+        occurrence: The index among the positions where the operator applies.
     """
 
     path: Path
@@ -94,19 +94,19 @@ class Fault:
     occurrence: int
 
     def made(self, tree: Path) -> AbstractContextManager[tuple[str, str]]:
-        """Put it into the file of a tree for a while; gives the text before and after."""
+        """Apply it to a file of a tree temporarily; yields the text before and after."""
         return use_mutation(tree / self.path, OPERATORS[self.operator], self.occurrence)
 
 
 def sample(root: Path, paths: list[Path], count: int, seed: int) -> list[Fault]:
-    """Choose places of some modules, each as likely as another, and for each place one fault."""
+    """Choose random places in some modules, with one fault for each."""
     rng = Random(f"{seed} {paths}")
     places = [place for path in paths for place in _by_place(root, path).values()]
     return [rng.choice(each) for each in rng.sample(places, min(count, len(places)))]
 
 
 def _by_place(root: Path, path: Path) -> Mapping[Place, list[Fault]]:
-    """Return all faults of a module by the place where they are."""
+    """Return all faults of a module by place."""
     nodes = list(ast_nodes(get_ast((root / path).read_text(encoding="utf-8"))))
     found: defaultdict[Place, list[Fault]] = defaultdict(list)
     for name, operator in OPERATORS.items():

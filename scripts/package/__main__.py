@@ -1,4 +1,4 @@
-"""Make a package of this backend that LocalAI takes as it is."""
+"""Builds a package of this backend that LocalAI accepts as it is."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ def main() -> None:
 )
 @click.option("--extra", default="", help="Extra of pyproject.toml with this machine's MLX.")
 def build(program: Path, extra: str) -> None:
-    """Write build/package/mlx anew."""
+    """Write build/package/mlx from scratch."""
     shutil.rmtree(PACKAGE, ignore_errors=True)
     PACKAGE.mkdir(parents=True)
     python = PACKAGE / "python"
@@ -76,7 +76,7 @@ def image() -> None:
 
 @contextmanager
 def _moved(package: Path) -> Iterator[Path]:
-    """Yield where a package lies meanwhile: a path with a space, its own place being empty."""
+    """Yield the temporary path of a moved package, which contains a space."""
     with TemporaryDirectory(prefix="moved to ", dir=package.parent) as directory:
         moved = package.rename(Path(directory, package.name))
         try:

@@ -1,4 +1,4 @@
-"""What a package holds beside its Python: our code, the packages it needs, and its papers."""
+"""The contents of a package besides its Python: code, dependencies and documents."""
 
 import json
 import shutil
@@ -19,12 +19,12 @@ NAME = "mlx"
 PACKAGES = "site-packages"
 PAPERS = ("run.sh", "backend.proto", "LICENSE")
 EXTRAS = ("media", "metrics")
-# `make install` and this bring it without what it does not need here.
+# Installed without its unneeded dependencies, as in `make install`.
 WITHOUT_DEPENDENCIES = ("mlx-vlm",)
 
 
 def requirements(extras: Sequence[str]) -> list[str]:
-    """Return what `pyproject.toml` asks for, with extras, without ourselves."""
+    """Return the requirements of `pyproject.toml`, with extras, without this project."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     optional = project["optional-dependencies"]
@@ -32,13 +32,13 @@ def requirements(extras: Sequence[str]) -> list[str]:
 
 
 def install_requirements(interpreter: Interpreter, package: Path, extras: Sequence[str]) -> None:
-    """Install all packages that the backend needs, in the versions of `constraints.txt`."""
+    """Install all required packages, in the versions of `constraints.txt`."""
     _install(interpreter, package, *requirements(extras))
     _install(interpreter, package, "--no-deps", *WITHOUT_DEPENDENCIES)
 
 
 def unpack_ourselves(package: Path) -> None:
-    """Unpack our wheel at the top: `backend/` and `common/` with fresh stubs, and no tests."""
+    """Unpack this project's wheel at the top: `backend/` and `common/` with fresh stubs, no tests."""
     with TemporaryDirectory() as directory:
         _pip("wheel", "--no-deps", "--no-build-isolation", "-w", directory, str(ROOT))
         (wheel,) = Path(directory).glob("*.whl")
@@ -48,7 +48,7 @@ def unpack_ourselves(package: Path) -> None:
 
 
 def write_papers(package: Path) -> None:
-    """Copy what stands beside the code, and write what the host reads of a backend."""
+    """Copy the documents, and write the files that the host reads."""
     for name in PAPERS:
         shutil.copy(ROOT / name, package)
     text = json.dumps(metadata(), indent=2)
@@ -56,14 +56,14 @@ def write_papers(package: Path) -> None:
 
 
 def metadata() -> dict[str, Any]:
-    """Return the host's `metadata.json`: under which names models may ask for this backend."""
+    """Return the host's `metadata.json`: the names by which models may request this backend."""
     return {"alias": NAME, "name": NAME, "version": __version__}
 
 
 def compile_modules(package: Path, program: Path) -> None:
-    """Compile all modules for good: a package may be read-only, and copies lose file times."""
+    """Compile all modules without time stamps: a package may be read-only, and copies lose them."""
     options = ["--invalidation-mode", "unchecked-hash", "-s", str(package), "-q", "-f", "-j", "0"]
-    # Packages may bring files of other versions of Python, which do not compile.
+    # Packages may contain files for other versions of Python, which do not compile.
     subprocess.run(  # noqa: S603 - the package's own Python
         [program, "-I", "-W", "ignore", "-m", "compileall", *options, package],
         stdout=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def _install(interpreter: Interpreter, package: Path, *arguments: str) -> None:
         *("-c", str(ROOT / "constraints.txt"), "--target", str(packages)),
         *arguments,
     )
-    # Scripts name the Python of the machine that installed them, and nothing here calls them.
+    # Scripts name the Python of the build machine, and nothing here calls them.
     shutil.rmtree(packages / "bin", ignore_errors=True)
 
 

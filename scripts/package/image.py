@@ -33,7 +33,7 @@ def write_image(package: Path, archive: Path, tag: str) -> None:
 
 
 def write_layer(package: Path, layer: Path) -> None:
-    """Write a package's files as they lie below its directory, owned by root."""
+    """Write a package's files with paths relative to its directory, owned by root."""
     with tarfile.open(layer, "w") as tar:
         for path in sorted(package.iterdir()):
             tar.add(path, arcname=path.name, filter=_owned_by_root)

@@ -1,4 +1,4 @@
-"""A copy of a CPython that runs wherever it lies: its program and its standard library."""
+"""A relocatable copy of a CPython: its program and its standard library."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = Path("bin", "python3")
 
-# A server has no use for these, and some of the libraries behind them are GPL.
+# A server does not need these, and some of their libraries are GPL.
 LEFT_OUT = (
     "__pycache__", "site-packages", "dist-packages", "config-*", "test", "tests", "idlelib",
     "tkinter", "turtledemo", "turtle.py", "ensurepip", "venv", "lib2to3", "pydoc_data", "curses",
@@ -29,7 +29,7 @@ print(json.dumps({
 
 
 class InterpreterError(Exception):
-    """This Python cannot be brought along; the message says why, and what to do."""
+    """This Python cannot be packaged; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Interpreter:
 
     @classmethod
     def from_program(cls, program: Path) -> "Interpreter":
-        """Return what `program` runs; of a virtual environment, the CPython it was made from.
+        """Return the CPython of `program`, for a virtual environment its base.
 
         Raises:
-            InterpreterError: It is too old, or bound to its place.
+            InterpreterError: It is too old, or not relocatable.
         """
         command = [str(program), "-I", "-c", QUESTION]
         done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - chosen by the developer
@@ -68,7 +68,7 @@ class Interpreter:
         )
 
     def copy(self, destination: Path) -> None:
-        """Copy it to where nothing is yet, as a prefix of its own without any packages."""
+        """Copy it to a new path, as a separate prefix without any packages."""
         program = destination / PROGRAM
         program.parent.mkdir(parents=True)
         shutil.copy(self.program, program)
@@ -82,7 +82,7 @@ class Interpreter:
 
 
 def check(destination: Path, libraries: Path) -> None:
-    """Run a copy, with the libraries that were brought along for it.
+    """Run a copy with its packaged libraries.
 
     Raises:
         InterpreterError: It does not run, or takes its standard library from elsewhere.

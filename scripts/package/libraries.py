@@ -1,4 +1,4 @@
-"""Shared libraries that the package brings along, on Linux: what its Python links, and OpenBLAS."""
+"""Shared libraries in the package, on Linux: those that its Python links, and OpenBLAS."""
 
 import platform
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 OPENBLAS = "libopenblas.so.0"
 
-# Part of every Linux that has a glibc, and not to be mixed with another one's.
+# Part of every Linux with a glibc, and not to be mixed with another one's.
 OF_THE_SYSTEM = re.compile(
     r"(ld-linux|libc|libm|libdl|librt|libpthread|libresolv|libnsl|libutil|libstdc\+\+|libgcc_s)\b"
 )
@@ -17,9 +17,9 @@ LINKED = re.compile(r"^\s*(\S+) => (/\S+) \(", re.MULTILINE)
 
 
 def bring_libraries(python: Path, destination: Path) -> None:
-    """Copy what a Python installation and OpenBLAS link into one directory, by name.
+    """Copy the libraries of a Python installation and OpenBLAS into one directory, by name.
 
-    On other systems than Linux nothing is copied: their standalone builds of Python bring all.
+    On systems other than Linux nothing is copied: their standalone Pythons contain all.
     """
     if platform.system() != "Linux":
         return
@@ -33,7 +33,7 @@ def bring_libraries(python: Path, destination: Path) -> None:
 
 
 def linked_by(objects: Iterable[Path]) -> Mapping[str, Path]:
-    """Return the libraries that objects link, directly or not, without the system's own."""
+    """Return the libraries that objects link, directly or not, except the system's own."""
     return {
         name: path
         for linked in objects
@@ -55,7 +55,7 @@ def _linked(linked: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _output(*command: str) -> str:
-    """Return what a tool of the system prints; ldd fails on what links nothing."""
+    """Return the output of a system tool; ldd fails on files that link nothing."""
     found = shutil.which(command[0], path="/usr/sbin:/sbin:/usr/bin:/bin")
     done = subprocess.run(  # noqa: S603 - a tool of the system
         [found or command[0], *command[1:]], capture_output=True, text=True, check=False

@@ -1,1 +1,1 @@
-"""Every family of models that the libraries know, tiny, through the server."""
+"""Tries tiny models of every family that the libraries support through the server."""

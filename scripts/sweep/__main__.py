@@ -1,4 +1,4 @@
-"""Try every family, or some, through a server, and print what was found."""
+"""Tries every family, or some, through a server, and prints the results."""
 
 import asyncio
 import os
@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "sweep"
 PAGE = ROOT / "docs" / "reference" / "families.md"
 
-# Library and server have the same BLAS: another one rounds otherwise, and tiny experts of equal
-# chances change places. Families with large parts get the fast one, as `run.sh` preloads it.
+# Library and server use the same BLAS: another one rounds differently, and tiny experts of equal
+# probability swap. Families with large parts get the fast one, as `run.sh` preloads it.
 _NO_HUB = {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1"}
 _PLAIN_BLAS = {**_NO_HUB, "MLX_BACKEND_PRELOAD_BLAS": "0"}
 _FAST_BLAS = {**_NO_HUB, "LD_PRELOAD": find_library("openblas") or "", "OPENBLAS_NUM_THREADS": "1"}
@@ -46,7 +46,7 @@ _MEDIA = re.compile(r"media that can be read: (.*)")
 
 
 class Trials:
-    """Families tried one after another on one server, which is started anew when it has died."""
+    """Tries families one by one on one server, which is restarted after a crash."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -62,7 +62,7 @@ class Trials:
         self._stop()
 
     async def row(self, family: Family) -> Row:
-        """Ask a family's library and the server, and compare."""
+        """Compare the replies of a family's library and the server."""
         row = Row(family.name, family.library, "")
         if family.needs is not None:
             return replace(row, text=f"not tried: {family.needs}")
@@ -127,8 +127,8 @@ async def _judged(
 ) -> Row:
     if not family.sees:
         return replace(row, text=str(await check_text(stub, expected)))
-    text, pictures = await check_vision(stub, expected)
-    return replace(row, text=str(text), pictures=str(pictures))
+    text, images = await check_vision(stub, expected)
+    return replace(row, text=str(text), images=str(images))
 
 
 def _with_facts(row: Row, family: Family, log: str) -> Row:
@@ -143,8 +143,8 @@ def _with_facts(row: Row, family: Family, log: str) -> Row:
         return row
     return replace(
         row,
-        sounds="yes" if "audio" in kinds else "no",
-        videos="yes" if "video" in kinds else "no",
+        audio="yes" if "audio" in kinds else "no",
+        video="yes" if "video" in kinds else "no",
     )
 
 
@@ -162,12 +162,12 @@ def untried(rows: Sequence[Row]) -> list[str]:
 
 
 def _is_model(folder: str, module: str) -> bool:
-    """Tell whether a module holds a model, and not parts that models share."""
+    """Tell whether a module contains a model, not shared parts."""
     return "class Model(" in Path(folder, f"{module}.py").read_text(encoding="utf-8")
 
 
 async def sweep(families: Sequence[Family], *, writes: bool) -> list[Row]:
-    """Try families one after another, print each as it is done, and perhaps write the page."""
+    """Try families one by one, print each result, and optionally write the page."""
     rows = []
     with Trials(WORK / "server.log") as trials:
         for family in families:
@@ -179,13 +179,13 @@ async def sweep(families: Sequence[Family], *, writes: bool) -> list[Row]:
 
 
 def _write(rows: Sequence[Row]) -> None:
-    """Put rows into the page; those of other families stay as they are there."""
+    """Write rows into the page; those of other families are kept."""
     merged = merge(PAGE.read_text(encoding="utf-8"), rows, all_families())
     PAGE.write_text(page(merged, untried(merged)), encoding="utf-8")
 
 
 def merge(written: str, rows: Sequence[Row], families: Sequence[Family]) -> list[Row]:
-    """Return the rows of families, in their order: new ones, or those of a page."""
+    """Return the rows of families, in order: new ones, or those of a page."""
     found = {(row.family, row.library): row for row in (*rows_of(written), *rows)}
     keys = ((family.name, family.library) for family in families)
     return [found[key] for key in keys if key in found]
@@ -199,7 +199,7 @@ def main(names: tuple[str, ...], *, write: bool) -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     families = [family for family in all_families() if not names or family.name in names]
     rows = asyncio.run(sweep(families, writes=write))
-    if any(cell.startswith("wrong") for row in rows for cell in (row.text, row.pictures)):
+    if any(cell.startswith("wrong") for row in rows for cell in (row.text, row.images)):
         raise SystemExit(1)
 
 

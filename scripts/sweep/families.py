@@ -1,4 +1,4 @@
-"""All families of the sweep, and those of them that are due on a day."""
+"""All families of the sweep, and those due on a day."""
 
 import datetime
 import json
@@ -13,41 +13,41 @@ from scripts.sweep.verdict import Expected
 from scripts.sweep.vision_check import vision_reference
 from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_model
 
-# A month of days covers all.
+# A month covers all of them.
 PARTS = 20
 
 _SLOW = frozenset({"deepseekocr", "deepseekocr_2", "fastvlm", "gemma3n", "phi3_v"})
-# What a processor of upstream needs and cannot be built here.
+# Requirements of upstream processors that cannot be built here.
 _NEEDS = {
     "plamo2vl": "its tokenizer is code that comes with a checkpoint from a hub",
 }
-# Whatever a checkpoint brings, the library takes the tokenizer from there.
+# The library always takes the tokenizer from there, not from the checkpoint.
 _HUB_TOKENIZERS = {"moondream2": "moondream/starmie-v1"}
 _CRASHING = frozenset({"phi3small"})
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family, or a variant of one, and the library that its checkpoints are loaded by."""
+    """A family, or a variant of one, and the library that loads its checkpoints."""
 
     name: str
     sees: bool
 
     @property
     def variant(self) -> Variant | None:
-        """How it is quantised and adapted, if it is."""
+        """Its quantisation and adapters, if any."""
         return None if self.sees else VARIANTS.get(self.name)
 
     @property
     def library(self) -> str:
-        """The library that knows what it replies."""
+        """The library with its reference replies."""
         if self.sees:
             return "mlx-vlm"
         return text_library(self.variant.base if self.variant else self.name)
 
     @property
     def is_slow(self) -> bool:
-        """Whether trying it takes minutes: upstream's own shape of it cannot be made small."""
+        """Whether trying it takes minutes, because upstream's shape cannot be made small."""
         return self.sees and self.name in _SLOW
 
     @property
@@ -57,12 +57,12 @@ class Family:
 
     @property
     def hub_tokenizer(self) -> str | None:
-        """The repository that the library takes its tokenizer from, if not from a checkpoint."""
+        """The repository of its tokenizer, if not in the checkpoint."""
         return _HUB_TOKENIZERS.get(self.name) if self.sees else None
 
     @property
     def is_quick(self) -> bool:
-        """Whether it can be tried within a test."""
+        """Whether a test can try it."""
         return not (self.is_slow or self.crashes or self.needs or self.hub_tokenizer)
 
     @property
@@ -78,25 +78,25 @@ class Family:
         return build(self.name, directory)
 
     def adapters(self, directory: Path) -> Sequence[Path]:
-        """Return the directories of the adapters that a checkpoint is loaded with."""
+        """Return the directories of a checkpoint's adapters."""
         return self.variant.adapter_paths(directory) if self.variant else []
 
     def reference(self, directory: Path) -> dict[str, Expected]:
-        """Return what the library by itself replies with a checkpoint."""
+        """Return the library's own replies with a checkpoint."""
         if self.sees:
             return vision_reference(directory, briefly=self.is_slow)
         return text_reference(directory, self.library, self.adapters(directory))
 
 
 def all_families() -> Sequence[Family]:
-    """Return all, in the order of their names."""
+    """Return all families, by name."""
     text = (Family(name, sees=False) for name in (*TEXT_FAMILIES, *VARIANTS))
     vision = (Family(name, sees=True) for name in (*SWEPT_VISION_FAMILIES, *_NEEDS))
     return sorted([*text, *vision], key=lambda family: (family.sees, family.name))
 
 
 def due(day: datetime.date) -> Sequence[Family]:
-    """Return those to be tried on a day: a twentieth, another one every day."""
+    """Return the families to try on a day: a different twentieth every day."""
     quick = [family for family in all_families() if family.is_quick]
     return quick[day.toordinal() % PARTS :: PARTS]
 

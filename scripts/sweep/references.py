@@ -1,4 +1,4 @@
-"""What libraries reply by themselves, computed in a process that may crash."""
+"""The libraries' own replies, computed in a process that may crash."""
 
 import json
 import os
@@ -19,14 +19,14 @@ _REVISION = "0" * 40
 
 
 class References:
-    """Asks one process after another; a family that ends it costs the next family a new one."""
+    """Asks a process, which is restarted after a family that ends it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
     def of(self, family: Family, directory: Path) -> dict[str, Expected] | Verdict:
-        """Build a family's checkpoint and return the library's replies, or why there are none."""
+        """Build a family's checkpoint and return the library's replies, or the reason for none."""
         process = self._process = self._process or _start(self._environment)
         question, reply = process.stdin, process.stdout
         if question is None or reply is None:
@@ -70,7 +70,7 @@ def _start(environment: Mapping[str, str]) -> "subprocess.Popen[str]":
 
 
 def offer(directory: Path, repository: str) -> None:
-    """Put a checkpoint's tokenizer into the hub's cache, as if it were that of a repository."""
+    """Put a checkpoint's tokenizer into the hub's cache, as if from a repository."""
     cache = Path(os.environ["HF_HOME"], "hub", f"models--{repository.replace('/', '--')}")
     snapshot = cache / "snapshots" / _REVISION
     snapshot.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def answer() -> None:
         try:
             replies = to_json(_replies(Family(name, sees=sees), Path(directory)))
             failure = None
-        # Upstream's models raise anything, and some exit where a package is missing.
+        # Upstream's models raise anything, and some exit if a package is missing.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             replies, failure = "{}", " ".join(repr(error).split())[:_MAX_CHARS]
         print(json.dumps([replies, failure]), file=answers, flush=True)

@@ -43,7 +43,7 @@ def prompts() -> Mapping[str, str]:
 def text_reference(
     directory: Path, library: str, adapters: Sequence[Path] = ()
 ) -> dict[str, Expected]:
-    """Return what a library replies to each prompt, and a second turn; mlx-lm with adapters."""
+    """Return a library's replies to each prompt, and a second turn; mlx-lm with adapters."""
     is_lm = library == "mlx-lm"
     steps, tokenizer = _from_mlx_lm(directory, adapters) if is_lm else _from_mlx_vlm(directory)
     texts = dict(prompts())
@@ -59,7 +59,7 @@ def _from_mlx_lm(directory: Path, adapters: Sequence[Path]) -> tuple[Generate, H
     network = adapted(network, adapters)
     from mlx_lm.generate import generate_step
 
-    # Without a look into config.json, where transformers refuses what it does not know.
+    # Without reading config.json, whose unknown values transformers refuses.
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
 
     def steps(ids: Sequence[int], piece: int = _WHOLE) -> Steps:
@@ -97,7 +97,7 @@ async def check_text(
 ) -> Verdict:
     """Compare the loaded model's replies with those of its library.
 
-    No reply is wrong where those of the library itself depend on how it cuts a prompt.
+    A difference is not an error if the library's own replies depend on how it splits a prompt.
     """
     verdict = await _compared(stub, expected)
     whole, pieces = expected["long"], expected[_IN_PIECES]

@@ -22,12 +22,12 @@ _VOCAB_SIZE = 320
 _GAIN = 1.5
 _EMBEDDING_SCALE = 0.3
 _HEAD_NAMES = ("head", "embed_out", "unembed")
-# Rows of an untied embedding that the model may not answer with.
+# Rows of an untied embedding that the model must not answer with.
 _FAINT = 0.02
 _END = "<|endoftext|>"
 _PRINTABLE = [chr(code) for code in range(ord("!"), ord("~") + 1)]
 _SPACE = "Ġ"
-# Dialogues for the one family whose code wants a chat template.
+# Dialogues for the one family whose code needs a chat template.
 _CHAT_TEMPLATES = {
     "muse_spark": "{% for m in messages %}{{m.role}}: {{m.content}}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -70,12 +70,12 @@ def build_text_model(
 
 
 def text_library(family: str) -> str:
-    """Return the library that has code for a family."""
+    """Return the library with code for a family."""
     return str(TEXT_FAMILIES[family].get("library", "mlx-lm"))
 
 
 def text_network(config: Mapping[str, Any], library: str) -> nn.Module:
-    """Return a network with the weights that it begins with."""
+    """Return a network with its initial weights."""
     if library == "mlx-vlm":
         module = importlib.import_module(f"mlx_vlm.models.{config['model_type']}")
         return module.Model(module.ModelConfig.from_dict(deepcopy(dict(config))))
@@ -128,7 +128,7 @@ def _is_head(name: str) -> bool:
 
 
 def _write_tokenizer(directory: Path, family: str) -> int:
-    """Write a tokenizer of bytes, the printable ones first; return the id that ends a reply."""
+    """Write a tokenizer of bytes, the printable ones first; return the end token's id."""
     first = [*_PRINTABLE, _SPACE]
     rest = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(first))
     vocabulary = {symbol: token_id for token_id, symbol in enumerate([*first, *rest])}

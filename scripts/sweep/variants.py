@@ -25,12 +25,12 @@ _QUANTISATIONS: Mapping[str, Mapping[str, Any]] = {
     "nvfp4": {"bits": 4, "group_size": 16, "mode": "nvfp4"},
 }
 _FOUR = _QUANTISATIONS["4bit"]
-# Heads that can be quantised.
+# Heads wide enough to be quantised.
 _WIDE_HEADS = dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 32)
 
 
 def _mixed(path: str, _module: object) -> bool | dict[str, int]:
-    """Tell how a layer is quantised: some finer than others, a router not at all."""
+    """Return the quantisation of a layer: some finer than others, a router not at all."""
     if path.endswith("mlp.gate"):
         return False
     is_fine = any(part in path for part in ("lm_head", "embed", "v_proj"))
@@ -39,13 +39,13 @@ def _mixed(path: str, _module: object) -> bool | dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a model differs from that of its family.
+    """The differences of a model from its family's.
 
     Attributes:
         base: The family.
         quantisation: Arguments of mlx-lm's `quantize_model`; empty for none.
-        dtype: Of the weights, before they are quantised.
-        adapters: The kind of each adapter that is put onto the model, in order.
+        dtype: Of the weights before quantisation.
+        adapters: The kind of each adapter of the model, in order.
         config: Fields of config.json that differ from the family's.
     """
 
@@ -67,7 +67,7 @@ class Variant:
         return directory
 
     def adapter_paths(self, directory: Path) -> Sequence[Path]:
-        """Return where the adapters of a checkpoint lie."""
+        """Return the directories of a checkpoint's adapters."""
         return [directory / f"adapter-{number}" for number in range(len(self.adapters))]
 
 
@@ -109,7 +109,7 @@ def _quantise(directory: Path, options: Mapping[str, Any]) -> None:
 
 
 def _write_weights(path: Path, weights: Mapping[str, mx.array]) -> None:
-    """Write weights, perhaps in the place of the file that they are read from."""
+    """Write weights, possibly over the file that they are read from."""
     mx.eval(weights)
     part = path.with_name(f"part-{path.name}")
     mx.save_safetensors(str(part), dict(weights), metadata={"format": "mlx"})
@@ -133,7 +133,7 @@ def _write_adapter(directory: Path, kind: str, network: Network, seed: int) -> N
 
 
 def _projections(network: Network) -> dict[str, mx.array]:
-    """Return weights of the attention, as a full fine-tune might leave them."""
+    """Return attention weights, as after a full fine-tune."""
     return _shifted(network, lambda name: name.endswith("q_proj.weight"))
 
 
@@ -156,7 +156,7 @@ def _shifted(network: Network, is_chosen: Callable[[str], bool]) -> dict[str, mx
 
 
 def adapted(network: Network, paths: Sequence[Path]) -> Network:
-    """Put adapters onto a network as mlx-lm does: all but the last are fused into the weights."""
+    """Apply adapters to a network as mlx-lm does: all but the last are fused into the weights."""
     for path in paths:
         fused = [(name, m.fuse()) for name, m in network.named_modules() if hasattr(m, "fuse")]
         network.update_modules(tree_unflatten(fused))

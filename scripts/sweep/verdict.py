@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-# Two tokens whose log-probabilities differ by less may change places with rounding.
+# Two tokens whose log-probabilities differ by less may swap by rounding.
 TIE = 1e-3
 
 
 class Outcome(IntEnum):
-    """What a comparison shows; the larger value is the worse one."""
+    """The outcome of a comparison; larger values are worse."""
 
     EQUAL = 0
     TIE = 1
@@ -20,7 +20,7 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An outcome and what there is to say about it."""
+    """An outcome with its explanation."""
 
     outcome: Outcome
     detail: str = ""
@@ -32,24 +32,24 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A greedy reply of a library by itself.
+    """A library's own greedy reply.
 
     Attributes:
         tokens: Their ids.
-        gaps: By how much the log-probability of each was above that of the next best.
+        gaps: The lead of each token's log-probability over the next best.
     """
 
     tokens: Sequence[int]
     gaps: Sequence[float]
 
     def is_like(self, other: "Expected") -> bool:
-        """Tell whether another run has given the same reply, as sure of every token."""
+        """Tell whether another run gave the same reply with the same gaps."""
         gaps = zip(self.gaps, other.gaps, strict=False)
         same = list(self.tokens) == list(other.tokens)
         return same and all(abs(one - two) < TIE for one, two in gaps)
 
     def compared(self, case: str, tokens: Sequence[int]) -> Verdict:
-        """Judge the tokens that the server gave in a case; a library may have stopped before."""
+        """Judge the server's tokens in a case; the library may have stopped earlier."""
         pairs = zip(self.tokens, tokens, strict=False)
         index = next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
         if index is None:

@@ -1,4 +1,4 @@
-"""Pictures of a family through the server: one, another, two, a second turn, none; and together."""
+"""Images of a family through the server: one, another, two, a second turn, none; and in a batch."""
 
 import asyncio
 import base64
@@ -33,19 +33,19 @@ _REFUSALS = ("is not served", "this model takes one", "reads text only")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A conversation whose first question shows some pictures, told by their seeds."""
+    """A conversation whose first question has images, given by their seeds."""
 
     turns: Sequence[str]
     pictures: Sequence[int] = ()
 
     def messages(self) -> list[dict[str, str]]:
-        """Return the messages, with their pictures left out."""
+        """Return the messages without their images."""
         roles = ("user", "assistant")
         turns = [{"role": roles[n % 2], "content": text} for n, text in enumerate(self.turns)]
         return [_SYSTEM, *turns]
 
     def messages_with_parts(self) -> list[dict[str, Any]]:
-        """Return the messages as chat templates of models that see take them."""
+        """Return the messages in the format of vision models' chat templates."""
         system, first, *others = self.messages()
         if not self.pictures:
             return [system, first, *others]
@@ -64,14 +64,14 @@ CASES: Mapping[str, Case] = {
 
 
 def vision_reference(directory: Path, *, briefly: bool = False) -> dict[str, Expected]:
-    """Return what mlx-vlm by itself replies; a case that it cannot run is left out.
+    """Return mlx-vlm's own replies, without the cases that it cannot run.
 
     Args:
         directory: A checkpoint.
-        briefly: Whether a text and one picture have to do.
+        briefly: Whether to try only a text and one image.
 
     Raises:
-        Exception: It cannot even run text; its own error.
+        Exception: It cannot even run text; the error is its own.
     """
     import mlx_vlm
 
@@ -79,7 +79,7 @@ def vision_reference(directory: Path, *, briefly: bool = False) -> dict[str, Exp
     if type(processor).__module__.startswith("mlx_vlm."):
         drop_text_options(getattr(processor, "image_processor", None))
     replies = {}
-    # Text first: some models read it otherwise once they have seen something.
+    # Text first: some models read it differently after an image.
     for name in (TEXT, _NEEDED) if briefly else sorted(CASES, key=lambda name: name != TEXT):
         try:
             replies[name] = _generated(network, processor, CASES[name])
@@ -97,7 +97,7 @@ def _generated(network: object, processor: HfProcessor, case: Case) -> Expected:
     prompt = tokenizer.apply_chat_template(
         case.messages_with_parts(), tokenize=False, add_generation_prompt=True
     )
-    # The server is asked to go on likewise.
+    # The server is asked to continue in the same way.
     tokenizer.stopping_criteria = lambda _token: False
     images = [_picture(seed) for seed in case.pictures] or None
     tokens, gaps = [], []
@@ -105,7 +105,7 @@ def _generated(network: object, processor: HfProcessor, case: Case) -> Expected:
         network, processor, prompt, image=images, max_tokens=TOKENS, temperature=0.0
     )
     for step in steps:
-        # The last one repeats a token with the text that is left.
+        # The last one repeats a token with the remaining text.
         if step.finish_reason is not None:
             break
         second, first = mx.sort(step.logprobs.reshape(-1).astype(mx.float32))[-2:].tolist()
@@ -117,7 +117,7 @@ def _generated(network: object, processor: HfProcessor, case: Case) -> Expected:
 async def check_vision(
     stub: backend_pb2_grpc.BackendStub, expected: Mapping[str, Expected]
 ) -> tuple[Verdict, Verdict]:
-    """Compare the loaded model's replies to text and to pictures with those of mlx-vlm."""
+    """Compare the loaded model's replies to text and images with those of mlx-vlm."""
     alone = {name: await _judged(stub, name, "alone", expected) for name in CASES}
     warm = {name: await _judged(stub, name, "warm", expected) for name in ("one", TEXT)}
     batched = await asyncio.gather(*(_judged(stub, name, "batched", expected) for name in CASES))
@@ -128,7 +128,7 @@ async def check_vision(
 
 
 def _pictures(seen: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on all pictures; a model may be served one in a prompt, and rightly."""
+    """Return the verdict on all images; a model may support only one per prompt."""
     verdict = worst(seen)
     if verdict.outcome is Outcome.REFUSED and verdict.detail.startswith(_ONE_ONLY):
         rest = worst(each for each in seen if each.outcome is not Outcome.REFUSED)

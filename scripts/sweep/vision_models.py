@@ -12,7 +12,7 @@ from scripts.tiny_vision_family import VisionFamily
 
 
 def _families() -> Mapping[str, VisionFamily]:
-    """Return those that the tests have always had, and those of the table."""
+    """Return the families of the tests, and those of the table."""
     path = Path(__file__).with_name("vision_families.json")
     table: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     rows = {
@@ -23,7 +23,7 @@ def _families() -> Mapping[str, VisionFamily]:
 
 
 def _seeing_both_ways(family: str) -> VisionFamily:
-    """Return a family whose pictures attend in both directions."""
+    """Return a family with bidirectional attention on images."""
     shape = VISION_FAMILIES[family]
     text = {**shape.config["text_config"], "use_bidirectional_attention": "vision"}
     return replace(shape, config={**shape.config, "text_config": text})
