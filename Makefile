@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MLX_EXTRA ?= $(shell sh scripts/mlx_extra.sh)
 COMMA := ,
 
-# Where scripts/go_tool.sh puts grpcurl and crane.
+# scripts/go_tool.sh installs grpcurl and crane there.
 export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
@@ -18,7 +18,7 @@ help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
 		|| grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## Make .venv with everything in it; on Linux without a GPU also a fast BLAS
+install: $(STAMP) ## Create .venv with everything; on Linux without a GPU also a fast BLAS
 	@sh scripts/install_blas.sh
 
 $(STAMP): pyproject.toml constraints.txt backend.proto scripts/build_hook.py scripts/gen_proto.py
@@ -30,16 +30,16 @@ $(STAMP): pyproject.toml constraints.txt backend.proto scripts/build_hook.py scr
 demo: install ## Run the main job on the embedded model: thought, tool call, answer, over a real socket
 	$(PYTHON) -m backend.cli demo
 
-# Hundreds of processes import the same modules: the first one compiles them for all.
+# Hundreds of processes import the same modules: compile them once.
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX='$(CURDIR)/build/pycache' $(PYTHON) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
 	$(PYTEST) $(PYTEST_FLAGS)
 
-test-fast: $(STAMP) ## Run the tests that need no MLX and no patience, in seconds
+test-fast: $(STAMP) ## Run the fast tests without MLX, in seconds
 	$(PYTEST) -m 'not mlx and not slow' $(PYTEST_FLAGS)
 
-templates: $(STAMP) ## Fetch the chat templates of 70 real models, which more tests then run on
+templates: $(STAMP) ## Fetch the chat templates of 70 real models for further tests
 	$(PYTHON) -m scripts.real_templates
 
 HOST_SUITE = $(PYTHON) -m scripts.host_suite
@@ -51,13 +51,13 @@ ENCODER_CAPS := health,load,tokenclassify
 TINY_ENCODER := build/tiny-encoder
 BUILD_TINY_ENCODER = $(PYTHON) -c 'from pathlib import Path; from scripts.tiny_encoders import build_token_classifier; build_token_classifier(Path("$(TINY_ENCODER)"), ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))'
 
-test-extra-backend: install ## Start run.sh as LocalAI's own suite does and check what it checks; MODEL= CAPS=
+test-extra-backend: install ## Start run.sh as LocalAI's own suite does, with the same checks; MODEL= CAPS=
 	$(HOST_SUITE) $(if $(MODEL),--model '$(MODEL)') $(if $(CAPS),--caps '$(CAPS)')
 
-test-extra-backend-mlx: install ## The same with what LocalAI asks of this backend's text models; MODEL=
+test-extra-backend-mlx: install ## The same with LocalAI's steps for this backend's text models; MODEL=
 	$(HOST_SUITE) $(if $(MODEL),--model '$(MODEL)') --caps '$(or $(CAPS),$(TEXT_CAPS))'
 
-test-extra-backend-mlx-vlm: install ## The same with an image and a recording, on a tiny model of both; MODEL= names a real one
+test-extra-backend-mlx-vlm: install ## The same with an image and a recording, on a tiny model; MODEL= names a real one
 	$(if $(MODEL),,$(BUILD_TINY_VISION))
 	$(HOST_SUITE) --model '$(or $(MODEL),$(TINY_VISION))' --caps '$(or $(CAPS),$(VISION_CAPS))'
 
@@ -65,16 +65,16 @@ test-extra-backend-encoder: install ## The same on a tiny model that labels toke
 	$(if $(MODEL),,$(BUILD_TINY_ENCODER))
 	$(HOST_SUITE) --model '$(or $(MODEL),$(TINY_ENCODER))' --caps '$(or $(CAPS),$(ENCODER_CAPS))'
 
-docs: $(STAMP) ## Build the documentation into build/site; a link that leads nowhere is an error
+docs: $(STAMP) ## Build the documentation into build/site; a broken link is an error
 	$(VENV)/bin/zensical build --clean --strict
 
-pictures: install ## Draw the pictures of the documentation from the real program
+pictures: install ## Draw the documentation's pictures from the real program
 	$(PYTHON) -m scripts.pictures
 
 PLOTS_FLAGS ?= --quick
 PLOTTED := streams ragged prompt_cache speculation
 
-plots: install ## Measure what the plots of the documentation show, and draw them; PLOTS_FLAGS= measures more
+plots: install ## Measure and draw the documentation's plots; PLOTS_FLAGS= measures more
 	$(PYTHON) -m benchmarks --json $(PLOTS_FLAGS) $(addprefix --only ,$(PLOTTED)) > build/plots.json
 	$(PYTHON) -m scripts.plots build/plots.json
 
@@ -91,16 +91,16 @@ format: $(STAMP) ## Format and fix what can be fixed
 bench: install ## Measure against raw mlx-lm in the same run (BENCH_FLAGS='--json' for JSON)
 	$(PYTHON) -m benchmarks $(BENCH_FLAGS)
 
-bench-distributed: install ## Measure one model on 1, 2 and 4 processes of this machine
+bench-distributed: install ## Measure one model on 1, 2 and 4 local processes
 	$(PYTHON) -m benchmarks.distributed
 
 sweep: install ## Try every family of both libraries, tiny, and write docs/reference/families.md; FAMILIES='llama glm4v'
 	$(PYTHON) -m scripts.sweep --write $(FAMILIES)
 
-soak: install ## Ten minutes of 32 clients of every kind that leave, time out and lie; SOAK_FLAGS='--kill-every 5 --replace-every 10 --small-disk'
+soak: install ## Ten minutes with 32 clients of every kind that leave, time out and send nonsense; SOAK_FLAGS='--kill-every 5 --replace-every 10 --small-disk'
 	$(PYTHON) -m benchmarks.soak $(SOAK_FLAGS)
 
-speculation-equality: install ## Compare 100,000 tokens with drafts and without, in 15 families; EQUALITY_FLAGS='--tokens 5000 --only llama'
+speculation-equality: install ## Compare 100,000 tokens with and without drafts, in 15 families; EQUALITY_FLAGS='--tokens 5000 --only llama'
 	$(PYTHON) -m benchmarks.equality $(EQUALITY_FLAGS)
 
 MUTATION := build/mutation/venv
@@ -111,16 +111,16 @@ $(MUTATION)/.installed: pyproject.toml | $(STAMP)
 	$(MUTATION)/bin/pip install --quiet --disable-pip-version-check $$($(PYTHON) -c '$(MUTATION_EXTRA)')
 	@touch $@
 
-mutate: install $(MUTATION)/.installed ## Put small faults into the core, and see which no test notices; MUTATE_FLAGS='--count 40 engine/rows'
+mutate: install $(MUTATION)/.installed ## Put small faults into the core, and list those that no test notices; MUTATE_FLAGS='--count 40 engine/rows'
 	$(MUTATION)/bin/python -m scripts.mutation $(MUTATE_FLAGS)
 
-fuzz: $(STAMP) ## Fuzz every field of every RPC for some minutes
+fuzz: $(STAMP) ## Fuzz every field of every RPC for a few minutes
 	$(PYTHON) -m pytest -q tests/fuzz --hypothesis-profile=long
 
 proto: $(STAMP) ## Generate the stubs again
 	$(PYTHON) scripts/gen_proto.py
 
-wheel: install ## Build dist/*.whl, and try it in a fresh environment far from here
+wheel: install ## Build dist/*.whl, and try it in a fresh environment
 	sh scripts/try_wheel.sh $(PYTHON) '$(MLX_EXTRA)'
 
 package: install ## Write build/package/mlx, a directory for LocalAI, and try it elsewhere; PACKAGE_PYTHON=
@@ -131,5 +131,5 @@ image: package ## Write build/package/mlx.tar, an OCI image of the package
 	@sh scripts/go_tool.sh crane || true
 	$(PYTHON) -m scripts.package image
 
-clean: ## Remove what was made here
+clean: ## Remove everything built here
 	rm -rf $(VENV) build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis backend/pb/*_pb2*

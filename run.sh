@@ -1,9 +1,9 @@
 #!/bin/sh
-# What the host starts: `run.sh --addr HOST:PORT`, from any directory, with any other arguments.
+# Started by the host: `run.sh --addr HOST:PORT`, from any directory, with any other arguments.
 # It becomes the Python process, so that the host's signals and its death reach it.
 set -eu
 
-# First of all: by the time Python runs, a host that has died would not be known any more.
+# First, because a host that dies before Python runs would no longer be known.
 export MLX_BACKEND_PARENT=$PPID
 
 # Hosts close standard input, and a pipe would take its number.
@@ -12,7 +12,7 @@ exec </dev/null
 root=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 packages=$root
 
-# A package made by `make package` brings its Python and all that this one needs.
+# A package of `make package` contains its Python and all dependencies.
 use_package() {
     python=$root/python/bin/python3
     packages=$root:$root/site-packages
@@ -33,7 +33,7 @@ if [ -x "$root/python/bin/python3" ]; then use_package; else use_environment; fi
 
 find_openblas() {
     if [ -e "$root/lib/libopenblas.so.0" ]; then
-        # By its name alone: LD_PRELOAD cuts paths at spaces.
+        # By name only: LD_PRELOAD splits paths at spaces.
         echo libopenblas.so.0
         return
     fi
@@ -41,8 +41,8 @@ find_openblas() {
         sed -n 's/.*libopenblas\.so\.0 .*=> //p' | head -n 1
 }
 
-# MLX's Linux wheel brings the reference BLAS, thirty times slower on a CPU than OpenBLAS.
-# MLX_BACKEND_PRELOAD_BLAS=0 leaves it at that.
+# MLX's Linux wheel contains the reference BLAS, thirty times slower on a CPU than OpenBLAS.
+# MLX_BACKEND_PRELOAD_BLAS=0 keeps that.
 preload_openblas() {
     library=$(find_openblas)
     if [ -z "$library" ]; then
@@ -51,7 +51,7 @@ preload_openblas() {
     fi
     echo "run.sh: preloading $library in place of MLX's reference BLAS" >&2
     LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
-    # Measured best for decoding; threads of its own would fight MLX's.
+    # Measured best for decoding; its own threads would compete with MLX's.
     OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
     export LD_PRELOAD OPENBLAS_NUM_THREADS
 }

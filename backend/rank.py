@@ -147,7 +147,7 @@ def look_after(topology: Topology, rank: int) -> int:
     """Keep a process waiting for rank 0, a new one for every group, until stopped."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if rank == 0:
-        log.info("rank 0 is started by the backend itself: there is nothing to do here")
+        log.info("rank 0 is started by the backend itself: nothing to do here")
         while True:
             _sleep()
     control, size, local = str(topology.control), topology.size, topology.local_ranks

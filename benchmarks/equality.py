@@ -52,7 +52,7 @@ class Subject:
         options: Of its load.
         sees: Whether it gets images.
         draft: The family of its draft model, if it has one.
-        head: A key of `HEADS`, if it has a head of its own, which knows what it says.
+        head: A key of `HEADS`, if it has its own head, which knows its output.
     """
 
     name: str

@@ -63,7 +63,7 @@ async def _short_behind_long(settings: Settings) -> Figure:
         ]
     measured = waits[1:]  # the first pair taught both how fast this machine is
     return Figure(
-        name=f"{model.name}: first token behind {tokens} prefilling",
+        name=f"{model.name}: first token after {tokens} prefilling",
         unit="x unchunked",
         samples=tuple(ours / other for ours, other in measured),
         context={

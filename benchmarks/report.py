@@ -38,7 +38,7 @@ def print_table(figures: Sequence[Figure], caption: str) -> None:
     table.add_column("figure")
     for heading in ("median", "range", "target"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("behind it")
+    table.add_column("details")
     for figure in figures:
         table.add_row(*_cells(figure))
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)

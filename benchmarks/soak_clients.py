@@ -186,8 +186,8 @@ class Client:
         if not given.matches(expected):
             self._fault(ask.shape, f"{given} in place of {expected}")
 
-    def _fault(self, what: str, problem: str) -> None:
-        self._tally.faults.append(f"{what}: {problem[:400]}")
+    def _fault(self, subject: str, problem: str) -> None:
+        self._tally.faults.append(f"{subject}: {problem[:400]}")
 
     def _channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)

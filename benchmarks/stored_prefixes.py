@@ -131,7 +131,7 @@ async def _branching_bytes(model: BenchModel) -> Figure:
         context={
             "tokens": books["tokens"],
             "nodes": books["nodes"],
-            "memory beside weights": (memory["mlx_active"] - memory["weights"]) / needed,
+            "memory without weights": (memory["mlx_active"] - memory["weights"]) / needed,
         },
     )
 

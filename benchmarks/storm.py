@@ -35,7 +35,7 @@ async def _measure(settings: Settings, model: BenchModel, new_tokens: int) -> Fi
     # The first pair warms both up.
     pairs = list(zip(calm[1:], storm[1:], strict=True))
     return Figure(
-        name=f"{model.name}: {STREAMS} streams beside {LOOPS} embedding loops",
+        name=f"{model.name}: {STREAMS} streams with {LOOPS} embedding loops",
         unit="x calm",
         samples=tuple(beside.decode / alone.decode for alone, beside in pairs),
         target=at_least(0.9),

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Put a Go program that our checks use, in the version they were written for, into build/bin.
-# Exit code 1: it is not there and cannot be had.
+# Install a Go program for our checks, in a fixed version, into build/bin.
+# Exit code 1: it is missing and cannot be installed.
 set -eu
 name=$1
 case $name in

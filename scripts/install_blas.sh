@@ -1,6 +1,6 @@
 #!/bin/sh
-# On Linux without an NVIDIA GPU MLX's own BLAS is the slow reference one; run.sh preloads an
-# OpenBLAS that the system has. Install one where we may, else say how.
+# On Linux without an NVIDIA GPU MLX's own BLAS is the slow reference one; run.sh preloads the
+# system's OpenBLAS instead. Install one if permitted, else print how.
 set -eu
 [ "$(uname -s)" = Linux ] || exit 0
 command -v nvidia-smi >/dev/null 2>&1 && exit 0

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make a virtual environment with the newest Python that is here, 3.11 at least. Where there is
-# none, or it cannot make environments (Debian without python3-venv), uv does it if it is there.
+# Create a virtual environment with the newest installed Python, 3.11 at least. Without one, or if it
+# cannot create environments (Debian without python3-venv), use uv if it is installed.
 set -eu
 venv=$1
 
@@ -18,7 +18,7 @@ find_python() {
     done
 }
 
-# Debian keeps ensurepip, which venv needs, in a package of its own.
+# Debian has ensurepip, which venv needs, in a separate package.
 install_venv_module() {
     command -v apt-get >/dev/null 2>&1 || return 1
     if [ "$(id -u)" = 0 ]; then sudo=; elif sudo -n true 2>/dev/null; then sudo=sudo; else return 1; fi

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Print the extra of pyproject.toml that brings the MLX build for this machine.
+# Print the extra of pyproject.toml with the MLX build for this machine.
 set -eu
 [ "$(uname -s)" = Linux ] || exit 0
 if ! command -v nvidia-smi >/dev/null 2>&1; then

@@ -103,7 +103,7 @@ def _reserved(bpe: Tokenizer, fixed_ids: Mapping[str, int]) -> Tokenizer:
 
 
 def _complete_config(shape: VisionFamily, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """Fill in what depends on the tokenizer."""
+    """Fill in the fields that depend on the tokenizer."""
     config: dict[str, Any] = deepcopy(dict(shape.config))
     config["eos_token_id"] = tokenizer.eos_token_id
     config["vocab_size"] = len(tokenizer)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Build the wheel, install it into a fresh environment as a user would, and run its commands far
-# from the checkout: the demo, and what needs no server.
+# from the checkout: the demo, and those without a server.
 set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 python=$1

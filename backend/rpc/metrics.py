@@ -178,7 +178,7 @@ def _prompt_cache(books: PromptCacheStatus) -> Iterator[Metric]:
         f"{prefix}_looked_up_tokens", "Prompt tokens of all requests", books.looked_up_tokens
     )
     yield CounterMetricFamily(
-        f"{prefix}_hit_tokens", "Prompt tokens that were not computed anew", books.hit_tokens
+        f"{prefix}_hit_tokens", "Prompt tokens taken from the cache", books.hit_tokens
     )
     lookups = CounterMetricFamily(f"{prefix}_lookups", "Requests by kind of hit", labels=["kind"])
     for kind in HitKind:

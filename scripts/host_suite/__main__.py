@@ -124,10 +124,10 @@ def answers(caller: Caller, capability: Capability, subject: Subject) -> Sequenc
     ]
 
 
-def report(caller: str, what: str, started: float, problem: str = "") -> None:
+def report(caller: str, step: str, started: float, problem: str = "") -> None:
     """Print one line."""
     verdict = f"FAILED  {problem}" if problem else "ok"
-    click.echo(f"{caller:<24}{what:<12}{time.monotonic() - started:7.2f} s  {verdict}")
+    click.echo(f"{caller:<24}{step:<12}{time.monotonic() - started:7.2f} s  {verdict}")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def install_requirements(interpreter: Interpreter, package: Path, extras: Sequen
 
 
 def unpack_ourselves(package: Path) -> None:
-    """Unpack this project's wheel at the top: `backend/` and `common/` with fresh stubs, no tests."""
+    """Unpack this project's wheel at the top: `backend/` and `common/` with stubs, no tests."""
     with TemporaryDirectory() as directory:
         _pip("wheel", "--no-deps", "--no-build-isolation", "-w", directory, str(ROOT))
         (wheel,) = Path(directory).glob("*.whl")

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 
 class ImageError(Exception):
-    """The image could not be written; the message says what is missing."""
+    """The image could not be written; the message names the missing part."""
 
 
 def write_image(package: Path, archive: Path, tag: str) -> None:

@@ -31,8 +31,8 @@ _FURTHER = (
 _VARIANTS = """## Quantised and adapted
 
 The same for models quantised by mlx-lm, and for adapters in its format with random weights. *mixed*
-has layers of 4 and 8 bits, and unquantised ones. Of several adapters all but the last are fused into
-the weights, on both sides.
+has layers of 4 and 8 bits, and unquantised ones. Of several adapters all but the last are fused
+into the weights, on both sides.
 
 """
 _BAR = re.compile(r" (?<!\\)\| ")

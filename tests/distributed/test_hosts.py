@@ -95,7 +95,7 @@ def test_rank_0_that_an_operator_starts_says_that_it_is_not_needed_and_leaves_wh
     hosts = "127.0.0.1:32330,127.0.0.1:32340"
     command = [sys.executable, "-m", "backend.rank", "--hosts", hosts, "--rank", "0"]
     with operator(*command, stderr=subprocess.PIPE) as process:
-        assert b"there is nothing to do here" in process.stderr.readline()
+        assert b"nothing to do here" in process.stderr.readline()
         process.stderr.close()
 
 

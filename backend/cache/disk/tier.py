@@ -136,7 +136,7 @@ class DiskTier:
     def _run(self) -> None:
         try:
             self._work()
-        except Exception:  # whatever it is, nothing may wait for this thread any more
+        except Exception:  # in any case nothing may wait for this thread any more
             log.exception("prompt cache: nothing is kept on disk any more")
         self._close()
 

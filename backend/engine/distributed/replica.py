@@ -137,7 +137,7 @@ class Replica:
         """
         try:
             self._try_device()
-        except Exception as failure:  # noqa: BLE001 (whatever upstream raises)
+        except Exception as failure:  # noqa: BLE001 (upstream raises anything)
             raise DeviceLostError(f"{error}; then a trial prompt failed: {failure}") from error
         self._session.recover(error)
 

@@ -108,7 +108,7 @@ class Intake:
             try:
                 if isinstance(order.request.grammar, SentGrammar):
                     order.request.grammar.compile()
-            except Exception as error:  # noqa: BLE001 (one request's grammar, whatever it does)
+            except Exception as error:  # noqa: BLE001 (any error of one request's grammar)
                 failure = _failure("its grammar could not be compiled", error)
                 command = Publication(order.request.request_id, failure)
             with self._lock:
@@ -130,7 +130,7 @@ class Intake:
             raise
         except ProcessorError as error:
             self._server.send(Answered(number, Failure.of(RefusedMediumError(str(error)))))
-        except Exception as error:  # noqa: BLE001 (one medium, whatever a processor does with it)
+        except Exception as error:  # noqa: BLE001 (any error of one medium)
             failure = _failure("the medium could not be prepared", error)
             self._server.send(Answered(number, failure))
 

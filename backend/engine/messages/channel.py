@@ -66,7 +66,7 @@ class Channel:
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
 
-    def receive(self, timeout_s: float | None = None) -> Any:  # noqa: ANN401 (whatever was sent)
+    def receive(self, timeout_s: float | None = None) -> Any:  # noqa: ANN401 (any message)
         """Wait for a whole message, up to the timeout; `None` waits forever.
 
         Raises:

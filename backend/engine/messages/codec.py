@@ -124,7 +124,7 @@ class Codec:
         _require_bounds(sum(sizes), len(frame.buffers))
         return frame
 
-    def decode(self, frame: Frame) -> Any:  # noqa: ANN401 (whatever was sent)
+    def decode(self, frame: Frame) -> Any:  # noqa: ANN401 (any message)
         """Return the message of a frame.
 
         Raises:
@@ -135,7 +135,7 @@ class Codec:
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             raise WireError(f"a message cannot be read: {error}") from error
 
-    def _read(self, frame: Frame) -> Any:  # noqa: ANN401 (whatever was sent)
+    def _read(self, frame: Frame) -> Any:  # noqa: ANN401 (any message)
         if not frame.buffers:
             return self._decoder.decode(frame.payload)
         return msgspec.msgpack.decode(
@@ -145,7 +145,7 @@ class Codec:
             ext_hook=lambda _code, place: _array(place, frame.buffers),
         )
 
-    def _pack(self, value: Any) -> object:  # noqa: ANN401 (whatever msgspec does not know)
+    def _pack(self, value: Any) -> object:  # noqa: ANN401 (any type unknown to msgspec)
         if isinstance(value, Path):
             return str(value)
         if hasattr(value, "__array_interface__"):

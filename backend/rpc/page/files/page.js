@@ -1,6 +1,6 @@
 "use strict";
 
-// Text reaches the page as text nodes only: nothing that a server tells is read as markup.
+// Text enters the page only as text nodes: no server data is parsed as markup.
 
 const POLL_MS = 1000;
 const LOOKS_PER_CACHE_LOOK = 5;
@@ -73,7 +73,7 @@ function legend(id, names, texts = names) {
   );
 }
 
-// The window on the past grows with the time that the page has watched.
+// The time window grows while the page is open.
 function windowS(now) {
   begunAt ??= now;
   return Math.min(Math.max(now - begunAt, SHORTEST_WINDOW_S), LONGEST_WINDOW_S);
@@ -191,7 +191,7 @@ function showMemory(report, now) {
 
 // Machine --------------------------------------------------------------------
 
-// What a backend holds, and what of its budget is in use and is not.
+// A backend's memory, and the used and free parts of its budget.
 function claims(backend) {
   const told = ["held_bytes", "reserved_bytes", "cached_bytes"].map((name) => Number(backend[name]));
   return [...told, Math.max(Number(backend.budget_bytes) - told[1] - told[2], 0)];
@@ -231,7 +231,7 @@ function showMachine({ machine }) {
   const noun = backends.length === 1 ? "backend" : "backends";
   part("machine-facts").textContent =
     `${bytes(claimed)} of ${bytes(machine.usable_bytes)} claimed by ${count(backends.length)} ${noun}`;
-  // Weights alone may be more than there is.
+  // Weights alone may exceed the memory.
   const scale = (WIDTH - LABELS) / Math.max(Number(machine.usable_bytes), ...sizes, 1);
   const rows = backends.map((backend, index) => backendBars(backend, index, scale));
   part("machine-bars").replaceChildren(drawing(rows.length * ROW, "memory by backend", ...rows));
