@@ -203,7 +203,7 @@ def _max_slots(environment: Mapping[str, str], default: int) -> int:
     text = environment[name].strip()
     if text.isdecimal() and 1 <= int(text) <= MAX_SLOTS:
         return int(text)
-    log.warning("%s: %r is no number from 1 to %d; taking %d", name, text, MAX_SLOTS, default)
+    log.warning("%s: %r is not a number from 1 to %d; taking %d", name, text, MAX_SLOTS, default)
     return default
 
 

@@ -191,7 +191,7 @@ class Engine(Generic[HandleT]):
                 f"(max_slots {limits.max_slots}, max_waiting {limits.max_waiting})"
             )
         if request.request_id in self._ledger.requests:
-            raise InvalidRequestError("CorrelationId", "a request of this id is running")
+            raise InvalidRequestError("CorrelationId", "a request with this id is running")
         entry = self._ledger.enter(request)
         self._supervisor.submit(entry)
         return entry.stream

@@ -28,7 +28,7 @@ def test_names_of_llama_cpp_are_widths(key_type, value_type, bits, caplog):
 )
 def test_another_width_is_the_nearest_one_and_the_log_says_so(name, bits, caplog):
     assert kv_bits(name, "") == bits
-    assert f"CacheTypeKey: MLX has no {name.lower()}, so it is taken as q{bits}_0" in caplog.text
+    assert f"CacheTypeKey: MLX has no {name.lower()}, using q{bits}_0" in caplog.text
 
 
 @pytest.mark.parametrize(

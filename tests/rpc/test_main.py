@@ -120,7 +120,7 @@ def test_the_environment_sets_the_number_of_slots(environment, max_slots):
 @pytest.mark.parametrize("text", ["0", "-1", "many", "2000", "1.5"])
 def test_a_bad_number_of_slots_is_logged_and_the_default_taken(text, caplog):
     assert server_config([], {"LLAMACPP_PARALLEL": text}) == ServerConfig()
-    assert f"LLAMACPP_PARALLEL: '{text}' is no number from 1 to 1024; taking 16" in caplog.text
+    assert f"LLAMACPP_PARALLEL: '{text}' is not a number from 1 to 1024; taking 16" in caplog.text
 
 
 def test_a_bad_interval_is_logged_and_the_default_taken(caplog):

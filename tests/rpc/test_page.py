@@ -164,4 +164,4 @@ async def test_only_a_door_without_a_lock_to_the_street_is_warned_of(caplog):
         with PageServer(address, ScriptedEngine(), token):
             assert not caplog.records
     with PageServer("0.0.0.0:0", ScriptedEngine()):
-        assert "is open to all who reach it" in caplog.text
+        assert "is open to anyone who can reach it" in caplog.text

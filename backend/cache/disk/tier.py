@@ -137,7 +137,7 @@ class DiskTier:
         try:
             self._work()
         except Exception:  # in any case nothing may wait for this thread any more
-            log.exception("prompt cache: nothing is kept on disk any more")
+            log.exception("prompt cache: the disk is no longer used")
         self._close()
 
     def _work(self) -> None:
@@ -196,7 +196,7 @@ class DiskTier:
         if now >= self._complains_at:
             self._complains_at = now + COMPLAINT_INTERVAL_S
             log.warning(
-                "prompt cache: the disk failed (%d times by now): %s", self._failures, error
+                "prompt cache: the disk failed (%d times so far): %s", self._failures, error
             )
 
     def _note_lost(self) -> None:

@@ -96,7 +96,7 @@ class _Gathering:
         for rank, child in self._children.items():
             if child.poll() is not None:
                 raise GroupNotFormedError(
-                    f"rank {rank} {ending(child)} before it came; see the log"
+                    f"rank {rank} {ending(child)} before it joined; see the log"
                 )
 
     def admit_next(self, listener: socket.socket) -> None:
@@ -110,7 +110,7 @@ class _Gathering:
         try:
             hello = channel.receive(_HELLO_TIMEOUT_S)
         except (TimeoutError, ChannelClosedError) as error:
-            log.warning("a connection from %s said no hello: %s", channel.peer_address, error)
+            log.warning("a connection from %s sent no hello: %s", channel.peer_address, error)
             channel.close()
             return
         if problem := self._problem(hello, channel.peer_address):

@@ -145,7 +145,9 @@ def form_group(
     """
     options = form.options
     if options.adapters:
-        raise UnsupportedError("LoraAdapters: a model on several processes takes no adapters")
+        raise UnsupportedError(
+            "LoraAdapters: a model on several processes does not support adapters"
+        )
     topology = replace(form.topology, backend=usable_backend(form.topology))
     form = Form(
         topology=topology,

@@ -213,7 +213,7 @@ def _endpoint(text: str, default_port: int) -> Endpoint:
     if match is None or not 0 < port <= _MAX_PORT:
         raise ValueError(
             f"{text!r} is no address with or without a port, as 10.0.0.2 or 10.0.0.2:32330 (MLX's "
-            "links know no IPv6)"
+            "links do not support IPv6)"
         )
     return Endpoint(match["address"], port)
 

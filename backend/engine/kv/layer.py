@@ -90,7 +90,7 @@ class RaggedKV:
             TypeError: The model made its own mask.
         """
         if mask is not None and not isinstance(mask, Window):
-            raise TypeError("a mask of the model's own cannot be used with rows of unlike length")
+            raise TypeError("the model's own mask cannot be used with rows of different length")
         current = self.current
         window = None if mask is None else mask.size
         outputs = [self._attention(queries, span, scale, window, sinks) for span in current.plain]

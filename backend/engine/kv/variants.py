@@ -31,7 +31,7 @@ class QuantizedKV(RaggedKV):
         sinks: mx.array | None,
     ) -> mx.array:
         if sinks is not None:
-            raise TypeError("quantised attention knows no sinks")
+            raise TypeError("quantised attention does not support sinks")
         return quantized_scaled_dot_product_attention(
             queries, kept[:_PARTS], kept[_PARTS:], scale, mask, **self._packing
         )

@@ -287,7 +287,7 @@ class CachingPrefixStore:
             self._layout.refer(caches, self._store.path(row.key()))
             mx.eval([cache.state for cache in caches])
         except self._overlooked as error:
-            log.warning("request id=%s keeps a copy of its own", row.request_id, exc_info=error)
+            log.warning("request id=%s keeps its own copy", row.request_id, exc_info=error)
         self._note_shared(row)
 
     def _note_shared(self, row: Row) -> None:

@@ -248,7 +248,7 @@ class Reservations:
         if self._tokens.keys() != set(running):
             raise AssertionError("rows run without a reservation, or have one and do not run")
         if self.reserved_bytes > self.budget_bytes:
-            raise AssertionError("more is reserved than there is")
+            raise AssertionError("more is reserved than the budget")
 
     def _set_budget(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes

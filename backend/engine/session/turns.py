@@ -52,7 +52,7 @@ class Turns:
         now = time.monotonic()
         for row in list(self._parts.scheduler.fetching):
             if now > row.submitted_at + FETCH_LIMIT_S:
-                log.warning("request id=%s waits no longer for the disk", row.request_id)
+                log.warning("request id=%s no longer waits for the disk", row.request_id)
                 self._parts.scheduler.end_fetch(row)
         self._parts.memory.admit()
 

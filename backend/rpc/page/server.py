@@ -58,7 +58,7 @@ class PageServer:
         serve = partial(self._server.serve_forever, _POLL_S)
         self._thread = threading.Thread(target=serve, name="page", daemon=True)
         if not token and not _is_loopback(host):
-            log.warning("%s is open to all who reach it: the backend has no token", self.url)
+            log.warning("%s is open to anyone who can reach it: the backend has no token", self.url)
 
     def __enter__(self) -> Self:
         self._thread.start()

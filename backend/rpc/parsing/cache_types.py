@@ -47,5 +47,5 @@ def _bits(field: str, name: str) -> int | None:
         problem = f"{name!r} is unknown; known are {', '.join(_BITS)}"
         raise InvalidRequestError(field, problem)
     nearest = min(_WIDTHS, key=lambda bits: abs(bits - int(match[1])))
-    log.warning("%s: MLX has no %s, so it is taken as q%d_0", field, name, nearest)
+    log.warning("%s: MLX has no %s, using q%d_0", field, name, nearest)
     return nearest

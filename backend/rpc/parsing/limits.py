@@ -23,7 +23,7 @@ def require_printable(field: str, text: str, max_chars: int) -> str:
 def require_path(field: str, text: str) -> str:
     """Return a text that could be the path of a file, or refuse it."""
     if "\0" in text:
-        raise InvalidRequestError(field, "is no path: it holds a null character")
+        raise InvalidRequestError(field, "is not a path: it contains a null character")
     if len(text.encode()) > MAX_PATH_BYTES:
         raise InvalidRequestError(field, f"is a path of more than {MAX_PATH_BYTES} bytes")
     if max(len(name.encode()) for name in text.split("/")) > MAX_NAME_BYTES:

@@ -152,5 +152,5 @@ def _adapter(field: str, path: str, scale: float) -> Adapter:
     if not path:
         raise InvalidRequestError(field, "is empty")
     if not (math.isfinite(scale) and scale >= 0.0):
-        raise InvalidRequestError(field, f"has the scale {scale}, which is no positive number")
+        raise InvalidRequestError(field, f"has the scale {scale}, which is not a positive number")
     return Adapter(require_path(field, path), scale or 1.0)
