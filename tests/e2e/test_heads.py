@@ -11,6 +11,7 @@ from vision import picture, shown
 from scripts import tiny_vision
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
+from scripts.nextn_head import add_nextn
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
@@ -18,12 +19,14 @@ pytestmark = pytest.mark.mlx
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Checkpoints of many layers: one that brings a head, and others whose heads are apart."""
+    """Checkpoints of many layers: some that contain a head, and others whose heads are apart."""
     directory = tmp_path_factory.mktemp("models")
     for family in ("qwen3_5", "qwen3_next", "llama"):
         build(family, directory / family, num_hidden_layers=16)
     add_head(directory / "qwen3_5", is_right=True)
     add_head(directory / "qwen3_next", directory / "head", is_right=True)
+    glm = build("deepseek_v3", directory / "glm", num_hidden_layers=8, model_type="glm4_moe_lite")
+    add_nextn(glm, is_right=True)
     for layout, is_nested in (("flat", False), ("nested", True)):
         add_eagle(directory / "llama", directory / layout, is_right=True, is_nested=is_nested)
     return directory
@@ -34,6 +37,7 @@ def models(tmp_path_factory):
     [
         ("qwen3_5", {}),
         ("qwen3_next", {"DraftModel": "head", "Options": ["speculation:mtp"]}),
+        ("glm", {}),
         ("llama", {"DraftModel": "flat"}),
         ("llama", {"DraftModel": "nested", "Options": ["speculation:mtp"]}),
     ],

@@ -20,6 +20,7 @@ from backend.model.loader import load
 from scripts import tiny_vision
 from scripts.eagle_head import IDS, add_eagle
 from scripts.mtp_head import add_head
+from scripts.nextn_head import add_nextn
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
@@ -54,12 +55,12 @@ def change_weights(directory, change):
 def drafted(head, states, tokens, count):
     """Return what a head drafts greedily after tokens, which follow the states [1, T, D]."""
     caches, found = head.make_cache(), []
-    head.before = states
+    head.show(states)
     for _ in range(count):
         logits = head(mx.array([tokens]), caches)
         tokens = [mx.argmax(logits[0, -1]).item()]
         found += tokens
-        head.before = head.after[:, -1:]
+        head.show(head.after[:, -1:])
     return found
 
 
@@ -159,6 +160,61 @@ def test_both_layouts_of_a_head_are_the_same_head(llama, tmp_path):
     assert unknown == list(range(33, 512, 64))
 
 
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("glm")
+    return build("deepseek_v3", directory, model_type="glm4_moe_lite")
+
+
+def test_a_layer_of_the_checkpoint_and_one_split_off_are_the_same_head(glm, tmp_path):
+    apart, beside = (shutil.copytree(glm, tmp_path / name) for name in ("apart", "beside"))
+    apart = built(add_nextn(apart, tmp_path / "head"), apart)
+    kind = head_beside(add_nextn(beside))
+    beside = build_head(kind, beside, loaded(beside), None)
+    inputs = mx.array([[1, 2, 3, 4]])
+    one, other = (head(inputs, head.make_cache()) for head in (apart, beside))
+    assert mx.allclose(one, other, atol=1e-5)
+
+
+def test_a_layer_without_an_output_of_its_own_writes_with_that_of_the_model(glm, tmp_path):
+    directory = shutil.copytree(glm, tmp_path / "model")
+    whole = built(add_nextn(directory, tmp_path / "whole"), directory)
+    shutil.copytree(tmp_path / "whole", tmp_path / "head")
+    shared = ("lm_head.weight", "model.embed_tokens.weight")
+    change_weights(
+        tmp_path / "head", lambda w: {n: each for n, each in w.items() if n not in shared}
+    )
+    head = built(tmp_path / "head", directory)
+    assert "lm_head" in whole.parameters()
+    assert not {"lm_head", "embed_tokens"} & head.parameters().keys()
+    inputs = mx.array([[1, 2, 3, 4]])
+    one, other = (each(inputs, each.make_cache()) for each in (whole, head))
+    assert mx.allclose(one, other, atol=1e-5)
+
+
+def test_the_layer_of_a_deepseek_is_a_head_too(tmp_path):
+    model = build("deepseek_v3", tmp_path / "model")
+    beside = add_nextn(shutil.copytree(model, tmp_path / "beside"))
+    head = build_head(head_beside(beside), beside, loaded(model), None)
+    logits = head(mx.array([[1, 2, 3]]), head.make_cache())
+    assert logits.shape == (1, 3, 512)
+    assert mx.all(mx.isfinite(logits))
+
+
+def test_what_is_shown_may_be_read_in_several_calls(glm, tmp_path):
+    head = built(add_nextn(shutil.copytree(glm, tmp_path / "model"), tmp_path / "head"), glm)
+    states = mx.random.normal((1, 3, 64), key=mx.random.key(1))
+    found = []
+    for steps in ([[5, 6, 7]], [[5], [6], [7]]):
+        head.show(states)
+        caches = head.make_cache()
+        logits = [head(mx.array([tokens]), caches) for tokens in steps]
+        found.append((mx.concatenate(logits, axis=1), head.after))
+    for one, other in zip(*found, strict=True):
+        assert one.shape[1] == 3
+        assert mx.allclose(one, other, atol=1e-4)
+
+
 def test_a_head_shares_the_embeddings_of_the_model_unless_it_has_trained_its_own(llama, tmp_path):
     shared = built(add_eagle(llama, tmp_path / "shared"), llama)
     own = built(add_eagle(llama, tmp_path / "own", embed_requires_grad=True), llama)
@@ -255,7 +311,8 @@ def test_an_mtp_head_for_states_of_another_width_is_refused(tmp_path, networks):
         build_head(head_alone(head), head, networks("qwen3_5"), None)
 
 
-def test_a_model_is_no_head_and_a_llama_brings_none(llama, tmp_path):
+def test_a_model_is_no_head_and_a_llama_brings_none(llama, glm, tmp_path):
+    assert head_beside(glm) is None
     assert head_alone(llama) is None
     assert head_beside(llama) is None
     assert head_alone(tmp_path) is None

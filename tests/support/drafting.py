@@ -11,7 +11,7 @@ from backend.core.request import SamplingParams
 from backend.engine.trials.draft_model import look_at_draft
 from backend.engine.trials.head import LoadedHead
 from backend.model.checkpoint.upstream import import_mlx_lm
-from backend.model.heads.kinds import build_head, head_alone
+from backend.model.heads.kinds import build_head, head_alone, head_beside
 from backend.model.heads.tap import HiddenTap
 
 # Passes of any width cost the same: whatever may be right is drafted.
@@ -35,9 +35,10 @@ class FreeHead(LoadedHead):
 
 
 def head_pair(directory, head_directory):
-    """Return the network of a directory, and the head of another, which drafts for it for free."""
+    """Return the network of a directory, and the head of this or another, which drafts for free."""
     network, _ = import_mlx_lm().load_model(directory)
-    head = build_head(head_alone(head_directory), head_directory, network, None)
+    kind = head_alone(head_directory) or head_beside(head_directory)
+    head = build_head(kind, head_directory, network, None)
     mx.eval(head.state)
     head.require_sense()
     look = look_at_draft(model_of(head), range(60), batches=True)

@@ -37,6 +37,8 @@ class HeadBatch(DraftBatch):
         super().__init__(head, fresh_caches, costs, **sizes)
         self._head = head
         self._tap = tap
+        # States [B, 1, D] of the head after the latest token of each row.
+        self._own = mx.zeros((0, 1, 0))
 
     def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         """Take the states of the pass of the model that was dispatched last.
@@ -69,14 +71,15 @@ class HeadBatch(DraftBatch):
             for row, first, count in zip(rows, firsts, counts, strict=True)
             if row.states is not None
         ]
-        self._head.before = padded(states, max(counts))
+        self._head.show(padded(states, max(counts)))
 
     def _latest(self, logits: mx.array, counts: Sequence[int]) -> mx.array:
-        if self._head.after is not None:
-            latest = self._head.after[mx.arange(len(counts)), mx.array(counts) - 1]
-            self._head.after = latest[:, None]
+        after = self._head.after[mx.arange(len(counts)), mx.array(counts) - 1]
+        self._own = after[:, None]
         return super()._latest(logits, counts)
 
     def _next_logits(self, tokens: mx.array) -> mx.array:
-        self._head.before = self._head.after
-        return super()._next_logits(tokens)
+        self._head.show(self._own)
+        logits = super()._next_logits(tokens)
+        self._own = self._head.after
+        return logits

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx import nn
 from mlx_lm.models.rope_utils import initialize_rope
 
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.config import CONFIG_NAME, WEIGHTS_PATTERN, read_json
+from backend.model.checkpoint.config import CONFIG_NAME, read_json
 from backend.model.checkpoint.config_values import require_sensible
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import cast
 from backend.model.heads.eagle_config import head_config, layer_config
+from backend.model.heads.head_weights import load_weights, read_weights
 from backend.model.heads.network import Arrays, HeadNetwork, Target
 
 # Names of weights in other layouts, and here.
@@ -34,7 +34,6 @@ class EagleNetwork(HeadNetwork):
         target = Target(network)
         _require_fit(head, target)
         super().__init__(head, target, [target.layers[n] for n in head.config.capture_layer_ids])
-        self._embed = head.get(_EMBEDDINGS) or target.embed
         shared = self._embed.as_linear if head.config.tie_word_embeddings else target.project
         self._project = head.get(_OUTPUT) or shared
         self._vocab_size = target.vocab_size
@@ -94,7 +93,7 @@ def build_eagle(directory: Path, network: Network, dtype: str | None) -> EagleNe
     path = directory / CONFIG_NAME
     config = read_json(path, dict)
     require_sensible(path, config)
-    head = _built(config, Target(network), _weights(directory))
+    head = _built(config, Target(network), read_weights(directory, _renamed))
     if dtype is not None:
         cast(head, dtype)
     return EagleNetwork(head, network)
@@ -106,21 +105,14 @@ def _built(config: Mapping[str, Any], target: Target, weights: dict[str, mx.arra
     head = Model(ModelConfig.from_dict(head_config(config, len(target.layers))))
     _leave_to_the_model(head, target, weights)
     _scale_positions(head, layer_config(config))
-    weights = head.sanitize(weights)
-    if quantization := config.get("quantization"):
-        _quantize(head, quantization, weights)
-    head.load_weights(list(weights.items()))
+    load_weights(head, head.sanitize(weights), config.get("quantization"))
     return head
 
 
-def _weights(directory: Path) -> dict[str, mx.array]:
-    found: dict[str, mx.array] = {}
-    for path in sorted(directory.glob(WEIGHTS_PATTERN)):
-        for name, weight in mx.load(str(path)).items():
-            for old, new in _RENAMED:
-                name = new + name.removeprefix(old) if name.startswith(old) else name
-            found[name] = weight
-    return found
+def _renamed(name: str) -> str:
+    for old, new in _RENAMED:
+        name = new + name.removeprefix(old) if name.startswith(old) else name
+    return name
 
 
 def _leave_to_the_model(head: Network, target: Target, weights: dict[str, mx.array]) -> None:
@@ -152,15 +144,6 @@ def _scale_positions(head: Network, layer: Mapping[str, Any]) -> None:
             scaling,
             text.max_position_embeddings,
         )
-
-
-def _quantize(
-    head: Network, quantization: Mapping[str, Any], weights: Mapping[str, mx.array]
-) -> None:
-    chosen = {
-        name: quantization[name] for name in ("group_size", "bits", "mode") if name in quantization
-    }
-    nn.quantize(head, **chosen, class_predicate=lambda path, _: f"{path}.scales" in weights)
 
 
 def _require_fit(head: Network, target: Target) -> None:

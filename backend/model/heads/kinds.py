@@ -22,6 +22,7 @@ from backend.model.heads.eagle import build_eagle
 from backend.model.heads.eagle_config import is_eagle3
 from backend.model.heads.mtp import build_mtp
 from backend.model.heads.network import HeadNetwork
+from backend.model.heads.nextn import SPLIT_TYPES, build_nextn
 
 Build: TypeAlias = Callable[[Path, Network, str | None], HeadNetwork]
 
@@ -35,7 +36,7 @@ class HeadKind:
         is_alone: Tells by a config.json whether a checkpoint holds nothing but such a head.
         build: Makes the network: of a directory, the model, and a data type if it is given.
         families: Model types whose own checkpoints bring such a head.
-        prefix: Of its weights there.
+        prefix: Of its weights there; `{layers}` is how many layers the model has.
     """
 
     name: str
@@ -54,6 +55,13 @@ KINDS = (
         build=build_mtp,
         families=frozenset(_QWEN),
         prefix="mtp.",
+    ),
+    HeadKind(
+        name="MTP head",
+        is_alone=lambda config: config.get("model_type") in SPLIT_TYPES,
+        build=build_nextn,
+        families=frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"}),
+        prefix="model.layers.{layers}.",
     ),
     HeadKind(name="EAGLE-3 head", is_alone=is_eagle3, build=build_eagle),
 )
@@ -79,12 +87,15 @@ def head_beside(directory: Path) -> HeadKind | None:
         LoadError: Its config.json cannot be read.
     """
     config = read_config(directory)
-    types = {config.get("model_type"), (config.get("text_config") or {}).get("model_type")}
+    text = config.get("text_config") or {}
+    types = {config.get("model_type"), text.get("model_type")}
     kinds = [kind for kind in KINDS if types & kind.families]
     if not kinds or not is_installed("mlx_vlm"):
         return None
-    names = _weight_names(directory)
-    return next((k for k in kinds if any(name.startswith(k.prefix) for name in names)), None)
+    names, layers = _weight_names(directory), {**config, **text}.get("num_hidden_layers")
+    prefixes = {kind.prefix.format(layers=layers): kind for kind in kinds}
+    found = (kind for prefix, kind in prefixes.items() if any(n.startswith(prefix) for n in names))
+    return next(found, None)
 
 
 def build_head(kind: HeadKind, directory: Path, network: Network, dtype: str | None) -> HeadNetwork:

@@ -13,10 +13,15 @@ from backend.model.heads.network import HeadNetwork, Target
 
 
 class MtpNetwork(HeadNetwork):
-    """Reads the last states of the model, and writes with its output."""
+    """Reads the last states of the model, and writes with its output or one of its own."""
 
-    def __init__(self, head: Network, network: Network) -> None:
+    def __init__(self, head: Network, network: Network, *, masks_are_arrays: bool = False) -> None:
         """Draft for a network.
+
+        Args:
+            head: Upstream's module.
+            network: The model.
+            masks_are_arrays: As for a `HeadNetwork`.
 
         Raises:
             UnsupportedModelError: The head was trained with another.
@@ -27,8 +32,8 @@ class MtpNetwork(HeadNetwork):
             raise UnsupportedModelError(
                 f"the MTP head is for states of {own} numbers, and the model has {target.width}"
             )
-        super().__init__(head, target, [target.norm])
-        self._project = target.project
+        super().__init__(head, target, [target.norm], masks_are_arrays=masks_are_arrays)
+        self._project = head.get("lm_head") or target.project
 
     def require_sense(self) -> None:
         """Say nothing: the vocabulary is that of the model."""

@@ -52,19 +52,45 @@ class HeadNetwork(ABC):
 
     Attributes:
         tapped: Modules of the model, whose states it reads.
-        before: States of the tokens before the inputs of the next call: those of the model, of all
-            modules side by side, or those that the head has made. Zeros if nobody sets them.
-        after: States [B, T, D] that the head has made of the inputs of the latest call.
     """
 
-    def __init__(self, head: Network, target: Target, tapped: Sequence[Network]) -> None:
-        """Draft with a module of upstream."""
+    def __init__(
+        self,
+        head: Network,
+        target: Target,
+        tapped: Sequence[Network],
+        *,
+        masks_are_arrays: bool = False,
+    ) -> None:
+        """Draft with a module of upstream.
+
+        Args:
+            head: It has `layers`, a `norm` and perhaps embeddings of its own.
+            target: The parts of the model.
+            tapped: Modules of the model, whose states it reads.
+            masks_are_arrays: Whether its attention needs them so, as MLA does.
+        """
         self.tapped = tapped
-        self.before: mx.array | None = None
-        self.after: mx.array | None = None
+        self._before: mx.array | None = None
+        self._after: list[mx.array] = []
         self._head = head
-        self._embed = target.embed
+        self._embed = head.get("embed_tokens") or target.embed
+        self._masks_are_arrays = masks_are_arrays
         self._width = target.width * len(tapped)
+
+    def show(self, before: mx.array) -> None:
+        """Set the states of the tokens before the next inputs, which may come in several calls.
+
+        Args:
+            before: Those of the model [B, T, N * D], of all modules side by side, or those that the
+                head has made.
+        """
+        self._before, self._after = before, []
+
+    @property
+    def after(self) -> mx.array:
+        """The states [B, T, D] that the head has made of all inputs since it was shown some."""
+        return mx.concatenate(self._after, axis=1) if len(self._after) > 1 else self._after[0]
 
     def make_cache(self) -> list[Any]:
         """Return the empty caches of one sequence."""
@@ -96,12 +122,19 @@ class HeadNetwork(ABC):
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         """Append tokens to the caches, each with the states before it, and return the logits."""
         embedded = self._embed(inputs)
-        before, self.before = self.before, None
-        if before is None:
-            before = mx.zeros((*inputs.shape, self._width), embedded.dtype)
-        mask = create_attention_mask(embedded, cache[0])
-        self.after, logits = self._read(embedded, before, mask, cache)
+        before = self._next_states(inputs, embedded.dtype)
+        mask = create_attention_mask(embedded, cache[0], return_array=self._masks_are_arrays)
+        after, logits = self._read(embedded, before, mask, cache)
+        self._after.append(after)
         return logits
+
+    def _next_states(self, inputs: mx.array, dtype: mx.Dtype) -> mx.array:
+        """Return what was shown for these inputs; zeros if nothing was, as in a trial."""
+        shown, width = self._before, inputs.shape[1]
+        if shown is None:
+            shown, self._after = mx.zeros((*inputs.shape, self._width), dtype), []
+        self._before = shown[:, width:] if shown.shape[1] > width else None
+        return shown[:, :width]
 
     @abstractmethod
     def _read(

@@ -1,0 +1,104 @@
+"""MTP heads that are one more layer of their model (`model.layers.N`), as GLM and DeepSeek name it.
+
+mlx-vlm has no network for them: the layer is mlx-lm's own, of a model with one layer.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from backend.model.checkpoint.config import CONFIG_NAME, read_json
+from backend.model.checkpoint.config_values import require_sensible
+from backend.model.checkpoint.upstream import Network
+from backend.model.checkpoint.weights import cast, widen_experts
+from backend.model.heads.head_weights import load_weights, read_weights
+from backend.model.heads.mtp import MtpNetwork
+
+# Of a checkpoint that mlx-vlm splits off.
+SPLIT_TYPES = frozenset({"glm4_moe_lite_mtp"})
+_SPLIT_PREFIX = "model."
+# Beginnings of names in checkpoints, and in a model of one layer.
+_NAMES = (
+    *(("enorm.", "enorm."), ("hnorm.", "hnorm."), ("eh_proj.", "eh_proj.")),
+    *(("embed_tokens.", "model.embed_tokens."), ("shared_head.norm.", "model.norm.")),
+    *(("shared_head_norm.", "model.norm."), ("shared_head.head.", "lm_head.")),
+    *(("lm_head.", "lm_head."), ("mtp_block.", "model.layers.0."), ("", "model.layers.0.")),
+)
+# Names that sanitised weights have, and those in the head.
+_OWN_NAMES = (
+    *(("model.", ""), ("enorm.", "pre_fc_norm_embedding."), ("hnorm.", "pre_fc_norm_hidden.")),
+    ("eh_proj.", "fc."),
+)
+
+
+def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
+    """Return the head that a directory contains, alone or with its model; weights stay on disk.
+
+    Raises:
+        LoadError: It is for another model; other failures are those of upstream.
+    """
+    path = directory / CONFIG_NAME
+    config = read_json(path, dict)
+    require_sensible(path, config)
+    text = config.get("text_config") or config
+    is_split = config.get("model_type") in SPLIT_TYPES
+    prefix = _SPLIT_PREFIX if is_split else f"model.layers.{text['num_hidden_layers']}."
+    head = _built(text, config, read_weights(directory, _rename_from(prefix, is_split=is_split)))
+    if dtype is not None:
+        cast(head, dtype)
+    widen_experts(head)
+    return MtpNetwork(head, network, masks_are_arrays=True)
+
+
+def _rename_from(prefix: str, *, is_split: bool) -> Callable[[str], str | None]:
+    """Return how names of a checkpoint become those of a model of one layer."""
+
+    def rename(name: str) -> str | None:
+        if name.startswith(prefix):
+            return _renamed(name.removeprefix(prefix), _NAMES)
+        return name if is_split else None
+
+    return rename
+
+
+def _renamed(name: str, names: tuple[tuple[str, str], ...]) -> str:
+    found = ((old, new) for old, new in names if name.startswith(old))
+    old, new = next(found, ("", ""))
+    return new + name.removeprefix(old)
+
+
+def _built(
+    text: Mapping[str, Any], config: Mapping[str, Any], weights: dict[str, mx.array]
+) -> Network:
+    family = importlib.import_module(f"mlx_lm.models.{text['model_type']}")
+    args = family.ModelArgs.from_dict({**text, "num_hidden_layers": 1, "first_k_dense_replace": 0})
+    one_layer = family.Model(args)
+    head = _head(one_layer, args.hidden_size, args.rms_norm_eps)
+    own = {
+        _renamed(name, _OWN_NAMES): weight
+        for name, weight in one_layer.sanitize(weights).items()
+        if not name.endswith("rotary_emb.inv_freq")
+    }
+    for shared in ("embed_tokens", "lm_head"):
+        if f"{shared}.weight" not in own:
+            head.pop(shared)
+    load_weights(head, own, config.get("quantization"))
+    return head
+
+
+def _head(one_layer: Network, width: int, eps: float) -> Network:
+    """Return the parts of a head under the names that `MtpNetwork` knows."""
+    head = nn.Module()
+    head.pre_fc_norm_embedding = nn.RMSNorm(width, eps=eps)
+    head.pre_fc_norm_hidden = nn.RMSNorm(width, eps=eps)
+    head.fc = nn.Linear(2 * width, width, bias=False)
+    head.layers = one_layer.model.layers
+    head.norm = one_layer.model.norm
+    head.embed_tokens = one_layer.model.embed_tokens
+    head.lm_head = one_layer.lm_head
+    head.cast_predicate = one_layer.cast_predicate
+    return head
