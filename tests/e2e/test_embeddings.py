@@ -221,7 +221,8 @@ async def test_a_storm_of_embeddings_changes_no_token_of_the_streams(tiny_models
 
 async def test_more_calls_than_may_wait_are_refused(tiny_models):
     async with served(tiny_models("llama"), Options=["max_waiting:2", *SLOWLY]) as backend:
-        calls = [embed(backend, LONG_TEXT) for _ in range(8)]
+        # They come at once: even the first of them has not ended before the last is refused.
+        calls = [embed(backend, 5 * TEXT) for _ in range(8)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         refused = [o.code() for o in outcomes if isinstance(o, grpc.aio.AioRpcError)]
         assert set(refused) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
