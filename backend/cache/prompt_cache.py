@@ -73,7 +73,9 @@ class PromptCache:
         self._usable = usable
         self._on_evict = on_evict
         self._owner = threading.get_ident()
-        self._learned = LearnedForecast()
+        self._learned = LearnedForecast(
+            has_snapshots=thinning is not None and thinning.has_snapshots
+        )
         self._once: set[str] = set()
         # Asked for in every turn, and the same however nodes are divided and joined.
         self._used_tokens: int | None = None

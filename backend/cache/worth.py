@@ -1,8 +1,9 @@
 """The worth of stored prefixes: the tokens that they save, how likely, and for how many bytes."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol, TypeAlias
 
 from backend.cache.kv import Segment
@@ -23,9 +24,13 @@ _PRIOR_BRANCHES = {
 _PRIOR_WEIGHT = 20.0
 # A conversation that waits for a tool's result is sure to go on; others often have ended.
 _UNEXPECTED = 0.25
-_EXPECTED_WITHIN = 4.0
+# It is due after as many requests as the last of its kind have waited.
+_KNOWN_WAITS = 32
+# Once overdue, it is wanted less with every second request.
+_PATIENCE = 2.0
 # It calls tools several times before there is another question.
 _TURN = 0.15
+_EXPECTED_WITHIN = 4.0
 # Where thoughts are left out of later prompts, a reply that has ended is not gone on from.
 _SPENT = 0.02
 
@@ -67,7 +72,7 @@ class Forecast(Protocol):
         """Return how likely a request goes on from a leaf."""
 
     def branching(self, node: SegmentNode) -> float:
-        """Return how likely a request parts at the end of a node that others have gone on from."""
+        """Return how likely a request goes on from the end of a node, and from no place below."""
 
     def newcomer(self, key: TokenKey) -> float:
         """Return how likely a request goes on from a prefix that a running one has computed."""
@@ -80,8 +85,12 @@ class LearnedForecast:
         now: How many requests have come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_snapshots: bool = False) -> None:
+        """Start with what is known of no model; `has_snapshots` is that of `Thinning`."""
         self.now = 0
+        self._has_snapshots = has_snapshots
+        self._waits: deque[int] = deque(maxlen=_KNOWN_WAITS)
+        self._due = 0.0
         self._passed: Counter[Place] = Counter()
         self._parted: Counter[Place] = Counter()
 
@@ -96,6 +105,9 @@ class LearnedForecast:
         for node in found.nodes:
             if node.used_at == last.used_at:
                 self.note_resumption(node)
+        if last.is_expected:
+            self._waits.append(self.now - last.used_at)
+            self._due = median(self._waits)
         last.is_expected = False
 
     def note_resumption(self, node: SegmentNode) -> None:
@@ -107,23 +119,43 @@ class LearnedForecast:
         self._parted[node.place] += 1
         node.branches += 1
         node.is_turn = False
+        self._note_left(node)
+
+    def _note_left(self, parted: SegmentNode) -> None:
+        """Note that nobody comes back to the only conversation that one has parted from."""
+        end = parted
+        while len(end.children) == 1:
+            (end,) = end.children.values()
+        if not (end.children or parted.is_pinned):
+            end.is_spent, end.is_expected = True, False
 
     def resumption(self, leaf: SegmentNode) -> float:
-        """Return how likely a request goes on from a leaf: less with every request of others."""
+        """Return how likely a request goes on from a leaf: most of all when it is due."""
         age = self.now - leaf.used_at
         if leaf.is_once:
             return 0.0
+        if leaf.is_expected:
+            return 1.0 / (1.0 + max(self._due - age, (age - self._due) / _PATIENCE))
         if leaf.is_turn:
             return self._turning(leaf)
-        if leaf.is_expected:
-            return 1.0 / (1.0 + age / _EXPECTED_WITHIN)
         return (_SPENT if leaf.is_spent else _UNEXPECTED) / (1.0 + age)
 
     def branching(self, node: SegmentNode) -> float:
+        """Return how likely a request parts at a node, or below where it falls back on it."""
+        likely, pending = 0.0, [node]
+        while pending:
+            place = pending.pop()
+            likely += self._parting(place) if place.children else self.resumption(place)
+            below = place.children.values() if self._has_snapshots else ()
+            pending += [child for child in below if child.value.snapshot is None]
+        return likely
+
+    def _parting(self, node: SegmentNode) -> float:
         """Return how likely a request parts at a node: as often as at others of its kind."""
         parted = self._parted[node.place] + _PRIOR_BRANCHES[node.place] * _PRIOR_WEIGHT
         share = parted / (self._passed[node.place] + _PRIOR_WEIGHT)
-        likely = share * (1 + node.branches) / (1.0 + (self.now - node.used_at))
+        away = abs(self._due - (self.now - node.used_at))
+        likely = share * (1 + node.branches) / (1.0 + away)
         return max(likely, self._turning(node)) if node.is_turn else likely
 
     def _turning(self, node: SegmentNode) -> float:

@@ -1,0 +1,61 @@
+"""What the prompt cache foresees: which conversations come back, when, and where they part."""
+
+import pytest
+from token_blocks import anywhere, at_snapshots, is_stored, key, look, put, room_for
+
+from backend.cache.kv import Segment
+from backend.cache.prompt_cache import PromptCache
+from backend.cache.worth import Thinning
+
+pytestmark = pytest.mark.mlx
+
+STATES = Thinning(lambda segment: Segment(segment.blocks), reach_tokens=0, has_snapshots=True)
+CONVERSATIONS = [tuple(range(n, n + 10)) for n in (100, 200, 300, 400)]
+
+
+def turn(store, ids):
+    """Go on from a conversation that calls a tool every time; return what is restored of it."""
+    name = str(ids[0])
+    hit = store.lookup(key(*ids, 0), name)
+    store.record(len(ids), hit.length, hit.kind)
+    put(store, ids, owner=name)
+    store.release(name)
+    store.expect(name)
+    return hit.length
+
+
+def test_agents_that_take_turns_in_too_little_room_do_not_drive_each_other_out():
+    store = PromptCache(room_for(30), anywhere)
+    for _ in range(5):
+        restored = [turn(store, ids) for ids in CONVERSATIONS[:3]]
+    assert restored == [10, 10, 10]
+    restored = [turn(store, ids) for _ in range(12) for ids in CONVERSATIONS]
+    assert sum(restored[-24:]) >= 120
+
+
+@pytest.mark.parametrize("has_turn", [True, False])
+def test_a_snapshot_counts_for_the_places_below_that_fall_back_on_it(has_turn):
+    store = PromptCache(room_for(100, snapshots=9), at_snapshots, thinning=STATES)
+    older, younger = tuple(range(1, 17)), tuple(range(50, 66))
+    for ids in (older, younger):
+        put(store, ids[:8], has_snapshot=True, owner=str(ids[0]))
+        put(store, ids[:10], owner=str(ids[0]))
+        put(store, ids, has_snapshot=True, owner=str(ids[0]))
+    if has_turn:
+        store.note_turn("1", key(*older[:10]))
+    store.resize(store.status().bytes - 1)
+    kept = [store.has_snapshot(key(*ids[:8])) for ids in (older, younger)]
+    assert kept == ([True, False] if has_turn else [False, True])
+
+
+def test_a_conversation_that_went_another_way_does_not_come_back_to_where_it_was():
+    store = PromptCache(room_for(40), anywhere)
+    ended, asked = tuple(range(500, 510)), CONVERSATIONS[0]
+    put(store, ended)
+    turn(store, asked)
+    turn(store, (*asked, *range(10)))
+    look(store, (*asked, *range(20, 30)))
+    put(store, (*asked, *range(20, 30)))
+    put(store, tuple(range(700, 710)))
+    assert [is_stored(store, ids) for ids in (ended, (*asked, 20))] == [True, True]
+    assert store.stored(key(*asked, *range(10))) == len(asked)
