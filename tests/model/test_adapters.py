@@ -128,5 +128,5 @@ def test_a_cut_adapter_is_named_and_not_the_model(
 ):
     path = adapters[0] / "adapters.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(LoadError, match=r"adapters\.safetensors is cut short"):
+    with pytest.raises(LoadError, match=r"adapters\.safetensors is truncated"):
         logits(options(adapters=(Adapter(str(adapters[0])),)), tiny_models("llama"))
