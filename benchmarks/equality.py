@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -94,11 +94,16 @@ SUBJECTS = (
     Subject("qwen3_5, draft model", "qwen3_5", draft="llama"),
     Subject("qwen3_vl, pictures, draft model", "qwen3_vl", sees=True, draft="llama"),
     Subject("qwen3_5, MTP head", "qwen3_5", ("speculation:mtp",), head="mtp_head"),
+    Subject("glm4_moe_lite, MTP head", "deepseek_v3", ("speculation:mtp",), head="nextn_head"),
     Subject("llama, EAGLE-3 head", "llama", ("speculation:mtp",), head="eagle_head"),
     Subject("gemma3, EAGLE-3 head", "gemma3_text", head="eagle_head"),
 )
-# Scripts that give a model a head, and how many layers it has to have.
-HEADS = {"mtp_head": ("add_head", 4), "eagle_head": ("add_eagle", 6)}
+# Scripts that give a model a head, and what the model has to be.
+HEADS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "mtp_head": ("add_head", {"num_hidden_layers": 4}),
+    "nextn_head": ("add_nextn", {"num_hidden_layers": 4, "model_type": "glm4_moe_lite"}),
+    "eagle_head": ("add_eagle", {"num_hidden_layers": 6}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +314,10 @@ def _build_with_head(subject: Subject) -> None:
 
     if subject.directory.exists() or subject.drafter is None:
         return
-    name, layers = HEADS[subject.head]
+    name, changes = HEADS[subject.head]
     add = getattr(importlib.import_module(f"scripts.{subject.head}"), name)
     part = subject.directory.with_suffix(".part")
-    tiny_models.build(subject.family, part, num_hidden_layers=layers)
+    tiny_models.build(subject.family, part, **changes)
     add(part, subject.drafter, is_right=True)
     part.rename(subject.directory)
 
