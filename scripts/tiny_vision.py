@@ -97,8 +97,11 @@ def _reserved(bpe: Tokenizer, fixed_ids: Mapping[str, int]) -> Tokenizer:
     known = content["model"]["vocab"]
     known.update({token["content"]: token["id"] for token in content["added_tokens"]})
     names = {number: token for token, number in fixed_ids.items()}
+    displaced = [token for token, number in known.items() if number in names]
     for number in range(len(known), max(names) + 1):
         known[names.get(number, f"<unused_{number}>")] = number
+    known.update({token: len(known) + count for count, token in enumerate(displaced)})
+    known.update(fixed_ids)
     return Tokenizer.from_str(json.dumps(content))
 
 

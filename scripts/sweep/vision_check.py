@@ -15,8 +15,8 @@ import numpy as np
 from grpc.aio import AioRpcError
 from PIL import Image
 
-from backend.model.vision.media_processor import HfProcessor
-from backend.model.vision.towers import drop_text_options
+from backend.model.vision.processor_call import HfProcessor
+from backend.model.vision.towers import drop_text_options, end_crops
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from scripts.sweep.verdict import Expected, Outcome, Verdict, worst
@@ -78,6 +78,7 @@ def vision_reference(directory: Path, *, briefly: bool = False) -> dict[str, Exp
     network, processor = mlx_vlm.load(str(directory))
     if type(processor).__module__.startswith("mlx_vlm."):
         drop_text_options(getattr(processor, "image_processor", None))
+    end_crops(processor)
     replies = {}
     # Text first: some models read it differently after an image.
     for name in (TEXT, _NEEDED) if briefly else sorted(CASES, key=lambda name: name != TEXT):

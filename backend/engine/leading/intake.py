@@ -144,6 +144,7 @@ class Intake:
             token_ids=medium.token_ids,
             inputs=medium.inputs,
             marks=medium.marks,
+            lead=medium.lead,
         )
 
 

@@ -54,6 +54,7 @@ class PreparedInputs(Struct, frozen=True, tag=True, kw_only=True, array_like=Tru
     token_ids: tuple[int, ...]
     inputs: Mapping[str, Any]
     marks: frozenset[str]
+    lead: str = ""
 
 
 class Job(Struct, frozen=True, tag=True, array_like=True):

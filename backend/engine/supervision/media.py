@@ -75,7 +75,7 @@ class RemoteMedia:
         except RefusedMediumError as error:
             raise ProcessorError(str(error)) from error
         medium = PreparedMedium(
-            kind, digest, inputs.text, inputs.token_ids, inputs.inputs, inputs.marks
+            kind, digest, inputs.text, inputs.token_ids, inputs.inputs, inputs.marks, inputs.lead
         )
         self._remember(medium)
         return medium

@@ -6,7 +6,7 @@ from pathlib import Path
 from backend.config import ModelOptions
 from backend.errors import UnsupportedModelError
 from backend.model.text.tokenizer import Tokenizer
-from backend.model.vision.media_processor import HfProcessor
+from backend.model.vision.processor_call import HfProcessor
 from backend.model.vision.towers import load_processor
 
 # Where mlx-vlm gets the tokenizer of a family, by model type.

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
 
 from backend.core.media import MediaKind
 from backend.model.text.snippets import Snippets
 from backend.model.text.tokenizer import Tokenizer
+from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
+from backend.model.vision.processor_call import NO_TOKEN, HfProcessor, read_prompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,17 +26,10 @@ PROCESSOR_FAILURES = (
 
 DEFAULT_FPS = 2.0
 
-_PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
+_PER_TOKEN = ("mm_token_type_ids", "token_type_ids", "images_seq_mask", "labels")
 _NOTHING = "gives the model only its tokens"
 _NAMED = ("bos_token", "eos_token", "pad_token")
-# Replaces an id that only the network knows; such ids are below 0 in all checkpoints.
-_NO_TOKEN = -1
 _TOKEN_INPUTS = ("input_ids", *_PER_TOKEN)
-
-# Values returned by upstream's processors.
-Untyped: TypeAlias = Any
-# A processor of transformers or of mlx-vlm, which are untyped.
-HfProcessor: TypeAlias = Any
 
 
 class ProcessorError(Exception):
@@ -94,8 +90,10 @@ class PreparedMedium:
         digest: Identifies its content.
         text: Represents it in the prompt's text.
         token_ids: Tokens of that text that the tower's output replaces, with their brackets.
-        inputs: Arrays for the tower, by mlx-vlm's names.
+        inputs: Arrays for the tower, by mlx-vlm's names; `input_ids` [1, T] among them if
+            mlx-vlm has other tokens for the medium.
         marks: Special tokens among the ids, as texts.
+        lead: Text of the BOS token that the processor writes before every prompt with media.
     """
 
     kind: MediaKind
@@ -104,6 +102,15 @@ class PreparedMedium:
     token_ids: tuple[int, ...]
     inputs: Mapping[str, Any] = field(repr=False)
     marks: frozenset[str] = frozenset()
+    lead: str = ""
+
+    @property
+    def upstream_ids(self) -> Sequence[int]:
+        """The tokens that mlx-vlm has for the medium, `NO_TOKEN` for each that is none."""
+        if (found := self.inputs.get("input_ids")) is None:
+            return self.token_ids
+        ids: list[int] = found.reshape(-1).tolist()
+        return ids
 
     @property
     def nbytes(self) -> int:
@@ -142,16 +149,24 @@ class MediaProcessor:
         sampling_rate: Rate of the sounds that it takes, in Hz.
     """
 
-    def __init__(self, processor: HfProcessor, tokenizer: Tokenizer, snippets: Snippets) -> None:
+    def __init__(
+        self,
+        processor: HfProcessor,
+        tokenizer: Tokenizer,
+        snippets: Snippets,
+        rates: Mapping[MediaKind, Fraction] | None = None,
+    ) -> None:
         """Wrap a processor.
 
         Args:
             processor: Owned by this object from now on.
             tokenizer: The model's tokenizer.
             snippets: Snippets of the model's template.
+            rates: Embeddings per pixel value, for kinds whose tokens do not tell their number.
         """
         self._processor = processor
         self._tokenizer = tokenizer
+        self._rates = dict(rates or {})
         self._lock = threading.Lock()
         self.snippets = snippets.texts
         self.takes_parts = snippets.takes_parts
@@ -165,7 +180,25 @@ class MediaProcessor:
         if not left:
             return None
         chosen = Snippets(left, takes_parts=self.takes_parts)
-        return MediaProcessor(self._processor, self._tokenizer, chosen)
+        return MediaProcessor(self._processor, self._tokenizer, chosen, self._rates)
+
+    def resize(self, medium: PreparedMedium, embeddings: int) -> bool:
+        """Give media as many tokens as mlx-vlm makes embeddings of them, once for each kind.
+
+        Args:
+            medium: Prepared by this object.
+            embeddings: Number of its embeddings; that of others is in proportion to their pixels.
+
+        Returns:
+            Whether the tokens of this kind have changed.
+        """
+        start, stop = longest_run(medium.token_ids)
+        count = embeddings - len(medium.token_ids) + stop - start
+        size = shown_pixels(medium.inputs)
+        if medium.kind in self._rates or count <= 0 or size == 0:
+            return False
+        self._rates[medium.kind] = Fraction(count, size)
+        return True
 
     def prepare(self, kind: MediaKind, content: Content, digest: bytes) -> PreparedMedium:
         """Return a medium's text, tokens and arrays.
@@ -196,7 +229,7 @@ class MediaProcessor:
             ProcessorError: The processor refuses the prompt.
         """
         with self._lock, self._as_processor_errors():
-            return _read(self._processor, text, _arguments(kind, contents))
+            return read_prompt(self._processor, text, _arguments(kind, contents))
 
     @contextmanager
     def _as_processor_errors(self) -> Iterator[None]:
@@ -221,7 +254,7 @@ class MediaProcessor:
         """Run the processor over one medium, as if it were the whole prompt."""
         if kind is MediaKind.AUDIO:
             self._require_heard(len(content) / self.sampling_rate)
-        inputs = _read(self._processor, self.snippets[kind], _arguments(kind, [content]))
+        inputs = read_prompt(self._processor, self.snippets[kind], _arguments(kind, [content]))
         if all(name in _TOKEN_INPUTS or array.size == 0 for name, array in inputs.items()):
             reason = "is too short" if kind is MediaKind.AUDIO else _NOTHING
             raise ProcessorError(reason)
@@ -238,56 +271,58 @@ class MediaProcessor:
     def _described(
         self, kind: MediaKind, digest: bytes, inputs: dict[str, np.ndarray]
     ) -> PreparedMedium:
-        ids: list[int] = inputs.pop("input_ids").reshape(-1).tolist()
-        if min(ids, default=0) < 0:
-            raise ProcessorError("its placeholder is not a token")
-        start, stop = self._core(ids)
+        ids = known_ids(inputs.pop("input_ids").reshape(-1).tolist())
+        lead = self._lead(ids)
+        start, stop = self._core(ids, len(lead))
         for name in _PER_TOKEN:
             if name in inputs:
                 inputs[name] = inputs[name][:, start:stop]
-        text = self._tokenizer.decode(ids)
-        if self._tokenizer.encode(text, adds_special=False) != ids:
+        core = self._own(kind, ids[start:stop], inputs)
+        shown = [*ids[len(lead) : start], *core, *ids[stop:]]
+        text = self._tokenizer.decode(shown)
+        if self._tokenizer.encode(text, adds_special=False) != shown:
             raise ProcessorError("the text of its tokens is tokenised differently")
-        core = tuple(ids[start:stop])
         special = self._tokenizer.special_texts
         marks = frozenset(special[token_id] for token_id in core if token_id in special)
-        return PreparedMedium(kind, digest, text, core, inputs, marks)
+        begin = self._tokenizer.decode(lead)
+        return PreparedMedium(kind, digest, text, tuple(core), inputs, marks, begin)
 
-    def _core(self, ids: Sequence[int]) -> tuple[int, int]:
+    def _lead(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the BOS token at the start of some tokens, if there is one."""
+        bos = getattr(getattr(self._processor, "tokenizer", None), "bos_token_id", None)
+        return ids[:1] if bos is not None and ids[:1] == [bos] else []
+
+    def _core(self, ids: Sequence[int], start: int) -> tuple[int, int]:
         """Return the range of the special tokens, which never merge with adjacent text."""
-        special = [index for index, token_id in enumerate(ids) if token_id in self._marks]
+        special = [n for n, each in enumerate(ids) if each in self._marks or each == NO_TOKEN]
+        special = [index for index in special if index >= start]
         if not special:
             raise ProcessorError("it has no special token")
         return special[0], special[-1] + 1
 
+    def _own(self, kind: MediaKind, core: Sequence[int], inputs: dict[str, Any]) -> Sequence[int]:
+        """Return tokens for upstream's, as many as there are embeddings; keep upstream's."""
+        if NO_TOKEN not in core and kind not in self._rates:
+            return core
+        import numpy as np
+
+        inputs["input_ids"] = np.array([core])
+        start, stop = longest_run(core)
+        rate = self._rates.get(kind)
+        count = int(rate * shown_pixels(inputs)) if rate else stop - start
+        return with_run(core, self._stand_in(core[start]), count)
+
+    def _stand_in(self, token_id: int) -> int:
+        """Return a special token in place of an id that may be none."""
+        if token_id != NO_TOKEN:
+            return token_id
+        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        pad: int | None = getattr(tokenizer, "pad_token_id", None)
+        return next(iter(self._marks)) if pad is None or pad not in self._marks else pad
+
     @property
     def _marks(self) -> Mapping[int, str]:
         return self._tokenizer.added_texts
-
-
-def _read(processor: HfProcessor, text: str, media: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the non-empty results of a processor for a prompt."""
-    from mlx_vlm.utils import prepare_inputs
-
-    inputs = prepare_inputs(processor, prompts=text, image_token_index=_NO_TOKEN, **media)
-    inputs.pop("attention_mask", None)
-    # Upstream always returns MLX arrays: they must not leave this thread.
-    arrays = {name: _as_numpy(value) for name, value in inputs.items() if value is not None}
-    return {name: array for name, array in arrays.items() if len(array)}
-
-
-def _as_numpy(value: Untyped) -> Untyped:
-    """Return an array, or a list of arrays if their shapes differ."""
-    import mlx.core as mx
-    import numpy as np
-
-    # NumPy has no bfloat16.
-    if isinstance(value, mx.array) and value.dtype == mx.bfloat16:
-        value = value.astype(mx.float32)
-    try:
-        return np.atleast_1d(np.array(value))
-    except ValueError:
-        return [_as_numpy(each) for each in value]
 
 
 def _arguments(kind: MediaKind, contents: Sequence[Content]) -> dict[str, Any]:

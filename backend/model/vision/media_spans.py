@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from backend.core.prompt import MediaSpan
 from backend.model.vision.media_processor import PreparedMedium
+from backend.model.vision.medium_tokens import known_ids
 
 
 class LostMediumError(Exception):
@@ -34,6 +35,28 @@ def find_spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tup
         spans.append(MediaSpan(start, stop, medium.digest, medium.inputs))
         start = stop
     return tuple(spans)
+
+
+def with_own_tokens(upstream_ids: Sequence[int], media: Sequence[PreparedMedium]) -> list[int]:
+    """Return mlx-vlm's tokens of a prompt with this backend's own tokens for its media.
+
+    Raises:
+        LostMediumError: The tokens of a medium are missing.
+    """
+    ids, shown, start = known_ids(upstream_ids), list[int](), 0
+    for number, medium in enumerate(media):
+        found = _find(ids, medium.upstream_ids, start)
+        if found < 0:
+            raise LostMediumError(number)
+        shown += [*ids[start:found], *medium.token_ids]
+        start = found + len(medium.upstream_ids)
+    return shown + ids[start:]
+
+
+def with_lead(text: str, media: Sequence[PreparedMedium]) -> str:
+    """Return a prompt's text that begins with the BOS token that its media require, if any."""
+    lead = media[0].lead if media else ""
+    return text if text.startswith(lead) else lead + text
 
 
 def _find(token_ids: Sequence[int], wanted: Sequence[int], start: int) -> int:

@@ -11,18 +11,24 @@ from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.media_processor import (
     PROCESSOR_FAILURES,
-    HfProcessor,
     MediaProcessor,
     ProcessorError,
 )
+from backend.model.vision.processor_call import HfProcessor
 from backend.model.vision.samples import sample
-from backend.model.vision.vision_network import NotEmbeddableError, VisionNetwork
+from backend.model.vision.vision_network import (
+    NotEmbeddableError,
+    OtherCountError,
+    VisionNetwork,
+)
 
 _OWN_TOKENS = {
     MediaKind.IMAGE: ("boi_token", "image_token"),
     MediaKind.AUDIO: ("boa_token", "audio_token"),
     MediaKind.VIDEO: ("video_token",),
 }
+# The second picture has another shape.
+_SAMPLES = 2
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +68,8 @@ def find_media_support(
 
 def _fault(media: MediaProcessor, kind: MediaKind, network: VisionNetwork) -> str | None:
     """Return why a kind of media cannot be used, or `None` if it can."""
-    content = sample(kind, sampling_rate=media.sampling_rate)
     try:
-        prepared = media.prepare(kind, content, kind.name.encode())
-        network.require_media_in_place(prepared.token_ids, prepared.inputs)
+        _require_shown(media, kind, network)
     except ProcessorError as error:
         return f"the model's processor: {error}"
     except NotEmbeddableError as error:
@@ -73,6 +77,21 @@ def _fault(media: MediaProcessor, kind: MediaKind, network: VisionNetwork) -> st
     except PROCESSOR_FAILURES as error:
         return f"the model's towers raise {type(error).__name__}: {one_line(error)}"
     return None
+
+
+def _require_shown(
+    media: MediaProcessor, kind: MediaKind, network: VisionNetwork, number: int = 0
+) -> None:
+    """Check that a medium replaces its tokens; gives the kind other numbers of them if need be."""
+    content = sample(kind, sampling_rate=media.sampling_rate, number=number)
+    prepared = media.prepare(kind, content, kind.name.encode())
+    try:
+        network.require_media_in_place(prepared.token_ids, prepared.inputs)
+    except OtherCountError as error:
+        if not media.resize(prepared, error.embeddings):
+            raise
+        for each in range(_SAMPLES):
+            _require_shown(media, kind, network, each)
 
 
 def _own_tokens(processor: HfProcessor) -> dict[MediaKind, str]:

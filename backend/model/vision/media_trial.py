@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.core.media import MediaKind
-from backend.core.prompt import Message, Placement, Prompt
+from backend.core.prompt import MediaSpan, Message, Placement, Prompt
 from backend.errors import InvalidRequestError
 from backend.model.text.snippets import written_out
 from backend.model.text.template import ChatTemplate
@@ -15,7 +15,7 @@ from backend.model.vision.media_processor import (
     PreparedMedium,
     ProcessorError,
 )
-from backend.model.vision.media_spans import LostMediumError, find_spans
+from backend.model.vision.media_spans import LostMediumError, find_spans, with_lead, with_own_tokens
 from backend.model.vision.samples import sample
 
 _QUESTION = "What is shown here, and what was it before?"
@@ -37,7 +37,7 @@ class MediaTrial:
     Attributes:
         prompt: The prompt as this backend feeds it.
         whole_inputs: Output of the model's processor for the prompt with all its media at once,
-            by mlx-vlm's names.
+            by mlx-vlm's names, with its tokens `input_ids` [1, T].
     """
 
     prompt: Prompt
@@ -85,22 +85,18 @@ class Examiner:
             for number in range(count)
         ]
         whole = self.processor.prepare_whole(kind, contents, text)
-        whole_ids: list[int] = whole.pop("input_ids").reshape(-1).tolist()
         names = (f"trial {kind.name} {number} {have_own_sizes}" for number in range(count))
         media = [
             self.processor.prepare(kind, content, name.encode())
             for content, name in zip(contents, names, strict=True)
         ]
-        ids = self._own_ids(text, media)
+        ids = _own_tokens(whole, media)
+        own = self._own_ids(text, media)
         # Either side may begin with a token that the other leaves out.
-        lead = len(whole_ids) - len(ids)
-        if lead not in (0, 1) or whole_ids[lead:] != ids:
+        lead = len(ids) - len(own)
+        if lead not in (0, 1) or ids[lead:] != own:
             raise OtherTokensError
-        try:
-            spans = find_spans(whole_ids, media)
-        except LostMediumError as error:
-            raise ProcessorError(str(error)) from error
-        return MediaTrial(Prompt(tuple(whole_ids), media=spans), whole)
+        return MediaTrial(Prompt(tuple(ids), media=_spans(ids, media)), whole)
 
     def _text(self, kind: MediaKind, count: int) -> str:
         """Return the rendered question, with snippets in place of media."""
@@ -120,4 +116,19 @@ class Examiner:
             raise ProcessorError(problem)
         texts = [*(medium.text for medium in media), ""]
         joined = "".join(part + text for part, text in zip(parts, texts, strict=True))
-        return self.tokenizer.encode(joined, adds_special=False)
+        return self.tokenizer.encode(with_lead(joined, media), adds_special=False)
+
+
+def _own_tokens(inputs: Mapping[str, Any], media: Sequence[PreparedMedium]) -> list[int]:
+    """Return the processor's tokens of a prompt, with this backend's own for its media."""
+    try:
+        return with_own_tokens(inputs["input_ids"].reshape(-1).tolist(), media)
+    except LostMediumError as error:
+        raise OtherTokensError from error
+
+
+def _spans(ids: Sequence[int], media: Sequence[PreparedMedium]) -> tuple[MediaSpan, ...]:
+    try:
+        return find_spans(ids, media)
+    except LostMediumError as error:
+        raise ProcessorError(str(error)) from error

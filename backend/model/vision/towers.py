@@ -11,7 +11,7 @@ from backend.config import ModelOptions
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config import WEIGHTS_PATTERN
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
-from backend.model.vision.media_processor import HfProcessor
+from backend.model.vision.processor_call import HfProcessor
 
 INSTALL_HINT = "pip install 'mlx-grpc-backend[vision]'"
 
@@ -19,6 +19,7 @@ INSTALL_HINT = "pip install 'mlx-grpc-backend[vision]'"
 Untyped: TypeAlias = Any
 
 _TEXT_OPTIONS = ("padding", "padding_side", "add_special_tokens")
+_CROPS, _BATCHED = "images_spatial_crop", 3
 _TOWER_CONFIGS = ("vision_config", "audio_config")
 _TOWER_NAMES = ("vision", "visual", "vit", "image", "audio")
 
@@ -78,6 +79,7 @@ def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
         processor.image_processor = own
     elif type(processor).__module__.startswith("mlx_vlm."):
         drop_text_options(getattr(processor, "image_processor", None))
+    end_crops(processor)
     return processor
 
 
@@ -94,3 +96,24 @@ def drop_text_options(image_processor: HfProcessor) -> None:
     kind = type(image_processor)
     if kind.__module__.startswith("transformers."):
         image_processor.__class__ = type(kind.__name__, (_TextOptionsDropped, kind), {})
+
+
+class _CropsEnded:
+    """Mixed into a processor class of mlx-vlm to end its list of crops with zeros."""
+
+    def batchify(self, *arguments: Untyped, **options: Untyped) -> Untyped:
+        batch = super().batchify(*arguments, **options)  # type: ignore[misc]
+        crops, tiles = batch[_CROPS], batch["images"]
+        if crops.ndim == _BATCHED:
+            batch[_CROPS] = mx.pad(crops, [(0, 0), (0, tiles.shape[1]), (0, 0)])
+        return batch
+
+
+def end_crops(processor: HfProcessor) -> None:
+    """End a processor's crops [B, N, 2] with zeros: mlx-vlm 0.7's model reads one for each tile.
+
+    Without them it reads memory past the end of the array.
+    """
+    kind = type(processor)
+    if hasattr(kind, "batchify"):
+        processor.__class__ = type(kind.__name__, (_CropsEnded, kind), {})

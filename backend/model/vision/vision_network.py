@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from backend.model.checkpoint.upstream import Network
 from backend.model.vision.overlay import mend
+from backend.model.vision.processor_call import NO_TOKEN
 from backend.model.vision.rope_positions import RopePositions
 
 # One upstream cache object per layer.
@@ -39,6 +40,8 @@ _LEFT_POSITIONS = "_position_ids"
 _STRICT = frozenset({"cohere_compass", "minimax_m3_vl"})
 # Kept by models that read text with other weights when there are media.
 _OTHER_WEIGHTS = "_base_weights"
+# The setting with the id of a medium's placeholder; in some families it is of no token.
+_PLACEHOLDER = "image_token_index"
 _DEEPSTACK = "deepstack_visual_embeds"
 _AXES = 3
 _PROBE = (0, 1, 2, 3)
@@ -46,6 +49,14 @@ _PROBE = (0, 1, 2, 3)
 
 class NotEmbeddableError(Exception):
     """A model takes media other than by replacing tokens."""
+
+
+class OtherCountError(NotEmbeddableError):
+    """A medium does not have as many embeddings as tokens; carries their number."""
+
+    def __init__(self, embeddings: int, tokens: int) -> None:
+        super().__init__(f"mlx-vlm makes {embeddings} embeddings for {tokens} tokens")
+        self.embeddings = embeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +184,7 @@ class VisionNetwork:
         """
         from mlx_vlm.generate.ar import generate_step
 
-        tokens = mx.array([token_ids])
-        arrays = {name: _on_device(array) for name, array in inputs.items()}
-        pixels = arrays.pop("pixel_values", None)
+        tokens, pixels, arrays = self._upstream_inputs(token_ids, inputs)
         steps = generate_step(
             tokens, self.model, pixels, mx.ones_like(tokens), max_tokens=count, **arrays
         )
@@ -234,9 +243,7 @@ class VisionNetwork:
 
     def _found(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the towers' output, lazily, as arguments of the language model."""
-        tokens = mx.array([token_ids])
-        arrays = {name: _on_device(array) for name, array in inputs.items()}
-        pixels = arrays.pop("pixel_values", None)
+        tokens, pixels, arrays = self._upstream_inputs(token_ids, inputs)
         self._forget_positions()
         found = self.model.get_input_embeddings(
             tokens, pixels, mask=mx.ones_like(tokens), **arrays
@@ -247,6 +254,18 @@ class VisionNetwork:
             given["position_ids"] = self._left_positions(tokens, arrays)
         self._forget_positions()
         return given
+
+    def _upstream_inputs(
+        self, token_ids: Sequence[int], inputs: Mapping[str, Any]
+    ) -> tuple[mx.array, Arrays | None, dict[str, Arrays]]:
+        """Return tokens [1, T], pixels and other arrays as mlx-vlm takes them."""
+        arrays = {name: _on_device(array) for name, array in inputs.items()}
+        pixels = arrays.pop("pixel_values", None)
+        tokens = arrays.pop("input_ids", mx.array([token_ids]))
+        placeholder = getattr(self.model.config, _PLACEHOLDER, NO_TOKEN)
+        if placeholder < 0:
+            tokens = mx.where(tokens == NO_TOKEN, placeholder, tokens)
+        return tokens, pixels, arrays
 
     def _left_positions(self, tokens: mx.array, inputs: Mapping[str, mx.array]) -> mx.array:
         """Return the positions that a model stores internally, or computes only when called."""
@@ -325,4 +344,4 @@ def _require_in_place(given: Mapping[str, Any], count: int) -> None:
     if crossing := next((way for name, way in _CROSSINGS.items() if name in given), None):
         raise NotEmbeddableError(f"they reach the text by {crossing}")
     if (embedded := given["inputs_embeds"].shape[1]) != count:
-        raise NotEmbeddableError(f"mlx-vlm makes {embedded} embeddings for {count} tokens")
+        raise OtherCountError(embedded, count)
