@@ -225,7 +225,7 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOptions:
-    """When to give up on the engine process, and what to do then."""
+    """When to give up on the engine process, and the action to take."""
 
     engine_timeout_s: int = 300
     reload_timeout_s: int = 1800

@@ -98,7 +98,7 @@ SUBJECTS = (
     Subject("llama, EAGLE-3 head", "llama", ("speculation:mtp",), head="eagle_head"),
     Subject("gemma3, EAGLE-3 head", "gemma3_text", head="eagle_head"),
 )
-# Scripts that give a model a head, and what the model has to be.
+# Scripts that give a model a head, and the models that they need.
 HEADS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "mtp_head": ("add_head", {"num_hidden_layers": 4}),
     "nextn_head": ("add_nextn", {"num_hidden_layers": 4, "model_type": "glm4_moe_lite"}),

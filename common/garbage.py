@@ -21,7 +21,7 @@ class LastingObjects:
             self._is_ours = True
 
     def leave_out_at_once(self) -> None:
-        """Leave out what is there now, garbage too: that stops nobody."""
+        """Exclude all present objects, including garbage: this does not stop any thread."""
         if self._is_ours or not gc.get_freeze_count():
             gc.freeze()
             self._is_ours = True

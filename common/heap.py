@@ -5,7 +5,7 @@ import ctypes
 
 # By then an ended call holds no memory.
 TRIM_DELAY_S = 1.0
-# glibc takes up to eight for each core, and what is free in one serves no thread of another.
+# glibc creates up to eight per core, and free memory of one heap serves no thread of another.
 HEAPS = 2
 _M_ARENA_MAX = -8
 

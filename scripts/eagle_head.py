@@ -1,4 +1,4 @@
-"""Give a tiny model an EAGLE-3 head: a checkpoint of its own, in either of its two layouts."""
+"""Gives a tiny model an EAGLE-3 head: a separate checkpoint, in either of its two layouts."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,9 @@ from mlx_vlm.speculative.drafters.eagle3 import Model, ModelConfig
 from scripts.mtp_head import FILE, without_blocks, write
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-# So sharp that a token attends to itself alone.
+# Sharp enough that a token attends only to itself.
 _SHARPNESS = 8.0
-# Of so many tokens that follow each other, the head knows all but one.
+# Of this many consecutive token ids, the head lacks one.
 _UNKNOWN_EVERY, _FIRST_UNKNOWN = 64, 33
 
 
@@ -26,16 +26,16 @@ def add_eagle(
     is_nested: bool = True,
     **fields: Any,  # noqa: ANN401 (fields of config.json)
 ) -> Path:
-    """Make a head for a checkpoint that `tiny_models.build` wrote; return its directory.
+    """Create a head for a checkpoint of `tiny_models.build`; return its directory.
 
     Args:
-        model: Directory of the model; the file of weights in it is changed if the head is right.
+        model: The directory of the model; its weight file is changed if `is_right`.
         head: A directory for the head.
         seed: Determines its weights.
-        is_right: Change the model, too, so that its blocks add nothing: what follows a token then
-            depends on that token alone, and the head knows it.
-        is_nested: Write it in the layout of Speculators; else in that of SGLang.
-        fields: Others of its config.json.
+        is_right: Also change the model so that its blocks add nothing: the token after a token then
+            depends only on that token, and the head knows it.
+        is_nested: Use the layout of Speculators; otherwise that of SGLang.
+        fields: Other fields of its config.json.
     """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     weights = mx.load(str(model / FILE))
@@ -78,7 +78,7 @@ def _drawn(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
 def _right(
     drawn: dict[str, mx.array], text: dict[str, Any], weights: dict[str, mx.array], ids: mx.array
 ) -> dict[str, mx.array]:
-    """Return weights with which the head passes on what it reads of the latest token."""
+    """Return weights with which the head passes on the embedding of the latest token."""
     width = text["hidden_size"]
     eye = mx.eye(width)
     token = mx.concatenate([eye, mx.zeros((width, width))], axis=1)

@@ -1,4 +1,4 @@
-"""Give a tiny GLM an MTP head, as one more layer of its checkpoint or as mlx-vlm splits it off."""
+"""Gives a tiny GLM an MTP head, as an extra layer of its checkpoint or split off as by mlx-vlm."""
 
 import importlib
 import json
@@ -12,27 +12,27 @@ from scripts.mtp_head import FILE, without_blocks, write
 
 _LAYER = "model.layers.0."
 _OWN = ("enorm.", "hnorm.", "eh_proj.")
-# Names in a checkpoint of its own, by those in the layer.
+# Prefixes of names in the layer, and in a separate checkpoint.
 _SPLIT = {
     "shared_head.norm.": "model.shared_head_norm.",
     "shared_head.head.": "lm_head.",
     "embed_tokens.": "model.embed_tokens.",
 }
-# Weights of this kind only: a config.json of any other shape is not theirs.
+# MLA weights, stored as one in checkpoints of PyTorch.
 _KEYS, _VALUES = "self_attn.embed_q.weight", "self_attn.unembed_out.weight"
 
 
 def add_nextn(
     directory: Path, apart: Path | None = None, *, seed: int = 0, is_right: bool = False
 ) -> Path:
-    """Make a head for a checkpoint that `tiny_models.build` wrote; return where the head is.
+    """Create a head for a checkpoint of `tiny_models.build`; return the head's directory.
 
     Args:
-        directory: Of the model; the file of weights in it is changed.
-        apart: A directory for the head alone; else it is added to the model's weights.
+        directory: The directory of the model, whose weight file is changed.
+        apart: A directory for the head alone; otherwise it is added to the model's weights.
         seed: Determines the weights of the head.
-        is_right: Change the model, too, so that its blocks add nothing: what follows a token then
-            depends on that token alone, and the head knows it.
+        is_right: Also change the model so that its blocks add nothing: the token after a token then
+            depends only on that token, and the head knows it.
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     weights = mx.load(str(directory / FILE))
@@ -54,7 +54,7 @@ def add_nextn(
 
 
 def _drawn(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
-    """Return the weights of a layer with experts, as mlx-lm names them, and what is around it."""
+    """Return the weights of a layer with experts and of the norms and projection around it."""
     family = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     changes = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
     one_layer = family.Model(family.ModelArgs.from_dict(config | changes))
@@ -73,7 +73,7 @@ def _drawn(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
 
 
 def _unpacked(head: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return weights as checkpoints of PyTorch have them: each expert, keys and values together."""
+    """Return weights in the layout of PyTorch: one per expert, keys and values together."""
     found: dict[str, mx.array] = {}
     for name, weight in head.items():
         if "switch_mlp." in name:

@@ -69,7 +69,7 @@ async def _translate(request: object, context: Context) -> AsyncIterator[None]:
         raise asyncio.CancelledError from None
     except grpc.aio.BaseError:
         raise  # gRPC's own: the call is already aborted
-    except Exception as error:  # noqa: BLE001 (the edge: what is not in the table is a bug)
+    except Exception as error:  # noqa: BLE001 (the edge: an error not in the table is a bug)
         code = status_code(error)
         if code is None:
             # A bug. The message may quote the request: neither the log nor the caller gets it.

@@ -1,1 +1,1 @@
-"""Drafts of the next tokens of rows, and how many of them pay: pure policy, without MLX."""
+"""Drafts of the next tokens of rows, and the choice of how many to feed: policy without MLX."""

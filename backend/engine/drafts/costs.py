@@ -1,21 +1,21 @@
-"""Seconds that passes of several tokens take, as measured at load and kept current."""
+"""The seconds of passes of several tokens, measured at load and kept current."""
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Of the latest pass in the average of its kind, once there have been some.
+# The weight of the latest pass in the average of its kind, after the first few.
 _SHARE = 0.1
-# A pass that took so many times as long as its kind did not take it for its tokens.
+# A pass that is slower than its kind by this factor was delayed by something else.
 _OUTLIER = 2.0
-# Passes with drafts until one without is computed: what drafts save is measured by it.
+# After this many passes with drafts, one without measures the saving.
 _PLAIN_INTERVAL = 64
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Passes of one number of rows and about one width: how long they take against the curve."""
+    """Passes of one number of rows and similar width: their time relative to the curve."""
 
     ratio: float
     count: int = 0
@@ -27,13 +27,13 @@ class _Kind:
 
 
 class PassCosts:
-    """What a pass costs by its rows and by its tokens for each."""
+    """The cost of a pass by its rows and its tokens per row."""
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
-        """Start with a curve that was measured.
+        """Start with a measured curve.
 
         Args:
-            seconds: Of passes by how many tokens they take of one row.
+            seconds: The seconds of a pass over one row, by its number of tokens.
         """
         self._curve = sorted(seconds.items())
         self._kinds: dict[tuple[int, int], _Kind] = {}
@@ -52,19 +52,19 @@ class PassCosts:
         self._kinds[key].observe(seconds / self._on_curve(rows * width))
 
     def wants_plain(self, rows: int) -> bool:
-        """Tell whether it is unknown what a pass without drafts costs, or known from long ago."""
+        """Tell whether the cost of a pass without drafts is unknown or out of date."""
         is_guess = rows > 1 and (rows, 0) not in self._kinds
         return is_guess or self._drafted[rows] >= _PLAIN_INTERVAL
 
     def _ratio(self, rows: int, width: int) -> float:
-        """Return how long such passes take against the curve; a width not seen is like others."""
+        """Return the relative time of such passes; an unseen width uses a smaller one."""
         for about in range(_about(width), -1, -1):
             if kind := self._kinds.get((rows, about)):
                 return kind.ratio
         return 1.0
 
     def _on_curve(self, tokens: int) -> float:
-        """Return the measured seconds of so many tokens of one row; beyond the last they grow."""
+        """Return the seconds of `tokens` tokens of one row, interpolated or extrapolated."""
         points = self._curve
         if len(points) == 1:
             return points[0][1]

@@ -1,4 +1,4 @@
-"""A draft model as the policy of drafts knows it, and what its drafts cost."""
+"""The draft model as the drafting policy sees it, and the cost of its drafts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.rows.row import Row
 
-# A row that lacks no more is read on in the pass that drafts for it.
+# A row with at most this many unread tokens is read in the pass that drafts for it.
 _READ_ALONG_TOKENS = 16
 _LEAST_CHUNK_TOKENS, _CHUNK_TOKENS = 32, 512
 
@@ -14,10 +14,10 @@ _LEAST_CHUNK_TOKENS, _CHUNK_TOKENS = 32, 512
 class DraftModel(Protocol):
     """A smaller model that reads rows of a batch and writes their drafts.
 
-    What it has read of a row may be lost at any time: that costs time and nothing else.
+    It may forget a row at any time, which costs only time.
 
     Attributes:
-        costs: What its passes take.
+        costs: The seconds of its passes.
     """
 
     costs: PassCosts
@@ -30,43 +30,43 @@ class DraftModel(Protocol):
         """Forget all other rows."""
 
     def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
-        """Take notice of a pass of the model, of which each row keeps `count` tokens."""
+        """Handle a pass of the model; `counts` has the tokens of it that each row keeps."""
 
     def unread(self, row: Row) -> int:
-        """Return how many tokens of a row it lacks, but for the latest."""
+        """Return the number of unread tokens of a row, not counting the latest."""
 
     def read(self, row: Row, count: int) -> None:
-        """Read the next `count` tokens of a row, at most those it lacks; computed on return."""
+        """Read the next `count` tokens of a row, at most the unread ones; computed on return."""
 
     def write(self, rows: Sequence[Row], depth: int) -> Sequence[Sequence[int]]:
-        """Return `depth` tokens of its own vocabulary that may come next in each row."""
+        """Return `depth` tokens of its own vocabulary that may follow each row."""
 
 
 class ModelSource:
     """The drafts of a draft model, with their price in seconds."""
 
     def __init__(self, model: DraftModel) -> None:
-        """Take a model that has read nothing."""
+        """Wrap a model that has read nothing."""
         self.model = model
 
     def is_ready(self, row: Row) -> bool:
-        """Tell whether a row has been read nearly to its end."""
+        """Tell whether a row has been read almost to its end."""
         return self.model.unread(row) <= _READ_ALONG_TOKENS
 
     def writing_s(self, rows: Sequence[Row]) -> tuple[float, float]:
-        """Return what the first token of drafts for rows takes, and each one after it."""
+        """Return the seconds of the first drafted token of each row, and of each later one."""
         costs, unread = self.model.costs, max(map(self.model.unread, rows))
         width = 1 + min(unread, _READ_ALONG_TOKENS)
         return costs.of(len(rows), width), costs.of(len(rows), 1)
 
     def reading_s(self, row: Row) -> float:
-        """Return what it takes to read a row up to its end."""
+        """Return the seconds to read a row up to its end."""
         chunks, rest = divmod(self.model.unread(row), _CHUNK_TOKENS)
         costs = self.model.costs
         return chunks * costs.of(1, _CHUNK_TOKENS) + (costs.of(1, rest) if rest else 0.0)
 
     def read_on(self, row: Row, limit_s: float) -> float:
-        """Read a part of a row that takes about so long; return what it should have taken."""
+        """Read a part of a row in about `limit_s` seconds; return the expected seconds."""
         costs, unread = self.model.costs, self.model.unread(row)
         count = _LEAST_CHUNK_TOKENS
         while count < _CHUNK_TOKENS and costs.of(1, 2 * count) <= limit_s:
@@ -77,5 +77,5 @@ class ModelSource:
         return expected_s
 
     def write(self, rows: Sequence[Row], depth: int) -> Mapping[Row, Sequence[int]]:
-        """Return `depth` tokens that may come next in each row."""
+        """Return `depth` tokens that may follow each row."""
         return dict(zip(rows, self.model.write(rows, depth), strict=True))

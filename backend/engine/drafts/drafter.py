@@ -9,18 +9,18 @@ from backend.engine.drafts.trust import Trust
 from backend.engine.rows.row import Row
 
 _SURE_MATCH_TOKENS = 8
-# Below it, a match is not worth the wait for the token in flight.
+# A less likely match is not worth waiting for the token in flight.
 _LEAST_CHANCE = 0.3
 
 
 class Source(Enum):
-    """Where a draft comes from.
+    """The origin of a draft.
 
     Attributes:
-        FORCED: The grammar of the reply allows one text only.
-        MATCH: The latest few tokens stood in the row's text before.
+        FORCED: The grammar of the reply allows only one text.
+        MATCH: The latest few tokens occurred earlier in the row's text.
         LONG_MATCH: Many of the latest tokens did.
-        MODEL: A draft model has written it.
+        MODEL: A draft model or a head wrote it.
     """
 
     FORCED = "forced"
@@ -29,7 +29,7 @@ class Source(Enum):
     MODEL = "model"
 
 
-# That a drafted token is right, until the source has shown how often it is.
+# The assumed chance that a drafted token is right, until the source has been measured.
 FIRST_CHANCES = {
     Source.FORCED: 0.9,
     Source.MATCH: 0.5,
@@ -42,9 +42,9 @@ class Draft(NamedTuple):
     """Tokens that may come next.
 
     Attributes:
-        source: Where they come from.
-        trust: In this source, for this row.
-        is_cut: Whether one more token was drafted, which cannot be right.
+        source: Their origin.
+        trust: The trust in this source for this row.
+        is_cut: Whether one more token was drafted that cannot be right.
     """
 
     tokens: tuple[int, ...]
@@ -54,7 +54,7 @@ class Draft(NamedTuple):
 
 
 class _Foreseen(NamedTuple):
-    """The token in flight as the row's text foretells it, and its place in the text."""
+    """A prediction of the token in flight from the row's text, and its position in the text."""
 
     token_id: int
     place: int
@@ -62,16 +62,16 @@ class _Foreseen(NamedTuple):
 
 
 class Drafter:
-    """Drafts of a row while it is in a batch."""
+    """Writes the drafts of a row while it is in a batch."""
 
     def __init__(self, row: Row, vocab_size: int, chances: Mapping[Source, float]) -> None:
-        """Take a row with what it has said.
+        """Start with the text of a row.
 
         Args:
-            row: One that has a token of its reply.
-            vocab_size: Ids beyond it stand for media, and are never drafted.
-            chances: That a token of each source is right, from other rows. A source that is not
-                among them does not draft.
+            row: A row with at least one token of its reply.
+            vocab_size: Ids from here on stand for media, and are never drafted.
+            chances: For each source, the chance that a token is right, from other rows. Sources
+                not listed do not draft.
         """
         self.row = row
         self._vocab_size = vocab_size
@@ -79,27 +79,27 @@ class Drafter:
         self._trusts = {source: Trust(chance) for source, chance in chances.items()}
         self._foreseen: _Foreseen | None = None
         spans = row.request.prompt.media
-        # What ends a reply saves no pass, and a matcher cannot go back behind it.
+        # A token that ends the reply saves no pass, and a matcher cannot go back past it.
         self._never = {row.token_ids[span.start] for span in spans} | row.request.stop_token_ids
 
     def may_draft(self, *, tries: bool) -> bool:
-        """Tell whether there would be a draft, before the latest token is read.
+        """Tell whether a draft is likely, before the latest token is read.
 
         Args:
-            tries: Whether there is time for one that did not pay of late.
+            tries: Whether there is time for a source that did not pay recently.
         """
         if self._room <= 0:
             return False
         if self._is_worth_it(Source.MODEL, tries=tries):
             return True
         matcher = self.row.matcher if self._is_worth_it(Source.FORCED, tries=tries) else None
-        # The first of them is the one in flight.
+        # The first forced token is the one in flight.
         if matcher and matcher.may_force and len(self._forced(tries=tries)) > 1:
             return True
         return self._foretells(tries=tries)
 
     def _foretells(self, *, tries: bool) -> bool:
-        """Tell whether the row's text foretells the token in flight, and so what follows it."""
+        """Tell whether the row's text predicts the token in flight, and so those after it."""
         tokens, matched = self._lookup.follow(1)
         if not tokens or not self._is_worth_it(_kind(matched), tries=tries):
             return False
@@ -108,12 +108,12 @@ class Drafter:
         return True
 
     def propose(self, limit: int, *, tries: bool) -> Draft | None:
-        """Return at most `limit` tokens that may come next, if the row's text or grammar tells.
+        """Return at most `limit` tokens that may come next, from the row's grammar or text.
 
         Args:
             limit: At least 0.
-            tries: As in `may_draft`. Where what is forced does not pay, the text may know better
-                how the model spells it.
+            tries: As in `may_draft`. If forced text does not pay, the row's text may predict
+                better how the model spells it.
         """
         self._check_foreseen()
         limit = min(limit, self._room)
@@ -135,7 +135,7 @@ class Drafter:
         return matcher.forced() if matcher and is_worth_it else []
 
     def _check_foreseen(self) -> None:
-        """Learn from a token that the whole batch waited for, and that was another."""
+        """Learn from a wrong prediction, for which the whole batch waited."""
         foreseen, self._foreseen = self._foreseen, None
         row = self.row
         if foreseen is None or foreseen.place != len(row.token_ids) - 1:
@@ -147,11 +147,11 @@ class Drafter:
 
     @property
     def model_trust(self) -> Trust:
-        """The trust in what a draft model writes for the row."""
+        """The trust in the draft model's drafts for the row."""
         return self._trusts[Source.MODEL]
 
     def writable(self, limit: int, found: Draft | None) -> int:
-        """Return how many tokens a draft model may write; none where a better draft was found."""
+        """Return how many tokens a draft model may write; 0 if a better draft was found."""
         trust = self._trusts.get(Source.MODEL)
         if trust is None:
             return 0
@@ -160,22 +160,22 @@ class Drafter:
         return max(min(limit, self._room), 0)
 
     def written(self, tokens: Sequence[int]) -> Draft:
-        """Return the draft that a draft model has written, as far as it can be right."""
+        """Return a draft model's draft, up to the first token that cannot be right."""
         # Other rows of the pass may have room for more.
         tokens, matcher = tokens[: self._room], self.row.matcher
         allowed = len(tokens) if matcher is None else matcher.count_allowed(tokens)
         usable = self._usable(tokens[:allowed])
-        # What ends the reply may be right, but is not fed.
+        # A token that ends the reply may be right, but is not fed.
         is_cut = usable == 0 or usable == allowed < len(tokens)
         return Draft(tuple(tokens[:usable]), Source.MODEL, self.model_trust, is_cut)
 
     def leave_out(self, source: Source) -> None:
-        """Let a source draft no more."""
+        """Disable a source."""
         self._trusts.pop(source, None)
 
     @property
     def _room(self) -> int:
-        """How many tokens may be drafted before the one that is drawn after them is the last."""
+        """The most tokens that may be drafted, with one left to draw after them."""
         row = self.row
         left = row.request.max_tokens - row.drawn - 1 if row.generated else 0
         most = row.request.max_draft_tokens
@@ -192,7 +192,7 @@ class Drafter:
         return Draft(tuple(tokens[:usable]), source, self._trusts[source]) if usable else None
 
     def _usable(self, tokens: Sequence[int]) -> int:
-        """Return how many of the tokens come before the first that is never drafted."""
+        """Return how many tokens come before the first that may not be drafted."""
         return next(
             (n for n, t in enumerate(tokens) if t >= self._vocab_size or t in self._never),
             len(tokens),

@@ -1,4 +1,4 @@
-"""How many drafted tokens a pass of a batch takes."""
+"""Decides how many drafted tokens a pass of a batch takes."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,37 +21,37 @@ SOURCES: Mapping[str, Sequence[Source]] = {
     "mtp": (Source.MODEL,),
     "off": (),
 }
-"""Which sources draft, by the option `speculation`."""
+"""The sources that draft, by the option `speculation`."""
 
-# By how much the rate of tokens has to grow: what is measured is not exact.
+# The factor by which the rate of tokens must grow: measured times are not exact.
 _LEAST_GAIN = 1.2
-# Of all time, for drafts that only show whether they would pay.
+# The share of all time spent on drafts that only show whether they would pay.
 _TRIAL_SHARE = 0.01
 _TRIAL_TOKENS = 3
-# Of all rows together: each has logits of its own, as wide as the vocabulary.
+# For all rows together: each token has logits as wide as the vocabulary.
 _MAX_PASS_TOKENS = 128
-# Of a row's latest draft in what the next row begins with; of a draft model nearly all rows think
-# alike.
+# The weight of a row's latest draft in the initial trust of the next row; for a draft model it is
+# larger, as nearly all rows agree.
 _PRIOR_SHARE, _MODEL_PRIOR_SHARE = 0.1, 0.5
-# A row goes on for as long as it has gone on, and at first for so many tokens.
+# A row is expected to draw as many tokens again as it has drawn, and at least this many.
 _LIKELY_TOKENS = 64
-# Of what a draft model is expected to save for a row: reading its text may take so much.
+# Reading a row may take this share of the time that a draft model is expected to save for it.
 _READING_SHARE = 0.5
-# While a draft model reads, rows wait for as long as so many passes take.
+# While a draft model reads, rows wait for at most the time of this many passes.
 _READING_PASSES = 4
 
 log = logging.getLogger(__name__)
 
 
 class _Offer(NamedTuple):
-    """A draft that there is, or that a draft model would write: how long, and how sure."""
+    """The length of a draft, found or yet to be written by a draft model, and the trust in it."""
 
     length: int
     trust: Trust
 
 
 class _Plan(NamedTuple):
-    """How many tokens of each draft a pass takes, and how many tokens a second that gives."""
+    """The number of tokens of each draft in a pass, and the tokens per second to expect."""
 
     depth: int
     rate: float
@@ -59,7 +59,7 @@ class _Plan(NamedTuple):
 
 
 class Drafting:
-    """Decides for the rows of a batch which drafts are computed with their latest tokens."""
+    """Decides which drafts are fed with the latest tokens of the rows of a batch."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Drafting:
         """Start without rows.
 
         Args:
-            costs: What passes cost.
+            costs: The cost of passes.
             counters: Count drafted tokens.
-            vocab_size: Of the model.
-            options: Which sources draft, and how much.
-            model: Drafts for rows whose text and grammar tell nothing.
+            vocab_size: The vocabulary size of the model.
+            options: The sources that draft, and their limit.
+            model: Drafts for rows whose text and grammar predict nothing.
         """
         self.costs = costs
         self._counters = counters
@@ -98,7 +98,7 @@ class Drafting:
         return self._source.model.nbytes if self._source else 0
 
     def follow(self, rows: Sequence[Row]) -> None:
-        """Take the rows of the batch, after some have left or joined."""
+        """Update the rows of the batch, after some have left or joined."""
         known, self._rows = self._drafters, rows
         self._drafters = {
             row: known.get(row) or Drafter(row, self._vocab_size, self._chances)
@@ -109,18 +109,18 @@ class Drafting:
             self._source.model.follow(list(self._drafters))
 
     def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
-        """Take notice of a pass of the model that was dispatched.
+        """Handle a dispatched pass of the model.
 
         Args:
-            rows: Of the pass; what they keep of it counts as fed.
-            counts: How many of its tokens each keeps.
+            rows: The rows of the pass; the tokens that they keep count as fed.
+            counts: The number of its tokens that each row keeps.
         """
         if self._source is not None:
             self._source.model.see(rows, counts)
 
     @property
     def may_draft(self) -> bool:
-        """Whether it is worth while to read the tokens in flight first, and to look for drafts."""
+        """Whether it is worthwhile to read the tokens in flight first, and to look for drafts."""
         tries = self._may_try
         return any(drafter.may_draft(tries=tries) for drafter in self._active().values())
 
@@ -128,8 +128,8 @@ class Drafting:
         """Return the drafted tokens of each row, whose tokens have all been read.
 
         Args:
-            keeps_parts: Whether a row may keep a part of what it feeds. Else what is right of a
-                draft that is not all right has to be fed again, with the next pass.
+            keeps_parts: Whether a row may keep only some of the tokens that it feeds. If not, the
+                right tokens of a partly wrong draft are fed again in the next pass.
         """
         self._keeps_parts = keeps_parts
         limit = min(self._max_tokens, _MAX_PASS_TOKENS // len(self._rows) - 1)
@@ -150,24 +150,24 @@ class Drafting:
         return [self._offered[row].tokens if row in self._offered else () for row in self._rows]
 
     def learn(self, accepted: Sequence[int]) -> None:
-        """Learn how many tokens of the draft of each row were right."""
+        """Learn how many tokens of each row's draft were right."""
         for row, count in zip(self._rows, accepted, strict=True):
             if draft := self._offered.get(row):
                 self._learn(row, draft, count)
                 self._counters.count_draft(len(draft.tokens), count)
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
-        """Learn what a pass took over `rows` rows of `width` tokens."""
+        """Learn the seconds of a pass over `rows` rows of `width` tokens."""
         self.costs.observe(rows, width, seconds)
         self._trial_s += _TRIAL_SHARE * seconds
 
     @property
     def _may_try(self) -> bool:
-        """Whether there is time for drafts that did not pay of late."""
+        """Whether there is time for drafts that did not pay recently."""
         return self._trial_price(len(self._drafters) if self._source else 0) <= self._trial_s
 
     def _active(self) -> Mapping[Row, Drafter]:
-        """Return the drafters that may draft now: none when a pass without drafts is due."""
+        """Return the drafters that may draft now; none if a pass without drafts is due."""
         return {} if self.costs.wants_plain(len(self._rows)) else self._drafters
 
     def _learn(self, row: Row, draft: Draft, right: int) -> None:
@@ -177,11 +177,11 @@ class Drafting:
         self._chances[draft.source] += share * (draft.trust.chance - chance)
 
     def _chosen(self, found: dict[Row, Draft], ready: Mapping[Row, _Offer]) -> _Plan:
-        """Decide on a pass; drafts that it does not take are left out of `found`.
+        """Plan a pass, and remove the drafts that it does not take from `found`.
 
         Args:
-            found: Drafts that are there.
-            ready: Rows for which a draft model may write others.
+            found: Drafts already found.
+            ready: Rows for which a draft model may write a draft.
         """
         offers = {row: _Offer(len(draft.tokens), draft.trust) for row, draft in found.items()}
         plain = plan = self._best(offers)
@@ -200,7 +200,7 @@ class Drafting:
         return plan
 
     def _trial(self, offers: Mapping[Row, _Offer], ready: Mapping[Row, _Offer]) -> _Plan:
-        """Return a pass that only shows whether drafts would pay, if it is time for one."""
+        """Return a pass that only measures whether drafts would pay, if one is due."""
         wanting = [
             (row, offer)
             for row, offer in (*offers.items(), *ready.items())
@@ -214,14 +214,14 @@ class Drafting:
         return _Plan(0, 0.0)
 
     def _affords(self, price_s: float) -> bool:
-        """Take a time out of what has been put by for trials, if there is enough."""
+        """Take a time from the reserve for trials, if it is large enough."""
         if price_s > self._trial_s:
             return False
         self._trial_s -= price_s
         return True
 
     def _trial_price(self, writing: int) -> float:
-        """Return what a trial takes in which the draft model writes for so many rows."""
+        """Return the seconds of a trial in which the draft model writes for `writing` rows."""
         rows = len(self._rows)
         own_s = self.costs.of(rows, 1 + _TRIAL_TOKENS) - self.costs.of(rows, 1)
         if not writing or self._source is None:
@@ -229,11 +229,11 @@ class Drafting:
         return own_s + _TRIAL_TOKENS * self._source.model.costs.of(writing, 1)
 
     def _best(self, offers: Mapping[Row, _Offer], writing: Sequence[Row] = ()) -> _Plan:
-        """Return how much of each draft gives the most tokens per second; 0 is no gain at all.
+        """Return the plan with the most tokens per second; its depth is 0 if no draft helps.
 
         Args:
-            offers: Of each row that has one.
-            writing: Those that a draft model has yet to write.
+            offers: The offer of each row that has one.
+            writing: The rows whose drafts a draft model has yet to write.
         """
         rows = len(self._rows)
         first_s, next_s = self._source.writing_s(writing) if writing and self._source else (0, 0)
@@ -250,14 +250,14 @@ class Drafting:
         return best
 
     def _repeating_s(self, offers: Sequence[_Offer]) -> float:
-        """Return what it takes on average to feed again what was right of drafts that were not."""
+        """Return the mean seconds to feed the right tokens of partly wrong drafts again."""
         all_right = prod(offer.trust.chance**offer.length for offer in offers)
         longest = max(offer.trust.expected(offer.length) for offer in offers)
         rows = len(self._rows)
         return (1.0 - all_right) * (self.costs.of(rows, 2 + ceil(longest)) - self.costs.of(rows, 1))
 
     def _read(self, writable: Mapping[Row, _Offer]) -> Mapping[Row, _Offer]:
-        """Return the rows that the draft model has read; let it read on in one that it has not."""
+        """Return the rows that the draft model has read; let it read a part of another."""
         if self._source is None:
             return {}
         ready = {row: o for row, o in writable.items() if self._source.is_ready(row)}
@@ -267,7 +267,7 @@ class Drafting:
         return ready
 
     def _read_on(self, source: ModelSource, behind: Mapping[Row, _Offer]) -> None:
-        """Let the draft model read a part of one row's text, if that is likely to pay."""
+        """Let the draft model read a part of one row, if that is likely to pay."""
         trusts = {row: offer.trust for row, offer in behind.items()}
         willing = [row for row, t in trusts.items() if t.pays or t.wants_trial(row.drawn)]
         if not willing:
@@ -288,11 +288,11 @@ class Drafting:
             self._trial_s -= read_s
 
     def _may_read(self, price_s: float) -> bool:
-        """Tell whether there is time to read a row for a trial, and for the trial after it."""
+        """Tell whether there is time to read a row and to try it afterwards."""
         return price_s + self._trial_price(1) <= self._trial_s
 
     def _saving_s(self, row: Row, behind: Mapping[Row, _Offer]) -> float:
-        """Return what drafts are likely to save up to the end of a row that has yet to be read."""
+        """Return the seconds that drafts are likely to save until an unread row ends."""
         plan = self._best(behind, list(behind))
         if plan.depth == 0:
             return 0.0
@@ -301,7 +301,7 @@ class Drafting:
         return (self.costs.of(rows, 1) - rows / plan.rate) * left / len(behind)
 
     def _written(self, plan: _Plan) -> Mapping[Row, Draft]:
-        """Return what the draft model writes, as far as it can be right."""
+        """Return the draft model's drafts, each up to the first token that cannot be right."""
         if not plan.writing or self._source is None:
             return {}
         try:
@@ -316,7 +316,7 @@ class Drafting:
         return {row: draft for row, draft in drafts.items() if draft.tokens}
 
     def _lose_model(self, error: Exception) -> None:
-        """Go on without the draft model: no reply depends on it."""
+        """Continue without the draft model: no reply depends on it."""
         log.warning("the draft model fails, and drafts no more", exc_info=error)
         self._source = None
         self._chances.pop(Source.MODEL, None)

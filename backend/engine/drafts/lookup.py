@@ -1,21 +1,21 @@
-"""Drafts from a row's own text: what followed the last time when its latest tokens stood there."""
+"""Drafts from a row's own text: the tokens after the last occurrence of its latest tokens."""
 
 from collections.abc import Sequence
 
-# So many tokens have to be the same before what follows them is worth a draft.
+# A shorter match is not worth a draft.
 MATCH_TOKENS = 3
-# A match is measured up to here: what is longer is no surer.
+# Matches are measured up to this length: longer ones are no more reliable.
 MAX_MATCH_TOKENS = 32
 
 
 class Lookup:
-    """An index of the runs of tokens in one text, which may grow at its end."""
+    """An index of the runs of tokens in one text, which may grow at the end."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         """Index a text.
 
         Args:
-            tokens: The row's live list; only what has been added to it since is read again.
+            tokens: The row's live list; only tokens added later are read again.
         """
         self._tokens = tokens
         self._indexed = 0
@@ -24,8 +24,8 @@ class Lookup:
     def follow(self, limit: int) -> tuple[list[int], int]:
         """Return up to `limit` tokens that may come next, and how many tokens matched.
 
-        Of the places where the latest tokens stood before, the last one counts. A text that
-        repeats itself up to its end is followed round and round.
+        The last earlier occurrence of the latest tokens counts. A text that repeats itself up to
+        its end is continued in a loop.
         """
         self._catch_up()
         tokens = self._tokens
@@ -38,14 +38,14 @@ class Lookup:
         return found, self._match_length(place, end)
 
     def _catch_up(self) -> None:
-        """Index the runs that end before the last token: the last run is the one to look up."""
+        """Index the runs that end before the last token: the last run is the query."""
         tokens, latest = self._tokens, self._latest
         for end in range(max(self._indexed, MATCH_TOKENS), len(tokens)):
             latest[tuple(tokens[end - MATCH_TOKENS : end])] = end
         self._indexed = max(self._indexed, len(tokens))
 
     def _match_length(self, place: int, end: int) -> int:
-        """Return how many tokens before two places are the same."""
+        """Return how many tokens before two positions are equal."""
         tokens = self._tokens
         length = MATCH_TOKENS
         most = min(place, MAX_MATCH_TOKENS)

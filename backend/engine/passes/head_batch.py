@@ -1,4 +1,4 @@
-"""The rows of a batch as a head reads them: each token with the hidden state before it."""
+"""The rows of a batch for a head, which reads each token with the hidden state before it."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,15 @@ from backend.engine.rows.row_states import RowStates, padded
 from backend.model.heads.network import HeadNetwork
 from backend.model.heads.tap import HiddenTap
 
-# Nothing that is worth its time: the state before its latest token is not known.
+# Too many tokens to be worth reading: the state before the latest token is unknown.
 _UNREADABLE = 2**30
 
 
 class HeadBatch(DraftBatch):
-    """The `DraftModel` that reads the states of the model; belongs to the main thread.
+    """A `DraftModel` that reads the states of the model; belongs to the main thread.
 
-    It reads a row from the first token on whose state before it is known: that of a prompt that
-    came from the prompt cache is not.
+    It reads a row from the first token after a known state on. States of prompts from the prompt
+    cache are unknown.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class HeadBatch(DraftBatch):
         *,
         vocab_size: int,
     ) -> None:
-        """Start without rows; the tap is on the model, all else as for a `DraftBatch`."""
+        """Start without rows; the tap is on the model, and the rest as in `DraftBatch`."""
         sizes = {"own_vocab_size": vocab_size, "vocab_size": vocab_size}
         super().__init__(head, fresh_caches, costs, **sizes)
         self._head = head
         self._tap = tap
-        # States [B, 1, D] of the head after the latest token of each row.
+        # The states [B, 1, D] of the head after the latest token of each row.
         self._own = mx.zeros((0, 1, 0))
 
     def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
-        """Take the states of the pass of the model that was dispatched last.
+        """Store the states of the model's latest dispatched pass.
 
         Args:
-            rows: Of the pass, with what they keep of it.
-            counts: How many tokens of the pass each keeps.
+            rows: The rows of the pass, which already include the tokens that they keep.
+            counts: The number of tokens of the pass that each row keeps.
         """
         layers = self._tap.take()
         if not layers:
@@ -56,7 +56,7 @@ class HeadBatch(DraftBatch):
                 row.states.add(layers, place, count, row.fed)
 
     def unread(self, row: Row) -> int:
-        """Return how many tokens of a row it lacks, but for the latest."""
+        """Return the number of unread tokens of a row, not counting the latest."""
         if row.states is None or row.states.stop < len(row.token_ids) - 1:
             return _UNREADABLE
         return super().unread(row)
@@ -65,7 +65,7 @@ class HeadBatch(DraftBatch):
         return max(super()._first(row), row.states.first + 1 if row.states else 0)
 
     def _prepare(self, rows: Sequence[Row], firsts: Sequence[int], counts: Sequence[int]) -> None:
-        """Show the head the states before the tokens that it is about to read."""
+        """Give the head the states before the tokens that it reads next."""
         states = [
             row.states.taken(first - 1, first - 1 + count)
             for row, first, count in zip(rows, firsts, counts, strict=True)

@@ -12,7 +12,7 @@ Gather: TypeAlias = Callable[[float], Sequence[float]]
 
 
 class OtherRankError(RuntimeError):
-    """A rank with other layers cannot do what this one could."""
+    """A rank with other layers failed at a task that this one completed."""
 
 
 class Ranks:

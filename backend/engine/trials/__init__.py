@@ -1,1 +1,1 @@
-"""Looks at a model when it is loaded: what it can do, and what that costs."""
+"""Checks of a model at load: its abilities and their costs."""

@@ -1,8 +1,8 @@
-"""Find out at load time whether a model computes the same in a batch as alone.
+"""Checks at load whether a model computes the same in a batch as alone.
 
-Some families of mlx-lm 0.32 do not (wrong masks, caches without `merge`): served in a batch, they
-would answer wrongly without any error. Others compute with the keys that they fetch, and cannot
-have rows of unlike length.
+Some families of mlx-lm 0.32 do not (wrong masks, caches without `merge`): in a batch, they would
+answer wrongly without any error. Others compute with the keys that they fetch, and cannot have rows
+of unlike length.
 """
 
 import logging
@@ -28,7 +28,7 @@ from backend.engine.trials.trial_steps import computed, cut, difference, prefill
 from backend.model.checkpoint.failures import one_line
 
 _STEPS = 3
-# Of several tokens: the second shows if rows went back rightly after the first.
+# Passes of several tokens: the second shows whether rows went back correctly after the first.
 _WIDE_PASSES = 2
 _MAX_WIDTH = 4
 _COMPARED_TOKENS = 6
@@ -47,15 +47,15 @@ def batch_plan(
     ranks: Ranks = ALONE,
     drafts: bool = False,
 ) -> BatchPlan:
-    """Return how rows of this model may be batched; the log says what it cannot do, and why.
+    """Return how rows of this model may be batched; the log gives its limits and their reasons.
 
     Args:
         network: The model.
-        fresh_caches: Makes the caches of one sequence.
-        token_ids: Of a text: prompts are cut from it, and from its repetitions.
-        lengths: Of the prompts, in tokens.
-        ranks: Who shares the model: all of them get the same plan.
-        drafts: Whether to see if rows may take drafted tokens.
+        fresh_caches: Creates the caches of one sequence.
+        token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
+        lengths: The lengths of the prompts, in tokens.
+        ranks: The ranks of the model, which all get the same plan.
+        drafts: Whether to check that rows may take drafted tokens.
     """
     trial = BatchTrial(network, fresh_caches, token_ids, lengths, ranks=ranks)
     plan = _plan(trial, lambda: is_shareable(network, fresh_caches, token_ids, ranks))
@@ -68,7 +68,7 @@ def _plan(trial: "BatchTrial", is_shareable: Callable[[], bool]) -> BatchPlan:
     fault = trial.ragged_fault(Batching.RAGGED)
     if fault is None:
         shares = is_shareable()
-        # A prompt that stops on its way, to store a window or a state there, is fed by itself.
+        # A prompt that pauses midway, to store a window or a state, is fed alone.
         several = trial.keeps_positions and trial.fault(BatchPlan(), width=_MAX_WIDTH) is None
         return BatchPlan(Batching.RAGGED, trial.overhead(), shares, several)
     if trial.ragged_fault(Batching.LATENT) is None:
@@ -82,7 +82,7 @@ def _plan(trial: "BatchTrial", is_shareable: Callable[[], bool]) -> BatchPlan:
 
 
 class BatchTrial:
-    """Prompts of unlike length, decoded for some steps alone and in batches."""
+    """Decodes prompts of unlike length for some steps, alone and in batches."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class BatchTrial:
         ]
 
     def ragged_fault(self, batching: Batching) -> str | None:
-        """Return why rows may not have lengths of their own, or `None` when they may."""
+        """Return why rows may not have their own lengths, or `None` if they may."""
         plans = [BatchPlan(batching, overhead) for overhead in _OVERHEADS]
         return next(filter(None, map(self.fault, plans)), None)
 
@@ -125,12 +125,12 @@ class BatchTrial:
     def fault(
         self, plan: BatchPlan, *, width: int = 1, rows: Sequence[int] | None = None
     ) -> str | None:
-        """Return why rows may not be batched by a plan, or `None` when they may.
+        """Return why rows may not be batched by a plan, or `None` if they may.
 
         Args:
             plan: How they are batched.
-            width: Tokens to a pass; of several, some rows do not keep all.
-            rows: Those of the batch; `None` is all.
+            width: Tokens per pass; of several, some rows do not keep all.
+            rows: The rows of the batch; `None` means all.
         """
         if plan.batching is Batching.PADDED and (fault := self._ranks.fault(self._merge_fault())):
             return fault
@@ -151,7 +151,7 @@ class BatchTrial:
         return self._ranks.fault(None if has_positions else "not every position is kept") is None
 
     def overhead(self) -> float:
-        """Return how many positions of a row cost as much as one more group of rows."""
+        """Return the cost of one more group of rows, in positions of a row."""
         leaves = cache_leaves(self._prefilled[0])
         pairs = (keys_and_values(leaf) for leaf in leaves if not leaf.empty())
         like = next(filter(None, pairs), None)
@@ -163,7 +163,7 @@ class BatchTrial:
 
     @cached_property
     def _alone(self) -> list[mx.array]:
-        """The logits [S, V] of each row by itself."""
+        """The logits [S, V] of each row alone."""
         rows = zip(deepcopy(self._prefilled), self._tokens, self._lengths, strict=True)
         return [
             mx.concatenate([self._stepped(caches, t) for t in tokens[n:][:_COMPARED_TOKENS]])
@@ -205,8 +205,8 @@ def _taken(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return how many tokens each row takes in a pass of several, and how many it keeps.
 
-    Every other row keeps all but the last. Where rows keep all or nothing, every other row takes
-    half as much as the others, which keep nothing; then all keep everything.
+    Every other row keeps all but the last. If rows can only keep all or nothing, every other row
+    takes half as many tokens as the others, which keep nothing; in the next pass all keep all.
     """
     if width == 1:
         return [1] * rows, [1] * rows

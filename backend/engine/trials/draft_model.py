@@ -1,4 +1,4 @@
-"""Load a draft model beside the model that it drafts for, and find out if it can."""
+"""Loads a draft model, and checks whether it can draft for the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from backend.model.loader import load, look
 from backend.model.text.tokenizer import Tokenizer
 
 _PROBE_TOKENS = 8
-# A text of the model is one of the draft model too: it knows at least so many of its tokens.
+# The draft model must know at least this share of the model's tokens.
 _LEAST_SHARE = 0.9
 
 
@@ -31,8 +31,8 @@ class LoadedDraft:
 
     Attributes:
         model: Its network and facts.
-        fresh_caches: Makes its caches.
-        profile: What the caches of one row take.
+        fresh_caches: Creates its caches.
+        profile: The memory of the caches of one row.
     """
 
     model: RunnableModel
@@ -40,10 +40,10 @@ class LoadedDraft:
     profile: KvProfile
 
     def batch(self, vocab_size: int) -> DraftBatch:
-        """Return what drafts for the batches of a model.
+        """Return the drafter for the batches of a model.
 
         Args:
-            vocab_size: Width of the logits of that model.
+            vocab_size: The width of that model's logits.
         """
         return DraftBatch(
             self.model.network,
@@ -64,12 +64,13 @@ def load_draft_model(
 
     Args:
         own: Its options, with its directory.
-        model: That it drafts for, in memory.
+        model: The model that it drafts for, in memory.
         sample: Tokens of a text.
-        make_room: Told the size of the weights of both before those of the draft model are read.
+        make_room: Called with the size of both models' weights before those of the draft model are
+            read.
 
     Raises:
-        LoadError: It cannot be loaded beside the model, or cannot draft for it.
+        LoadError: It cannot be loaded alongside the model, or cannot draft for it.
     """
     draft = load(
         own,
@@ -82,7 +83,7 @@ def load_draft_model(
 
 
 def foresee_draft_model(own: ModelOptions, model: RunnableModel) -> tuple[ModelCard, KvProfile]:
-    """Return what `load_draft_model` would load, and what its caches take; reads no weight.
+    """Return the card and memory profile of `load_draft_model`'s result without reading weights.
 
     Raises:
         LoadError: It cannot be loaded, or cannot draft for the model.
@@ -105,15 +106,15 @@ def _examined(draft: RunnableModel, model: RunnableModel, sample: Sequence[int])
 
 
 def look_at_draft(draft: RunnableModel, sample: Sequence[int], *, batches: bool) -> LoadedDraft:
-    """Find out what a draft model's passes cost, and whether its rows can go back.
+    """Measure the passes of a draft model, and check that its rows can go back.
 
     Args:
         draft: A decoder, in memory.
-        sample: Tokens that it knows, of a text.
-        batches: Whether it has to draft for several rows at once.
+        sample: Tokens of a text that it knows.
+        batches: Whether it must draft for several rows at once.
 
     Raises:
-        UnsupportedModelError: They cannot.
+        UnsupportedModelError: Its rows cannot go back.
     """
     _require_positions(draft)
     fresh_caches = CacheFactory(draft.network)
@@ -142,10 +143,10 @@ def _require_positions(draft: RunnableModel) -> None:
 def require_same_vocabulary(draft: Tokenizer, model: Tokenizer) -> None:
     """Refuse a draft model whose tokens mean something else.
 
-    Special tokens may differ: instructions are marked in many ways, and they are rarely drafted.
+    Special tokens may differ: instructions are marked in many ways, and are rarely drafted.
 
     Raises:
-        LoadError: Holds a token that differs, or how many are missing.
+        LoadError: The vocabularies differ; the message gives a token, or the number of shared ones.
     """
     special = draft.special_ids | model.special_ids
     theirs = {i: text for text, i in draft.vocabulary.items() if i not in special}

@@ -1,4 +1,4 @@
-"""Load what drafts for a model: a draft model or a head, whichever there is."""
+"""Loads the drafter of a model: a draft model or a head."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -27,16 +27,16 @@ def load_draft(
     sample: Sequence[int],
     make_room: MakeRoom = need_no_room,
 ) -> LoadedDraft | None:
-    """Return what the options name, else the head that the model's checkpoint brings, if any.
+    """Return the drafter named by the options, else the head in the model's checkpoint, if any.
 
     Args:
-        options: Of the LoadModel, with the directory of the draft model.
-        model: That it drafts for, in memory.
+        options: The options of the LoadModel, with the directory of the draft model.
+        model: The model that it drafts for, in memory.
         sample: Tokens of a text.
-        make_room: Told the size of the weights of both before those of the drafter are read.
+        make_room: Called with the size of both weights before those of the drafter are read.
 
     Raises:
-        LoadError: It cannot be loaded beside the model, or cannot draft for it.
+        LoadError: It cannot be loaded alongside the model, or cannot draft for it.
     """
     loaded = _found(
         options,
@@ -54,7 +54,7 @@ def load_draft(
 def foresee_draft(
     options: ModelOptions, model: RunnableModel
 ) -> tuple[ModelCard, KvProfile] | None:
-    """Return what `load_draft` would load, and what its caches take; reads no weight.
+    """Return the card and memory profile of `load_draft`'s result without reading weights.
 
     Raises:
         LoadError: It cannot be loaded, or cannot draft for the model.
@@ -90,7 +90,7 @@ def _found(
 def _own_head(
     options: ModelOptions, model: RunnableModel, take_head: Callable[[HeadKind, Path], Found]
 ) -> Found | None:
-    """Take the head of the model's own checkpoint; only one that was asked for must be there."""
+    """Return the head of the model's own checkpoint; it must exist only if requested."""
     wanted, directory = options.tuning.speculation.speculation, Path(model.card.path)
     if wanted not in ("auto", "mtp") or asks_for_several(options):
         return None

@@ -1,4 +1,4 @@
-"""Load a head beside the model whose states it reads, and find out if it can draft."""
+"""Loads a head, and checks whether it can draft for the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +31,13 @@ class LoadedHead(LoadedDraft):
     """A head, ready to draft.
 
     Attributes:
-        tap: On the model whose states it reads.
+        tap: Keeps the states of the model for the head.
     """
 
     tap: HiddenTap
 
     def batch(self, vocab_size: int) -> HeadBatch:
-        """Return what drafts for the batches of the model."""
+        """Return the drafter for the batches of the model."""
         return HeadBatch(
             self.model.network,
             self.tap,
@@ -55,18 +55,18 @@ def load_head(
     sample: Sequence[int],
     make_room: MakeRoom = need_no_room,
 ) -> LoadedHead:
-    """Return the head that a directory holds.
+    """Return the head of a directory.
 
     Args:
-        kind: Of the head.
-        directory: Of the head alone, or of the checkpoint that brings it.
-        dtype: That its weights are cast to, if they are.
-        model: In memory.
+        kind: The kind of the head.
+        directory: The directory of the head alone, or of the checkpoint that contains it.
+        dtype: The type to cast its weights to; `None` keeps theirs.
+        model: The model that it drafts for, in memory.
         sample: Tokens of a text.
-        make_room: Told the size of the weights of both before those of the head are read.
+        make_room: Called with the size of both weights before those of the head are read.
 
     Raises:
-        LoadError: It cannot be loaded beside the model, or cannot draft for it.
+        LoadError: It cannot be loaded alongside the model, or cannot draft for it.
     """
     head = build_head(kind, directory, model.network, dtype)
     needed, own_bytes = weights_bytes(head), model.card.weights_bytes
@@ -83,10 +83,10 @@ def load_head(
 def foresee_head(
     kind: HeadKind, directory: Path, dtype: str | None, model: RunnableModel
 ) -> tuple[ModelCard, KvProfile]:
-    """Return what `load_head` would load, and what its caches take; reads no weight.
+    """Return the card and memory profile of `load_head`'s result without reading weights.
 
     Raises:
-        LoadError: It cannot be loaded beside the model.
+        LoadError: It cannot be loaded alongside the model.
     """
     head = build_head(kind, directory, model.network, dtype)
     card = _card(kind, directory, model, weights_bytes(head))
@@ -94,7 +94,7 @@ def foresee_head(
 
 
 def _with_states(profile: KvProfile, head: HeadNetwork) -> KvProfile:
-    """Add what a row keeps of the model's states until the head has read them."""
+    """Add the states of the model that a row keeps until the head has read them."""
     states_bytes = MOST_TOKENS * head.token_bytes
     return replace(profile, fixed_bytes=profile.fixed_bytes + states_bytes)
 

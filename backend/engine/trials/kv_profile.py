@@ -1,4 +1,4 @@
-"""Measure the memory that a model's caches take, by computing a few tokens."""
+"""Measures the memory of a model's caches by computing a few tokens."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ def measure(network: Network, fresh_caches: FreshCaches) -> KvProfile:
 
 
 def foresee(network: Network, fresh_caches: FreshCaches) -> KvProfile:
-    """Return what `measure` would, from shapes alone: no weight is read."""
+    """Return the result of `measure` from shapes alone, without reading weights."""
     caches = fresh_caches()
     network(mx.array([_PROBE]), cache=caches)
     return _profile(caches)

@@ -1,7 +1,7 @@
-"""Find out at load time whether this engine shows a model what mlx-vlm by itself shows it.
+"""Checks at load whether a model reads media here as it does in mlx-vlm alone.
 
-Towers reach the text in many ways. One that this engine does not know would be answered wrongly
-without any error.
+Towers pass their states to the text in many ways. One unknown to this engine would give wrong
+answers without any error.
 """
 
 import logging
@@ -23,7 +23,7 @@ from backend.model.vision.media_trial import Examiner, OtherTokensError
 from backend.model.vision.vision_network import VisionNetwork
 
 _STEPS = 3
-# How much of the probability of the next token may go to other tokens.
+# The largest probability of the next token that may move to other tokens.
 _TOLERANCE = {mx.float32: 2e-3, mx.float16: 0.03, mx.bfloat16: 0.1}
 
 log = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 def media_faults(
     network: VisionNetwork, fresh_caches: FreshCaches, examiner: Examiner
 ) -> tuple[Mapping[MediaKind, str], Mapping[MediaKind, str]]:
-    """Return why media of some kinds may not be shown, and why only one of others in a prompt.
+    """Return the kinds of media to refuse, and those limited to one per prompt, with reasons.
 
     Args:
         network: The model, in memory.
-        fresh_caches: Makes the caches of one sequence.
-        examiner: Makes trials for the model.
+        fresh_caches: Creates the caches of one sequence.
+        examiner: Creates trials for the model.
     """
     refused: dict[MediaKind, str] = {}
     single: dict[MediaKind, str] = {}
@@ -54,11 +54,11 @@ def media_faults(
 def text_fault(
     network: VisionNetwork, fresh_caches: FreshCaches, token_ids: Sequence[int]
 ) -> str | None:
-    """Return why a model may not even read text, or `None` when it may.
+    """Return why a model does not even read text correctly, or `None` if it does.
 
     Args:
         network: The model, in memory.
-        fresh_caches: Makes the caches of one sequence.
+        fresh_caches: Creates the caches of one sequence.
         token_ids: A prompt.
     """
     prompt = Prompt(tuple(token_ids))
@@ -90,7 +90,7 @@ def _media_fault(
         fault = f"the model's processor: {error}"
     if count == 1:
         return fault
-    # What the libraries cannot take together, this engine feeds one after another.
+    # Media that the libraries cannot take together are fed one after another by this engine.
     log.info("mlx-vlm by itself cannot show %d of the kind %s: %s", count, kind.value, fault)
     return None
 
@@ -103,7 +103,7 @@ def _difference(
     *,
     pieces: int = 2,
 ) -> str | None:
-    """Compare the first tokens of a reply; raises what the model or mlx-vlm raises."""
+    """Compare the first tokens of a reply; errors of the model and mlx-vlm pass through."""
     tokens, expected = network.reply_of_upstream(prompt.token_ids, inputs, _STEPS)
     served = _served(network, fresh_caches, prompt, tokens[:-1], pieces)
     moved = mx.abs(mx.softmax(served, axis=-1) - mx.exp(expected.astype(mx.float32)))
@@ -129,7 +129,7 @@ def _served(
         stop_token_ids=frozenset(),
     )
     row, feeder = Row(request), MediaFeeder(network, fresh_caches)
-    # Media that may be split are.
+    # Media are split if they may be.
     longest = max((span.stop - span.start for span in prompt.media), default=row.prefill_left)
     piece = longest // pieces + 1
     while left := row.prefill_left:
@@ -143,6 +143,6 @@ def _served(
 
 
 def _precision(network: VisionNetwork) -> mx.Dtype:
-    """Return the coarsest type of the weights."""
+    """Return the least precise type of the weights."""
     kinds = {weight.dtype for _, weight in tree_flatten(network.parameters())}
     return next((kind for kind in (mx.bfloat16, mx.float16) if kind in kinds), mx.float32)

@@ -1,4 +1,4 @@
-"""Measure at load what passes of several tokens cost."""
+"""Measures the cost of passes of several tokens at load."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -11,19 +11,19 @@ from backend.engine.trials.trial_steps import computed, cut, prefilled
 
 _PROMPT_TOKENS = 16
 _WIDTHS = (1, 2, 4, 8, 16, 32)
-# The fastest of some runs counts: others may use the machine.
+# The fastest of some runs counts: other processes may use the machine.
 _REPEATS = 3
 
 
 def measured_pass_seconds(
     network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]
 ) -> dict[int, float]:
-    """Return the seconds of passes by how many tokens they take of one row, on one process.
+    """Return the seconds of a pass over one row by its number of tokens, on one process.
 
     Args:
         network: The model.
-        fresh_caches: Makes the caches of one sequence.
-        token_ids: Of a text.
+        fresh_caches: Creates the caches of one sequence.
+        token_ids: Tokens of a text.
     """
     prompt = cut(token_ids, 0, _PROMPT_TOKENS)
     caches = prefilled(ALONE, network, fresh_caches(), prompt)

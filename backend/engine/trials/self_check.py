@@ -1,4 +1,4 @@
-"""Find out at load time whether a model computes at all."""
+"""Checks at load whether a model computes at all."""
 
 from collections.abc import Collection, Sequence
 
@@ -12,18 +12,18 @@ SHORT_PROMPTS = (4, 11)
 
 
 def require_sense(network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]) -> None:
-    """Refuse a model that would answer every prompt with the same senseless token.
+    """Refuse a model that would answer every prompt with the same meaningless token.
 
     Args:
         network: The model.
-        fresh_caches: Makes the caches of one sequence.
+        fresh_caches: Creates the caches of one sequence.
         token_ids: A short prompt of different tokens.
 
     Raises:
-        LoadError: Logits are no numbers, the same for all tokens, or the same after every token.
+        LoadError: Logits are not finite, equal for all tokens, or equal after every token.
     """
     logits = network(mx.array([token_ids]), cache=fresh_caches())[0].astype(mx.float32)
-    # -inf is how some models rule out rows of the vocabulary that no token has.
+    # Some models give -inf to vocabulary rows without a token.
     require_numbers(mx.where(logits == -mx.inf, 0.0, logits))
     if mx.all(mx.max(logits, axis=-1) == mx.min(logits, axis=-1)).item():
         raise LoadError(f"the model gives every token the same chance: {_CAUSES}")
@@ -32,7 +32,7 @@ def require_sense(network: Network, fresh_caches: FreshCaches, token_ids: Sequen
 
 
 def require_numbers(outputs: mx.array) -> None:
-    """Refuse a model by what it computed for some text.
+    """Refuse a model whose outputs for a text are not finite.
 
     Args:
         outputs: Logits or hidden states.
@@ -48,13 +48,13 @@ def require_numbers(outputs: mx.array) -> None:
 
 
 def trial_lengths(spans: Collection[int]) -> tuple[int, ...]:
-    """Return the lengths of prompts that meet every window and block of a model.
+    """Return the lengths of prompts that test every window and block of a model.
 
-    Two of them are longer than the widest, by counts that no block divides: a mask that is
-    right for one row is then wrong for the other, if the model mistakes padding for tokens.
+    Two of them are longer than the widest, by counts that no block divides: if the model mistakes
+    padding for tokens, a mask that is right for one row is then wrong for the other.
 
     Args:
-        spans: How far windows, blocks and the choice of blocks reach, in tokens.
+        spans: The reach of windows, blocks and the choice of blocks, in tokens.
     """
     if not spans:
         return SHORT_PROMPTS

@@ -1,4 +1,4 @@
-"""Find out at load time whether rows of a model may use stored prefixes where they lie."""
+"""Checks at load whether rows of a model may use stored prefixes in place."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.ranks import ALONE, Ranks
 from backend.engine.trials.trial_steps import computed, cut, difference, prefilled
 
-# Two parts that two rows share, and what each row has of its own.
+# Lengths of two parts that two rows share, and of each row's own tail.
 _PARTS = (13, 8)
 _TAILS = (3, MIN_JOINED_TOKENS + 1)
 _STEPS = 2
@@ -29,13 +29,13 @@ def is_shareable(
     token_ids: Sequence[int],
     ranks: Ranks = ALONE,
 ) -> bool:
-    """Tell whether rows on one prefix compute what each computes by itself.
+    """Tell whether rows that share a prefix compute the same as each row alone.
 
     Args:
         network: The model.
-        fresh_caches: Makes the caches of one sequence.
-        token_ids: Of a text: prompts are cut from it, and from its repetitions.
-        ranks: Who shares the model: all of them get the same answer.
+        fresh_caches: Creates the caches of one sequence.
+        token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
+        ranks: The ranks of the model, which all get the same answer.
     """
     if fresh_caches.group_sizes:
         return False
@@ -45,7 +45,7 @@ def is_shareable(
     try:
         expected = [trial.alone(fresh_caches(), prefix, row) for row in rows]
         base = prefilled(ranks, network, _referring(fresh_caches)(), prefix)
-        # A rank of a pipeline may have none, and others some.
+        # Some ranks of a pipeline may have such caches, and others none.
         if not ranks.any(any(isinstance(leaf, RowKV) for leaf in cache_leaves(base))):
             return False
         alone = [trial.alone(caches, [], row) for caches, row in _on_parts(base, rows)]
@@ -65,13 +65,13 @@ class _SharingTrial:
         self._ranks = ranks
 
     def alone(self, caches: Caches, prefix: Sequence[int], row: Sequence[int]) -> mx.array:
-        """Return the logits [S, V] of the last tokens of a row, each in a pass of its own."""
+        """Return the logits [S, V] of the last tokens of a row, each in its own pass."""
         prefilled(self._ranks, self._network, caches, [*prefix, *row[:-_STEPS]])
         steps = [self._stepped(caches, token_id) for token_id in row[-_STEPS:]]
         return mx.concatenate(steps)
 
     def together(self, rows: Sequence[tuple[Caches, Sequence[int]]]) -> list[mx.array]:
-        """Return the same of rows in one batch."""
+        """Return the same logits for rows in one batch."""
         batch = BatchCaches(BatchPlan())
         ready = [
             prefilled(self._ranks, self._network, caches, row[:-_STEPS]) for caches, row in rows
@@ -92,7 +92,7 @@ def _referring(fresh_caches: CacheFactory) -> CacheFactory:
 
 
 def _on_parts(base: Caches, rows: Sequence[Sequence[int]]) -> list[tuple[Caches, Sequence[int]]]:
-    """Return caches for each row that begin with the same parts."""
+    """Return caches for each row, all beginning with the same parts."""
     parts = [_split(leaf) if isinstance(leaf, RowKV) else () for leaf in cache_leaves(base)]
     made = []
     for row in rows:

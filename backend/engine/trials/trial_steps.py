@@ -1,4 +1,4 @@
-"""Computing a few tokens for a trial at load, and comparing what came of it."""
+"""Computes a few tokens for a trial at load, and compares the results."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ _TOLERANCE = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.3}
 
 
 def cut(token_ids: Sequence[int], start: int, count: int) -> list[int]:
-    """Return `count` ids from `start` on; after the last one the first follows."""
+    """Return `count` ids from `start` on, starting over after the last."""
     return list(islice(cycle(token_ids), start, start + count))
 
 
 def computed(ranks: Ranks, build: Callable[[], mx.array]) -> mx.array:
-    """Compute a step at once: ranks of a pipeline mistake each other's lazy steps.
+    """Compute a step at once: ranks of a pipeline would mix up lazy steps.
 
     Args:
-        ranks: None of them computes what one of them cannot build.
-        build: Makes the graph of the logits; raises one of `MODEL_ERRORS`.
+        ranks: The ranks of the model; if one cannot build the graph, none computes it.
+        build: Returns the lazy logits; raises one of `MODEL_ERRORS`.
     """
     logits = ranks.attempt(build)
     mx.eval(logits)
@@ -32,7 +32,7 @@ def computed(ranks: Ranks, build: Callable[[], mx.array]) -> mx.array:
 
 
 def prefilled(ranks: Ranks, network: Network, caches: Caches, tokens: Sequence[int]) -> Caches:
-    """Append tokens to caches, and return these."""
+    """Append tokens to caches, and return the caches."""
     for start in range(0, len(tokens), _CHUNK_TOKENS):
         inputs = mx.array([tokens[start : start + _CHUNK_TOKENS]])
         ranks.attempt(partial(network, inputs, cache=caches))
@@ -41,13 +41,13 @@ def prefilled(ranks: Ranks, network: Network, caches: Caches, tokens: Sequence[i
 
 
 def difference(expected: Sequence[mx.array], found: Sequence[mx.array]) -> str | None:
-    """Return by how much log-probabilities differ, or `None` when it is no more than rounding.
+    """Return the difference of log-probabilities as text, or `None` if rounding explains it.
 
-    What is no number differs from everything; a token that both rule out is the same in both.
+    NaN differs from everything; a token that both rule out is equal in both.
 
     Args:
         expected: Logits [..., V] of each row.
-        found: What should be the same.
+        found: Logits that should be equal.
     """
     largest = max(_gap(a, b) for a, b in zip(expected, found, strict=True))
     is_near = largest <= _TOLERANCE.get(expected[0].dtype, max(_TOLERANCE.values()))

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: checkpoints of their own, which read the states of three layers of a model."""
+"""EAGLE-3 heads: separate checkpoints that read the hidden states of three layers of a model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,20 +16,20 @@ from backend.model.heads.eagle_config import head_config, layer_config
 from backend.model.heads.head_weights import load_weights, read_weights
 from backend.model.heads.network import Arrays, HeadNetwork, Target
 
-# Names of weights in other layouts, and here.
+# Prefixes of weight names in other layouts, and their replacements.
 _RENAMED = (("model.", ""), ("midlayer.", "layers.0."))
 _EMBEDDINGS, _OUTPUT, _IDS = "embed_tokens", "lm_head", "d2t"
 _ROPES = ("rope_scaling", "rope_parameters")
 
 
 class EagleNetwork(HeadNetwork):
-    """Reads states of three layers, and writes with an output and a vocabulary of its own."""
+    """Reads the states of three layers; has its own output projection and vocabulary."""
 
     def __init__(self, head: Network, network: Network) -> None:
-        """Draft for a network.
+        """Create a drafter for a network.
 
         Raises:
-            UnsupportedModelError: The head was trained with another.
+            UnsupportedModelError: The head was trained with another model.
         """
         target = Target(network)
         _require_fit(head, target)
@@ -45,10 +45,10 @@ class EagleNetwork(HeadNetwork):
         return [self._head.state, self._places]
 
     def require_sense(self) -> None:
-        """Look at the vocabulary.
+        """Check the vocabulary.
 
         Raises:
-            LoadError: It has tokens that the model does not have.
+            LoadError: It has tokens that the model lacks.
         """
         if (ids := _drafted_ids(self._head)) is None:
             return
@@ -71,13 +71,13 @@ class EagleNetwork(HeadNetwork):
         return states, self._widened(self._project(head.norm(states)))
 
     def _fused(self, before: mx.array) -> mx.array:
-        """Return states of the head's own width for those of the model."""
+        """Project states of the model to the width of the head."""
         norm = self._head.input_norm
         fused: mx.array = self._head.fc(before if norm is None else norm(before))
         return fused
 
     def _widened(self, logits: mx.array) -> mx.array:
-        """Return logits as wide as the model's; what the head does not know cannot come."""
+        """Expand logits to the vocabulary of the model; tokens unknown to the head get -inf."""
         if self._places is None:
             return logits
         none = mx.full((*logits.shape[:-1], 1), -mx.inf, logits.dtype)
@@ -85,7 +85,7 @@ class EagleNetwork(HeadNetwork):
 
 
 def build_eagle(directory: Path, network: Network, dtype: str | None) -> EagleNetwork:
-    """Return the EAGLE-3 head that a directory holds; no weight is in memory.
+    """Return the EAGLE-3 head of a directory, with weights still on disk.
 
     Raises:
         LoadError: It is for another model; other failures are those of upstream.
@@ -116,7 +116,7 @@ def _renamed(name: str) -> str:
 
 
 def _leave_to_the_model(head: Network, target: Target, weights: dict[str, mx.array]) -> None:
-    """Take out of a head what it shares with the model: a copy would take as much memory."""
+    """Remove the weights that a head shares with the model: a copy would double their memory."""
     is_as_wide = head.hidden_size == target.width
     is_whole = not head.uses_draft_vocab
     shared = {
@@ -131,7 +131,7 @@ def _leave_to_the_model(head: Network, target: Target, weights: dict[str, mx.arr
 
 
 def _scale_positions(head: Network, layer: Mapping[str, Any]) -> None:
-    """Rotate as the head was trained: mlx-vlm 0.7 leaves the scaling out."""
+    """Scale the rotary embeddings as in training: mlx-vlm 0.7 omits the scaling."""
     scaling = next(filter(None, map(layer.get, _ROPES)), None)
     if scaling is None:
         return
@@ -160,12 +160,12 @@ def _require_fit(head: Network, target: Target) -> None:
 
 
 def _drafted_ids(head: Network) -> mx.array | None:
-    """Return the ids [N] of the tokens that a head can draft, if these are not all."""
+    """Return the ids [N] of the tokens that a head can draft; `None` if it can draft all."""
     return mx.arange(head.draft_vocab_size) + head.d2t if head.uses_draft_vocab else None
 
 
 def _places(head: Network, vocab_size: int) -> mx.array | None:
-    """Return where the logit of each token [V] stands; behind the others if it has none."""
+    """Return the index of the logit of each token [V]; one past the end for a token without one."""
     if (ids := _drafted_ids(head)) is None:
         return None
     places = mx.full((vocab_size,), head.draft_vocab_size, mx.int32)

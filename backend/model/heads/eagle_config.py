@@ -1,7 +1,7 @@
-"""What the config.json of an EAGLE-3 head says, in either of its two layouts.
+"""Reads the config.json of an EAGLE-3 head, in either of its two layouts.
 
-In the layout of Speculators the fields of its layer stand in `transformer_layer_config`; in that of
-SGLang they stand at the top, and what belongs to the head alone may stand in `eagle_config`.
+In the layout of Speculators the fields of the layer are in `transformer_layer_config`; in that of
+SGLang they are at the top level, and fields of the head alone may be in `eagle_config`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from backend.errors import UnsupportedModelError
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _LAYER, _EXTRAS = "transformer_layer_config", "eagle_config"
-# What the network has a place for.
+# The number of layers whose states the network takes.
 _TAPS = 3
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json is that of an EAGLE-3 head."""
+    """Tell whether a config.json belongs to an EAGLE-3 head."""
     names = (config.get("model_type"), config.get("speculators_model_type"))
     architectures = config.get("architectures") or ()
     return "eagle3" in names or any("eagle3" in str(name).lower() for name in architectures)
@@ -32,8 +32,8 @@ def head_config(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the fields of mlx-vlm's `Eagle3Config`.
 
     Args:
-        config: Of the head.
-        layers: How many the model has.
+        config: The config.json of the head.
+        layers: The number of layers of the model.
 
     Raises:
         UnsupportedModelError: The model has too few, or the head is of another kind.
@@ -58,9 +58,9 @@ def head_config(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _boundaries(named: Sequence[int] | None, layers: int) -> list[int]:
-    """Return after how many layers of the model the head reads its states."""
+    """Return the counts of layers of the model after which the head reads the states."""
     ids = list(named or (2, layers // 2, layers - 3))
-    # Some trainers count the layers from 0, and name those whose outputs are meant; the first is 1.
+    # Some trainers list the layers whose outputs are read, counted from 0; the first is 1.
     first = 1 if named and ids[0] == 1 else 0
     found = [each + first for each in ids]
     if len(found) != _TAPS or not all(0 < each <= layers for each in found):

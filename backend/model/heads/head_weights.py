@@ -1,4 +1,4 @@
-"""The weights of a head: read from its files under the names of its network."""
+"""Reads the weights of a head from its files, and renames them for its network."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +15,8 @@ def read_weights(directory: Path, rename: Callable[[str], str | None]) -> dict[s
     """Return the weights of a directory, lazily.
 
     Args:
-        directory: Of the head, or of the checkpoint that contains it.
-        rename: Gives a weight's name in the head's network; `None` if it is not of the head.
+        directory: The directory of the head, or of the checkpoint that contains it.
+        rename: Returns a weight's name in the head's network; `None` for other weights.
     """
     found: dict[str, mx.array] = {}
     for path in sorted(directory.glob(WEIGHTS_PATTERN)):
@@ -29,15 +29,15 @@ def read_weights(directory: Path, rename: Callable[[str], str | None]) -> dict[s
 def load_weights(
     head: Network, weights: Mapping[str, mx.array], quantization: Mapping[str, Any] | None
 ) -> None:
-    """Give a head its weights, lazily.
+    """Set the weights of a head, lazily.
 
     Args:
         head: Upstream's module.
-        weights: All that it has.
-        quantization: What config.json says of them, if they are quantised.
+        weights: All its weights.
+        quantization: The quantisation given by config.json, if any.
 
     Raises:
-        ValueError: They are others than the head has.
+        ValueError: The weights do not match the head.
     """
     names = ("group_size", "bits", "mode")
     if chosen := {name: value for name, value in (quantization or {}).items() if name in names}:

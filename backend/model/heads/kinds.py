@@ -1,4 +1,4 @@
-"""The kinds of heads, and which of them a directory holds."""
+"""The kinds of heads, and detection of the kind in a directory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class HeadKind:
     """A kind of heads.
 
     Attributes:
-        name: As people see it.
-        is_alone: Tells by a config.json whether a checkpoint holds nothing but such a head.
-        build: Makes the network: of a directory, the model, and a data type if it is given.
-        families: Model types whose own checkpoints bring such a head.
-        prefix: Of its weights there; `{layers}` is how many layers the model has.
+        name: Shown to users.
+        is_alone: Tells from a config.json whether a checkpoint contains only such a head.
+        build: Creates the network from a directory, the model, and an optional data type.
+        families: Model types whose own checkpoints contain such a head.
+        prefix: The prefix of its weights there; `{layers}` is the number of layers of the model.
     """
 
     name: str
@@ -79,9 +79,9 @@ def head_alone(directory: Path) -> HeadKind | None:
 
 
 def head_beside(directory: Path) -> HeadKind | None:
-    """Return the kind of the head that a model's checkpoint brings, if it can be used.
+    """Return the kind of the head in a model's checkpoint, if it is usable.
 
-    It reads no weights but their names.
+    Reads only the names of weights.
 
     Raises:
         LoadError: Its config.json cannot be read.
@@ -99,10 +99,10 @@ def head_beside(directory: Path) -> HeadKind | None:
 
 
 def build_head(kind: HeadKind, directory: Path, network: Network, dtype: str | None) -> HeadNetwork:
-    """Return the head that a directory holds; no weight is in memory.
+    """Return the head of a directory, with weights still on disk.
 
     Raises:
-        LoadError: Says in a user's words what is wrong.
+        LoadError: The head is unusable; the message is written for users.
     """
     require_weights(directory)
     try:
@@ -112,7 +112,7 @@ def build_head(kind: HeadKind, directory: Path, network: Network, dtype: str | N
 
 
 def _weight_names(directory: Path) -> set[str]:
-    """Return the names of a checkpoint's weights, from its index or the heads of its files."""
+    """Return the names of a checkpoint's weights, from its index or the headers of its files."""
     index = directory / WEIGHTS_INDEX
     if index.is_file():
         return set(read_json(index, dict).get("weight_map", {}))

@@ -1,4 +1,4 @@
-"""Heads that predict the token after the next (MTP), as checkpoints of some families bring them."""
+"""Heads that predict the token after the next (MTP), part of the checkpoints of some families."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +13,10 @@ from backend.model.heads.network import HeadNetwork, Target
 
 
 class MtpNetwork(HeadNetwork):
-    """Reads the last states of the model, and writes with its output or one of its own."""
+    """Reads the last states of the model; uses its output projection or its own."""
 
     def __init__(self, head: Network, network: Network, *, masks_are_arrays: bool = False) -> None:
-        """Draft for a network.
+        """Create a drafter for a network.
 
         Args:
             head: Upstream's module.
@@ -24,7 +24,7 @@ class MtpNetwork(HeadNetwork):
             masks_are_arrays: As for a `HeadNetwork`.
 
         Raises:
-            UnsupportedModelError: The head was trained with another.
+            UnsupportedModelError: The head was trained with another model.
         """
         target = Target(network)
         own = head.norm.weight.shape[0]
@@ -36,7 +36,7 @@ class MtpNetwork(HeadNetwork):
         self._project = head.get("lm_head") or target.project
 
     def require_sense(self) -> None:
-        """Say nothing: the vocabulary is that of the model."""
+        """Do nothing: the vocabulary is that of the model."""
 
     def _read(
         self, embedded: mx.array, before: mx.array, mask: object, cache: Sequence[Any]
@@ -51,9 +51,7 @@ class MtpNetwork(HeadNetwork):
 
 
 def build_mtp(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
-    """Return the MTP head that a directory holds, alone or beside its model.
-
-    No weight is in memory.
+    """Return the MTP head of a directory, alone or with its model; weights stay on disk.
 
     Raises:
         UnsupportedModelError: It is for another model; other failures are those of upstream.

@@ -1,4 +1,4 @@
-"""A head at work: what all kinds have in common."""
+"""The network of a head: the parts common to all kinds."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ Arrays: TypeAlias = Any
 
 
 class Target:
-    """The parts of a model that a head reads and writes with.
+    """The parts of a model that a head uses.
 
     Attributes:
-        embed: Ids [B, T] to embeddings [B, T, D].
-        layers: In their order.
-        norm: The last one.
-        project: Normed states to logits.
-        width: Of its hidden states.
-        vocab_size: How many ids it embeds.
+        embed: Maps ids [B, T] to embeddings [B, T, D].
+        layers: In order.
+        norm: The last norm.
+        project: Maps normed states to logits.
+        width: The width of its hidden states.
+        vocab_size: The number of ids that it embeds.
     """
 
     def __init__(self, network: Network) -> None:
-        """Find them.
+        """Find the parts of a network.
 
         Raises:
-            UnsupportedModelError: The model is built in another way.
+            UnsupportedModelError: The model has another structure.
         """
         language_model = getattr(network, "language_model", network)
         decoder: Network = getattr(language_model, "model", None)
@@ -48,10 +48,10 @@ class Target:
 
 
 class HeadNetwork(ABC):
-    """A head as the engine takes networks: ids [B, T] and the caches -> logits [B, T, V].
+    """A head as a network of the engine: ids [B, T] and the caches -> logits [B, T, V].
 
     Attributes:
-        tapped: Modules of the model, whose states it reads.
+        tapped: The modules of the model whose states it reads.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class HeadNetwork(ABC):
         *,
         masks_are_arrays: bool = False,
     ) -> None:
-        """Draft with a module of upstream.
+        """Wrap a module of upstream.
 
         Args:
-            head: It has `layers`, a `norm` and perhaps embeddings of its own.
+            head: A module with `layers`, a `norm` and perhaps its own embeddings.
             target: The parts of the model.
-            tapped: Modules of the model, whose states it reads.
-            masks_are_arrays: Whether its attention needs them so, as MLA does.
+            tapped: The modules of the model whose states it reads.
+            masks_are_arrays: Whether its attention needs masks as arrays, as MLA does.
         """
         self.tapped = tapped
         self._before: mx.array | None = None
@@ -82,14 +82,14 @@ class HeadNetwork(ABC):
         """Set the states of the tokens before the next inputs, which may come in several calls.
 
         Args:
-            before: Those of the model [B, T, N * D], of all modules side by side, or those that the
-                head has made.
+            before: States of the model [B, T, N * D], those of all modules concatenated, or states
+                of the head [B, T, D].
         """
         self._before, self._after = before, []
 
     @property
     def after(self) -> mx.array:
-        """The states [B, T, D] that the head has made of all inputs since it was shown some."""
+        """The states [B, T, D] of the head for all inputs since the last call of `show`."""
         return mx.concatenate(self._after, axis=1) if len(self._after) > 1 else self._after[0]
 
     def make_cache(self) -> list[Any]:
@@ -107,20 +107,20 @@ class HeadNetwork(ABC):
 
     @property
     def token_bytes(self) -> int:
-        """Size of what is kept of a token of the model until the head has read it."""
+        """Size of the model's states of a token, which are kept until the head has read them."""
         size: int = self._head.norm.weight.dtype.size
         return self._width * size
 
     @abstractmethod
     def require_sense(self) -> None:
-        """Look at weights that are in memory.
+        """Check weights that are in memory.
 
         Raises:
-            LoadError: They are of another model.
+            LoadError: They belong to another model.
         """
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
-        """Append tokens to the caches, each with the states before it, and return the logits."""
+        """Append tokens to the caches, each with the state before it, and return the logits."""
         embedded = self._embed(inputs)
         before = self._next_states(inputs, embedded.dtype)
         mask = create_attention_mask(embedded, cache[0], return_array=self._masks_are_arrays)
@@ -129,7 +129,7 @@ class HeadNetwork(ABC):
         return logits
 
     def _next_states(self, inputs: mx.array, dtype: mx.Dtype) -> mx.array:
-        """Return what was shown for these inputs; zeros if nothing was, as in a trial."""
+        """Return the states shown for these inputs; zeros if none were, as in a trial."""
         shown, width = self._before, inputs.shape[1]
         if shown is None:
             shown, self._after = mx.zeros((*inputs.shape, self._width), dtype), []

@@ -1,6 +1,6 @@
-"""MTP heads that are one more layer of their model (`model.layers.N`), as GLM and DeepSeek name it.
+"""MTP heads that are an extra layer of their model (`model.layers.N`), as in GLM and DeepSeek.
 
-mlx-vlm has no network for them: the layer is mlx-lm's own, of a model with one layer.
+mlx-vlm has no network for them: the layer comes from a model of mlx-lm with one layer.
 """
 
 import importlib
@@ -18,17 +18,17 @@ from backend.model.checkpoint.weights import cast, widen_experts
 from backend.model.heads.head_weights import load_weights, read_weights
 from backend.model.heads.mtp import MtpNetwork
 
-# Of a checkpoint that mlx-vlm splits off.
+# Model types of checkpoints split off by mlx-vlm.
 SPLIT_TYPES = frozenset({"glm4_moe_lite_mtp"})
 _SPLIT_PREFIX = "model."
-# Beginnings of names in checkpoints, and in a model of one layer.
+# Prefixes of names in checkpoints, and in a model of one layer.
 _NAMES = (
     *(("enorm.", "enorm."), ("hnorm.", "hnorm."), ("eh_proj.", "eh_proj.")),
     *(("embed_tokens.", "model.embed_tokens."), ("shared_head.norm.", "model.norm.")),
     *(("shared_head_norm.", "model.norm."), ("shared_head.head.", "lm_head.")),
     *(("lm_head.", "lm_head."), ("mtp_block.", "model.layers.0."), ("", "model.layers.0.")),
 )
-# Names that sanitised weights have, and those in the head.
+# Prefixes of names after sanitising, and in the head.
 _OWN_NAMES = (
     *(("model.", ""), ("enorm.", "pre_fc_norm_embedding."), ("hnorm.", "pre_fc_norm_hidden.")),
     ("eh_proj.", "fc."),
@@ -36,7 +36,7 @@ _OWN_NAMES = (
 
 
 def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
-    """Return the head that a directory contains, alone or with its model; weights stay on disk.
+    """Return the head of a directory, alone or with its model; weights stay on disk.
 
     Raises:
         LoadError: It is for another model; other failures are those of upstream.
@@ -55,7 +55,7 @@ def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetw
 
 
 def _rename_from(prefix: str, *, is_split: bool) -> Callable[[str], str | None]:
-    """Return how names of a checkpoint become those of a model of one layer."""
+    """Return a function that maps names of a checkpoint to those of a model of one layer."""
 
     def rename(name: str) -> str | None:
         if name.startswith(prefix):

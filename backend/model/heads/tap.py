@@ -1,4 +1,4 @@
-"""What layers of a network have made of its latest tokens, for a head that reads it."""
+"""The hidden states of a network's latest tokens, for a head that reads them."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from backend.model.checkpoint.upstream import Network
 
 
 class HiddenTap:
-    """Keeps what some modules of a network returned in its latest pass."""
+    """Keeps the outputs of some modules of a network in its latest pass."""
 
     def __init__(self, modules: Sequence[Network]) -> None:
         """Watch modules of a network whose weights are in memory."""
@@ -18,9 +18,9 @@ class HiddenTap:
             module.__class__ = _tapped(type(module), self._latest, place)
 
     def take(self) -> Sequence[mx.array]:
-        """Return the hidden states [B, T, D] of the latest pass, of each module, once.
+        """Return the hidden states [B, T, D] of each module in the latest pass, and forget them.
 
-        They may be lazy. There are none where no pass was made since.
+        They may be lazy. Empty if no pass was made since the last call.
         """
         states = [self._latest.pop(place, None) for place in range(self._count)]
         found = [each for each in states if each is not None]
@@ -28,7 +28,7 @@ class HiddenTap:
 
 
 def _tapped(kind: type, latest: dict[int, mx.array], place: int) -> type:
-    """Return a class of modules that leave what they return at a place; of several, the first."""
+    """Return a subclass that stores its output in `latest`; of a tuple, the first element."""
 
     def call(self: Network, *args: object, **named: object) -> object:
         returned = kind.__call__(self, *args, **named)
