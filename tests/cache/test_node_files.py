@@ -310,5 +310,5 @@ def test_a_tier_whose_thread_fails_says_so_once_and_keeps_nobody_waiting(tmp_pat
         assert found.get(timeout=10) in ([], ())
     assert not tier.write(stored(0, 5))
     tier.close(timeout_s=10)
-    told = [record for record in caplog.records if "nothing is kept on disk" in record.message]
+    told = [record for record in caplog.records if "the disk is no longer used" in record.message]
     assert len(told) == 1

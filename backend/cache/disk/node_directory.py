@@ -4,6 +4,7 @@ Several processes may use a directory: files appear as a whole, a removed file i
 files of others are found at the next refresh.
 """
 
+import errno
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,9 @@ from backend.cache.radix import RadixTree
 from backend.cache.token_key import TokenKey
 
 _DIGEST_BYTES = 16
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# A full disk is freed of this multiple of a node's bytes: its header needs room too.
+_ROOM_ON_FULL_DISK = 2
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +114,8 @@ class NodeDirectory:
     def write(self, node: StoredNode) -> None:
         """Write a node, unless it exists or exceeds the budget; the oldest files make room.
 
+        They also make room on a disk that is full, once for each node.
+
         Raises:
             OSError: The disk refuses.
         """
@@ -120,9 +126,17 @@ class NodeDirectory:
         self._lost.append(header)
         if node.segment.nbytes > self._budget_bytes:
             return
-        self._make_room(node.segment.nbytes)
+        self._make_room(node.segment.nbytes, self._budget_bytes)
         name = _name(node)
-        self._folder.write(name, partial(_write, fingerprint=self._fingerprint, node=node))
+        try:
+            self._write(name, node)
+        except OSError as error:
+            room = _ROOM_ON_FULL_DISK * node.segment.nbytes
+            if error.errno not in _FULL or room > self.bytes:
+                raise
+            log.info("prompt cache: the oldest files make room for %s: %s", name, error)
+            self._make_room(room, self.bytes)
+            self._write(name, node)
         self._lost.remove(header)
         self.bytes += node.segment.nbytes
         self.written_bytes += node.segment.nbytes
@@ -253,12 +267,15 @@ class NodeDirectory:
             for name in filter(None, (node.value.snapshot_name, node.value.name)):
                 self._folder.touch(name)
 
-    def _make_room(self, needed: int) -> None:
+    def _write(self, name: str, node: StoredNode) -> None:
+        self._folder.write(name, partial(_write, fingerprint=self._fingerprint, node=node))
+
+    def _make_room(self, needed: int, budget_bytes: int) -> None:
         files = sorted(self._folder.files())
         total = sum(file.size for file in files)
         removed = []
         for file in files:
-            if total + needed <= self._budget_bytes:
+            if total + needed <= budget_bytes:
                 break
             self._folder.remove(file)
             removed.append(file)

@@ -1,0 +1,34 @@
+"""A disk with room for a few nodes only, mounted for one process."""
+
+import json
+import subprocess
+import sys
+
+import full_disk
+import pytest
+
+pytestmark = pytest.mark.mlx
+
+OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """The words that run a command with a disk of 256 KiB in `tmp_path`."""
+    mount = f"mount -t tmpfs -o size=256k tmpfs '{tmp_path}'"
+    try:
+        subprocess.run([*OWN_MOUNTS, mount], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this system does not let users mount: {error}")
+    return (*OWN_MOUNTS, f'{mount} && exec "$@"', "sh")
+
+
+def test_on_a_full_disk_new_nodes_take_the_place_of_the_oldest(small_disk, tmp_path):
+    command = [sys.executable, full_disk.__file__, str(tmp_path)]
+    written = subprocess.run([*small_disk, *command], capture_output=True, text=True, check=False)
+    assert written.returncode == 0, written.stderr
+    held = json.loads(written.stdout)
+    newest = full_disk.NODES - 1
+    assert newest in held
+    assert 0 not in held
+    assert len(held) >= 3

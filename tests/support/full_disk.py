@@ -1,0 +1,46 @@
+"""Write nodes to a disk with room for a few: `python full_disk.py DIRECTORY`.
+
+Prints the starts of the nodes that the disk holds in the end, as a JSON list.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+
+from backend.cache.disk.node_directory import NodeDirectory, StoredNode
+from backend.cache.kv import Block, Segment, evaluate
+from backend.cache.plain import to_plain
+from backend.cache.token_key import TokenKey
+
+NODES = 20
+TOKENS = 64
+BUDGET_BYTES = 2**30
+
+
+def node(number: int) -> StoredNode:
+    """The beginning of a conversation of its own, 32 KiB."""
+    keys = mx.zeros((1, 1, TOKENS, 128), mx.float32)
+    segment = Segment((Block(TOKENS, ((keys,),)),), None)
+    evaluate([segment])
+    ids = range(number * TOKENS, (number + 1) * TOKENS)
+    return StoredNode(TokenKey.from_ids(ids), 0, to_plain(segment))
+
+
+def main() -> None:
+    """Write all nodes; an `OSError` ends the program."""
+    directory = NodeDirectory(Path(sys.argv[1]), "0123456789abcdef01234567", BUDGET_BYTES)
+    nodes = [node(number) for number in range(NODES)]
+    for each in nodes:
+        directory.write(each)
+    held = [
+        number
+        for number, each in enumerate(nodes)
+        if directory.read(each.key, 0, ends_at_snapshot=False)
+    ]
+    sys.stdout.write(json.dumps(held))
+
+
+if __name__ == "__main__":
+    main()
