@@ -53,8 +53,9 @@ async def _round(client: BackendClient, load: Load, words: int) -> Sequence[Stre
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_timed(client, request)) for request in requests]
-    except* CallError as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as errors:
+        # Raised from `except*`, it would stay in a group on Python 3.11.2.
+        raise (errors.subgroup(CallError) or errors).exceptions[0] from None
     return [task.result() for task in tasks]
 
 
