@@ -83,7 +83,9 @@ def _media_fault(
         trial = examiner.trial(kind, count)
         return _difference(network, fresh_caches, trial.prompt, trial.whole_inputs)
     except PROCESSOR_FAILURES as error:
-        fault = f"the model raises {type(error).__name__}: {one_line(error)}"
+        level = logging.WARNING if count == 1 else logging.INFO
+        log.log(level, "the model raises %s: %s", type(error).__name__, one_line(error))
+        fault = "this version of mlx-vlm fails on it"
     except OtherTokensError as error:
         return f"the model's processor: {error}"
     except ProcessorError as error:

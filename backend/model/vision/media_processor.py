@@ -276,7 +276,7 @@ class MediaProcessor:
         start, stop = self._core(ids, len(lead))
         for name in _PER_TOKEN:
             if name in inputs:
-                inputs[name] = inputs[name][:, start:stop]
+                inputs[name] = inputs[name][..., start:stop]
         core = self._own(kind, ids[start:stop], inputs)
         shown = [*ids[len(lead) : start], *core, *ids[stop:]]
         text = self._tokenizer.decode(shown)

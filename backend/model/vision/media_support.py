@@ -27,6 +27,10 @@ _OWN_TOKENS = {
     MediaKind.AUDIO: ("boa_token", "audio_token"),
     MediaKind.VIDEO: ("video_token",),
 }
+_UNFIT = (
+    "prepared by itself, which this backend does, "
+    "what mlx-vlm's processor makes of it does not fit its towers"
+)
 # The second picture has another shape.
 _SAMPLES = 2
 
@@ -75,7 +79,8 @@ def _fault(media: MediaProcessor, kind: MediaKind, network: VisionNetwork) -> st
     except NotEmbeddableError as error:
         return str(error)
     except PROCESSOR_FAILURES as error:
-        return f"the model's towers raise {type(error).__name__}: {one_line(error)}"
+        log.warning("the model's towers raise %s: %s", type(error).__name__, one_line(error))
+        return _UNFIT
     return None
 
 
