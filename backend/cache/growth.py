@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 ALLOCATION_STEP_TOKENS = 256
-"""Caches of positions are allocated in steps of so many tokens."""
+"""Caches of positions grow in steps of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +11,9 @@ class Growth:
     """Memory of one layer's cache.
 
     Attributes:
-        bytes_per_token: Of each position that it holds; 0 for a state of one size.
-        window: Positions that it holds at most; 0 is all.
-        fixed_bytes: Of a state, however long the sequence is.
+        bytes_per_token: Bytes per position; 0 for a state of fixed size.
+        window: Maximum number of positions; 0 for all.
+        fixed_bytes: Bytes of a state, whatever the length of the sequence.
     """
 
     bytes_per_token: int = 0

@@ -1,7 +1,6 @@
-"""What a node of the prompt cache holds: KV of its own tokens, and perhaps the state at its end.
+"""The content of a prompt cache node: KV of its own tokens, and perhaps the state at its end.
 
-All arrays are the store's own copies. They are never written to. Cuts are lazy: `evaluate`
-computes them.
+All arrays are the store's own copies and never written to. Cuts are lazy: `evaluate` computes them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +21,9 @@ class Block:
     """KV of consecutive tokens.
 
     Attributes:
-        tokens: How many.
+        tokens: Their number.
         layers: Per layer, arrays [..., tokens, width]; none for a layer without positions.
-        has_windows: Whether the layers with a sliding window are among them.
+        has_windows: Whether `layers` includes those with a sliding window.
     """
 
     tokens: int
@@ -37,7 +36,7 @@ class Block:
         return sum(array.nbytes for arrays in self.layers for array in arrays)
 
     def split(self, at: int) -> tuple["Block", "Block"]:
-        """Return the first `at` tokens and the others, as arrays of their own."""
+        """Return the first `at` tokens and the others, as separate arrays."""
         return self._cut(0, at), self._cut(at, self.tokens)
 
     def _cut(self, start: int, stop: int) -> "Block":
@@ -48,17 +47,17 @@ class Block:
         return Block(stop - start, layers, self.has_windows)
 
 
-# Returns a block with its windows, given where it begins.
+# Returns a block with its windows, given its first position.
 Refill: TypeAlias = Callable[[Block, int], Block]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a layer that cannot be cut by position knows at one place.
+    """The state, at one position, of a layer that cannot be cut by position.
 
     Attributes:
-        arrays: `None` stands for one that is not there yet.
-        numbers: What it counts.
+        arrays: `None` for one that does not exist yet.
+        numbers: Its counters.
     """
 
     arrays: tuple[mx.array | None, ...]
@@ -67,13 +66,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The states of all layers that have one, at one place."""
+    """The states of all layers that have one, at one position."""
 
     states: tuple[State, ...]
 
     @property
     def arrays(self) -> Arrays:
-        """All arrays that are there."""
+        """All existing arrays."""
         return tuple(a for state in self.states for a in state.arrays if a is not None)
 
     @property
@@ -91,7 +90,7 @@ class Segment:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it describes."""
+        """The number of its tokens."""
         return sum(block.tokens for block in self.blocks)
 
     @property
@@ -117,12 +116,12 @@ class Segment:
         return Segment(tuple(left)), Segment(tuple(right), self.snapshot)
 
     def refilled(self, start: int, first: int, refill: Refill) -> "Segment":
-        """Return the segment with windows from a place on.
+        """Return the segment with windows from a position on.
 
         Args:
-            start: Where the segment begins.
-            first: The place.
-            refill: Returns a block that begins at a place with its windows.
+            start: The segment's first position.
+            first: The first position that gets its windows.
+            refill: Returns a block with its windows.
         """
         if start < first < start + self.tokens:
             head, tail = self.split(first - start)
@@ -133,12 +132,12 @@ class Segment:
             start += block.tokens
         return Segment(tuple(blocks), self.snapshot)
 
-    def behind(self, known: int) -> "Segment":
-        """Return what follows the first tokens; of all of them the snapshot is left."""
+    def after(self, known: int) -> "Segment":
+        """Return the part after the first `known` tokens: only the snapshot if that is all."""
         return Segment((), self.snapshot) if known >= self.tokens else self.split(known)[1]
 
     def joined(self, other: "Segment") -> "Segment | None":
-        """Return both as one; `None` for what is evicted apart, or has a snapshot between."""
+        """Return both as one; `None` if that is too long for a node, or has a snapshot inside."""
         if self.snapshot is not None or self.tokens + other.tokens > MAX_NODE_TOKENS:
             return None
         return Segment(self.blocks + other.blocks, other.snapshot)
@@ -146,11 +145,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LooseNode:
-    """A node by itself.
+    """A node outside the tree.
 
     Attributes:
         key: The tokens from the root to the node's end.
-        start: Where the node begins.
+        start: The node's first position.
     """
 
     key: TokenKey
@@ -167,11 +166,11 @@ class Piece:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The state at its end; none when the segment goes on behind it."""
+        """The state at its end; none if the segment continues."""
         return self.segment.snapshot if self.tokens == self.segment.tokens else None
 
     def blocks(self) -> Iterable[tuple[Block, int]]:
-        """Yield the blocks and how many tokens of each belong to it."""
+        """Yield each block with the number of its tokens in the piece."""
         left = self.tokens
         for block in self.segment.blocks:
             if left <= 0:
@@ -181,7 +180,7 @@ class Piece:
 
 
 def evaluate(segments: Iterable[Segment]) -> None:
-    """Compute every array, so that nothing keeps a larger one alive."""
+    """Compute every array, so that none keeps a larger one alive."""
     mx.eval([_arrays(segment) for segment in segments])
 
 

@@ -1,8 +1,8 @@
-"""How the cache of one layer is read and restored: a row per class of mlx-lm and mlx-vlm.
+"""Reads and restores the cache of one layer: a row per class of mlx-lm and mlx-vlm.
 
-The one place, beside the batch and the factory of fresh caches, that knows their cache classes.
-They are told apart by exact class: a subclass that keeps its data elsewhere must not be taken for
-its parent. mlx-vlm 0.7 has classes of its own, with the names of mlx-lm's and nearly their insides.
+Only this module, the batch and the factory of fresh caches know their cache classes. Classes are
+matched exactly: a subclass may keep its data elsewhere. mlx-vlm 0.7 has its own classes, with the
+names and almost the internals of mlx-lm's.
 """
 
 import copy
@@ -26,10 +26,10 @@ _UPSTREAM_MODULES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
 
 @dataclass(frozen=True, slots=True)
 class PositionLayer:
-    """KV of every position: it can be cut anywhere.
+    """KV of every position; can be cut anywhere.
 
     Attributes:
-        packing: How the store keeps it.
+        packing: Its storage format.
     """
 
     read: Callable[[UpstreamCache], Arrays]
@@ -37,7 +37,7 @@ class PositionLayer:
     packing: Packing = UNPACKED
 
     def slices(self, cache: UpstreamCache, start: int, stop: int) -> Arrays:
-        """Copy positions, lazily; nothing for a layer that does not use its cache."""
+        """Lazily copy positions; empty for a layer that does not use its cache."""
         if cache.empty():
             return ()
         return self.packing.pack(_cut(self.read(cache), start, stop))
@@ -50,8 +50,8 @@ class PositionLayer:
         Args:
             cache: The one to fill.
             parts: Arrays of consecutive positions from the first on.
-            length: How many positions they are.
-            capacity: For how many the cache is going to be used.
+            length: Their number of positions.
+            capacity: The number of positions that the cache will hold.
         """
         steps = capacity // ALLOCATION_STEP_TOKENS + 1
         spare = steps * ALLOCATION_STEP_TOKENS - length
@@ -62,10 +62,10 @@ class PositionLayer:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLayer:
-    """KV of every position, of which the first may be used where the store keeps them."""
+    """KV of every position; the first ones may be used in place, in the store."""
 
     def slices(self, cache: RowKV, start: int, stop: int) -> Arrays:
-        """Copy positions, lazily; nothing for a layer that does not use its cache."""
+        """Lazily copy positions; empty for a layer that does not use its cache."""
         return () if cache.empty() else cache.slices(start, stop)
 
     def restore(self, cache: RowKV, parts: Sequence[Part], owned: Sequence[Arrays]) -> None:
@@ -73,8 +73,8 @@ class ReferenceLayer:
 
         Args:
             cache: The one to fill.
-            parts: The first positions, which stay where they are.
-            owned: Arrays of the positions behind them, which are copied.
+            parts: The first positions, used in place.
+            owned: Arrays of the positions after them, which are copied.
         """
         if columns := list(zip(*owned, strict=True)):
             spare = ALLOCATION_STEP_TOKENS
@@ -85,11 +85,11 @@ class ReferenceLayer:
 
 @dataclass(frozen=True, slots=True)
 class WindowLayer:
-    """KV of the latest positions in a ring; it can be cut where the window before is known.
+    """KV of the latest positions in a ring; can be cut where the preceding window is known.
 
     Attributes:
-        size: Positions that a token sees, itself included.
-        packing: How the store keeps them.
+        size: Positions that a token attends to, including itself.
+        packing: Their storage format.
     """
 
     size: int
@@ -102,7 +102,7 @@ class WindowLayer:
         return int(cache.offset - _in_order(cache)[0].shape[-2])
 
     def slices(self, cache: UpstreamCache, start: int, stop: int) -> Arrays:
-        """Copy positions, lazily; nothing for a layer that does not use its cache."""
+        """Lazily copy positions; empty for a layer that does not use its cache."""
         if cache.empty():
             return ()
         arrays = _in_order(cache)
@@ -114,9 +114,9 @@ class WindowLayer:
 
         Args:
             cache: The one to fill.
-            parts: Arrays of consecutive positions up to the last; what of them is older than
-                the window is left out.
-            length: The last position's number plus one.
+            parts: Arrays of consecutive positions up to the last; positions before the window
+                are dropped.
+            length: The last position plus one.
         """
         columns = list(zip(*map(self.packing.unpack, parts), strict=True))
         if not columns:
@@ -130,9 +130,9 @@ class WindowLayer:
             cache.state = keys, values, offset, keep, size, index
 
     def _ring(self, column: Sequence[mx.array], length: int) -> mx.array:
-        """Join positions into a ring of its full size, if it should be full.
+        """Join positions into a ring, with zeros for missing ones.
 
-        The oldest one is overwritten before any token could see it, so it may be missing.
+        The oldest may be missing: it is overwritten before a token can attend to it.
         """
         latest = mx.concatenate(column, axis=-2)[..., -self.size :, :]
         missing = min(self.size, length) - latest.shape[-2]
@@ -143,13 +143,13 @@ class WindowLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """A state that belongs to one place: it is copied whole."""
+    """A state at one position, copied as a whole."""
 
     read: Callable[[UpstreamCache], State]
     write: Callable[[UpstreamCache, State], None]
 
     def snapshot(self, cache: UpstreamCache) -> State:
-        """Copy the state, lazily."""
+        """Lazily copy the state."""
         state = self.read(cache)
         return State(
             tuple(None if a is None else mx.contiguous(a) for a in state.arrays), state.numbers
@@ -157,17 +157,17 @@ class StateLayer:
 
     def restore(self, cache: UpstreamCache, state: State) -> None:
         """Fill a fresh cache."""
-        # Caches assign to slices of their arrays: the store's must be other objects.
+        # Caches assign to slices of their arrays, which must not be the store's objects.
         arrays = tuple(copy.copy(array) for array in state.arrays)
         self.write(cache, State(arrays, state.numbers))
 
 
 @dataclass(frozen=True, slots=True)
 class CounterLayer:
-    """A count of positions: nothing of it is stored."""
+    """A count of positions, which is not stored."""
 
     def restore(self, cache: UpstreamCache, length: int) -> None:
-        """Let a fresh counter go on behind so many tokens of text."""
+        """Let a fresh counter continue after `length` tokens of text."""
         cache.upcoming = [length]
 
 
@@ -175,11 +175,11 @@ LayerKind: TypeAlias = PositionLayer | ReferenceLayer | WindowLayer | StateLayer
 
 
 def layer_kind(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
-    """Return how a fresh cache is read and restored; `None` for a class not known here.
+    """Return the kind of a fresh cache; `None` for an unknown class.
 
     Args:
-        cache: Of the layer.
-        packing: How its keys and values are stored; what is quantised in use is not packed again.
+        cache: The layer's cache.
+        packing: Storage format of its keys and values; quantised caches are not packed again.
     """
     if isinstance(cache, RowKV):
         is_packed = packing.bits is not None
@@ -191,12 +191,12 @@ def layer_kind(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
 
 
 def is_empty(cache: UpstreamCache) -> bool:
-    """Tell whether a layer's cache holds nothing; caches of some models cannot tell, and do."""
+    """Tell whether a layer's cache is empty; one without `empty` counts as not empty."""
     return bool(cache.empty()) if hasattr(cache, "empty") else False
 
 
 def cache_bytes(cache: UpstreamCache) -> int:
-    """Return the size of a layer's cache; caches of some models have a state and no size."""
+    """Return the bytes of a layer's cache; those of some models have a state but no `nbytes`."""
     if hasattr(cache, "nbytes"):
         return int(cache.nbytes)
     arrays = (array for _, array in tree_flatten(list(cache.state)))
@@ -204,7 +204,7 @@ def cache_bytes(cache: UpstreamCache) -> int:
 
 
 def growth_of(cache: UpstreamCache) -> Growth:
-    """Return how the memory of a layer's cache grows, read off one that holds a few tokens."""
+    """Return the memory growth of a layer's cache, given one that holds a few tokens."""
     if is_empty(cache):
         return Growth(fixed_bytes=cache_bytes(cache))
     kind = layer_kind(cache, UNPACKED)
@@ -216,13 +216,13 @@ def growth_of(cache: UpstreamCache) -> Growth:
         return Growth(fixed_bytes=cache_bytes(cache))
     bytes_per_token = _bytes_per_position((cache.keys, cache.values))
     if chunk := getattr(cache, "chunk_size", 0):
-        # Its size is a bound on what is seen, and it is allocated in steps beyond.
+        # `chunk_size` bounds the visible positions; allocation goes beyond it by up to a step.
         return Growth(bytes_per_token, int(chunk) + ALLOCATION_STEP_TOKENS)
     return Growth(bytes_per_token, int(getattr(cache, "max_size", 0)))
 
 
 def keys_and_values(cache: UpstreamCache) -> tuple[mx.array, mx.array] | None:
-    """Return those of a layer that keeps every position, without quantisation; `None` of others."""
+    """Return a cache's keys and values, dequantised; `None` if it does not keep every position."""
     match upstream_name(cache):
         case "KVCache":
             return cache.keys, cache.values
@@ -234,7 +234,7 @@ def keys_and_values(cache: UpstreamCache) -> tuple[mx.array, mx.array] | None:
 
 
 def upstream_name(cache: UpstreamCache) -> str:
-    """Return the name of a cache's class, or "" for one that is not of upstream's cache modules."""
+    """Return the name of a cache's class, or "" for one outside upstream's cache modules."""
     kind = type(cache)
     return kind.__name__ if kind.__module__ in _UPSTREAM_MODULES else ""
 
@@ -298,11 +298,11 @@ CACHE_CLASSES: Mapping[str, Callable[[UpstreamCache, Packing], LayerKind | None]
     "ChunkedKVCache": _chunk_layer,
     "ArraysCache": _array_layer,
 }
-"""How caches are stored, by the exact names of their classes."""
+"""The kind of layer of each cache class, by its exact name."""
 
 
 def _has_numbers_apart(cache: UpstreamCache) -> bool:
-    """Tell whether a ring is mlx-vlm's, whose state holds arrays only."""
+    """Tell whether a cache is mlx-vlm's, whose `state` contains only arrays."""
     return bool(type(cache).__module__ == _UPSTREAM_MODULES[1])
 
 
@@ -325,7 +325,7 @@ def _rolled(array: mx.array, index: int) -> mx.array:
 
 
 def _cut(arrays: Iterable[mx.array], start: int, stop: int) -> Arrays:
-    """Copy positions: a mere slice would keep all of the array in memory."""
+    """Copy positions; a slice would keep the whole array in memory."""
     return tuple(mx.contiguous(array[..., start:stop, :]) for array in arrays)
 
 

@@ -1,4 +1,4 @@
-"""A network's caches as a whole: stored from them, restored to them, all layers at one place."""
+"""Stores and restores the caches of a network, all layers together."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from backend.cache.row_kv import Part
 from backend.cache.worth import Thinning
 from backend.core.model import Reuse
 
-# Shorter ones are copied: attention over many short parts costs more than over one copy.
+# Shorter blocks are copied: attention over many short parts costs more than over one copy.
 MIN_REFERENCE_TOKENS = 512
 
 log = logging.getLogger(__name__)
@@ -31,19 +31,19 @@ Caches: TypeAlias = Sequence[UpstreamCache]
 
 
 class CaptureError(Exception):
-    """Caches do not end where they should."""
+    """Caches end at an unexpected position."""
 
 
 class CacheLayout:
-    """What the caches of a network are made of, decided over all layers.
+    """The structure of a network's caches, over all layers.
 
     Attributes:
-        has_state: Whether a prefix can be taken up only where a snapshot was made.
-        has_windows: Whether layers forget old positions.
+        has_state: Whether a prefix can be restored only at a snapshot.
+        has_windows: Whether some layers forget old positions.
     """
 
     def __init__(self, kinds: Sequence[LayerKind]) -> None:
-        """Take how each leaf of the caches is read and restored, in order."""
+        """Create a layout from the kind of each leaf of the caches, in order."""
         self._kinds = tuple(kinds)
         self._window = max((k.size for k in kinds if isinstance(k, WindowLayer)), default=0)
         self.has_state = any(isinstance(kind, StateLayer) for kind in kinds)
@@ -52,7 +52,7 @@ class CacheLayout:
 
     @classmethod
     def of(cls, caches: Caches, packing: Packing = UNPACKED) -> "CacheLayout | None":
-        """Look at fresh caches; `None`, with a warning, for a class that cannot be stored."""
+        """Return the layout of fresh caches; `None`, with a warning, if one cannot be stored."""
         kinds: list[LayerKind] = []
         for leaf in cache_leaves(caches):
             kind = layer_kind(leaf, packing)
@@ -63,7 +63,7 @@ class CacheLayout:
         return cls(kinds)
 
     def capture(self, caches: Caches, start: int, stop: int) -> tuple[Block, ...]:
-        """Copy the KV of the tokens from `start` to `stop`, where the caches end; lazily.
+        """Lazily copy the KV of the tokens from `start` to `stop`, the end of the caches.
 
         Raises:
             CaptureError: The caches end elsewhere.
@@ -77,7 +77,7 @@ class CacheLayout:
         )
 
     def snapshot(self, caches: Caches) -> Snapshot | None:
-        """Copy the states of all layers, lazily; `None` where no layer has one."""
+        """Lazily copy the states of all layers; `None` if no layer has one."""
         if not self.has_state:
             return None
         pairs = zip(self._kinds, cache_leaves(caches), strict=True)
@@ -86,19 +86,19 @@ class CacheLayout:
         )
 
     def windows_from(self, caches: Caches) -> int:
-        """Return the first position of which all layers with a window still know."""
+        """Return the first position that all layers with a window still hold."""
         pairs = zip(self._kinds, cache_leaves(caches), strict=True)
         return max(
             (k.known_from(leaf) for k, leaf in pairs if isinstance(k, WindowLayer)), default=0
         )
 
     def with_windows(self, caches: Caches, block: Block, start: int) -> Block:
-        """Return a block with its windows, copied from caches that know of them; lazily.
+        """Return a block with its windows, lazily copied from caches that still hold them.
 
         Args:
-            caches: Which hold the tokens of the block.
+            caches: They hold the tokens of the block.
             block: Perhaps without windows.
-            start: Where it begins.
+            start: Its first position.
         """
         stop = start + block.tokens
         rows = zip(self._kinds, cache_leaves(caches), block.layers, strict=True)
@@ -110,14 +110,14 @@ class CacheLayout:
 
     @property
     def reuse(self) -> Reuse:
-        """Where a prefix can be taken up."""
+        """The positions at which a prefix can be reused."""
         if self.has_state:
             return Reuse.AT_SNAPSHOTS
         return Reuse.WITH_WINDOWS if self.has_windows else Reuse.ANYWHERE
 
     @property
     def thinning(self) -> Thinning | None:
-        """What nodes in the middle of a conversation can give up; `None` is nothing."""
+        """The thinning of nodes in the middle of a conversation; `None` if there is none."""
         if not (self.has_state or self.has_windows):
             return None
         return Thinning(self._thinned, self._window, self.has_state)
@@ -139,13 +139,13 @@ class CacheLayout:
         return best
 
     def restore(self, caches: Caches, path: Sequence[Piece], length: int, capacity: int) -> None:
-        """Fill fresh caches with a prefix; lazily.
+        """Lazily fill fresh caches with a prefix.
 
         Args:
-            caches: Of the same network. What they share with the store they do not write to.
-            path: The pieces of the prefix, which `usable` has found to be whole.
+            caches: Of the same network. They do not write to arrays shared with the store.
+            path: The pieces of the prefix; `usable` has found it restorable.
             length: Tokens of the prefix.
-            capacity: Tokens for which there shall be room.
+            capacity: Tokens to allocate room for.
         """
         blocks = [block for piece in path for block in piece.blocks()]
         snapshot = path[-1].snapshot
@@ -166,11 +166,11 @@ class CacheLayout:
                     kind.restore(leaf, length)
 
     def refer(self, caches: Caches, path: Sequence[Piece]) -> None:
-        """Let caches use the store's copy of their first positions instead of their own; lazily.
+        """Lazily make caches use the store's copy of their first positions instead of their own.
 
         Args:
-            caches: Which hold these positions, and perhaps more.
-            path: The pieces of a prefix of theirs.
+            caches: They hold these positions, and perhaps more.
+            path: The pieces of one of their prefixes.
         """
         blocks = [block for piece in path for block in piece.blocks()]
         blocks = blocks[: _referable(blocks)]
@@ -180,14 +180,14 @@ class CacheLayout:
                 leaf.refer(_references(blocks, index))
 
     def referable(self, path: Sequence[Piece]) -> int:
-        """Return how many first positions of a path caches would use where they lie."""
+        """Return the number of first positions of a path that caches would use in place."""
         if not self._has_references:
             return 0
         blocks = [block for piece in path for block in piece.blocks()]
         return sum(taken for _, taken in blocks[: _referable(blocks)])
 
     def shared(self, caches: Caches) -> int:
-        """Return how many first positions caches use where the store keeps them."""
+        """Return the number of first positions that caches use in place, in the store."""
         pairs = zip(self._kinds, cache_leaves(caches), strict=False)
         return max((c.shared for kind, c in pairs if isinstance(kind, ReferenceLayer)), default=0)
 
@@ -213,7 +213,7 @@ class CacheLayout:
         return Block(stop - start, tuple(layers), has_windows)
 
     def _thinned(self, segment: Segment) -> Segment:
-        """Return a segment without its snapshot and the layers that only a cut inside needs."""
+        """Return a segment without its snapshot and its sliding windows."""
         return Segment(tuple(self._without_windows(block) for block in segment.blocks))
 
     def _without_windows(self, block: Block) -> Block:
@@ -228,7 +228,7 @@ class CacheLayout:
 
 
 def cache_leaves(caches: Caches) -> Iterator[UpstreamCache]:
-    """Yield the caches that hold arrays, in a fixed order; a `CacheList` holds others."""
+    """Yield the caches that hold arrays, in a fixed order; a `CacheList` holds other caches."""
     for cache in caches:
         if upstream_name(cache) == "CacheList":
             yield from cache_leaves(cache.caches)
@@ -237,14 +237,14 @@ def cache_leaves(caches: Caches) -> Iterator[UpstreamCache]:
 
 
 def _parts(blocks: Sequence[tuple[Block, int]], index: int) -> list[Arrays]:
-    """Return a layer's arrays, cut to the tokens that are wanted."""
+    """Return a layer's arrays, cut to the tokens taken."""
     return [
         tuple(array[..., :taken, :] for array in block.layers[index]) for block, taken in blocks
     ]
 
 
 def _referable(blocks: Sequence[tuple[Block, int]]) -> int:
-    """Return how many of the first blocks are long enough, on average, to be read by themselves."""
+    """Return the number of first blocks that are long enough, on average, to be read in place."""
     best = tokens = 0
     for count, (_, taken) in enumerate(blocks, start=1):
         tokens += taken
@@ -254,7 +254,7 @@ def _referable(blocks: Sequence[tuple[Block, int]]) -> int:
 
 
 def _references(blocks: Sequence[tuple[Block, int]], index: int) -> list[Part]:
-    """Return a layer's arrays as they are; none for a layer that the model does not use."""
+    """Return a layer's arrays, not copied; none for a layer that the model does not use."""
     return [Part(block.layers[index], taken) for block, taken in blocks if block.layers[index]]
 
 

@@ -1,6 +1,6 @@
-"""The nodes of a prompt cache within a budget of bytes: stored, thinned and evicted.
+"""Stores, thins and evicts the nodes of a prompt cache within a budget of bytes.
 
-Requests are known only by their names, as holders of paths.
+It knows requests only by name, as owners of paths.
 """
 
 import math
@@ -25,35 +25,35 @@ from backend.cache.worth import (
 from backend.core.prompt import Place
 
 MAX_PINNED_SHARE = 0.5
-# A node that loses one of so many children is joined with the other one.
+# A node that loses one of this many children is joined with the other.
 _JOINED_AT = 2
 
 
 class NodeStore:
-    """Nodes on a radix tree.
+    """Nodes in a radix tree.
 
     Attributes:
-        tree: To be read by the owner, and changed here only.
-        bytes: What all nodes hold; at most `budget_bytes`.
+        tree: The owner may read it; changed only here.
+        bytes: Total size of all nodes; at most `budget_bytes`.
         held: By owner, the deepest node of a path that must not be evicted.
-        used: By owner, the deepest node of a path that is used where it lies, and how many tokens
-            of the path are: to evict it would free nothing.
-        pinned: Ends of system prompts, the least recent first.
-        unsaved: Nodes of which nobody else holds all.
-        version: Counts the insertions.
-        now: The number of the present request.
-        worth: Tells what is given up first.
+        used: By owner, the deepest node of a path that is used in place, and the number of its
+            tokens in use: evicting it would free nothing.
+        pinned: Ends of system prompts, least recent first.
+        unsaved: Nodes that are not on disk, wholly or in part.
+        version: Counts insertions.
+        now: The number of the current request.
+        worth: Determines the order of eviction.
     """
 
     def __init__(
         self, budget_bytes: int, forecast: Forecast, thinning: Thinning | None = None
     ) -> None:
-        """Start empty.
+        """Create an empty store.
 
         Args:
-            budget_bytes: What all nodes together may hold.
-            forecast: How likely requests are to come.
-            thinning: What nodes can give up before they are evicted; `None` is nothing.
+            budget_bytes: Limit of all nodes together.
+            forecast: The likelihood of requests.
+            thinning: Thins nodes before they are evicted; `None` if they cannot be thinned.
         """
         self.tree: RadixTree[Segment] = RadixTree()
         self.budget_bytes = budget_bytes
@@ -74,22 +74,22 @@ class NodeStore:
     def insert(
         self, key: TokenKey, start: int, segment: Segment, place: Place = Place.INNER
     ) -> SegmentNode | None:
-        """Store what the tree lacks of a prefix, and return the node at its end.
+        """Store the missing part of a prefix, and return the node at its end.
 
         Args:
             key: The whole prefix.
-            start: Where `segment` begins.
-            segment: KV of `key[start:]`, perhaps none, and perhaps the state behind it.
+            start: The first position of `segment`.
+            segment: KV of `key[start:]`, perhaps none, and perhaps the state after it.
             place: The part of a conversation that ends there.
 
         Returns:
-            `None` if what was before `start` is no longer there, or if there is no room.
+            `None` if the prefix before `start` is no longer stored, or if there is no room.
         """
         found = self.tree.match(key)
         if found.length < start:
             return None
         if found.length > start:
-            segment = segment.behind(found.length - start)
+            segment = segment.after(found.length - start)
         worth = self.worth.of_newcomer(key, found.last, segment.nbytes)
         if not self.make_room(segment.nbytes, found.last, worth):
             return None
@@ -103,18 +103,18 @@ class NodeStore:
         return node
 
     def touch(self, node: SegmentNode) -> None:
-        """Note that the present request uses a node and what is above it."""
+        """Record that the current request uses a node and its ancestors."""
         self.tree.touch(node)
         for member in node.lineage():
             member.used_at = self.now
 
     def used_tokens(self, key: TokenKey) -> int:
-        """Return how many tokens are in use, shared ones once, if a prefix were in use too."""
+        """Return the tokens that would be in use with a prefix added, shared ones counted once."""
         found = self.tree.match(key)
         return path_tokens([*self.used.values(), *((node, found.length) for node in found.nodes)])
 
     def pin(self, key: TokenKey) -> None:
-        """Evict a prefix after everything else; no effect unless it is stored whole."""
+        """Evict a prefix after everything else; no effect unless all of it is stored."""
         found = self.tree.match(key)
         if found.last is None or found.length < len(key):
             return
@@ -128,10 +128,10 @@ class NodeStore:
             self.tree.unpin(oldest)
 
     def resize(self, budget_bytes: int) -> None:
-        """Hold at most so many bytes from now on.
+        """Set the budget, and evict the excess.
 
-        What is too much is evicted, in the end also paths that are held: nothing is copied
-        from them any more, but what continues them finds no place. What is in use stays.
+        As a last resort, held paths are evicted too: nothing is copied from them any more, but
+        their continuations cannot be stored. Paths in use stay.
         """
         self.budget_bytes = budget_bytes
         if self.bytes <= budget_bytes or self._evict_down_to(budget_bytes, set(self.held.values())):
@@ -140,7 +140,7 @@ class NodeStore:
         self._evict_down_to(budget_bytes, set())
 
     def make_room(self, needed: int, path_end: SegmentNode | None, worth: float) -> bool:
-        """Give up what is worth less until so many bytes fit with the others, or nothing at all."""
+        """Give up parts worth less until `needed` bytes fit; if they cannot, change nothing."""
         if self.bytes + needed <= self.budget_bytes:
             return True
         held = {*self.held.values(), *filter(None, (path_end,))}
@@ -148,7 +148,7 @@ class NodeStore:
         return self.worth.least_bytes(held) <= room and self._evict_down_to(room, held, worth)
 
     def fill(self, values: dict[SegmentNode, Segment]) -> None:
-        """Give nodes more of the same tokens, for which there must be room."""
+        """Give nodes larger values of the same tokens; there must be room."""
         for node, value in values.items():
             self.bytes += value.nbytes - node.value.nbytes
             self._replace(node, value)
@@ -156,33 +156,33 @@ class NodeStore:
         self.version += 1
 
     def take_divided(self) -> list[Segment]:
-        """Return the segments whose arrays were cut since the last call: they want computing."""
+        """Return the segments whose arrays were cut since the last call and need computing."""
         divided, self._divided = self._divided, []
         return divided
 
     def take_evicted(self) -> list[LooseNode]:
-        """Return the nodes evicted since the last call that nobody else holds."""
+        """Return the parts of nodes evicted since the last call that are not on disk."""
         evicted, self._evicted = self._evicted, []
         return evicted
 
     def unsaved_part(self, node: SegmentNode) -> LooseNode:
-        """Return what nobody else holds of a node that is unsaved."""
+        """Return the part of an unsaved node that is not on disk."""
         start = self.unsaved.start(node)
-        return LooseNode(node.key, start, node.value.behind(start - node.start))
+        return LooseNode(node.key, start, node.value.after(start - node.start))
 
     def _add(self, key: TokenKey, found: Match[Segment], segment: Segment) -> SegmentNode:
         if found.last is not None:
             self._ending_at(found)
         node = self.tree.insert(key, found.length, segment)
         self.touch(node)
-        # Perhaps the rest of a longer one.
+        # It may be cut from a longer one.
         self._divided.append(segment)
         self.bytes += segment.nbytes
         self.version += 1
         return node
 
     def _attach(self, found: Match[Segment], snapshot: Snapshot | None) -> SegmentNode:
-        """Put a snapshot where a match ends, unless one is there."""
+        """Attach a snapshot at the end of a match, unless there is one."""
         node = self._ending_at(found)
         if snapshot is not None and node.value.snapshot is None:
             self._replace(node, Segment(node.value.blocks, snapshot))
@@ -192,7 +192,7 @@ class NodeStore:
         return node
 
     def _ending_at(self, found: Match[Segment]) -> SegmentNode:
-        """Return a node that ends where a match does: one is split for it if need be."""
+        """Return a node that ends where a match does, splitting one if needed."""
         node = found.nodes[-1]
         if node.end == found.length:
             return node
@@ -201,13 +201,13 @@ class NodeStore:
     def _evict_down_to(
         self, nbytes: int, held: set[SegmentNode], worth: float | None = None
     ) -> bool:
-        """Give up leaves, snapshots and windows until no more than so much is left, if that can be.
+        """Give up leaves, snapshots and windows until at most `nbytes` are left, if possible.
 
         Args:
-            nbytes: That may be left.
+            nbytes: The limit.
             held: Ends of paths that stay.
-            worth: What is worth more stays too, and if that is too much everything does; `None`
-                gives up all that can be.
+            worth: Parts worth more stay too, and if they exceed the limit everything stays;
+                `None` gives up any part, even if that is not enough.
         """
         taken = Taken()
         is_enough = False
@@ -223,10 +223,10 @@ class NodeStore:
         return is_enough
 
     def _take(self, taken: Taken, nbytes: int, held: set[SegmentNode], worth: float) -> None:
-        """Set leaves aside and thin nodes, those of least worth first.
+        """Set leaves aside and thin nodes, the least worth first.
 
-        Of equal worth, the least recently used goes first. A worth that was looked up before others
-        went may be too low: it is looked up again when its turn comes.
+        Of equal worth, the least recently used goes first. A worth may rise while other parts go,
+        so it is computed again at its turn.
         """
         places, numbers = count(), count()
         queue = [
@@ -253,17 +253,17 @@ class NodeStore:
                 heappush(queue, (parent.is_pinned, value, place, next(numbers), parent))
 
     def _worth(self, node: SegmentNode, held: set[SegmentNode]) -> float | None:
-        """Return the worth of a leaf or of an inner node's spare parts; `None` for what stays."""
+        """Return the worth of a leaf or of an inner node's spare parts; `None` if it stays."""
         if node in held:
             return None
         return self.worth.of_spare(node) if self._stays(node) else self.worth.of_leaf(node)
 
     def _stays(self, node: SegmentNode) -> bool:
-        """Tell whether a node can give up its spare parts only."""
+        """Tell whether a node can give up only its spare parts."""
         return bool(node.children) or node in self._used_ends
 
     def _thin(self, node: SegmentNode, taken: Taken) -> None:
-        """Give up a node's windows but the last one, or if there is no more its spare parts."""
+        """Give up a node's windows except the last; if only that is left, its spare parts."""
         if self._thinning is None:
             return
         if inside := self.worth.tokens_inside(node):
@@ -274,7 +274,7 @@ class NodeStore:
         self._replace(node, thinned)
 
     def _set_aside(self, leaf: SegmentNode, taken: Taken) -> SegmentNode | None:
-        """Take a leaf, and return its parent if that has become one."""
+        """Set a leaf aside, and return its parent if that is now a leaf."""
         self.tree.set_aside(leaf)
         taken.leaves[leaf] = None
         self.bytes -= leaf.value.nbytes
@@ -287,7 +287,7 @@ class NodeStore:
         return parent
 
     def _put_back(self, taken: Taken, *, undone: bool) -> None:
-        """Put leaves back, to be evicted in order; or `undone`, with all that was given up."""
+        """Put leaves back, to be evicted in order; if `undone`, restore all other parts too."""
         for leaf in taken.leaves:
             self.tree.put_back(leaf)
             self.bytes += leaf.value.nbytes
@@ -304,7 +304,7 @@ class NodeStore:
         self.worth.forget(node)
 
     def _split(self, node: SegmentNode, at: int) -> SegmentNode:
-        """Give the first tokens of a node a node of their own, and return that."""
+        """Split off the first `at` tokens of a node as a new node, and return it."""
         upper = self.tree.split_at(node, at)
         self.worth.forget(node)
         self._divided += [upper.value, node.value]
@@ -314,7 +314,7 @@ class NodeStore:
     def _evict(
         self, leaf: SegmentNode, held: set[SegmentNode], others: Container[SegmentNode]
     ) -> None:
-        """Remove a leaf; its parent is not joined with one of the others that go too."""
+        """Remove a leaf; its parent is not joined with one of `others`, which go too."""
         if leaf in self.unsaved:
             self._evicted.append(self.unsaved_part(leaf))
         parent, kept = leaf.parent, {*held, *self._used_ends}
@@ -323,7 +323,7 @@ class NodeStore:
             is_joined = other not in others and self.unsaved.may_join(parent, other)
             kept.update(() if is_joined else [parent])
         self.bytes -= self.tree.remove(leaf, skip=kept).nbytes
-        # Whoever still holds the node must not hold its arrays.
+        # A remaining reference to the node must not keep its arrays alive.
         self._replace(leaf, Segment(()))
         self.pinned.pop(leaf, None)
         self.unsaved.discard(leaf)
@@ -332,6 +332,6 @@ class NodeStore:
             self._note_join(parent)
 
     def _note_join(self, upper: SegmentNode) -> None:
-        """Note that a node has become a part of its only child."""
+        """Record that a node has become a part of its only child."""
         self.unsaved.join(upper, self.tree.match(upper.key).nodes[-1])
         self._replace(upper, Segment(()))

@@ -1,4 +1,4 @@
-"""Keys and values in fewer bits: groups of them along the head width share a scale and a bias."""
+"""Keys and values in fewer bits: groups along the head width share a scale and a bias."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _WORD_BITS = 32
 
 
 def group_size_for(widths: Iterable[int], largest: int = DEFAULT_GROUP_SIZE) -> int | None:
-    """Return the largest group, of at most `largest` values, that divides all widths, if any."""
+    """Return the largest group size, up to `largest`, that divides all widths, if any."""
     widths = tuple(widths)
     fitting = (
         size
@@ -26,24 +26,24 @@ def group_size_for(widths: Iterable[int], largest: int = DEFAULT_GROUP_SIZE) -> 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the store keeps arrays of floats [..., tokens, width].
+    """The storage format of float arrays [..., tokens, width].
 
-    Each token is packed by itself: what is packed can be cut and joined like what is not.
+    Each token is packed separately, so packed arrays can be cut and joined like others.
 
     Attributes:
-        bits: 4 or 8 per value; `None` keeps arrays as they are.
+        bits: 4 or 8 per value; `None` leaves arrays unpacked.
     """
 
     bits: int | None = None
 
     def pack(self, arrays: Arrays) -> Arrays:
-        """Return, lazily, words, scales and biases in place of every array that can be packed."""
+        """Lazily replace every array that can be packed by its words, scales and biases."""
         if self.bits is None:
             return arrays
         return tuple(part for array in arrays for part in _packed(array, self.bits))
 
     def unpack(self, arrays: Arrays) -> Arrays:
-        """Return, lazily, what was packed, in its own type."""
+        """Lazily unpack arrays, in their original type."""
         return arrays if self.bits is None else tuple(_unpacked(arrays, self.bits))
 
 
@@ -59,7 +59,7 @@ def _packed(array: mx.array, bits: int) -> Arrays:
 
 
 def _unpacked(arrays: Arrays, bits: int) -> Iterator[mx.array]:
-    """Tell packed arrays by their type: keys and values are never words."""
+    """Recognise packed arrays by their type: keys and values are never words."""
     left = iter(arrays)
     for array in left:
         if array.dtype != mx.uint32:

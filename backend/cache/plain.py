@@ -13,7 +13,7 @@ from backend.cache.kv import Block, Segment, Snapshot, State
 
 @dataclass(frozen=True, slots=True)
 class PlainArray:
-    """The bytes of an array and how to read them.
+    """The bytes of an array, with its type and shape.
 
     Attributes:
         dtype: The name of an MLX data type.
@@ -30,8 +30,8 @@ class PlainSegment:
     """A segment without MLX.
 
     Attributes:
-        outline: JSON: how the arrays belong together.
-        arrays: All of them, in the order of the outline.
+        outline: JSON that describes the structure.
+        arrays: All arrays, in the order of the outline.
     """
 
     outline: str
@@ -44,12 +44,12 @@ class PlainSegment:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether the state behind its last token is there."""
+        """Whether it has the state after its last token."""
         return json.loads(self.outline)["states"] is not None
 
 
 def to_plain(segment: Segment) -> PlainSegment:
-    """Return a view on the arrays of a segment, which must be computed; copies nothing."""
+    """Return a view of a segment's arrays, which must be computed; copies nothing."""
     blocks = [
         {
             "tokens": block.tokens,
@@ -76,10 +76,10 @@ def to_plain(segment: Segment) -> PlainSegment:
 
 
 def from_plain(plain: PlainSegment) -> Segment:
-    """Build a segment of arrays of its own, not yet computed.
+    """Build a segment with its own arrays, not yet computed.
 
     Raises:
-        ValueError: The arrays are not those of the outline.
+        ValueError: The arrays do not match the outline.
     """
     outline = json.loads(plain.outline)
     arrays = iter([_array(array) for array in plain.arrays])

@@ -1,6 +1,6 @@
-"""The prompt cache: KV by token prefix; what saves the fewest expected tokens per byte goes first.
+"""The prompt cache: KV by token prefix, evicted by the tokens it is expected to save per byte.
 
-It belongs to the thread that made it, and has no lock: other threads reach it through the engine's
+It belongs to the thread that created it and has no lock: other threads use it through the engine's
 queue of commands. A call from another thread raises.
 """
 
@@ -22,9 +22,9 @@ from backend.core.prompt import Place
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.status import HitKind, PromptCacheStatus
 
-# A prefix of one token is the same BOS for everybody.
+# A prefix of one token is only the BOS that all prompts share.
 MIN_HIT_TOKENS = 2
-# Where so many of the last requests have ended is remembered.
+# The ends of this many latest requests are remembered.
 MAX_RELEASED = 256
 
 Usable: TypeAlias = Callable[[Sequence[Piece], int], int]
@@ -33,13 +33,13 @@ OnEvict: TypeAlias = Callable[[Sequence[LooseNode]], None]
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What is known of a prompt.
+    """The stored part of a prompt.
 
     Attributes:
-        length: Tokens that can be restored: fewer than the prompt has, 0 on a miss.
+        length: Restorable tokens: fewer than the prompt has, 0 on a miss.
         path: Their segments, from the first token on.
-        matched: Tokens that are stored, whether they can be restored or not.
-        beyond: What is stored behind them, where another prompt went on.
+        matched: Stored tokens, restorable or not.
+        beyond: Tokens stored after them, from another prompt.
     """
 
     kind: HitKind
@@ -61,14 +61,14 @@ class PromptCache:
         on_evict: OnEvict | None = None,
         forecast: Forecast | None = None,
     ) -> None:
-        """Start empty.
+        """Create an empty cache.
 
         Args:
-            budget_bytes: What all nodes together may hold.
-            usable: How long a prefix can be restored from a path, up to a limit.
-            thinning: What can be given up before whole nodes are.
-            on_evict: Takes the nodes that are evicted and held by nobody else.
-            forecast: How likely requests are to come; `None` learns it from those that came.
+            budget_bytes: Limit of all nodes together.
+            usable: Returns the length of the prefix that a path can restore, up to a limit.
+            thinning: Thins nodes before they are evicted.
+            on_evict: Receives the evicted nodes that are not on disk.
+            forecast: The likelihood of requests; `None` learns it from past ones.
         """
         self._usable = usable
         self._on_evict = on_evict
@@ -77,7 +77,7 @@ class PromptCache:
             has_snapshots=thinning is not None and thinning.has_snapshots
         )
         self._once: set[str] = set()
-        # Asked for in every turn, and the same however nodes are divided and joined.
+        # Read in every turn; splits and joins of nodes do not change it.
         self._used_tokens: int | None = None
         self._released: OrderedDict[str, SegmentNode] = OrderedDict()
         self._nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
@@ -85,25 +85,25 @@ class PromptCache:
 
     @property
     def version(self) -> int:
-        """Counts the insertions: an unchanged one gives the same hits."""
+        """Counts insertions; while it is unchanged, so are hits."""
         return self._nodes.version
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether there are nodes that only this cache has ever held."""
+        """Whether there are nodes that were never on disk."""
         return self._nodes.unsaved.has_new
 
     def note_once(self, owner: str) -> None:
-        """Note that nobody is going to come back to what `owner` alone stores: it goes first."""
+        """Record that no request returns to nodes that only `owner` stores: they go first."""
         self._require_owner()
         self._once.add(owner)
 
     def lookup(self, key: TokenKey, owner: str) -> PrefixHit:
-        """Return the most of a prompt that can be restored; one token is always left.
+        """Return the longest restorable prefix of a prompt; one token is always left.
 
         Args:
             key: The prompt.
-            owner: Who looks: the path is not evicted until `release`.
+            owner: Its path is not evicted until `release`.
         """
         self._require_owner()
         found = self._nodes.tree.match(key)
@@ -124,16 +124,16 @@ class PromptCache:
         return PrefixHit(_kind(found, key), length, _cut(path, length), found.length, beyond)
 
     def preview(self, key: TokenKey) -> tuple[Piece, ...]:
-        """Return the path that `lookup` would restore, and leave no trace."""
+        """Return the path that `lookup` would restore, without side effects."""
         self._require_owner()
         path = self.path(key)
         length = self._usable(path, len(key) - 1)
         return _cut(path, length) if length >= MIN_HIT_TOKENS else ()
 
     def use(self, owner: str, key: TokenKey) -> None:
-        """Note that `owner` uses a stored prefix where it lies; an empty one is none.
+        """Record that `owner` uses a stored prefix in place; an empty one ends the use.
 
-        It stays until `release`, whatever the budget: its memory would not be free.
+        It stays until `release`, whatever the budget: evicting it would free no memory.
         """
         self._require_owner()
         self._used_tokens = None
@@ -144,7 +144,7 @@ class PromptCache:
             self._nodes.used[owner] = (found.last, found.length)
 
     def used_tokens(self, key: TokenKey) -> int:
-        """Return how many tokens are in use, shared ones once, if a prefix were in use too."""
+        """Return the tokens that would be in use with a prefix added, shared ones counted once."""
         self._require_owner()
         if len(key):
             return self._nodes.used_tokens(key)
@@ -153,7 +153,7 @@ class PromptCache:
         return self._used_tokens
 
     def release(self, owner: str) -> None:
-        """Let the path of `owner` be evicted again."""
+        """Allow the path of `owner` to be evicted again."""
         self._require_owner()
         self._used_tokens = None
         self._nodes.used.pop(owner, None)
@@ -166,18 +166,18 @@ class PromptCache:
                 self._released.popitem(last=False)
 
     def stored(self, key: TokenKey) -> int:
-        """Return how many of the first tokens of `key` are stored."""
+        """Return the number of first tokens of `key` that are stored."""
         self._require_owner()
         return self._nodes.tree.match(key).length
 
     def path(self, key: TokenKey) -> tuple[Piece, ...]:
-        """Return what is stored of `key`, from its first token on."""
+        """Return the stored path of `key`, from its first token on."""
         self._require_owner()
         found = self._nodes.tree.match(key)
         return tuple(Piece(node.value, tokens) for node, tokens in found.spans())
 
     def has_snapshot(self, key: TokenKey) -> bool:
-        """Tell whether the state behind the last token of `key` is stored."""
+        """Tell whether the state after the last token of `key` is stored."""
         self._require_owner()
         found = self._nodes.tree.match(key)
         last = found.last
@@ -195,18 +195,18 @@ class PromptCache:
         is_saved: bool = False,
         place: Place = Place.INNER,
     ) -> bool:
-        """Store what is lacking of a prefix.
+        """Store the missing part of a prefix.
 
         Args:
             key: The whole prefix.
-            start: Where `segment` begins; all before it should be stored.
-            segment: KV of `key[start:]`, perhaps none, and the state behind it, computed.
+            start: The first position of `segment`; all tokens before it should be stored.
+            segment: KV of `key[start:]`, perhaps none, and the state after it, computed.
             owner: Its path is not evicted until `release`; `None` holds nothing.
-            is_saved: Whether somebody else holds it as well.
+            is_saved: Whether it is on disk.
             place: The part of a conversation that ends there.
 
         Returns:
-            Whether the prefix is stored now: not if what was before it has been evicted, or if
+            Whether the prefix is stored now: false if the part before `start` was evicted, or if
             there is no room.
         """
         self._require_owner()
@@ -222,11 +222,11 @@ class PromptCache:
         return node is not None
 
     def refill(self, key: TokenKey, windows_from: int, refill: Refill) -> None:
-        """Give nodes on the path of a prefix the windows back that they have given up.
+        """Restore the windows that nodes on the path of a prefix have given up.
 
         Args:
             key: The prefix.
-            windows_from: The first position whose windows `refill` knows.
+            windows_from: The first position whose windows `refill` has.
             refill: Returns a block with its windows.
         """
         self._require_owner()
@@ -234,7 +234,7 @@ class PromptCache:
         self._settle()
 
     def resize(self, budget_bytes: int) -> None:
-        """Hold at most so many bytes from now on; what is too much is evicted at once."""
+        """Set the budget, and evict the excess at once."""
         if budget_bytes == self._nodes.budget_bytes and self._nodes.bytes <= budget_bytes:
             return
         self._require_owner()
@@ -248,9 +248,9 @@ class PromptCache:
         self._settle()
 
     def save(self, write: Callable[[LooseNode], bool]) -> None:
-        """Have written what only this cache has ever held, until `write` refuses some of it.
+        """Pass the nodes that were never on disk to `write`, until it refuses one.
 
-        What is worth most comes first, and nothing before that which it goes on from.
+        The most valuable nodes come first, and none before its parent.
         """
         self._require_owner()
         worths = self._nodes.worth.of_subtrees(self._nodes.tree)
@@ -260,19 +260,19 @@ class PromptCache:
             self._nodes.unsaved.discard(node)
 
     def note_lost(self, key: TokenKey, start: int) -> None:
-        """Note that nobody else holds the tokens of `key` from `start` on any more."""
+        """Record that the disk has lost the tokens of `key` from `start` on."""
         self._require_owner()
         self._nodes.unsaved.note_lost(self._nodes.tree, key, start)
 
     def expect(self, owner: str) -> None:
-        """Note that a request is sure to go on soon from where `owner` has ended."""
+        """Record that a request is certain to continue soon where `owner` ended."""
         self._require_owner()
         node = self._nodes.held.get(owner) or self._released.pop(owner, None)
         for above in node.lineage() if node is not None and node.is_linked else ():
             above.is_expected |= above is node or above.is_turn
 
     def note_turn(self, owner: str, key: TokenKey) -> None:
-        """Note that the next question of what `owner` has stored parts where a prefix ends."""
+        """Record that the next question in the conversation of `owner` branches off after `key`."""
         self._require_owner()
         node = self._nodes.held.get(owner)
         while node is not None and node.end > len(key) > 0:
@@ -281,7 +281,7 @@ class PromptCache:
             node.is_turn, node.is_expected = True, False
 
     def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:
-        """Count a prompt that was looked up, and how much of it was restored in the end."""
+        """Count a prompt that was looked up, and its tokens that were restored in the end."""
         self._require_owner()
         self._books.record(tokens, hit_tokens, kind)
         self._nodes.now += 1
@@ -293,7 +293,7 @@ class PromptCache:
         return self._books.status(self._nodes)
 
     def listing(self, request: ListingRequest, *, has_disk: bool) -> PromptCacheListing:
-        """List the nodes of most worth, and what was computed again."""
+        """List the most valuable nodes, and the tokens that were computed again."""
         self._require_owner()
         return self._books.listing(self._nodes, request, has_disk=has_disk)
 
@@ -303,7 +303,7 @@ class PromptCache:
         check_nodes(self._nodes)
 
     def _settle(self) -> None:
-        """Compute what was cut, so that it keeps nothing else alive, and pass on what has gone."""
+        """Compute cut arrays, so that they keep no others alive, and pass evicted nodes on."""
         divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
         evaluate(divided)
         self._books.note_evicted(evicted)
@@ -317,7 +317,7 @@ class PromptCache:
 
 def _kind(found: Match[Segment], key: TokenKey) -> HitKind:
     last = found.nodes[-1]
-    # The last token of a prompt is fed by the first decode step: its entry ends before.
+    # The last token of a prompt is fed by the first decode step: its entry ends before it.
     entry_ends = {len(key) - 1, len(key)}.intersection(node.end for node in found.nodes)
     if found.length in (len(key) - 1, len(key)) and entry_ends:
         return HitKind.EXACT
@@ -328,7 +328,7 @@ def _kind(found: Match[Segment], key: TokenKey) -> HitKind:
 
 
 def _beyond(found: Match[Segment]) -> TokenKey:
-    """Return the tokens stored behind a match, up to the end of a node."""
+    """Return the tokens stored after a match, up to the end of a node."""
     last = found.last
     if last is None:
         return TokenKey(b"")

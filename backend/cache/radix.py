@@ -1,6 +1,6 @@
 """A path-compressed radix tree over token keys, with the order in which its nodes were used.
 
-It owns shape and order and nothing else: it knows no bytes, no budget and no MLX.
+It owns only shape and order: it knows no bytes, no budget and no MLX.
 """
 
 from collections.abc import Container, Iterator
@@ -21,7 +21,7 @@ class Divisible(Protocol):
         ...
 
     def joined(self, other: Self) -> Self | None:
-        """Return the value of these tokens and then `other`'s; None: they must stay two."""
+        """Return the value of these tokens and then `other`'s; `None` if they must stay two."""
         ...
 
 
@@ -29,27 +29,27 @@ V = TypeVar("V", bound=Divisible)
 
 
 class Node(Link, Generic[V]):
-    """The tokens of one edge and their value; read by everybody, changed by its tree alone.
+    """The tokens of one edge and their value; anyone may read it, only its tree changes it.
 
-    A node is its deeper end: splits and joins move where it starts, never where it ends, so that
-    a handle stays true until the node is removed or joined to the one below it.
+    A node is its deeper end: splits and joins move its start, never its end, so a reference stays
+    valid until the node is removed or joined to the one below it.
 
     Attributes:
         label: The node's own tokens, at least one.
         value: Describes exactly the tokens of `label`.
         end: Tokens from the root to the node's end.
-        parent: None at the root.
+        parent: `None` at the root.
         children: By their first token.
-        is_pin: Whether `RadixTree.pin` was called for this very node.
-        pins: Its own pin and its pinned children, counted.
-        used_at: The number of the last request that went through the node, for its owner to set.
-        hits: How many requests took the whole node up, for its owner to count.
-        branches: How many requests have parted here from what was stored below.
+        is_pin: Whether `RadixTree.pin` was called for this node itself.
+        pins: The number of its own pin and its pinned children.
+        used_at: The number of the last request that went through the node; set by its owner.
+        hits: The number of requests that reused the whole node; counted by its owner.
+        branches: The number of requests that branched off here from the tokens stored below.
         place: The part of a conversation that ends here.
-        is_expected: Whether a request is sure to go on from here.
-        is_once: Whether none is going to come back here.
-        is_turn: Whether the next question of a conversation is going to part here.
-        is_spent: Whether no question goes on from here, but from an `is_turn` above.
+        is_expected: Whether a request is certain to continue from here.
+        is_once: Whether no request returns here.
+        is_turn: Whether the next question of a conversation branches off here.
+        is_spent: Whether no question continues from here, but from an `is_turn` above.
     """
 
     __slots__ = (
@@ -96,11 +96,11 @@ class Node(Link, Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[V]):
-    """The longest prefix of a key that a tree holds; true until the tree's shape changes.
+    """The longest prefix of a key that a tree holds; valid until the tree's shape changes.
 
     Attributes:
         length: The prefix in tokens.
-        nodes: From the root down; all but the last are covered whole.
+        nodes: From the root down; all but the last are covered completely.
     """
 
     length: int
@@ -108,24 +108,24 @@ class Match(Generic[V]):
 
     @property
     def last(self) -> Node[V] | None:
-        """The node in which the match ends, perhaps inside its label; None: nothing matched."""
+        """The node in which the match ends, perhaps inside its label; `None` if nothing did."""
         return self.nodes[-1] if self.nodes else None
 
     def spans(self) -> Iterator[tuple[Node[V], int]]:
-        """Yield each node with how many of its tokens the match covers, at least one."""
+        """Yield each node with the number of its tokens that the match covers, at least one."""
         for node in self.nodes:
             yield node, min(node.end, self.length) - node.start
 
 
 class RadixTree(Generic[V]):
-    """Values of token runs, found by prefix; a prefix that keys share is stored once.
+    """Values of token runs, found by prefix; shared prefixes are stored once.
 
-    Nodes have an eviction order: the pinned ones come after all others, and in both classes the
-    least recently used comes first. A parent is always more recent than its children, and pinned
-    if one of them is. So the first node of the order is a leaf.
+    Nodes have an eviction order: pinned ones come after all others, and in both classes the least
+    recently used comes first. A parent is always more recent than its children, and pinned if one
+    of them is, so the first node is a leaf.
 
-    A lookup costs the nodes on its path, each with one comparison. Only the iterators and `check`
-    visit more than one path, and nothing recurses.
+    A lookup makes one comparison for each node on its path. Only the iterators and `check` visit
+    more than one path, and nothing recurses.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class RadixTree(Generic[V]):
 
         Args:
             key: Must have tokens that the tree lacks.
-            start: How many tokens of `key` the tree holds.
+            start: The number of tokens of `key` that the tree holds.
             value: Describes the others.
 
         Raises:
@@ -180,9 +180,9 @@ class RadixTree(Generic[V]):
         return node
 
     def split_at(self, node: Node[V], at: int) -> Node[V]:
-        """Give the first `at` tokens of `node` a node of their own, and return that.
+        """Split off the first `at` tokens of `node` as a new node, and return it.
 
-        `node` goes on as the lower part. The upper one is as recent, and pinned if `node` is.
+        `node` becomes the lower part. The upper one is as recent, and pinned if `node` is.
 
         Raises:
             ValueError: A part would be empty, or the node is no longer in the tree.
@@ -208,12 +208,12 @@ class RadixTree(Generic[V]):
         node.value = value
 
     def touch(self, node: Node[V]) -> None:
-        """Make `node` and what is above it the most recently used of their classes."""
+        """Make `node` and its ancestors the most recently used of their classes."""
         self._require(node)
         self._make_newest(node)
 
     def pin(self, node: Node[V]) -> None:
-        """Mark `node`, so that it and what is above it are evicted last; touches it."""
+        """Mark `node`, so that it and its ancestors are evicted last; touches it."""
         self._require(node)
         if not node.is_pin:
             node.is_pin = True
@@ -221,7 +221,7 @@ class RadixTree(Generic[V]):
         self._make_newest(node)
 
     def unpin(self, node: Node[V]) -> None:
-        """Take back `pin`; what no other pin holds becomes ordinary, and the most recent."""
+        """Undo `pin`; nodes without another pin become ordinary, and the most recent."""
         if node.is_pin:
             node.is_pin = False
             self._drop_pin(node)
@@ -241,9 +241,9 @@ class RadixTree(Generic[V]):
     def remove(self, leaf: Node[V], skip: Container[Node[V]] = ()) -> V:
         """Remove a leaf and return its value.
 
-        A parent that is left with one child is joined with it, where their values can be. The
-        child goes on as both, as recent as the parent was. A parent that is pinned itself or in
-        `skip` stays as it is, because somebody holds it.
+        A parent left with one child is joined with it, if their values allow it. The child becomes
+        both, as recent as the parent was. A parent that is itself pinned or in `skip` is held, and
+        stays as it is.
 
         Raises:
             ValueError: The node has children, or is no longer in the tree.
@@ -303,7 +303,7 @@ class RadixTree(Generic[V]):
             self._ordinary.append(member)
 
     def _join(self, upper: Node[V]) -> None:
-        """Let the only child of `upper` take its place, if there is one and values allow it."""
+        """Replace `upper` by its only child, if it has just one and values allow it."""
         if upper.is_pin or len(upper.children) != 1:
             return
         (lower,) = upper.children.values()

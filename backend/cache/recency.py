@@ -1,7 +1,7 @@
 """An order from the least to the most recently used, changed in constant time.
 
-The links are part of the items (an intrusive list): an item can stand next to any other one, which
-a dict cannot give, and one that left is referenced by nothing, so its memory is free at once.
+The list is intrusive: links are part of the items. Unlike in a dict, an item can be placed next to
+any other. Nothing references a removed item, so its memory is freed at once.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar, cast
 
 
 class Link:
-    """What an item inherits to stand in one `RecencyList`; in none at first."""
+    """Base class of an item of one `RecencyList`; in none at first."""
 
     __slots__ = ("newer", "older")
 
@@ -19,19 +19,19 @@ class Link:
 
     @property
     def is_linked(self) -> bool:
-        """Whether this stands in a list."""
+        """Whether this is in a list."""
         return self.newer is not None
 
     def place_after(self, older: "Link") -> None:
-        """Stand right behind `older`, as the more recent of the two."""
+        """Move right after `older`, as the more recent of the two."""
         self._place(older, older.newer)
 
     def place_before(self, newer: "Link") -> None:
-        """Stand right in front of `newer`, as the less recent of the two."""
+        """Move right before `newer`, as the less recent of the two."""
         self._place(newer.older, newer)
 
     def unlink(self) -> None:
-        """Leave the list; no effect in none."""
+        """Leave the list, if this is in one."""
         if self.older is not None and self.newer is not None:
             self.older.newer, self.newer.older = self.newer, self.older
         self.older = self.newer = None
@@ -60,6 +60,6 @@ class RecencyList(Generic[LinkT]):
             link = link.newer
 
     def append(self, item: LinkT) -> None:
-        """Make `item` the most recent, wherever it stood before."""
+        """Make `item` the most recent, wherever it was before."""
         item.unlink()
         item.place_before(self._ends)

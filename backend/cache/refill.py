@@ -1,4 +1,4 @@
-"""Windows that nodes have given up come back when a request computes them anyway."""
+"""Restores windows that nodes have given up when a request computes them anyway."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,12 @@ from backend.cache.worth import SegmentNode
 
 
 def refill_windows(nodes: NodeStore, key: TokenKey, windows_from: int, refill: Refill) -> None:
-    """Give nodes of a prefix the windows back that are worth more than what has to go for them.
+    """Restore windows on a prefix that are worth more than the parts evicted for them.
 
     Args:
-        nodes: All that is stored.
+        nodes: The store.
         key: The prefix.
-        windows_from: The first position whose windows `refill` knows.
+        windows_from: The first position whose windows `refill` has.
         refill: Returns a block with its windows.
     """
     for node in nodes.tree.match(key).nodes:
@@ -25,13 +25,13 @@ def refill_windows(nodes: NodeStore, key: TokenKey, windows_from: int, refill: R
 
 
 def _refill(nodes: NodeStore, node: SegmentNode, first: int, refill: Refill) -> None:
-    """Give a node, and those above it, their windows from a place on, if there is room."""
+    """Restore the windows of a node and its ancestors from a position on, if there is room."""
     if not nodes.worth.lacks_windows(node):
         return
     nbytes = _growth(_refilled(node, first, refill))
     if not nodes.make_room(nbytes, node, nodes.worth.of_refill(node, nbytes)):
         return
-    # To make room, nodes of the path may have been thinned.
+    # Making room may have thinned nodes of the path.
     values = _refilled(node, first, refill)
     if nodes.bytes + _growth(values) <= nodes.budget_bytes:
         nodes.fill(values)

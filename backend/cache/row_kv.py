@@ -1,4 +1,4 @@
-"""Keys and values of one row whose first positions lie in the prompt cache, where they are used."""
+"""Keys and values of one row that uses its first positions in place, in the prompt cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import mlx.core as mx
 from backend.cache.growth import ALLOCATION_STEP_TOKENS
 from backend.cache.kv import Arrays
 
-# A pass of fewer tokens attends to each part by itself; for one of more, they are joined.
+# A pass of fewer tokens attends to each part separately; for a longer one, parts are joined.
 MIN_JOINED_TOKENS = 16
 
 
@@ -24,21 +24,21 @@ class Part:
     tokens: int
 
     def cut(self) -> Arrays:
-        """Return the positions that count, as views."""
+        """Return its positions, as views."""
         return tuple(array[..., : self.tokens, :] for array in self.arrays)
 
 
 class RowKV:
-    """A cache of one row in the place of upstream's `KVCache`: parts, then a tail of its own.
+    """A cache of one row that replaces upstream's `KVCache`: parts, then its own tail.
 
-    Without parts it is what a `KVCache` is. Keys and values that it returns are arrays, or itself
-    if there are parts and few tokens: attention is then sent to `backend.engine.kv`.
+    Without parts it equals a `KVCache`. It returns keys and values as arrays, or itself if there
+    are parts and few tokens: attention is then sent to `backend.engine.kv`.
 
     Attributes:
         parts: The first positions.
-        keys: Of the tail, with room for more, [1, heads, capacity, width]; `None` is an empty tail.
-        values: As `keys`.
-        tail: Positions of the tail.
+        keys: Of the tail, with room for more, [1, heads, capacity, width]; `None` if it is empty.
+        values: Like `keys`.
+        tail: The number of positions in the tail.
     """
 
     def __init__(self) -> None:
@@ -49,12 +49,12 @@ class RowKV:
 
     @property
     def shared(self) -> int:
-        """Positions of all parts."""
+        """The number of positions in all parts."""
         return sum(part.tokens for part in self.parts)
 
     @property
     def offset(self) -> int:
-        """Positions of the row."""
+        """The number of positions of the row."""
         return self.shared + self.tail
 
     @offset.setter
@@ -62,14 +62,14 @@ class RowKV:
         self.tail = positions - self.shared
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[object, object]:
-        """Append [1, heads, width, head width], and return what attention reads."""
+        """Append [1, heads, width, head width], and return the keys and values for attention."""
         start, self.tail = self.tail, self.tail + keys.shape[2]
         self.keys = _appended(self.keys, keys, start)
         self.values = _appended(self.values, values, start)
         return self.keys_and_values(keys.shape[2])
 
     def keys_and_values(self, width: int = 1) -> tuple[object, object]:
-        """Return arrays of all positions; or this row, for a pass of few tokens behind parts."""
+        """Return arrays of all positions; or this row, for a pass of few tokens after parts."""
         if self._is_read_by_part(width):
             return self, self
         return self.joined()
@@ -80,7 +80,7 @@ class RowKV:
         return_array: bool = False,  # noqa: FBT001, FBT002
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """Return the mask that upstream's `KVCache` makes."""
+        """Return the mask of upstream's `KVCache`."""
         from mlx_lm.models.cache import create_attention_mask
 
         if self._is_read_by_part(N):
@@ -91,7 +91,7 @@ class RowKV:
         return mask
 
     def tail_arrays(self) -> Arrays:
-        """Return the positions of the tail as views; none when there never was one."""
+        """Return the positions of the tail as views; none if there never was one."""
         if self.keys is None or self.values is None:
             return ()
         return self.keys[..., : self.tail, :], self.values[..., : self.tail, :]
@@ -115,7 +115,7 @@ class RowKV:
         return tuple(mx.contiguous(array[..., start:stop, :]) for array in arrays)
 
     def refer(self, parts: Sequence[Part]) -> None:
-        """Use parts for the first positions; what the row holds beyond them stays its tail."""
+        """Use parts for the first positions; the tail keeps those after them."""
         tokens = sum(part.tokens for part in parts)
         left = self.offset - tokens
         rest = self.slices(tokens, self.offset) if left > 0 else ()
@@ -124,22 +124,22 @@ class RowKV:
         self.tail = max(left, 0)
 
     def is_trimmable(self) -> bool:
-        """Let any number of the latest positions be given back."""
+        """Allow any number of the latest positions to be dropped."""
         return True
 
     def trim(self, count: int) -> int:
-        """Forget the latest positions of the tail, and return how many there were."""
+        """Drop the latest positions of the tail, and return their number."""
         count = min(count, self.tail)
         self.tail -= count
         return count
 
     def empty(self) -> bool:
-        """Tell whether there is no position."""
+        """Tell whether there are no positions."""
         return not self.parts and self.keys is None
 
     @property
     def nbytes(self) -> int:
-        """Size of the tail; parts belong to the prompt cache."""
+        """Bytes of the tail; parts belong to the prompt cache."""
         return sum(array.nbytes for array in self.state)
 
     @property
@@ -152,7 +152,7 @@ class RowKV:
 
 
 def _appended(buffer: mx.array | None, new: mx.array, start: int) -> mx.array:
-    """Write behind the first `start` positions of a buffer, which grows in steps."""
+    """Write after the first `start` positions of a buffer, which grows in steps."""
     stop = start + new.shape[2]
     if buffer is None or stop > buffer.shape[2]:
         steps = -(-new.shape[2] // ALLOCATION_STEP_TOKENS)

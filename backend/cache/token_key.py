@@ -1,4 +1,4 @@
-"""Token ids packed for comparison: eight bytes a token, compared as memory and never one by one."""
+"""Token ids packed for comparison: eight bytes each, compared as memory and never one by one."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ BYTES_PER_TOKEN = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """An immutable run of token ids; negative ones stand for what is not text, such as images.
+    """An immutable run of token ids; negative ones stand for media, such as images.
 
     Attributes:
         packed: The ids as signed 64-bit integers in the machine's byte order.
@@ -24,7 +24,7 @@ class TokenKey:
 
     @classmethod
     def from_ids(cls, ids: Sequence[int]) -> Self:
-        """Pack `ids`; raise ValueError where one needs more than 64 bits."""
+        """Pack `ids`; raise ValueError if one needs more than 64 bits."""
         try:
             return cls(array("q", ids).tobytes())
         except OverflowError as error:
@@ -32,7 +32,7 @@ class TokenKey:
 
     @classmethod
     def concat(cls, parts: Iterable["TokenKey"]) -> Self:
-        """Return the key that reads as `parts` in a row."""
+        """Return the concatenation of `parts`."""
         return cls(b"".join(part.packed for part in parts))
 
     def __len__(self) -> int:
@@ -55,10 +55,10 @@ class TokenKey:
         return TokenKey(tokens[index].tobytes()) if isinstance(index, slice) else tokens[index]
 
     def common_prefix(self, other: "TokenKey", start: int = 0) -> int:
-        """Return how many first tokens of `other` stand in this key from `start` on.
+        """Return the number of first tokens of `other` that match this key from `start` on.
 
-        Bisects the place of the first difference. Every probe is one `memcmp` without a copy,
-        and stops at that difference, so the cost does not grow with what follows it.
+        Bisects the position of the first difference. Every probe is one `memcmp` without a copy,
+        and stops at that difference, so the tokens after it cost nothing.
         """
         theirs = memoryview(other.packed).cast("q")
         agreed, limit = 0, min(len(other), len(self) - start)

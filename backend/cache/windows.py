@@ -1,7 +1,7 @@
-"""Keep sliding windows at their size.
+"""Trims sliding windows to their size.
 
-A chunk of a prompt leaves all of its own positions in a ring of mlx-lm 0.32 until the next token or
-chunk comes, which may be long for a prompt that waits for its turn.
+In mlx-lm 0.32, a chunk of a prompt leaves all its positions in the ring until the next token or
+chunk. That may take long for a prompt that waits for its turn.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from backend.cache.packing import UNPACKED
 
 
 def trim_windows(caches: Sequence[UpstreamCache]) -> None:
-    """Let go of positions that no later token sees; computed when this returns."""
+    """Drop positions that no later token attends to; computed on return."""
     trimmed = []
     for leaf in cache_leaves(caches):
         kind = layer_kind(leaf, UNPACKED)

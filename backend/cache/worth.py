@@ -1,4 +1,4 @@
-"""The worth of stored prefixes: the tokens that they save, how likely, and for how many bytes."""
+"""The worth of stored prefixes: the tokens that they are expected to save, per byte."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from backend.core.prompt import Place
 
 SegmentNode: TypeAlias = Node[Segment]
 
-# How often a request parts at a place that a conversation has gone on from, before any has come.
+# Prior rate of requests that branch off at a place where a conversation has continued.
 _PRIOR_BRANCHES = {
     Place.INNER: 0.005,
     Place.SYSTEM: 0.5,
@@ -22,27 +22,27 @@ _PRIOR_BRANCHES = {
     Place.REPLY: 0.02,
 }
 _PRIOR_WEIGHT = 20.0
-# A conversation that waits for a tool's result is sure to go on; others often have ended.
+# A conversation that waits for a tool result is certain to continue; others have often ended.
 _UNEXPECTED = 0.25
-# It is due after as many requests as the last of its kind have waited.
+# It is due after the median wait of this many earlier ones, counted in requests.
 _KNOWN_WAITS = 32
-# Once overdue, it is wanted less with every second request.
+# Once overdue, it ages by one in this many requests.
 _PATIENCE = 2.0
-# It calls tools several times before there is another question.
+# It calls tools several times before the next question.
 _TURN = 0.15
 _EXPECTED_WITHIN = 4.0
-# Where thoughts are left out of later prompts, a reply that has ended is not gone on from.
+# If later prompts leave out thoughts, no request continues from a finished reply.
 _SPENT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Thinning:
-    """How a segment gives up the parts that only a request that parts near it needs.
+    """Removes the parts of a segment that only a request branching off near it needs.
 
     Attributes:
         thin: Returns the segment without its snapshot and its sliding windows.
         reach_tokens: Size of the largest window; 0 without windows.
-        has_snapshots: Whether a prefix can be taken up only where a snapshot is.
+        has_snapshots: Whether a prefix can be restored only at a snapshot.
     """
 
     thin: Callable[[Segment], Segment]
@@ -52,12 +52,12 @@ class Thinning:
 
 @dataclass(slots=True)
 class Taken:
-    """What has been taken to make room, and can be put back.
+    """Parts taken to make room, which can be put back.
 
     Attributes:
-        leaves: Set aside, in order.
-        values: What nodes held that have given up a part of it.
-        expected: Which nodes were sure to be gone on from, before they became leaves.
+        leaves: Leaves set aside, in order.
+        values: Thinned nodes with their previous values.
+        expected: Nodes that became leaves, with their previous `is_expected`.
     """
 
     leaves: dict[SegmentNode, None] = field(default_factory=dict)
@@ -66,27 +66,27 @@ class Taken:
 
 
 class Forecast(Protocol):
-    """How likely requests are to come; the unit is the next request."""
+    """The likelihood of requests; the unit is the next request."""
 
     def resumption(self, leaf: SegmentNode) -> float:
-        """Return how likely a request goes on from a leaf."""
+        """Return the likelihood that a request continues from a leaf."""
 
     def branching(self, node: SegmentNode) -> float:
-        """Return how likely a request goes on from the end of a node, and from no place below."""
+        """Return the likelihood that a request continues from a node's end, and not from below."""
 
     def newcomer(self, key: TokenKey) -> float:
-        """Return how likely a request goes on from a prefix that a running one has computed."""
+        """Return the likelihood that a request continues from a prefix just computed by one."""
 
 
 class LearnedForecast:
-    """Learns from the requests that have come.
+    """Learns from past requests.
 
     Attributes:
-        now: How many requests have come.
+        now: The number of past requests.
     """
 
     def __init__(self, *, has_snapshots: bool = False) -> None:
-        """Start with what is known of no model; `has_snapshots` is that of `Thinning`."""
+        """Start with priors for any model; `has_snapshots` is that of `Thinning`."""
         self.now = 0
         self._has_snapshots = has_snapshots
         self._waits: deque[int] = deque(maxlen=_KNOWN_WAITS)
@@ -95,7 +95,7 @@ class LearnedForecast:
         self._parted: Counter[Place] = Counter()
 
     def note_prompt(self, found: Match[Segment]) -> None:
-        """Learn from where a new prompt leaves what is stored, of which it finds some."""
+        """Learn where a new prompt leaves the stored tokens, of which it matches some."""
         last = found.nodes[-1]
         if found.length < last.end - 1 or last.children:
             parted = last if found.length == last.end else last.parent
@@ -111,18 +111,18 @@ class LearnedForecast:
         last.is_expected = False
 
     def note_resumption(self, node: SegmentNode) -> None:
-        """Note that a conversation has gone on from a place for the first time."""
+        """Record that a conversation has continued from a node for the first time."""
         self._passed[node.place] += 1
 
     def note_branch(self, node: SegmentNode) -> None:
-        """Note that a request has parted at a place from what is stored."""
+        """Record that a request has branched off at a node."""
         self._parted[node.place] += 1
         node.branches += 1
         node.is_turn = False
         self._note_left(node)
 
     def _note_left(self, parted: SegmentNode) -> None:
-        """Note that nobody comes back to the only conversation that one has parted from."""
+        """Record that no request returns to the conversation left here, if it is the only one."""
         end = parted
         while len(end.children) == 1:
             (end,) = end.children.values()
@@ -130,7 +130,7 @@ class LearnedForecast:
             end.is_spent, end.is_expected = True, False
 
     def resumption(self, leaf: SegmentNode) -> float:
-        """Return how likely a request goes on from a leaf: most of all when it is due."""
+        """Return the likelihood that a request continues from a leaf: highest when it is due."""
         age = self.now - leaf.used_at
         if leaf.is_once:
             return 0.0
@@ -141,7 +141,7 @@ class LearnedForecast:
         return (_SPENT if leaf.is_spent else _UNEXPECTED) / (1.0 + age)
 
     def branching(self, node: SegmentNode) -> float:
-        """Return how likely a request parts at a node, or below where it falls back on it."""
+        """Return the likelihood of a branch at a node, or below where it falls back on the node."""
         likely, pending = 0.0, [node]
         while pending:
             place = pending.pop()
@@ -151,7 +151,7 @@ class LearnedForecast:
         return likely
 
     def _parting(self, node: SegmentNode) -> float:
-        """Return how likely a request parts at a node: as often as at others of its kind."""
+        """Return the likelihood of a branch at a node, by the rate at others of its kind."""
         parted = self._parted[node.place] + _PRIOR_BRANCHES[node.place] * _PRIOR_WEIGHT
         share = parted / (self._passed[node.place] + _PRIOR_WEIGHT)
         away = abs(self._due - (self.now - node.used_at))
@@ -159,14 +159,14 @@ class LearnedForecast:
         return max(likely, self._turning(node)) if node.is_turn else likely
 
     def _turning(self, node: SegmentNode) -> float:
-        """Return how likely the next question of a conversation is to part at a node."""
+        """Return the likelihood that the next question of a conversation branches off at a node."""
         age = self.now - node.used_at
         if node.is_expected:
             return _TURN / (1.0 + age / _EXPECTED_WITHIN)
         return _UNEXPECTED / (1.0 + age)
 
     def newcomer(self, key: TokenKey) -> float:  # noqa: ARG002 (the protocol's)
-        """Return that the request which is running goes on for certain."""
+        """Return 1: the running request is certain to continue."""
         return 1.0
 
 
@@ -174,11 +174,11 @@ class Worth:
     """The worth of nodes and of their parts, in expected tokens per byte."""
 
     def __init__(self, forecast: Forecast, thinning: Thinning | None) -> None:
-        """Take the two sources of worth.
+        """Combine the two sources of worth.
 
         Args:
             forecast: The likelihood of requests.
-            thinning: What a node can give up, if anything.
+            thinning: Thins nodes, if they can be thinned.
         """
         self.forecast = forecast
         self._thinning = thinning
@@ -190,7 +190,7 @@ class Worth:
         return self.forecast.resumption(leaf) * _per_byte(gain, self._bytes_for(leaf))
 
     def _bytes_for(self, leaf: SegmentNode) -> int:
-        """Return the bytes of a leaf, and of all above it that nobody needs without it."""
+        """Return the bytes of a leaf, and of its ancestors that no request needs without it."""
         nbytes, node = leaf.value.nbytes, leaf.parent
         while node is not None and len(node.children) == 1 and not self._is_whole(node):
             nbytes += node.value.nbytes
@@ -198,18 +198,18 @@ class Worth:
         return nbytes
 
     def of_newcomer(self, key: TokenKey, last: SegmentNode | None, nbytes: int) -> float:
-        """Return the worth of a segment that is to be stored.
+        """Return the worth of a segment before it is stored.
 
         Args:
             key: The prefix that ends with it.
-            last: The node that it goes on from.
-            nbytes: That it takes.
+            last: The node that it continues.
+            nbytes: Its size.
         """
         gain = len(key) - self.restorable(last)
         return self.forecast.newcomer(key) * _per_byte(gain, nbytes)
 
     def of_refill(self, node: SegmentNode, nbytes: int) -> float:
-        """Return the worth of what a node lacks to be restored, which takes so many bytes."""
+        """Return the worth of the `nbytes` that a node lacks to be restorable."""
         return self._demand(node) * _per_byte(node.end - self.restorable(node), nbytes)
 
     @property
@@ -218,27 +218,27 @@ class Worth:
         return self._thinning.reach_tokens if self._thinning else 0
 
     def lacks_windows(self, node: SegmentNode) -> bool:
-        """Tell whether nothing but windows is missing to restore the prefix that ends at a node."""
+        """Tell whether only windows are missing to restore the prefix that ends at a node."""
         thinning = self._thinning
         if thinning is None or (thinning.has_snapshots and node.value.snapshot is None):
             return False
         return not self._is_whole(node)
 
     def of_spare(self, node: SegmentNode) -> float | None:
-        """Return the worth of what an inner node gives up next; `None` if there is nothing."""
+        """Return the worth of the parts that an inner node gives up next; `None` if it has none."""
         spare = self.spare_bytes(node)
         if not spare:
             return None
         if self.tokens_inside(node):
-            # A request that parts there goes back half of them on average, which take their share
-            # of the bytes.
+            # A request that branches off inside recomputes half of these tokens on average, which
+            # take their share of the bytes.
             return self._demand(node) * _per_byte(len(node.label), 2 * spare)
         base = self.restorable(node.parent)
         dependents = self._dependents(node)
         return sum(self._demand(each) * _per_byte(each.end - base, spare) for each in dependents)
 
     def tokens_inside(self, node: SegmentNode) -> int:
-        """Return how many tokens of a node have windows that only a cut inside it needs."""
+        """Return the number of tokens with windows that only a cut inside the node needs."""
         thinning = self._thinning
         if thinning is None or thinning.has_snapshots or not node.value.blocks[0].has_windows:
             return 0
@@ -255,13 +255,13 @@ class Worth:
         return known[1]
 
     def least_bytes(self, ends: set[SegmentNode]) -> int:
-        """Return the bytes of paths that have given up all that they can."""
+        """Return the bytes of paths after they give up all that they can."""
         nodes = path_nodes(ends)
         spare = sum(self.spare_bytes(node) for node in nodes - ends)
         return sum(node.value.nbytes for node in nodes) - spare
 
     def of_subtrees(self, tree: RadixTree[Segment]) -> dict[SegmentNode, float]:
-        """Return the worth of each node: it stays for as long as anything below it does."""
+        """Return the worth of each node, which stays as long as any node below it."""
         worths: dict[SegmentNode, float] = {}
         for node in reversed(list(tree.walk())):
             below = [worths[child] for child in node.children.values()]
@@ -269,11 +269,11 @@ class Worth:
         return worths
 
     def forget(self, node: SegmentNode) -> None:
-        """Forget a node that has left the tree or gives up what it held, and with it the arrays."""
+        """Forget a node that is removed or gets another value, and with it the old arrays."""
         self._spare.pop(node, None)
 
     def restorable(self, node: SegmentNode | None) -> int:
-        """Return how many tokens can be restored of the prefix that ends at a node."""
+        """Return the number of restorable tokens of the prefix that ends at a node."""
         while node is not None and not self._is_whole(node):
             node = node.parent
         return 0 if node is None else node.end
@@ -307,17 +307,17 @@ class Worth:
 
 
 def path_nodes(ends: Iterable[SegmentNode]) -> set[SegmentNode]:
-    """Return nodes and all that is above them."""
+    """Return nodes and their ancestors."""
     return {node for end in ends for node in end.lineage()}
 
 
 def path_bytes(ends: Iterable[SegmentNode]) -> int:
-    """Return what is held by nodes and all that is above them, what they share once."""
+    """Return the bytes of nodes and their ancestors, shared ones once."""
     return sum(node.value.nbytes for node in path_nodes(ends))
 
 
 def path_tokens(ends: Iterable[tuple[SegmentNode, int]]) -> int:
-    """Return how many tokens are on paths up to a place in each last node, shared ones once."""
+    """Return the number of tokens on paths up to a position in each last node, shared ones once."""
     counted: dict[SegmentNode, int] = {}
     for end, stop in ends:
         for node in end.lineage():
@@ -326,12 +326,12 @@ def path_tokens(ends: Iterable[tuple[SegmentNode, int]]) -> int:
 
 
 def _per_byte(tokens: int, nbytes: int) -> float:
-    """Return tokens per byte: divided first, the same for all nodes of one kind, however long."""
+    """Return tokens per byte: divided first, so equal for nodes of one kind and any length."""
     return tokens / max(nbytes, 1)
 
 
 def _windows_reach(node: SegmentNode, tokens: int) -> bool:
-    """Tell whether so many tokens before a node's end have their windows."""
+    """Tell whether the last `tokens` tokens before a node's end have their windows."""
     for above in node.lineage():
         for block in reversed(above.value.blocks):
             if tokens <= 0 or not block.has_windows:
