@@ -282,7 +282,7 @@ async def test_a_dense_part_fails_the_load(tmp_path):
     async with served() as backend:
         code, details = await code_of(backend.load(directory))
     assert code is INVALID
-    assert "unknown: dense" in details
+    assert "unknown part: dense" in details
 
 
 def test_without_mlx_vlm_an_encoder_says_what_to_install(encoders, monkeypatch):
