@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -129,8 +130,12 @@ def test_its_threads_share_one_heap_beside_the_first_unless_the_environment_says
     )
     for backend in (ours, other):
         assert backend.health() == b"OK"
+    # Threads begin when they are needed, and each may bring a heap.
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    while len(heaps_of(other.process.pid)) <= 1:
+        assert time.monotonic() < deadline
+        assert other.health() == b"OK"
     assert len(heaps_of(ours.process.pid)) <= 1
-    assert len(heaps_of(other.process.pid)) > 1
 
 
 def test_it_starts_by_its_basename(start):
