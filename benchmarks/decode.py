@@ -56,9 +56,9 @@ SUBJECTS = (
         96,
         3,  # its runs are short, and the noise of the machine is long
         (
-            Case("one stream", (GREEDY,), at_least(0.9)),
-            Case("eight streams, equal", (GREEDY,) * ROWS, at_least(0.95), NO_LATER),
-            Case("eight streams, mixed", MIXED, at_least(1.05)),
+            Case("one stream", (GREEDY,), at_least(0.95)),
+            Case("eight streams, equal", (GREEDY,) * ROWS, at_least(1.0), NO_LATER),
+            Case("eight streams, mixed", MIXED, at_least(1.2)),
         ),
     ),
     Subject(
@@ -66,9 +66,9 @@ SUBJECTS = (
         64,
         1,
         (
-            Case("one stream", (GREEDY,), at_least(0.97)),
-            Case("eight streams, equal", (GREEDY,) * ROWS, at_least(0.98), NO_LATER),
-            Case("eight streams, mixed", MIXED, at_least(1.05)),
+            Case("one stream", (GREEDY,), at_least(0.99)),
+            Case("eight streams, equal", (GREEDY,) * ROWS, at_least(1.0), NO_LATER),
+            Case("eight streams, mixed", MIXED, at_least(1.2)),
         ),
     ),
 )
