@@ -26,7 +26,7 @@ from typing import TypeAlias
 import click
 import grpc.aio
 
-from backend.cli.server_process import ServerProcess
+from backend.cli.server_process import ServerProcess, server_command
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
@@ -300,7 +300,8 @@ async def run(plan: Plan) -> Report:
         for made in (DISK, INCOMPLETE):
             (directory / made).mkdir()
         shutil.copy(MODEL_DIR / "config.json", directory / INCOMPLETE)
-        command = on_small_disk(directory / DISK) if plan.has_small_disk else ()
+        disk = on_small_disk(directory / DISK) if plan.has_small_disk else ()
+        command = (*disk, *server_command())
         with ServerProcess.start(log, command=command, environment=environment) as process:
             await process.wait_until_ready()
             report = await soak(plan, process.address, process.pid, directory)

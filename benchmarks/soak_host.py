@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from backend.cli.server_process import server_command
 from backend.pb import backend_pb2 as pb
 
 # Under load; the model itself loads in a second.
@@ -125,15 +124,15 @@ class Host:
             self.faults.append(f"{model} was loaded")
 
 
-def on_small_disk(directory: Path) -> Sequence[str]:
-    """Return the command of a server with a small, soon full disk mounted in a directory.
+def on_small_disk(directory: Path, size_bytes: int = DISK_BYTES) -> Sequence[str]:
+    """Return the words before a command that mount a disk, soon full, in a directory for it alone.
 
     Raises:
         OSError: This system does not let users mount.
     """
-    mount = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs '{directory}'"
+    mount = f"mount -t tmpfs -o size={size_bytes} tmpfs '{directory}'"
     try:
         subprocess.run([*_ON_SMALL_DISK, mount], check=True, capture_output=True)
     except subprocess.CalledProcessError as error:
         raise OSError(error.stderr.decode().strip()) from error
-    return (*_ON_SMALL_DISK, f'{mount} && exec "$@"', "sh", *server_command())
+    return (*_ON_SMALL_DISK, f'{mount} && exec "$@"', "sh")

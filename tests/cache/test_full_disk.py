@@ -7,20 +7,20 @@ import sys
 import full_disk
 import pytest
 
+from benchmarks.soak_host import on_small_disk
+
 pytestmark = pytest.mark.mlx
 
-OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+DISK_BYTES = 2**18
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """The words that run a command with a disk of 256 KiB in `tmp_path`."""
-    mount = f"mount -t tmpfs -o size=256k tmpfs '{tmp_path}'"
+    """The words that run a command with a small disk in `tmp_path`."""
     try:
-        subprocess.run([*OWN_MOUNTS, mount], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+        return on_small_disk(tmp_path, DISK_BYTES)
+    except OSError as error:
         pytest.skip(f"this system does not let users mount: {error}")
-    return (*OWN_MOUNTS, f'{mount} && exec "$@"', "sh")
 
 
 def test_on_a_full_disk_new_nodes_take_the_place_of_the_oldest(small_disk, tmp_path):
