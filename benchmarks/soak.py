@@ -9,7 +9,6 @@ anything was wrong.
 import asyncio
 import itertools
 import json
-import math
 import os
 import shutil
 import signal
@@ -30,7 +29,8 @@ from backend.cli.server_process import ServerProcess, server_command
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
-from benchmarks.soak_clients import Answer, Client, Tally, answer, watch_health
+from benchmarks.soak_clients import Answer, Client, Tally, answer
+from benchmarks.soak_health import HealthReport, watch_apart
 from benchmarks.soak_host import Host, Replacements, on_small_disk
 from benchmarks.soak_requests import Ask, asks
 
@@ -86,6 +86,22 @@ class Measure:
     threads: int
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The part of a report that is collected while the clients run.
+
+    Attributes:
+        measures: From before the clients start until they have left.
+        losses: Engine processes killed.
+        replaced: The host's replacements of the model, with counts.
+    """
+
+    measures: list[Measure]
+    health: HealthReport
+    losses: int
+    replaced: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The result of a soak; sizes in bytes.
@@ -94,10 +110,8 @@ class Report:
         calls: Their number.
         ends: The ends of calls, with counts.
         faults: Descriptions of failures; empty if there are none.
-        measures: From before the clients started until they left, and afterwards.
-        losses: Engine processes killed.
+        last: Measured after everything else.
         restarts: The number since the last load.
-        replaced: The host's replacements of the model, with counts.
         disk_tokens: Read back from disk since the last load.
     """
 
@@ -105,14 +119,11 @@ class Report:
     calls: int
     ends: dict[str, int]
     faults: list[str]
-    health_p99_ms: float
-    health_max_ms: float
-    measures: list[Measure]
+    watched: Watched
+    last: Measure
     prompt_cache_bytes: int
     kv_active_bytes: int
-    losses: int
     restarts: int
-    replaced: dict[str, int]
     disk_bytes: int
     disk_tokens: int
 
@@ -136,20 +147,20 @@ async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
         end = started + plan.seconds
         seeds = range(plan.seed, plan.seed + plan.clients)
         crowd = [Client(address, references, tally, host.replacements, seed) for seed in seeds]
-        measures, losses, *_ = await asyncio.gather(
+        measures, losses, health, *_ = await asyncio.gather(
             _measures(plan.seconds, pid),
             lose_engines(channel, plan.kill_every_s, end),
-            watch_health(address, tally, end),
+            watch_apart(address, plan.seconds),
             host.run_until(end, plan.replace_every_s),
             *(client.run_until(end) for client in crowd),
         )
+        watched = Watched(measures, health, losses, dict(host.done))
         await _settled(channel, tally)
         await _compare_again(stub, references, tally)
         reply = await _settled(channel, tally)
     tally.faults += host.faults
     seconds = time.monotonic() - started
-    measures.append(_measure(pid))
-    return _report(seconds, tally, measures, reply, losses, dict(host.done))
+    return _report(seconds, tally, reply, watched, _measure(pid))
 
 
 def _options(plan: Plan, directory: Path) -> pb.ModelOptions:
@@ -252,35 +263,30 @@ def _measure(pid: int) -> Measure:
 
 
 def _report(
-    seconds: float,
-    tally: Tally,
-    measures: Sequence[Measure],
-    reply: pb.InspectReply,
-    losses: int,
-    replaced: dict[str, int],
+    seconds: float, tally: Tally, reply: pb.InspectReply, watched: Watched, last: Measure
 ) -> Report:
     books = reply.memory.breakdown
-    health = sorted(tally.health_s)
     return Report(
         seconds=round(seconds, 1),
         calls=tally.ends.total(),
         ends=dict(sorted(tally.ends.items())),
-        faults=[*tally.faults, *_growth(measures), *_excess(books["prompt_cache"])],
-        health_p99_ms=round(health[math.ceil(0.99 * len(health)) - 1] * 1e3, 1),
-        health_max_ms=round(health[-1] * 1e3, 1),
-        measures=list(measures),
+        faults=[
+            *tally.faults,
+            *(f"Health: {answer}" for answer in watched.health.wrong),
+            *_growth(watched.measures[SETTLED_PARTS], last),
+            *_excess(books["prompt_cache"]),
+        ],
+        watched=watched,
+        last=last,
         prompt_cache_bytes=books["prompt_cache"],
         kv_active_bytes=books["kv_active"],
-        losses=losses,
         restarts=reply.restarts,
-        replaced=replaced,
         disk_bytes=reply.prompt_cache.disk.bytes,
         disk_tokens=reply.prompt_cache.disk.read_tokens,
     )
 
 
-def _growth(measures: Sequence[Measure]) -> Iterator[str]:
-    settled, last = measures[SETTLED_PARTS], measures[-1]
+def _growth(settled: Measure, last: Measure) -> Iterator[str]:
     if last.resident_bytes - settled.resident_bytes > MAX_GROWTH_BYTES:
         yield f"the process grew by {last.resident_bytes - settled.resident_bytes} bytes"
     if last.descriptors - settled.descriptors > MAX_GROWTH_DESCRIPTORS:

@@ -19,7 +19,6 @@ from benchmarks.soak_host import Replacements
 from benchmarks.soak_requests import Ask, malformed
 
 PATIENCE_S = 120.0
-HEALTH_INTERVAL_S = 0.05
 # Sums of floats depend on the other rows of the batch.
 TOLERANCE = 1e-3
 # Hosts open a connection for each call.
@@ -64,12 +63,10 @@ class Tally:
     Attributes:
         ends: How calls ended, by the client's behaviour and the status.
         faults: Descriptions of failures.
-        health_s: The times of all Health calls.
     """
 
     ends: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    health_s: list[float] = field(default_factory=list)
 
     def note(self, behaviour: str, end: str) -> None:
         """Count the end of a call."""
@@ -191,18 +188,6 @@ class Client:
 
     def _channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
-
-
-async def watch_health(address: str, tally: Tally, deadline: float) -> None:
-    """Call Health all the time, as nervous hosts do."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        while time.monotonic() < deadline:
-            started = time.perf_counter()
-            reply = await _stub(channel).Health(pb.HealthMessage())
-            tally.health_s.append(time.perf_counter() - started)
-            if reply.message != b"OK":
-                tally.faults.append(f"Health: {reply.message!r}")
-            await asyncio.sleep(HEALTH_INTERVAL_S)
 
 
 def _stub(channel: grpc.aio.Channel) -> backend_pb2_grpc.BackendStub:
