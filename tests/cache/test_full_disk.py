@@ -23,12 +23,20 @@ def small_disk(tmp_path):
         pytest.skip(f"this system does not let users mount: {error}")
 
 
-def test_on_a_full_disk_new_nodes_take_the_place_of_the_oldest(small_disk, tmp_path):
-    command = [sys.executable, full_disk.__file__, str(tmp_path)]
+def held_after(small_disk, directory, *tokens):
+    """The numbers of the nodes held in the end, of those that were written."""
+    command = [sys.executable, full_disk.__file__, str(directory), *map(str, tokens)]
     written = subprocess.run([*small_disk, *command], capture_output=True, text=True, check=False)
     assert written.returncode == 0, written.stderr
-    held = json.loads(written.stdout)
-    newest = full_disk.NODES - 1
-    assert newest in held
+    return json.loads(written.stdout)
+
+
+def test_on_a_full_disk_new_nodes_take_the_place_of_the_oldest(small_disk, tmp_path):
+    held = held_after(small_disk, tmp_path, *[64] * 20)
+    assert 19 in held
     assert 0 not in held
     assert len(held) >= 3
+
+
+def test_all_others_make_room_for_a_node_of_more_than_half_a_full_disk(small_disk, tmp_path):
+    assert 20 in held_after(small_disk, tmp_path, *[64] * 20, 320)

@@ -245,11 +245,15 @@ def test_what_is_not_written_or_had_to_make_room_is_told(tmp_path):
     assert {node.start for node in [*lost[:-1], *directory.take_lost()]} == {0, 50, 100, 150, 200}
 
 
+def tell_nobody():
+    pass
+
+
 def test_a_node_larger_than_all_that_may_wait_is_written_when_nothing_else_waits(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tier_module, "MAX_PENDING_BYTES", 10)
-    tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**9), ends_at_snapshots=False)
+    tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**9), tell_nobody, ends_at_snapshots=False)
     assert tier.write(stored(0, 50))
     tier.close(timeout_s=10)
     assert tier.status.written_bytes == stored(0, 50).segment.nbytes
@@ -284,7 +288,7 @@ def test_what_a_full_disk_refuses_leaves_nothing_behind(tmp_path):
 
 
 def test_a_full_disk_is_told_once_however_much_it_refuses(tmp_path, caplog):
-    tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**6), ends_at_snapshots=False)
+    tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**6), tell_nobody, ends_at_snapshots=False)
     with full_disk(1000):
         for start in range(0, 1000, 100):
             assert tier.write(stored(start, start + 100))
@@ -301,7 +305,7 @@ class Failing(NodeDirectory):
 
 
 def test_a_tier_whose_thread_fails_says_so_once_and_keeps_nobody_waiting(tmp_path, caplog):
-    tier = DiskTier(Failing(tmp_path, MODEL, 10**9), ends_at_snapshots=False)
+    tier = DiskTier(Failing(tmp_path, MODEL, 10**9), tell_nobody, ends_at_snapshots=False)
     found = queue.SimpleQueue()
     tier.write(stored(0, 5))
     key = TokenKey.from_ids(range(5))

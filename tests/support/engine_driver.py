@@ -13,6 +13,7 @@ from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.drafts.costs import PassCosts
+from backend.engine.messages.commands import DiskNews, Fetched
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.stream import Publication
 from backend.errors import BackendError
@@ -117,7 +118,7 @@ class Driver:
             root=Path(cache.cache_dir) if cache.cache_dir else None,
             fingerprint="0123456789abcdef01234567",
             budget_bytes=cache.max_cache_disk_bytes,
-            post=self.fetched.put,
+            post=self._keep_fetched,
         )
         budget_bytes = 2**30 if cache.max_cache_bytes is None else cache.max_cache_bytes
         keeper = make_prefix_store(
@@ -136,7 +137,7 @@ class Driver:
         )
         kv_bytes = options.memory.max_kv_bytes or 2**30
         reservations = Reservations(profile, kv_bytes, options.memory.expected_tokens)
-        outlets = Outlets(self.published.extend, self.fetched.put)
+        outlets = Outlets(self.published.extend, self._keep_fetched)
         resources = Resources(keeper, reservations, draft)
         parts = make_parts(model, fresh_caches, resources, options, outlets)
         if pass_seconds and not learns_costs:
@@ -166,6 +167,10 @@ class Driver:
 
     def outcome(self, request: GenerationRequest) -> Outcome:
         return self.outcomes.get(request.request_id, Outcome())
+
+    def _keep_fetched(self, news: DiskNews) -> None:
+        if isinstance(news, Fetched):
+            self.fetched.put(news)
 
     def run(self, *requests: GenerationRequest) -> list[Outcome]:
         for request in requests:

@@ -1,6 +1,6 @@
-"""Write nodes to a disk with room for a few: `python full_disk.py DIRECTORY`.
+"""Write nodes to a disk with room for a few: `python full_disk.py DIRECTORY TOKENS...`.
 
-Prints the starts of the nodes that the disk holds in the end, as a JSON list.
+Prints the numbers of the nodes that the disk holds in the end, as a JSON list.
 """
 
 import json
@@ -14,24 +14,22 @@ from backend.cache.kv import Block, Segment, evaluate
 from backend.cache.plain import to_plain
 from backend.cache.token_key import TokenKey
 
-NODES = 20
-TOKENS = 64
 BUDGET_BYTES = 2**30
 
 
-def node(number: int) -> StoredNode:
-    """The beginning of a conversation of its own, 32 KiB."""
-    keys = mx.zeros((1, 1, TOKENS, 128), mx.float32)
-    segment = Segment((Block(TOKENS, ((keys,),)),), None)
+def node(number: int, tokens: int) -> StoredNode:
+    """The beginning of a conversation of its own, 512 bytes a token."""
+    keys = mx.zeros((1, 1, tokens, 128), mx.float32)
+    segment = Segment((Block(tokens, ((keys,),)),), None)
     evaluate([segment])
-    ids = range(number * TOKENS, (number + 1) * TOKENS)
+    ids = range(1000 * number, 1000 * number + tokens)
     return StoredNode(TokenKey.from_ids(ids), 0, to_plain(segment))
 
 
 def main() -> None:
     """Write all nodes; an `OSError` ends the program."""
     directory = NodeDirectory(Path(sys.argv[1]), "0123456789abcdef01234567", BUDGET_BYTES)
-    nodes = [node(number) for number in range(NODES)]
+    nodes = [node(number, int(tokens)) for number, tokens in enumerate(sys.argv[2:])]
     for each in nodes:
         directory.write(each)
     held = [

@@ -1,7 +1,7 @@
 """A backend in a process of its own, and what the system tells of it."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from backend.cli.server_process import ServerProcess
+from backend.cli.server_process import ServerProcess, server_command
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 
@@ -74,9 +74,12 @@ def real_backends(
 
 
 @contextmanager
-def real_backend(log: Path, environment: dict[str, str] | None = None) -> Iterator[RealBackend]:
-    """Start a backend, and end it."""
-    with ServerProcess.start(log, environment=environment) as process:
+def real_backend(
+    log: Path, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[RealBackend]:
+    """Start a backend by a command before its own, and end it."""
+    command = (*prefix, *server_command())
+    with ServerProcess.start(log, command=command, environment=environment) as process:
         asyncio.run(process.wait_until_ready())
         with grpc.insecure_channel(process.address) as channel:
             yield RealBackend(channel, process, log)

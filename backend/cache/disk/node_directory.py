@@ -24,7 +24,10 @@ from backend.cache.disk.node_file import (
 from backend.cache.plain import PlainSegment
 from backend.cache.radix import RadixTree
 from backend.cache.token_key import TokenKey
+from common.seldom import Seldom
 
+# Between lines of the log about a full disk.
+FULL_INTERVAL_S = 60.0
 _DIGEST_BYTES = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # A full disk is freed of this multiple of a node's bytes: its header needs room too.
@@ -94,6 +97,7 @@ class NodeDirectory:
         self._index: RadixTree[_FileSpan] = RadixTree()
         self._orphans: set[str] = set()
         self._lost: list[NodeHeader] = []
+        self._full = Seldom(FULL_INTERVAL_S)
         self.bytes = self.damaged = self.written_bytes = 0
 
     def look_again(self) -> None:
@@ -131,11 +135,12 @@ class NodeDirectory:
         try:
             self._write(name, node)
         except OSError as error:
-            room = _ROOM_ON_FULL_DISK * node.segment.nbytes
-            if error.errno not in _FULL or room > self.bytes:
+            if error.errno not in _FULL or node.segment.nbytes > self.bytes:
                 raise
-            log.info("prompt cache: the oldest files make room for %s: %s", name, error)
-            self._make_room(room, self.bytes)
+            if self._full.is_due():
+                log.info("prompt cache: the oldest files make room for new ones: %s", error)
+            room = _ROOM_ON_FULL_DISK * node.segment.nbytes
+            self._make_room(min(room, self.bytes), self.bytes)
             self._write(name, node)
         self._lost.remove(header)
         self.bytes += node.segment.nbytes

@@ -3,7 +3,6 @@
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from backend.cache.disk.node_directory import NodeDirectory, StoredNode
 from backend.cache.disk.node_file import NodeHeader
 from backend.cache.token_key import TokenKey
 from backend.core.status import DiskCacheStatus
+from common.seldom import Seldom
 
 MAX_PENDING_BYTES = 512 * 2**20
 COMPLAINT_INTERVAL_S = 60.0
@@ -63,14 +63,18 @@ class DiskTier:
         is_open: Whether it still reads and writes; false once its thread has failed.
     """
 
-    def __init__(self, directory: NodeDirectory, *, ends_at_snapshots: bool) -> None:
+    def __init__(
+        self, directory: NodeDirectory, tell: Callable[[], None], *, ends_at_snapshots: bool
+    ) -> None:
         """Start the thread.
 
         Args:
             directory: Used only by the tier from here on.
+            tell: Called on the tier's thread once all queued nodes are written.
             ends_at_snapshots: Whether a prefix can be resumed only at snapshots.
         """
         self._directory = directory
+        self._tell = tell
         self._ends_at_snapshots = ends_at_snapshots
         self._jobs: queue.PriorityQueue[_Queued] = queue.PriorityQueue()
         self._numbers = count()
@@ -80,7 +84,7 @@ class DiskTier:
         self._read_tokens = 0
         self._lost: list[NodeHeader] = []
         self._failures = 0
-        self._complains_at = 0.0
+        self._complaints = Seldom(COMPLAINT_INTERVAL_S)
         self.status = DiskCacheStatus()
         self.is_open = True
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
@@ -143,9 +147,11 @@ class DiskTier:
     def _work(self) -> None:
         self._guarded(self._directory.look_again)
         self._refresh_status()
-        while self._turn(self._jobs.get().job):
+        while self._turn(job := self._jobs.get().job):
             self._note_lost()
             self._refresh_status()
+            if isinstance(job, _Write) and self._jobs.empty():
+                self._tell()
 
     def _close(self) -> None:
         """Accept no more jobs, and answer waiting reads with nothing found."""
@@ -192,9 +198,7 @@ class DiskTier:
 
     def _complain(self, error: OSError) -> None:
         """Log a failure, but not every one: a full disk refuses every node."""
-        now = time.monotonic()
-        if now >= self._complains_at:
-            self._complains_at = now + COMPLAINT_INTERVAL_S
+        if self._complaints.is_due():
             log.warning(
                 "prompt cache: the disk failed (%d times so far): %s", self._failures, error
             )

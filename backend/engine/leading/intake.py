@@ -8,7 +8,7 @@ from typing import NoReturn, TypeAlias
 
 from backend.engine.distributed.grammars import SentGrammar
 from backend.engine.messages.channel import Channel, ChannelClosedError
-from backend.engine.messages.commands import Cancel, Fetched, Resize, Submit
+from backend.engine.messages.commands import Cancel, DiskNews, Resize, Submit
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
     Answered,
@@ -30,7 +30,7 @@ from common.lifecycle import exit_at_once
 
 log = logging.getLogger(__name__)
 
-Command: TypeAlias = Submit | Cancel | Job | Leave | Stop | Fetched | Resize | Publication
+Command: TypeAlias = Submit | Cancel | Job | Leave | Stop | DiskNews | Resize | Publication
 """Obeyed by the computing thread, in order of arrival."""
 
 

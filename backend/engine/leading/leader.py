@@ -28,7 +28,7 @@ from backend.engine.leading.intake import Command, Intake
 from backend.engine.leading.machine_share import MachineShare
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.codec import Codec
-from backend.engine.messages.commands import Fetched, Resize
+from backend.engine.messages.commands import DiskChanged, Fetched, Resize
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
     Answered,
@@ -195,8 +195,10 @@ class Leader:
                 command = self._commands.get(block=waits, timeout=timeout_s)
             except queue.Empty:
                 break
-            waits = False
             match command:
+                case DiskChanged():
+                    self._send_status()
+                    continue
                 case Fetched():
                     self._replica.take_in(command)
                 case Resize():
@@ -208,6 +210,7 @@ class Leader:
                     self._hand_over([command])
                 case _:
                     commands.append(command)
+            waits = False
         return tuple(commands)
 
     def _hand_over(self, publications: Sequence[Publication]) -> None:

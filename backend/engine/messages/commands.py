@@ -69,6 +69,14 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskChanged:
+    """All queued nodes were written, so the status is out of date; sent by the disk's thread."""
+
+
+DiskNews: TypeAlias = Fetched | DiskChanged
+
+
+@dataclass(frozen=True, slots=True)
 class Resize:
     """Apply another budget; sent by the thread that reads the machine's ledger.
 

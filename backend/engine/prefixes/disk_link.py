@@ -13,7 +13,7 @@ from backend.cache.disk.tier import DiskTier
 from backend.cache.kv import LooseNode
 from backend.cache.plain import to_plain
 from backend.core.status import DiskCacheStatus
-from backend.engine.messages.commands import Fetched
+from backend.engine.messages.commands import DiskChanged, DiskNews, Fetched
 from backend.engine.rows.row import Row
 
 CLOSE_TIMEOUT_S = 2.0
@@ -30,14 +30,14 @@ class DiskSettings:
         models_dir: Requests may only name directories below it; `None` allows none.
         fingerprint: Identifies the loaded model.
         budget_bytes: The maximum size of the files of all models.
-        post: Receives nodes read; called on the disk's thread.
+        post: Receives nodes read, and news of writes; called on the disk's thread.
     """
 
     root: Path | None = None
     models_dir: Path | None = None
     fingerprint: str = ""
     budget_bytes: int = 0
-    post: Callable[[Fetched], None] = field(default=lambda _: None)
+    post: Callable[[DiskNews], None] = field(default=lambda _: None)
 
 
 class DiskLink:
@@ -122,4 +122,8 @@ class DiskLink:
         except OSError as error:
             log.warning("prompt cache: nothing is kept on disk: %s", error)
         else:
-            self._tier = DiskTier(directory, ends_at_snapshots=self._ends_at_snapshots)
+            self._tier = DiskTier(
+                directory,
+                lambda: settings.post(DiskChanged()),
+                ends_at_snapshots=self._ends_at_snapshots,
+            )

@@ -16,7 +16,7 @@ from backend.config import (
 from backend.core.model import ModelCard, ModelKind
 from backend.engine.background.encoder import Encoder
 from backend.engine.kv.batch_caches import Batching, BatchPlan
-from backend.engine.messages.commands import Fetched
+from backend.engine.messages.commands import DiskNews
 from backend.engine.network import FreshCaches
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
 from backend.engine.passes.ranks import ALONE, Ranks
@@ -192,7 +192,7 @@ def _batch_plan(
 
 
 def _disk_settings(
-    directory: Path, options: ModelOptions, post: Callable[[Fetched], None]
+    directory: Path, options: ModelOptions, post: Callable[[DiskNews], None]
 ) -> DiskSettings:
     cache = options.tuning.prompt_cache
     return DiskSettings(

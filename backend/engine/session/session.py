@@ -10,6 +10,7 @@ from backend.engine.messages.commands import (
     Answer,
     Cancel,
     Compute,
+    DiskNews,
     Expect,
     Fetched,
     Resize,
@@ -38,7 +39,7 @@ class Outlets:
     """
 
     hand_over: HandOver
-    post: Callable[[Fetched], None]
+    post: Callable[[DiskNews], None]
     answer: Callable[[Sequence[Answer]], None] = deliver_all
     note_pass: NotePass = ignore_pass
     make_room: MakeRoom = need_no_room

@@ -1,0 +1,72 @@
+"""A server whose prompt cache is on a disk that gets full goes on, and keeps the newest."""
+
+import os
+import signal
+import time
+
+import pytest
+from real_process import TIMEOUT_S, real_backend
+
+from backend.pb import backend_pb2 as pb
+from benchmarks.soak_host import on_small_disk
+
+pytestmark = pytest.mark.mlx
+
+# Two of the prompts, but not three.
+DISK_BYTES = 2**19
+PROMPTS = [f"b{vowel} " * 200 for vowel in "aeio"]
+MOST_TOKENS = 350
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """The words that run a command with a small disk in `tmp_path`."""
+    try:
+        return on_small_disk(tmp_path, DISK_BYTES)
+    except OSError as error:
+        pytest.skip(f"this system does not let users mount: {error}")
+
+
+def ask(backend, prompt):
+    request = pb.PredictOptions(Prompt=prompt, Tokens=8, IgnoreEOS=True)
+    return backend.stub.Predict(request, timeout=TIMEOUT_S).message
+
+
+def inspect(backend):
+    return backend.inspector.Inspect(pb.InspectRequest(), timeout=TIMEOUT_S)
+
+
+def disk(backend):
+    return inspect(backend).prompt_cache.disk
+
+
+def wait_for_writes(backend, before):
+    """Wait until an idle server tells that it has written a whole prompt."""
+    end = time.monotonic() + TIMEOUT_S
+    while disk(backend).written_bytes < before + DISK_BYTES // 3:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def lose_engine(backend):
+    """Kill the engine process: the prompt cache in memory is lost with it."""
+    (engine,) = [each.process_id for each in inspect(backend).processes if each.role == "engine"]
+    os.kill(engine, signal.SIGKILL)
+
+
+def test_the_newest_prompt_is_read_back_from_a_disk_that_got_full(
+    small_disk, tiny_models, tmp_path
+):
+    with real_backend(tmp_path / "log", prefix=small_disk) as backend:
+        backend.load(tiny_models("llama"), Options=[f"cache_dir:{tmp_path}"])
+        replies = []
+        for prompt in PROMPTS:
+            before = disk(backend).written_bytes
+            replies.append(ask(backend, prompt))
+            wait_for_writes(backend, before)
+        assert backend.log_text.count("the oldest files make room") == 1
+        lose_engine(backend)
+        assert ask(backend, PROMPTS[-1]) == replies[-1]
+        assert disk(backend).read_tokens > MOST_TOKENS
+        assert ask(backend, PROMPTS[0]) == replies[0]
+        assert disk(backend).read_tokens < 2 * MOST_TOKENS
