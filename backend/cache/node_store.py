@@ -90,7 +90,7 @@ class NodeStore:
             return None
         if found.length > start:
             segment = segment.after(found.length - start)
-        worth = self.worth.of_newcomer(key, found.last, segment.nbytes)
+        worth = self.worth.of_newcomer(key, found, segment.nbytes)
         if not self.make_room(segment.nbytes, found.last, worth):
             return None
         found = self.tree.match(key)

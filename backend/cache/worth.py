@@ -197,16 +197,25 @@ class Worth:
             node = node.parent
         return nbytes
 
-    def of_newcomer(self, key: TokenKey, last: SegmentNode | None, nbytes: int) -> float:
+    def of_newcomer(self, key: TokenKey, found: Match[Segment], nbytes: int) -> float:
         """Return the worth of a segment before it is stored.
 
         Args:
             key: The prefix that ends with it.
-            last: The node that it continues.
+            found: What is stored of the prefix.
             nbytes: Its size.
         """
-        gain = len(key) - self.restorable(last)
+        gain = len(key) - self._restorable_of(found)
         return self.forecast.newcomer(key) * _per_byte(gain, nbytes)
+
+    def _restorable_of(self, found: Match[Segment]) -> int:
+        """Return the number of restorable tokens of a match, which may end inside a node."""
+        last = found.last
+        if last is None or found.length == last.end:
+            return self.restorable(last)
+        if self._thinning is not None and self._thinning.has_snapshots:
+            return self.restorable(last.parent)
+        return min(self.restorable(last), found.length)
 
     def of_refill(self, node: SegmentNode, nbytes: int) -> float:
         """Return the worth of the `nbytes` that a node lacks to be restorable."""

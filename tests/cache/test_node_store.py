@@ -298,6 +298,18 @@ def test_a_newcomer_that_is_refused_in_the_end_costs_nobody_anything():
     assert is_stored(store, idle)
 
 
+@pytest.mark.parametrize("has_states", [False, True])
+def test_a_prompt_that_parts_inside_a_long_node_is_worth_all_that_it_adds(has_states):
+    restored = at_snapshots if has_states else anywhere
+    snapshots = 2 if has_states else 0
+    thinning = THINNING if has_states else None
+    store = PromptCache(room_for(20, snapshots=snapshots), restored, thinning=thinning)
+    parting = (*TEN[:2], 91, 92, 93, 94, 95)
+    for ids in (TEN, tuple(range(50, 60)), parting):
+        assert put(store, ids, has_snapshot=has_states)
+    assert is_stored(store, parting)
+
+
 def test_of_conversations_that_saved_as_much_per_byte_the_least_recent_goes_however_long():
     for length in range(2, 60):
         store = PromptCache(room_for(length + 20), anywhere)
