@@ -40,7 +40,7 @@ def in_phase(engine, phase):
 
 async def test_a_rank_that_dies_costs_no_request(engine, small_llama):
     await engine.load(grouped(small_llama, 2, prefill_chunk=16, max_cache_bytes=0))
-    requests = [make_request(f"a{i}", prompt_of(300, i), max_tokens=150) for i in range(3)]
+    requests = [make_request(f"a{i}", prompt_of(120, i), max_tokens=60) for i in range(3)]
     alone = [(await take(engine, request)).tokens for request in requests]
     endless = make_request("endless", prompt_of(9), max_tokens=ENDLESS, may_speculate=False)
     for number, rank in enumerate((1, 0), start=1):
@@ -73,7 +73,7 @@ async def test_a_request_that_ends_a_group_each_time_fails_and_its_neighbour_fin
     await engine.load(grouped(small_llama, 2))
     bias = SamplingParams(logit_bias={poison: -100.0})
     prompt = [token for token in prompt_of(20) if token != poison]
-    neighbour = make_request("n", prompt, sampling=bias, max_tokens=600, may_speculate=False)
+    neighbour = make_request("n", prompt, sampling=bias, max_tokens=250, may_speculate=False)
     alone = (await take(engine, neighbour)).tokens
     stream = asyncio.ensure_future(take(engine, neighbour))
     await until(partial(in_phase, engine, RequestPhase.ACTIVE))

@@ -76,7 +76,7 @@ def test_a_command_that_raises_costs_the_next_ones_nothing(networks):
     assert [name for name, _ in results] == [2]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
 def test_a_plan_leaves_nothing_to_decide(networks, family, seed):
     rng = random.Random(seed)

@@ -10,7 +10,7 @@ from itertools import chain
 
 import golden
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_replies import FORMATS, TOOLS
 
@@ -24,6 +24,9 @@ FIRST, SECOND = "note_add", "clock_now"
 ANY_MARKER = r"</?[^<>\s]{1,40}>?|<\|[^|]*\|>|\[/?[A-Z_]+\]|\"|'|[{}\[\]]|\n"
 # A text whose end is missing takes in all that follows, which the finish tells.
 OPEN_ENDED = {"pythonic", "pythonic llama4", "olmo3", "minimax_m3"}
+
+# There are fifty formats: a third of what one alone would try is enough for each.
+several = settings(max_examples=settings.default.max_examples // 3)
 
 pytestmark = pytest.mark.slow
 
@@ -145,6 +148,7 @@ def test_several_damages_raise_nothing_and_what_is_published_is_valid(name, capl
         st.sampled_from(places), st.sampled_from(["", *markers]), min_size=1, max_size=3
     )
 
+    @several
     @given(swaps, st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
     def swapped(others, stop):
         damaged, last = "", 0

@@ -17,6 +17,9 @@ PIECE = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|[^<\[]{1,12}|.", re.DOTALL)
 STRING_VALUE = re.compile(r': "(\w+)"')
 CASES = list(golden.cases())
 
+# There are forty formats: a third of what one alone would try is enough for each.
+several = settings(max_examples=settings.default.max_examples // 3)
+
 
 def fragments(tools):
     texts = [case.text for case in CASES if case.spec.format.tools is tools]
@@ -42,7 +45,7 @@ def run(case, chunks, tools, *, truncated=False):
 def test_no_text_makes_a_format_raise_or_depend_on_the_cut(tools, caplog):
     cases = [case for case in CASES if case.spec.format.tools is tools]
 
-    @settings(max_examples=150)
+    @several
     @given(
         st.sampled_from(cases),
         st.lists(st.sampled_from(fragments(tools)), max_size=15),
@@ -75,7 +78,7 @@ def test_without_tools_nothing_is_a_call(tools):
     "tools", [tools for tools in BUILT if not tools.owns_reply], ids=lambda tools: tools.name
 )
 def test_without_tools_every_character_of_a_format_is_text(tools):
-    @settings(max_examples=50)
+    @several
     @given(st.lists(st.sampled_from(fragments(tools)), max_size=15))
     def check(pieces):
         case = next(case for case in CASES if case.spec.format.tools is tools)

@@ -13,7 +13,7 @@ from backend.errors import GrammarError
 pytestmark = pytest.mark.slow
 
 NAMES = ("root", "one", "two-2", "Two")
-# About one grammar in four is refused; 2,400 pairs of a grammar and a text remain.
+# About one grammar in four is refused; 1,200 pairs of a grammar and a text remain.
 TEXTS_PER_GRAMMAR = 10
 
 characters = st.sampled_from('aabbc0 \n"\\]-^é中😀')
@@ -82,7 +82,7 @@ def check(rules, seed, compiler):
 
 
 fuzz = settings(
-    max_examples=160,
+    max_examples=80,
     deadline=None,
     derandomize=True,
     database=None,

@@ -2,7 +2,7 @@
 
 import json
 import re
-from functools import lru_cache
+from functools import cache
 from random import Random
 
 import pytest
@@ -41,7 +41,7 @@ WALKS = 12
 SCHEMAS = {offered.name: offered.parameters for offered in TOOLS}
 
 
-@lru_cache
+@cache
 def vocabulary_of(name, has_tokens):
     family = FORMATS[name]
     markers = family.markers if has_tokens else ()
@@ -58,7 +58,7 @@ def _words(family, markers):
             yield from re.findall(r"\n?</[^<>]+>\n?|\w+>\n?", part)
 
 
-@lru_cache
+@cache
 def compiled(name, has_tokens, rule):
     return compile_tools(name, vocabulary_of(name, has_tokens), rule, TOOLS)
 
