@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 from drafting import Cycle
-from engine_driver import VOCAB, make_request
+from engine_driver import VOCAB
+from virtual_decoding import ScriptedModel, row_of
 
 from backend.config import SpeculationOptions
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.lookup import MATCH_TOKENS, MAX_MATCH_TOKENS, Lookup
+from backend.engine.drafts.planning import Offer, Prices
+from backend.engine.drafts.sources import Source
 from backend.engine.drafts.trust import Trust
 from backend.engine.rows.counters import Counters
-from backend.engine.rows.row import Row
 
 
 def test_what_followed_the_latest_tokens_before_is_drafted():
@@ -113,7 +115,7 @@ def test_one_pass_that_was_held_up_does_not_end_drafting():
 
 def test_a_pass_without_drafts_is_due_when_its_cost_is_a_guess_or_old():
     costs = PassCosts({1: 1.0, 8: 1.5})
-    assert not costs.wants_plain(1), "it was measured at load"
+    assert costs.wants_plain(1), "other work may have delayed what was measured at load"
     assert costs.wants_plain(4)
     costs.observe(4, 3, 1.5)
     assert costs.wants_plain(4)
@@ -130,44 +132,11 @@ def test_a_pass_without_drafts_is_due_when_its_cost_is_a_guess_or_old():
     assert not costs.wants_plain(4)
 
 
-class ScriptedModel:
-    """A draft model that writes what it was told."""
-
-    nbytes = 0
-
-    def __init__(self, seconds, text=(7,) * 99):
-        self.costs = PassCosts(seconds)
-        self.text = text
-        self.written = []
-        self._read = {}
-
-    def follow(self, rows):
-        self._read = {row: count for row, count in self._read.items() if row in rows}
-
-    def unread(self, row):
-        return len(row.token_ids) - 1 - self._read.get(row, 0)
-
-    def read(self, row, count):
-        self._read[row] = self._read.get(row, 0) + count
-
-    def write(self, rows, depth):
-        self.written.append((len(rows), depth))
-        for row in rows:
-            self._read[row] = len(row.token_ids)
-        return [list(self.text[:depth]) for _ in rows]
-
-
-def row_of(prompt, max_tokens=400):
-    row = Row(make_request(f"r{len(prompt)}", prompt, max_tokens=max_tokens))
-    row.take(3)
-    row.drawn, row.fed = 1, len(prompt)
-    return row
-
-
 def drafting_of(model, *rows, seconds=None, **options):
     costs = PassCosts(seconds or {1: 1.0, 8: 1.2})
     drafting = Drafting(costs, Counters(), VOCAB, SpeculationOptions(**options), model)
     drafting.follow(rows)
+    drafting.observe(len(rows), 1, costs.of(len(rows), 1))
     return drafting
 
 
@@ -179,13 +148,19 @@ def advance(row, count=1):
         row.fed += 1
 
 
-@pytest.mark.parametrize(("own_s", "depth"), [(0.01, 6), (0.2, 2), (0.9, 0)])
+@pytest.mark.parametrize(("own_s", "depth"), [(0.01, 6), (0.2, 2), (30.0, 0)])
 def test_a_draft_model_writes_as_much_as_pays(own_s, depth):
     model = ScriptedModel({1: own_s, 64: own_s})
     drafting = drafting_of(model, row_of([1, 2]), max_draft_tokens=8)
     assert drafting.may_draft
     assert drafting.drafts() == [(7,) * depth]
     assert model.written == ([(1, depth)] if depth else [])
+
+
+def test_a_trial_is_no_longer_than_drafts_may_be():
+    model = ScriptedModel({1: 0.9, 64: 0.9})
+    drafting = drafting_of(model, row_of([1, 2]), max_draft_tokens=2)
+    assert drafting.drafts() == [(7, 7)]
 
 
 def test_a_draft_model_writes_for_rows_whose_text_tells_nothing():
@@ -275,6 +250,7 @@ def test_rows_that_nobody_has_read_are_tried_in_time():
         waited += drafting.may_draft
         if drafting.may_draft and any(drafting.drafts()):
             drafting.learn([0] * 4)
+            drafting.settle(30.0, 2)
         else:
             drafting.observe(4, 1, 4.0)
         for row in rows:
@@ -333,12 +309,7 @@ def test_a_draft_model_that_cannot_read_is_asked_no_more(caplog):
     assert "the draft model fails, and drafts no more" in caplog.text
 
 
-def test_a_draft_has_to_pay_more_where_what_is_right_of_it_has_to_be_fed_again():
-    def depth(**keeping):
-        drafting = drafting_of(
-            ScriptedModel({1: 0.01, 64: 0.01}), row_of([1, 2]), seconds={1: 1.0, 8: 3.0}
-        )
-        (draft,) = drafting.drafts(**keeping)
-        return len(draft)
-
-    assert (depth(keeps_parts=True), depth(keeps_parts=False)) == (2, 0)
+@pytest.mark.parametrize(("keeps_parts", "depth"), [(True, 2), (False, 0)])
+def test_a_draft_has_to_pay_more_where_what_is_right_of_it_has_to_be_fed_again(keeps_parts, depth):
+    prices = Prices(PassCosts({1: 1.0, 8: 3.0}), None, rows=1, keeps_parts=keeps_parts)
+    assert prices.best([Offer(8, Source.MODEL, Trust(0.7))]).depth == depth

@@ -120,7 +120,7 @@ def test_passes_are_fewer_when_drafts_come_true(networks):
 
 @pytest.mark.parametrize(
     ("seconds", "depth"),
-    [({1: 1.0, 8: 1.0}, 8), ({1: 1.0, 2: 1.1, 3: 9.0, 8: 99.0}, 1), ({1: 1.0, 8: 8.0}, 0)],
+    [({1: 1.0, 8: 1.0}, 8), ({1: 1.0, 2: 1.1, 3: 9.0, 8: 99.0}, 1), ({1: 1.0, 8: 200.0}, 0)],
 )
 def test_a_pass_takes_as_many_drafts_as_pay(seconds, depth):
     options = SpeculationOptions(max_draft_tokens=8)
@@ -130,6 +130,7 @@ def test_a_pass_takes_as_many_drafts_as_pay(seconds, depth):
     row.drawn = 1
     row.fed = 32
     drafting.follow([row])
+    drafting.observe(1, 1, seconds[1])
     assert drafting.may_draft
     assert drafting.drafts() == [(2, 3, 4, 5, 6, 7, 8, 1)[:depth]]
 
@@ -152,6 +153,7 @@ def test_a_text_that_foretells_wrong_tokens_is_soon_no_reason_to_wait():
     drafting = Drafting(PassCosts(FREE), Counters(), VOCAB, SpeculationOptions())
     row = Row(make_request("a", [1, 2, 3] * 9, max_tokens=90))
     drafting.follow([row])
+    drafting.observe(1, 1, FREE[1])
     waits = 0
     for other in (4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15):
         for token in (1, 2, 3, other):

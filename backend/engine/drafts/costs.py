@@ -1,29 +1,29 @@
 """The seconds of passes of several tokens, measured at load and kept current."""
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import accumulate
+from statistics import median_low
 
-# The weight of the latest pass in the average of its kind, after the first few.
-_SHARE = 0.1
-# A pass that is slower than its kind by this factor was delayed by something else.
-_OUTLIER = 2.0
+# The median of so many passes counts: some are delayed by something else.
+_LATEST_PASSES = 5
 # After this many passes with drafts, one without measures the saving.
 _PLAIN_INTERVAL = 64
 
 
-@dataclass(slots=True)
 class _Kind:
     """Passes of one number of rows and similar width: their time relative to the curve."""
 
-    ratio: float
-    count: int = 0
+    def __init__(self, guess: float) -> None:
+        """Start with a guess, which counts as a pass."""
+        self._latest = deque([guess], maxlen=_LATEST_PASSES)
+        self.ratio = guess
 
     def observe(self, ratio: float) -> None:
-        self.count += 1
-        share = max(_SHARE, 1.0 / (1 + self.count))
-        self.ratio += share * (min(ratio, _OUTLIER * self.ratio) - self.ratio)
+        """Learn from a pass."""
+        self._latest.append(ratio)
+        self.ratio = median_low(self._latest)
 
 
 class PassCosts:
@@ -35,7 +35,7 @@ class PassCosts:
         Args:
             seconds: The seconds of a pass over one row, by its number of tokens.
         """
-        self._curve = sorted(seconds.items())
+        self._curve = _rising(seconds)
         self._kinds: dict[tuple[int, int], _Kind] = {}
         self._drafted = Counter[int]()
 
@@ -52,9 +52,8 @@ class PassCosts:
         self._kinds[key].observe(seconds / self._on_curve(rows * width))
 
     def wants_plain(self, rows: int) -> bool:
-        """Tell whether the cost of a pass without drafts is unknown or out of date."""
-        is_guess = rows > 1 and (rows, 0) not in self._kinds
-        return is_guess or self._drafted[rows] >= _PLAIN_INTERVAL
+        """Tell whether the cost of a pass without drafts is a guess or out of date."""
+        return (rows, 0) not in self._kinds or self._drafted[rows] >= _PLAIN_INTERVAL
 
     def _ratio(self, rows: int, width: int) -> float:
         """Return the relative time of such passes; an unseen width uses a smaller one."""
@@ -70,7 +69,13 @@ class PassCosts:
             return points[0][1]
         right = min(max(bisect_left(points, (tokens, 0.0)), 1), len(points) - 1)
         (x0, y0), (x1, y1) = points[right - 1], points[right]
-        return y0 + max(y1 - y0, 0.0) / (x1 - x0) * (tokens - x0)
+        return y0 + (y1 - y0) / (x1 - x0) * (tokens - x0)
+
+
+def _rising(seconds: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Return a curve in order, without delays: fewer tokens never take longer than more."""
+    widths = sorted(seconds, reverse=True)
+    return list(zip(widths, accumulate(map(seconds.__getitem__, widths), min), strict=True))[::-1]
 
 
 def _about(width: int) -> int:

@@ -35,8 +35,8 @@ class DraftModel(Protocol):
     def unread(self, row: Row) -> int:
         """Return the number of unread tokens of a row, not counting the latest."""
 
-    def read(self, row: Row, count: int) -> None:
-        """Read the next `count` tokens of a row, at most the unread ones; computed on return."""
+    def read(self, row: Row, count: int) -> float:
+        """Read the next `count` tokens of a row, at most the unread ones; return the seconds."""
 
     def write(self, rows: Sequence[Row], depth: int) -> Sequence[Sequence[int]]:
         """Return `depth` tokens of its own vocabulary that may follow each row."""
@@ -66,15 +66,12 @@ class ModelSource:
         return chunks * costs.of(1, _CHUNK_TOKENS) + (costs.of(1, rest) if rest else 0.0)
 
     def read_on(self, row: Row, limit_s: float) -> float:
-        """Read a part of a row in about `limit_s` seconds; return the expected seconds."""
+        """Read a part of a row in about `limit_s` seconds; return the real seconds."""
         costs, unread = self.model.costs, self.model.unread(row)
         count = _LEAST_CHUNK_TOKENS
         while count < _CHUNK_TOKENS and costs.of(1, 2 * count) <= limit_s:
             count *= 2
-        count = min(count, unread)
-        expected_s = costs.of(1, count)
-        self.model.read(row, count)
-        return expected_s
+        return self.model.read(row, min(count, unread))
 
     def write(self, rows: Sequence[Row], depth: int) -> Mapping[Row, Sequence[int]]:
         """Return `depth` tokens that may follow each row."""

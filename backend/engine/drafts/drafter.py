@@ -1,41 +1,16 @@
 """The drafts of one row, from all of its sources."""
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from backend.engine.drafts.lookup import Lookup
+from backend.engine.drafts.sources import Leave, Source
 from backend.engine.drafts.trust import Trust
 from backend.engine.rows.row import Row
 
 _SURE_MATCH_TOKENS = 8
 # A less likely match is not worth waiting for the token in flight.
 _LEAST_CHANCE = 0.3
-
-
-class Source(Enum):
-    """The origin of a draft.
-
-    Attributes:
-        FORCED: The grammar of the reply allows only one text.
-        MATCH: The latest few tokens occurred earlier in the row's text.
-        LONG_MATCH: Many of the latest tokens did.
-        MODEL: A draft model or a head wrote it.
-    """
-
-    FORCED = "forced"
-    MATCH = "match"
-    LONG_MATCH = "long match"
-    MODEL = "model"
-
-
-# The assumed chance that a drafted token is right, until the source has been measured.
-FIRST_CHANCES = {
-    Source.FORCED: 0.9,
-    Source.MATCH: 0.5,
-    Source.LONG_MATCH: 0.8,
-    Source.MODEL: 0.7,
-}
 
 
 class Draft(NamedTuple):
@@ -82,56 +57,52 @@ class Drafter:
         # A token that ends the reply saves no pass, and a matcher cannot go back past it.
         self._never = {row.token_ids[span.start] for span in spans} | row.request.stop_token_ids
 
-    def may_draft(self, *, tries: bool) -> bool:
-        """Tell whether a draft is likely, before the latest token is read.
-
-        Args:
-            tries: Whether there is time for a source that did not pay recently.
-        """
+    def likely(self, leave: Leave) -> Source | None:
+        """Return the source of a likely draft, before the latest token is read, if there is one."""
         if self._room <= 0:
-            return False
-        if self._is_worth_it(Source.MODEL, tries=tries):
-            return True
-        matcher = self.row.matcher if self._is_worth_it(Source.FORCED, tries=tries) else None
+            return None
+        if self._is_worth_it(Source.MODEL, leave):
+            return Source.MODEL
+        matcher = self.row.matcher if self._is_worth_it(Source.FORCED, leave) else None
         # The first forced token is the one in flight.
-        if matcher and matcher.may_force and len(self._forced(tries=tries)) > 1:
-            return True
-        return self._foretells(tries=tries)
+        if matcher and matcher.may_force and len(self._forced(leave)) > 1:
+            return Source.FORCED
+        return self._foretold(leave)
 
-    def _foretells(self, *, tries: bool) -> bool:
-        """Tell whether the row's text predicts the token in flight, and so those after it."""
+    def _foretold(self, leave: Leave) -> Source | None:
+        """Return the source if the row's text predicts the token in flight, and so those after."""
         tokens, matched = self._lookup.follow(1)
-        if not tokens or not self._is_worth_it(_kind(matched), tries=tries):
-            return False
-        trust = self._trusts[_kind(matched)]
-        self._foreseen = _Foreseen(tokens[0], len(self.row.token_ids), trust)
-        return True
+        source = _kind(matched)
+        if not tokens or not self._is_worth_it(source, leave):
+            return None
+        self._foreseen = _Foreseen(tokens[0], len(self.row.token_ids), self._trusts[source])
+        return source
 
-    def propose(self, limit: int, *, tries: bool) -> Draft | None:
+    def propose(self, limit: int, leave: Leave) -> Draft | None:
         """Return at most `limit` tokens that may come next, from the row's grammar or text.
 
         Args:
             limit: At least 0.
-            tries: As in `may_draft`. If forced text does not pay, the row's text may predict
-                better how the model spells it.
+            leave: If forced text does not pay, the row's text may predict better how the model
+                spells it.
         """
         self._check_foreseen()
         limit = min(limit, self._room)
         if limit <= 0:
             return None
-        if forced := self._forced(tries=tries):
+        if forced := self._forced(leave):
             return self._draft(forced[:limit], Source.FORCED)
         tokens, matched = self._lookup.follow(limit)
-        if _kind(matched) not in self._trusts:
+        if _kind(matched) not in self._trusts or _kind(matched) not in leave.drafts:
             return None
         matcher = self.row.matcher
         allowed = len(tokens) if matcher is None else matcher.count_allowed(tokens)
         return self._draft(tokens[:allowed], _kind(matched))
 
-    def _forced(self, *, tries: bool) -> list[int]:
+    def _forced(self, leave: Leave) -> list[int]:
         """Return the tokens that the grammar forces, if they are worth a draft."""
         matcher = self.row.matcher
-        is_worth_it = matcher is not None and self._is_worth_it(Source.FORCED, tries=tries)
+        is_worth_it = matcher is not None and self._is_worth_it(Source.FORCED, leave)
         return matcher.forced() if matcher and is_worth_it else []
 
     def _check_foreseen(self) -> None:
@@ -150,10 +121,10 @@ class Drafter:
         """The trust in the draft model's drafts for the row."""
         return self._trusts[Source.MODEL]
 
-    def writable(self, limit: int, found: Draft | None) -> int:
+    def writable(self, limit: int, found: Draft | None, leave: Leave) -> int:
         """Return how many tokens a draft model may write; 0 if a better draft was found."""
         trust = self._trusts.get(Source.MODEL)
-        if trust is None:
+        if trust is None or Source.MODEL not in leave.drafts:
             return 0
         if found and (found.source is not Source.MATCH or found.trust.chance >= trust.chance):
             return 0
@@ -181,11 +152,11 @@ class Drafter:
         most = row.request.max_draft_tokens
         return left if most is None else min(left, most)
 
-    def _is_worth_it(self, source: Source, *, tries: bool) -> bool:
+    def _is_worth_it(self, source: Source, leave: Leave) -> bool:
         trust = self._trusts.get(source)
-        if trust is None:
+        if trust is None or source not in leave.drafts:
             return False
-        return trust.pays or (tries and trust.wants_trial(self.row.drawn))
+        return trust.pays or (source in leave.trials and trust.wants_trial(self.row.drawn))
 
     def _draft(self, tokens: Sequence[int], source: Source) -> Draft | None:
         usable = self._usable(tokens)

@@ -55,6 +55,7 @@ class Batch:
         self._fresh_caches = fresh_caches
         self._vocab_size = vocab_size
         self._drafting = drafting
+        self._clock = perf_counter
         self._rows: list[Row] = []
         self._joining: list[Row] = []
         self._caches = BatchCaches(fresh_caches.plan)
@@ -86,21 +87,34 @@ class Batch:
             landed: Receives the tokens as soon as their rows have them: if the rest of the step
                 fails, they are not lost.
         """
+        started = self._clock()
         before, self._flight = self._flight, None
-        drafting = self._drafting
-        if drafting is not None and drafting.may_draft:
+        waits = before is not None and not before.has_landed
+        if wants_drafts := self._drafting is not None and self._drafting.may_draft:
             # A draft follows the latest token.
             landed(_landed(before))
+        regroups = self._clock()
         inputs = self._regroup(before)
+        # Rows that join and leave are no cost of drafts.
+        started += self._clock() - regroups
         if inputs is None:
             meanwhile()
             landed(_landed(before))
             return
         drafts = self._drafts(before)
-        if drafting is not None and drafts:
-            self._verify(drafting, drafts, meanwhile, landed)
+        if self._drafting is not None and drafts:
+            self._verify(self._drafting, drafts, meanwhile, landed)
         else:
             self._advance(inputs, before, meanwhile, landed)
+        if waits and not wants_drafts:
+            # It took as long as the pass in flight.
+            self._observe(1, self._clock() - started)
+        elif self._drafting is not None:
+            self._drafting.settle(self._clock() - started, waits + bool(drafts))
+
+    def _observe(self, width: int, seconds: float) -> None:
+        if self._drafting is not None:
+            self._drafting.observe(len(self._rows), width, seconds)
 
     def _advance(
         self,
@@ -110,7 +124,6 @@ class Batch:
         landed: Landed,
     ) -> None:
         """Compute one token of each row; it is read once the next pass is dispatched."""
-        started, waits = perf_counter(), before is not None and not before.has_landed
         logits = self._caches.forward(self._network, inputs[:, None])[:, -1].astype(mx.float32)
         if self._draws.has_grammars:
             # A mask needs the previous token, the forward pass does not: the host reads that token
@@ -127,9 +140,6 @@ class Batch:
             landed(_landed(before))
         if self._drafting is not None:
             self._drafting.see(self._rows, [1] * len(self._rows))
-            if waits:
-                # It took as long as the pass in flight.
-                self._drafting.observe(len(self._rows), 1, perf_counter() - started)
 
     def _verify(
         self,
@@ -142,7 +152,7 @@ class Batch:
 
         All tokens up to the first difference from the draft are the row's own.
         """
-        started = perf_counter()
+        started = self._clock()
         attempt = Attempt(self._rows, drafts, keeps_parts=self._caches.keeps_parts)
         tokens = mx.array(attempt.padded)
         logits = self._caches.forward(self._network, tokens, attempt.counts).astype(mx.float32)
@@ -158,7 +168,7 @@ class Batch:
         drafting.see(self._rows, attempt.kept)
         latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
-        drafting.observe(len(self._rows), attempt.width, perf_counter() - started)
+        self._observe(attempt.width, self._clock() - started)
 
     def _drafts(self, before: _Flight | None) -> Drafts:
         """Return the drafts worth trying in the next pass; none while tokens are in flight.

@@ -49,6 +49,7 @@ class DraftBatch:
             vocab_size: Of the main model.
         """
         self.costs = costs
+        self._clock = perf_counter
         self._network = network
         self._fresh_caches = fresh_caches
         self._own_vocab_size = own_vocab_size
@@ -89,10 +90,10 @@ class DraftBatch:
         """Return the position of a row's next token to read."""
         return self._read.get(row, 0)
 
-    def read(self, row: Row, count: int) -> None:
-        """Read the next `count` tokens of a row, at most the missing ones; computed on return."""
+    def read(self, row: Row, count: int) -> float:
+        """Read the next `count` tokens of a row, at most the missing ones; return the seconds."""
         self._settle()
-        started = perf_counter()
+        started = self._clock()
         self._part([row])
         caches = self._apart.get(row) or self._fresh_caches()
         first = self._first(row)
@@ -101,21 +102,23 @@ class DraftBatch:
         self._network(mx.array([tokens]), cache=caches)
         mx.eval([cache.state for cache in caches])
         self._apart[row], self._read[row] = caches, first + count
-        self.costs.observe(1, count, perf_counter() - started)
+        seconds = self._clock() - started
+        self.costs.observe(1, count, seconds)
+        return seconds
 
     def write(self, rows: Sequence[Row], depth: int) -> list[list[int]]:
         """Return a draft of `depth` tokens for each row."""
         self._settle()
         self._part([row for row in self._rows if self.unread(row) > _MOST_UNREAD_TOKENS])
         self._regroup(self._rows, [row for row in rows if row not in self._rows])
-        started = perf_counter()
+        started = self._clock()
         self._read |= {row: self._first(row) for row in self._rows}
         unread = [row.token_ids[self._read[row] :] for row in self._rows]
         self._ahead = [list(tokens) for tokens in unread]
         drafts = self._drafted(unread, depth)
         for ahead, draft in zip(self._ahead, drafts, strict=True):
             ahead += draft[:-1]
-        self.costs.observe(len(self._rows), 1, (perf_counter() - started) / depth)
+        self.costs.observe(len(self._rows), 1, (self._clock() - started) / depth)
         places = {row: place for place, row in enumerate(self._rows)}
         return [drafts[places[row]] for row in rows]
 
