@@ -301,7 +301,7 @@ def test_drafts_that_the_model_has_no_ids_for_are_refused(llama, tmp_path):
     add_eagle(llama, tmp_path)
     change_weights(tmp_path, lambda weights: weights | {"d2t": weights["d2t"] + 9})
     with pytest.raises(LoadError, match=r"drafts the ids 9 to 520 \(d2t\), and the model has 512"):
-        built(tmp_path, llama).require_sense()
+        built(tmp_path, llama)
 
 
 def test_an_mtp_head_for_states_of_another_width_is_refused(tmp_path, networks):
@@ -309,6 +309,13 @@ def test_an_mtp_head_for_states_of_another_width_is_refused(tmp_path, networks):
     head = add_head(tmp_path, tmp_path / "head")
     with pytest.raises(UnsupportedModelError, match=r"states of 128 numbers, and the model has 64"):
         build_head(head_alone(head), head, networks("qwen3_5"), None)
+
+
+def test_an_mtp_head_for_another_vocabulary_is_refused(glm, tmp_path):
+    other = build("deepseek_v3", tmp_path, model_type="glm4_moe_lite", vocab_size=600)
+    head = add_nextn(other, tmp_path / "head")
+    with pytest.raises(UnsupportedModelError, match=r"of 600 tokens, and the model has 512"):
+        built(head, glm)
 
 
 def test_a_model_is_no_head_and_a_llama_brings_none(llama, glm, tmp_path):

@@ -40,7 +40,6 @@ def head_pair(directory, head_directory):
     kind = head_alone(head_directory) or head_beside(head_directory)
     head = build_head(kind, head_directory, network, None)
     mx.eval(head.state)
-    head.require_sense()
     look = look_at_draft(model_of(head), range(60), batches=True)
     tap = HiddenTap(head.tapped)
     return network, FreeHead(look.model, look.fresh_caches, look.profile, tap)

@@ -73,7 +73,6 @@ def load_head(
     require_memory(needed, memory_bytes() - own_bytes)
     make_room(own_bytes + needed)
     evaluate(head)
-    head.require_sense()
     part = replace(model, network=head, card=_card(kind, directory, model, needed))
     look = look_at_draft(part, sample, batches=model.card.batches)
     profile = _with_states(look.profile, head)

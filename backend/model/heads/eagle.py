@@ -8,12 +8,10 @@ import mlx.core as mx
 from mlx_lm.models.rope_utils import initialize_rope
 
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.config import CONFIG_NAME, read_json
-from backend.model.checkpoint.config_values import require_sensible
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import cast
 from backend.model.heads.eagle_config import head_config, layer_config
-from backend.model.heads.head_weights import load_weights, read_weights
+from backend.model.heads.head_weights import load_weights, read_head_config, read_weights
 from backend.model.heads.network import Arrays, HeadNetwork, Target
 
 # Prefixes of weight names in other layouts, and their replacements.
@@ -29,35 +27,20 @@ class EagleNetwork(HeadNetwork):
         """Create a drafter for a network.
 
         Raises:
-            UnsupportedModelError: The head was trained with another model.
+            LoadError: The head was trained with another model.
         """
         target = Target(network)
         _require_fit(head, target)
+        _require_known(head, target.vocab_size)
         super().__init__(head, target, [target.layers[n] for n in head.config.capture_layer_ids])
         shared = self._embed.as_linear if head.config.tie_word_embeddings else target.project
         self._project = head.get(_OUTPUT) or shared
-        self._vocab_size = target.vocab_size
         self._places = _places(head, target.vocab_size)
 
     @property
     def state(self) -> Arrays:
         """All arrays of the head."""
         return [self._head.state, self._places]
-
-    def require_sense(self) -> None:
-        """Check the vocabulary.
-
-        Raises:
-            LoadError: It has tokens that the model lacks.
-        """
-        if (ids := _drafted_ids(self._head)) is None:
-            return
-        least, most = mx.min(ids).item(), mx.max(ids).item()
-        if not 0 <= least <= most < self._vocab_size:
-            raise LoadError(
-                f"the EAGLE-3 head drafts the ids {least} to {most} (d2t), and the model has "
-                f"{self._vocab_size}"
-            )
 
     def _read(
         self, embedded: mx.array, before: mx.array, mask: object, cache: Sequence[Any]
@@ -90,9 +73,7 @@ def build_eagle(directory: Path, network: Network, dtype: str | None) -> EagleNe
     Raises:
         LoadError: It is for another model; other failures are those of upstream.
     """
-    path = directory / CONFIG_NAME
-    config = read_json(path, dict)
-    require_sensible(path, config)
+    config = read_head_config(directory)
     head = _built(config, Target(network), read_weights(directory, _renamed))
     if dtype is not None:
         cast(head, dtype)
@@ -159,6 +140,17 @@ def _require_fit(head: Network, target: Target) -> None:
         )
 
 
+def _require_known(head: Network, vocab_size: int) -> None:
+    if (ids := _drafted_ids(head)) is None:
+        return
+    least, most = mx.min(ids).item(), mx.max(ids).item()
+    if not 0 <= least <= most < vocab_size:
+        raise LoadError(
+            f"the EAGLE-3 head drafts the ids {least} to {most} (d2t), and the model has "
+            f"{vocab_size}"
+        )
+
+
 def _drafted_ids(head: Network) -> mx.array | None:
     """Return the ids [N] of the tokens that a head can draft; `None` if it can draft all."""
     return mx.arange(head.draft_vocab_size) + head.d2t if head.uses_draft_vocab else None
@@ -169,5 +161,5 @@ def _places(head: Network, vocab_size: int) -> mx.array | None:
     if (ids := _drafted_ids(head)) is None:
         return None
     places = mx.full((vocab_size,), head.draft_vocab_size, mx.int32)
-    places[mx.clip(ids, 0, vocab_size - 1)] = mx.arange(head.draft_vocab_size)
+    places[ids] = mx.arange(head.draft_vocab_size)
     return places

@@ -1,4 +1,4 @@
-"""Reads the weights of a head from its files, and renames them for its network."""
+"""Reads the files of a head, and renames its weights for its network."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,8 +7,21 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
-from backend.model.checkpoint.config import WEIGHTS_PATTERN
+from backend.model.checkpoint.config import CONFIG_NAME, WEIGHTS_PATTERN, read_json
+from backend.model.checkpoint.config_values import require_sensible
 from backend.model.checkpoint.upstream import Network
+
+
+def read_head_config(directory: Path) -> dict[str, Any]:
+    """Return the content of the config.json of a head, which need not name a model type.
+
+    Raises:
+        LoadError: It cannot be read, or has an impossible value.
+    """
+    path = directory / CONFIG_NAME
+    config = read_json(path, dict)
+    require_sensible(path, config)
+    return config
 
 
 def read_weights(directory: Path, rename: Callable[[str], str | None]) -> dict[str, mx.array]:

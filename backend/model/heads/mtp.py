@@ -34,9 +34,7 @@ class MtpNetwork(HeadNetwork):
             )
         super().__init__(head, target, [target.norm], masks_are_arrays=masks_are_arrays)
         self._project = head.get("lm_head") or target.project
-
-    def require_sense(self) -> None:
-        """Do nothing: the vocabulary is that of the model."""
+        _require_vocab(head, target.vocab_size)
 
     def _read(
         self, embedded: mx.array, before: mx.array, mask: object, cache: Sequence[Any]
@@ -48,6 +46,15 @@ class MtpNetwork(HeadNetwork):
             states = layer(states, mask=mask, cache=layer_cache)
         after = head.norm(states)
         return after, self._project(after)
+
+
+def _require_vocab(head: Network, vocab_size: int) -> None:
+    """Check the embeddings and the output of a head that has its own."""
+    for name in ("embed_tokens", "lm_head"):
+        if name in head and (own := head[name].weight.shape[0]) != vocab_size:
+            raise UnsupportedModelError(
+                f"the MTP head is for a vocabulary of {own} tokens, and the model has {vocab_size}"
+            )
 
 
 def build_mtp(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:

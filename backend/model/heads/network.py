@@ -111,14 +111,6 @@ class HeadNetwork(ABC):
         size: int = self._head.norm.weight.dtype.size
         return self._width * size
 
-    @abstractmethod
-    def require_sense(self) -> None:
-        """Check weights that are in memory.
-
-        Raises:
-            LoadError: They belong to another model.
-        """
-
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         """Append tokens to the caches, each with the state before it, and return the logits."""
         embedded = self._embed(inputs)

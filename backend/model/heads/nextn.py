@@ -11,11 +11,9 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
-from backend.model.checkpoint.config import CONFIG_NAME, read_json
-from backend.model.checkpoint.config_values import require_sensible
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import cast, widen_experts
-from backend.model.heads.head_weights import load_weights, read_weights
+from backend.model.heads.head_weights import load_weights, read_head_config, read_weights
 from backend.model.heads.mtp import MtpNetwork
 
 # Model types of checkpoints split off by mlx-vlm.
@@ -41,9 +39,7 @@ def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetw
     Raises:
         LoadError: It is for another model; other failures are those of upstream.
     """
-    path = directory / CONFIG_NAME
-    config = read_json(path, dict)
-    require_sensible(path, config)
+    config = read_head_config(directory)
     text = config.get("text_config") or config
     is_split = config.get("model_type") in SPLIT_TYPES
     prefix = _SPLIT_PREFIX if is_split else f"model.layers.{text['num_hidden_layers']}."
