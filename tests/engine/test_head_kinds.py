@@ -5,6 +5,7 @@ import shutil
 
 import mlx.core as mx
 import pytest
+from fp8 import store_fp8
 from mlx_lm.models.cache import KVCache
 from mlx_vlm.speculative.drafters import load_drafter
 
@@ -199,6 +200,18 @@ def test_the_layer_of_a_deepseek_is_a_head_too(tmp_path):
     logits = head(mx.array([[1, 2, 3]]), head.make_cache())
     assert logits.shape == (1, 3, 512)
     assert mx.all(mx.isfinite(logits))
+
+
+def test_a_head_in_8_bits_is_the_head_as_far_as_8_bits_tell(tmp_path):
+    model = build("deepseek_v3", tmp_path / "model", hidden_size=192)
+    full = add_nextn(shutil.copytree(model, tmp_path / "full"))
+    packed = store_fp8(shutil.copytree(full, tmp_path / "packed"))
+    kind = head_beside(packed)
+    one, other = (build_head(kind, each, loaded(model), None) for each in (full, packed))
+    inputs = mx.array([[1, 2, 3]])
+    one, other = (head(inputs, head.make_cache()).astype(mx.float32) for head in (one, other))
+    error = mx.abs(one - other).max().item()
+    assert 0 < error < 0.2 * mx.abs(one).max().item()
 
 
 def test_what_is_shown_may_be_read_in_several_calls(glm, tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from drafting import FEW, assert_same, head_driver, head_pair, requests_of, samplings
 from engine_driver import Driver, make_request, prompt_of, room_for
+from fp8 import store_fp8
 
 from backend.core.request import SamplingParams
 from scripts.eagle_head import add_eagle
@@ -138,6 +139,18 @@ def test_a_prompt_that_was_stored_is_drafted_for_from_its_reply_on(pairs, family
     (other,) = driver.run(again)
     assert other.token_ids == one.token_ids
     assert driver.session.status().accepted_tokens - accepted > 25
+
+
+def test_a_deepseek_in_8_bits_brings_its_head(tmp_path):
+    # mlx-lm leaves out only a head that follows 61 layers.
+    directory = build("deepseek_v3", tmp_path, num_hidden_layers=61)
+    store_fp8(add_nextn(directory, is_right=True))
+    pair = head_pair(directory, directory)
+    requests = [make_request(f"r{n}", prompt_of(30 + 9 * n, n), max_tokens=60) for n in range(2)]
+    expected = Driver(pair[0]).run(*requests)
+    driver = head_driver(pair)
+    assert_same(driver.run(*requests), expected)
+    assert driver.session.status().accepted_tokens > 80
 
 
 def test_a_head_that_fails_is_left_out_and_costs_no_reply(pairs, caplog):

@@ -7,12 +7,13 @@ import mlx.core as mx
 import pytest
 from engine_driver import Driver, FixedCosts, make_request, model_of, prompt_of
 
+from backend.config import ModelOptions
 from backend.core.request import SamplingParams
 from backend.engine.trials.draft_model import look_at_draft
 from backend.engine.trials.head import LoadedHead
-from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.heads.kinds import build_head, head_alone, head_beside
 from backend.model.heads.tap import HiddenTap
+from backend.model.loader import load
 
 # Passes of any width cost the same: whatever may be right is drafted.
 FREE = {1: 1.0, 64: 1.0}
@@ -36,7 +37,7 @@ class FreeHead(LoadedHead):
 
 def head_pair(directory, head_directory):
     """Return the network of a directory, and the head of this or another, which drafts for free."""
-    network, _ = import_mlx_lm().load_model(directory)
+    network = load(ModelOptions(model=str(directory)), directory, renders=False).network
     kind = head_alone(head_directory) or head_beside(head_directory)
     head = build_head(kind, head_directory, network, None)
     mx.eval(head.state)
