@@ -38,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "ragged": ragged.measure,
     "quantised": quantised.measure,
     "speculation": speculation.measure,
+    "heads": speculation.measure_heads,
     "agents": agents.measure,
     "storm": storm.measure,
     "structure": structure.measure,

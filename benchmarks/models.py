@@ -20,7 +20,8 @@ class BenchModel:
         name: Its name in reports: its parameters, or its family.
         family: A key of `FAMILIES` in `scripts/tiny_models.py`.
         shape: Hidden size, layers and vocabulary; empty for the family's tiny model. Of a
-            `paired_llama` also the contribution of all layers but the first, in percent.
+            `paired_llama` also the contribution of all layers but the first, in percent; of a model
+            with a head also whether the head is right.
     """
 
     name: str
@@ -34,7 +35,7 @@ class BenchModel:
 
     @property
     def draft(self) -> Path:
-        """The directory of its draft model, if it has one."""
+        """The directory of its draft model or head, if it has one."""
         return self.directory / "draft"
 
     @property
@@ -63,6 +64,14 @@ RIGHT, NEAR, WRONG = (
 """Models of 18 layers, and drafts by the first of them alone: 7M. The less the others add, the more
 often the two agree."""
 
+HEADED = tuple(
+    BenchModel(f"{size}, {kind} head always {word}", family, (512, 16, 4096, is_right))
+    for family, size, kind in (("mtp_qwen3_5", "55M", "MTP"), ("eagle_llama", "50M", "EAGLE-3"))
+    for word, is_right in (("right", 1), ("wrong", 0))
+)
+"""Models of 16 layers with heads that are always right or always wrong. Where they are right, the
+blocks of the model add nothing, but are computed."""
+
 EDITOR = BenchModel("60M, trained", "edit_model", (640, 12))
 """Rewrites code of its prompt and calls tools, with a draft model of three layers, 6M; to train it
 takes ten minutes, so it is trained when it is measured."""
@@ -77,7 +86,7 @@ TINY = {
 }
 """One of each family, by its name."""
 
-ALL = (SMALL, LARGE, WIDE, WIDEST, RECURRENT, RIGHT, NEAR, WRONG, *TINY.values())
+ALL = (SMALL, LARGE, WIDE, WIDEST, RECURRENT, RIGHT, NEAR, WRONG, *HEADED, *TINY.values())
 
 
 def ensure_built() -> None:
