@@ -2,6 +2,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.core.media import MediaKind
+from backend.model.vision.media_processor import PreparedMedium
 from backend.model.vision.processor_call import as_numpy
 
 pytestmark = pytest.mark.mlx
@@ -16,3 +18,10 @@ def test_numbers_that_numpy_does_not_have_become_wider_ones():
 def test_arrays_of_unlike_shape_stay_a_list():
     found = as_numpy([mx.ones((1, 2), mx.bfloat16), mx.zeros((3,))])
     assert [each.tolist() for each in found] == [[[1.0, 1.0]], [0.0, 0.0, 0.0]]
+
+
+def test_lists_of_arrays_count_in_the_size_of_a_medium():
+    """Upstream contract: the pixels of minicpmv4_6 are lists in lists."""
+    pixels = [[np.zeros((2, 3), np.float32)], [np.zeros(5, np.int8)]]
+    inputs = {"pixel_values": pixels, "grid": np.zeros(4, np.int64)}
+    assert PreparedMedium(MediaKind.IMAGE, b"", "", (1,), inputs).nbytes == 24 + 5 + 32

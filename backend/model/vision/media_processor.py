@@ -13,7 +13,7 @@ from backend.core.media import MediaKind
 from backend.model.text.snippets import Snippets
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
-from backend.model.vision.processor_call import NO_TOKEN, HfProcessor, read_prompt
+from backend.model.vision.processor_call import NO_TOKEN, HfProcessor, read_prompt, size_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,7 +115,7 @@ class PreparedMedium:
     @property
     def nbytes(self) -> int:
         """Size of the arrays, in bytes."""
-        return sum(array.nbytes for array in self.inputs.values())
+        return sum(map(size_bytes, self.inputs.values()))
 
 
 class MediaPreparer(Protocol):
