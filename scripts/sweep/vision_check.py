@@ -16,7 +16,7 @@ from grpc.aio import AioRpcError
 from PIL import Image
 
 from backend.model.vision.processor_call import HfProcessor
-from backend.model.vision.towers import drop_text_options, end_crops
+from backend.model.vision.processor_mends import mend_processor
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from scripts.sweep.verdict import Expected, Outcome, Verdict, worst
@@ -76,9 +76,7 @@ def vision_reference(directory: Path, *, briefly: bool = False) -> dict[str, Exp
     import mlx_vlm
 
     network, processor = mlx_vlm.load(str(directory))
-    if type(processor).__module__.startswith("mlx_vlm."):
-        drop_text_options(getattr(processor, "image_processor", None))
-    end_crops(processor)
+    mend_processor(processor)
     replies = {}
     # Text first: some models read it differently after an image.
     for name in (TEXT, _NEEDED) if briefly else sorted(CASES, key=lambda name: name != TEXT):

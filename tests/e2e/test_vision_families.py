@@ -80,10 +80,11 @@ async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path, family):
     [
         ("idefics2", "it writes other tokens for it inside a prompt than alone"),
         ("falcon_ocr", "positions of two axes for every token"),
-        # Drops the token after a picture.
-        ("phi3_v", "it writes other tokens for it inside a prompt than alone"),
         ("got", "what mlx-vlm's processor makes of it does not fit its towers"),
         ("hunyuan_vl", "would not be those of mlx-vlm"),  # keeps positions of the latest prompt
+        ("ernie4_5_moe_vl", "its processor cannot be loaded: "),  # reads a file of SentencePiece
+        ("youtu_vl", "no processor for this family"),
+        ("molmo", "mlx-vlm puts it before the whole prompt"),
     ],
 )
 async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from backend.model.vision.towers import drop_text_options, end_crops
+from backend.model.vision.processor_mends import mend_processor
 from backend.pb import backend_pb2 as pb
 
 
@@ -72,9 +72,7 @@ class Reference:
         import mlx_vlm
 
         self._model, self._processor = mlx_vlm.load(str(directory))
-        # Without it llava's processor fails in mlx-vlm 0.7.
-        drop_text_options(getattr(self._processor, "image_processor", None))
-        end_crops(self._processor)
+        mend_processor(self._processor)
 
     def tokens(self, messages: Sequence[dict[str, Any]], count: int, **inputs: Any) -> list[int]:
         """Return the greedy tokens of a reply, without the one that ends it."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.errors import UnsupportedModelError
+from backend.model.checkpoint.failures import UPSTREAM_FAILURES
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.processor_call import HfProcessor
 from backend.model.vision.towers import load_processor
@@ -25,15 +26,18 @@ def require_own_tokenizer(
     repository = _ELSEWHERE.get(model_type)
     if repository is None:
         return
-    if fault := _fault(load_processor(options, directory), repository, tokenizer):
+    try:
+        processor = load_processor(options, directory)
+    except UPSTREAM_FAILURES:
+        processor = None
+    if fault := _fault(processor, repository, tokenizer):
         raise UnsupportedModelError(
             f"{directory} is of the model type {model_type!r}, whose tokenizer is {repository}: "
             f"{fault}"
         )
 
 
-def _fault(processor: HfProcessor, repository: str, tokenizer: Tokenizer) -> str | None:
-    # If it is unavailable, upstream uses the checkpoint's, in a generic class.
+def _fault(processor: HfProcessor | None, repository: str, tokenizer: Tokenizer) -> str | None:
     theirs = getattr(processor, "tokenizer", None)
     if theirs is None:
         return (

@@ -16,6 +16,7 @@ from backend.model.vision.media_processor import (
 )
 from backend.model.vision.processor_call import HfProcessor
 from backend.model.vision.samples import sample
+from backend.model.vision.towers import is_tokenizer
 from backend.model.vision.vision_network import (
     NotEmbeddableError,
     OtherCountError,
@@ -31,6 +32,12 @@ _UNFIT = (
     "prepared by itself, which this backend does, "
     "what mlx-vlm's processor makes of it does not fit its towers"
 )
+_NO_PROCESSOR = (
+    "mlx-vlm has no processor for this family; one that comes with a checkpoint needs the option "
+    "trust_remote_code:true"
+)
+_NO_PLACE = "mlx-vlm puts it before the whole prompt, which this backend does not do"
+_WORD = "Qx7"
 # The second picture has another shape.
 _SAMPLES = 2
 
@@ -61,7 +68,12 @@ def find_media_support(
         template: The model's template, which may support media.
         network: The model, whose weights may still be lazy.
     """
-    found = find_snippets(template, _own_tokens(processor))
+    listed = _listed_text(network.model.config.model_type)
+    found = find_snippets(template, _own_texts(processor, listed))
+    if is_tokenizer(processor):
+        return MediaSupport(None, dict.fromkeys(found.texts, _NO_PROCESSOR))
+    if not found.texts and listed == "" and hasattr(processor, "image_processor"):
+        return MediaSupport(None, {MediaKind.IMAGE: _NO_PLACE})
     media = MediaProcessor(processor, tokenizer, found)
     faults = {kind: _fault(media, kind, network) for kind in media.snippets}
     refused = {kind: fault for kind, fault in faults.items() if fault is not None}
@@ -99,10 +111,26 @@ def _require_shown(
             _require_shown(media, kind, network, each)
 
 
-def _own_tokens(processor: HfProcessor) -> dict[MediaKind, str]:
-    """Return the texts that the processor itself declares to replace."""
+def _own_texts(processor: HfProcessor, listed: str | None) -> dict[MediaKind, str]:
+    """Return the texts that the processor replaces: those it declares, or mlx-vlm lists."""
     texts = {
         kind: next((text for name in names if (text := getattr(processor, name, None))), None)
         for kind, names in _OWN_TOKENS.items()
     }
-    return {kind: text for kind, text in texts.items() if isinstance(text, str)}
+    texts[MediaKind.IMAGE] = texts[MediaKind.IMAGE] or listed
+    return {kind: text for kind, text in texts.items() if text and isinstance(text, str)}
+
+
+def _listed_text(model_type: str) -> str | None:
+    """Return the text that mlx-vlm itself writes for an image, if it has the family in its list.
+
+    It is "" if the family's processor puts images before all text, and `None` for a family whose
+    chat template writes it.
+    """
+    from mlx_vlm.prompt_utils import MODEL_CONFIG, MessageFormatter
+
+    if model_type not in MODEL_CONFIG:
+        return None
+    message = MessageFormatter(model_type).format_message(_WORD, num_audios=0)
+    written = message["content"] if isinstance(message, dict) else message
+    return written.replace(_WORD, "") if isinstance(written, str) else None

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping
+from inspect import getclosurevars
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -9,17 +10,16 @@ import mlx.core as mx
 
 from backend.config import ModelOptions
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.config import WEIGHTS_PATTERN
+from backend.model.checkpoint.config import WEIGHTS_PATTERN, read_config
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
 from backend.model.vision.processor_call import HfProcessor
+from backend.model.vision.processor_mends import mend_processor
 
 INSTALL_HINT = "pip install 'mlx-grpc-backend[vision]'"
 
 # Upstream's own arguments.
 Untyped: TypeAlias = Any
 
-_TEXT_OPTIONS = ("padding", "padding_side", "add_special_tokens")
-_CROPS, _BATCHED = "images_spatial_crop", 3
 _TOWER_CONFIGS = ("vision_config", "audio_config")
 _TOWER_NAMES = ("vision", "visual", "vit", "image", "audio")
 
@@ -68,52 +68,44 @@ def load_from_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[st
 
 
 def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
-    """Return the model's media processor, as made by transformers or mlx-vlm."""
+    """Return the media processor of a loaded model, as made by transformers or mlx-vlm.
+
+    Raises:
+        Exception: It cannot be loaded; one of `UPSTREAM_FAILURES`.
+    """
     from mlx_vlm.utils import load_image_processor
     from mlx_vlm.utils import load_processor as load_upstream
 
     trust = {"trust_remote_code": options.trusts_remote_code}
     processor = load_upstream(directory, add_detokenizer=False, **trust)
+    own_class = _processor_class(read_config(directory)["model_type"])
+    if own_class is not None and is_tokenizer(processor):
+        # Upstream has hidden why its own processor cannot be loaded.
+        processor = own_class.from_pretrained(directory, **trust)
     # Some models have their own class for pictures.
     if own := load_image_processor(directory, **trust):
         processor.image_processor = own
-    elif type(processor).__module__.startswith("mlx_vlm."):
-        drop_text_options(getattr(processor, "image_processor", None))
-    end_crops(processor)
+    mend_processor(processor)
     return processor
 
 
-class _TextOptionsDropped:
-    """Mixed into an image processor class of transformers to drop tokenizer options."""
+def is_tokenizer(processor: HfProcessor) -> bool:
+    """Tell whether a processor is only a tokenizer, which takes no media."""
+    from transformers import PreTrainedTokenizerBase
 
-    def __call__(self, *arguments: Untyped, **options: Untyped) -> Untyped:
-        fitting = {name: value for name, value in options.items() if name not in _TEXT_OPTIONS}
-        return super().__call__(*arguments, **fitting)  # type: ignore[misc]
-
-
-def drop_text_options(image_processor: HfProcessor) -> None:
-    """Drop the tokenizer options that some of mlx-vlm's processors pass to an image processor."""
-    kind = type(image_processor)
-    if kind.__module__.startswith("transformers."):
-        image_processor.__class__ = type(kind.__name__, (_TextOptionsDropped, kind), {})
+    return isinstance(processor, PreTrainedTokenizerBase)
 
 
-class _CropsEnded:
-    """Mixed into a processor class of mlx-vlm to end its list of crops with zeros."""
+def _processor_class(model_type: str) -> Untyped | None:
+    """Return the processor class that mlx-vlm has for a loaded family, if any.
 
-    def batchify(self, *arguments: Untyped, **options: Untyped) -> Untyped:
-        batch = super().batchify(*arguments, **options)  # type: ignore[misc]
-        crops, tiles = batch[_CROPS], batch["images"]
-        if crops.ndim == _BATCHED:
-            batch[_CROPS] = mx.pad(crops, [(0, 0), (0, tiles.shape[1]), (0, 0)])
-        return batch
-
-
-def end_crops(processor: HfProcessor) -> None:
-    """End a processor's crops [B, N, 2] with zeros: mlx-vlm 0.7's model reads one for each tile.
-
-    Without them it reads memory past the end of the array.
+    Each family's module wraps the loader of transformers in a function that holds its class.
     """
-    kind = type(processor)
-    if hasattr(kind, "batchify"):
-        processor.__class__ = type(kind.__name__, (_CropsEnded, kind), {})
+    from transformers import AutoProcessor
+
+    load = AutoProcessor.from_pretrained
+    while "processor_cls" in (held := getclosurevars(load.__func__).nonlocals):
+        if model_type.lower() in held["target_model_types"]:
+            return held["processor_cls"]
+        load = held["previous_from_pretrained"]
+    return None
