@@ -56,7 +56,10 @@ def build_shape(shape: VisionFamily, directory: Path, *, seed: int = 0) -> Path:
     """Write a tiny model and return its directory."""
     directory.mkdir(parents=True, exist_ok=True)
     config = _complete_config(shape, _write_tokenizer(shape, directory))
-    weights = _draw_weights(config, shape, seed=seed)
+    if shape.code:
+        config["model_file"] = "model.py"
+        (directory / "model.py").write_text(shape.code, encoding="utf-8")
+    weights = _draw_weights(directory, config, shape, seed=seed)
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
     generation = {"do_sample": False, "eos_token_id": config["eos_token_id"]}
     files = {"config.json": config, "generation_config.json": generation, **shape.files}
@@ -121,14 +124,14 @@ def _complete_config(shape: VisionFamily, tokenizer: PreTrainedTokenizerFast) ->
 
 
 def _draw_weights(
-    config: Mapping[str, Any], shape: VisionFamily, *, seed: int
+    directory: Path, config: Mapping[str, Any], shape: VisionFamily, *, seed: int
 ) -> dict[str, mx.array]:
     """Draw every matrix again, wide enough for an image to matter, and open every gate.
 
     The head never produces the tokens of media, which only the processor may write.
     """
     mx.random.seed(seed)
-    parameters = tree_flatten(_make_network(config).parameters())
+    parameters = tree_flatten(_make_network(config, directory).parameters())
     heads = tuple(name for name, _ in parameters if name.endswith("lm_head.weight"))
     answers = heads or tuple(name for name, _ in parameters if _is_embedding(name))
 
@@ -151,8 +154,8 @@ def _is_embedding(name: str) -> bool:
     return "embed_tokens" in name or name.endswith(("tok_embeddings.weight", "wte.weight"))
 
 
-def _make_network(config: Mapping[str, Any]) -> nn.Module:
-    module, _ = get_model_and_args(dict(config))
+def _make_network(config: Mapping[str, Any], directory: Path) -> nn.Module:
+    module, _ = get_model_and_args(dict(config), directory)
     sections = {f"{kind}_config": {} for kind in _SECTIONS[:3]} | deepcopy(dict(config))
     return module.Model(
         update_module_configs(module.ModelConfig.from_dict(sections), module, sections, _SECTIONS)

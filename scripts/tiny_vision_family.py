@@ -22,6 +22,7 @@ class VisionFamily:
         gain: The factor by which a matrix widens its input.
         bos_token: The first token of the processor's prompts, if any.
         fixed_ids: Special tokens with ids hard-coded in the processor.
+        code: The checkpoint's own model code, if any.
         section: The part of config.json with the model's configuration, if not all of it.
     """
 
@@ -35,6 +36,7 @@ class VisionFamily:
     gain: float = 2.0
     bos_token: str | None = None
     fixed_ids: Mapping[str, int] = field(default_factory=dict)
+    code: str = ""
     section: str | None = None
 
 

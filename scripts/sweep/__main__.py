@@ -110,7 +110,10 @@ async def _served(
         stub = backend_pb2_grpc.BackendStub(channel)
         try:
             adapters = [str(path) for path in family.adapters(directory)]
-            await stub.LoadModel(pb.ModelOptions(Model=str(directory), LoraAdapters=adapters))
+            options = pb.ModelOptions(
+                Model=str(directory), LoraAdapters=adapters, TrustRemoteCode=family.has_code
+            )
+            await stub.LoadModel(options)
         except grpc.aio.AioRpcError as error:
             told = (error.details() or "").replace(str(directory), "it")
             is_refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.sweep.small_towers import SMALL_TOWERS
 from scripts.sweep.text_check import text_reference
 from scripts.sweep.text_models import TEXT_FAMILIES, build_text_model, text_library
 from scripts.sweep.variants import VARIANTS, Variant
@@ -16,7 +17,7 @@ from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_mode
 # A month covers all of them.
 PARTS = 20
 
-_SLOW = frozenset({"deepseekocr", "deepseekocr_2", "fastvlm", "gemma3n", "phi3_v"})
+_SLOW = frozenset({"deepseekocr", "deepseekocr_2", "phi3_v"})
 # Requirements of upstream processors that cannot be built here.
 _NEEDS = {
     "plamo2vl": "its tokenizer is code that comes with a checkpoint from a hub",
@@ -59,6 +60,11 @@ class Family:
     def hub_tokenizer(self) -> str | None:
         """The repository of its tokenizer, if not in the checkpoint."""
         return _HUB_TOKENIZERS.get(self.name) if self.sees else None
+
+    @property
+    def has_code(self) -> bool:
+        """Whether its checkpoint has code of its own, for a small tower."""
+        return self.sees and self.name in SMALL_TOWERS
 
     @property
     def is_quick(self) -> bool:

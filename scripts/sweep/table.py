@@ -18,6 +18,7 @@ the prompt cache, on a second turn, after a cancelled request, and in a batch.
 - A *tie* is a first difference at two tokens that the library itself rates alike, with the gap
   between their log-probabilities. It is also any difference in a family whose library replies
   differently when it splits a prompt.
+- Where this backend fixes a bug of a library, the comparison fixes it on both sides.
 - Audio and video are compared at load: a yes means that the trial of [vision](../guides/vision.md)
   has passed.
 - The format of tool calls follows from a checkpoint's chat template, not from its family: see

@@ -15,6 +15,7 @@ import numpy as np
 from grpc.aio import AioRpcError
 from PIL import Image
 
+from backend.model.checkpoint.mends import mend
 from backend.model.vision.processor_call import HfProcessor
 from backend.model.vision.processor_mends import mend_processor
 from backend.pb import backend_pb2 as pb
@@ -77,6 +78,7 @@ def vision_reference(directory: Path, *, briefly: bool = False) -> dict[str, Exp
 
     network, processor = mlx_vlm.load(str(directory))
     mend_processor(processor)
+    mend(network)
     replies = {}
     # Text first: some models read it differently after an image.
     for name in (TEXT, _NEEDED) if briefly else sorted(CASES, key=lambda name: name != TEXT):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scripts.sweep.small_towers import SMALL_TOWERS
 from scripts.tiny_vision import build_shape
 from scripts.tiny_vision_configs import VISION_FAMILIES
 from scripts.tiny_vision_family import VisionFamily
@@ -16,7 +17,10 @@ def _families() -> Mapping[str, VisionFamily]:
     path = Path(__file__).with_name("vision_families.json")
     table: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     rows = {
-        name: VisionFamily(**{**row, "further_tokens": tuple(row.get("further_tokens", ()))})
+        name: VisionFamily(
+            **{**row, "further_tokens": tuple(row.get("further_tokens", ()))},
+            code=SMALL_TOWERS.get(name, ""),
+        )
         for name, row in table.items()
     }
     return {**VISION_FAMILIES, "gemma4_bidirectional": _seeing_both_ways("gemma4"), **rows}

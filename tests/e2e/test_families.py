@@ -16,7 +16,7 @@ from scripts.sweep.vision_check import check_vision
 # Even their text reaches them in ways that this engine does not have.
 REFUSED = {"florence2", "mllama", "paligemma"}
 # Those take minutes, end their process, or need a hub.
-SLOW_OR_NOT_AT_ALL = 8
+SLOW_OR_NOT_AT_ALL = 6
 RIGHT = {Outcome.EQUAL, Outcome.TIE, Outcome.REFUSED}
 
 
@@ -39,7 +39,8 @@ async def test_a_family_replies_as_its_library_does(family, tmp_path):
             assert "cannot serve" in details
             return
         adapters = [str(path) for path in family.adapters(directory)]
-        assert (await backend.load(directory, LoraAdapters=adapters)).success
+        options = {"LoraAdapters": adapters, "TrustRemoteCode": family.has_code}
+        assert (await backend.load(directory, **options)).success
         check = check_vision if family.sees else check_text
         found = await check(backend.stub, expected)
     for verdict in found if family.sees else [found]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from backend.model.checkpoint.mends import mend
 from backend.model.vision.processor_mends import mend_processor
 from backend.pb import backend_pb2 as pb
 
@@ -73,6 +74,7 @@ class Reference:
 
         self._model, self._processor = mlx_vlm.load(str(directory))
         mend_processor(self._processor)
+        mend(self._model)
 
     def tokens(self, messages: Sequence[dict[str, Any]], count: int, **inputs: Any) -> list[int]:
         """Return the greedy tokens of a reply, without the one that ends it."""

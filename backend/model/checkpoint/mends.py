@@ -1,4 +1,4 @@
-"""Fixes bugs of mlx-lm 0.32's model code, on networks built with it."""
+"""Fixes bugs in the model code of mlx-lm 0.32 and mlx-vlm 0.7, on networks built with it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -39,9 +39,50 @@ def _masked_by_row(kind: type) -> type:
         output: mx.array = kind.__call__(self, x, mask, cache)
         return output
 
+    return _derived(kind, call)
+
+
+def _scale_embeddings(model: Network) -> None:
+    """Let `get_input_embeddings` scale tokens by the root of the width, as the decoder does.
+
+    Upstream's prompts are not scaled, and its replies are.
+    """
+    decoder = model.language_model.model
+    embedding = decoder.embed_tokens
+    embedding.__class__ = _scaled(type(embedding), decoder.hidden_size**0.5)
+    decoder.__class__ = _given_embeddings(type(decoder))
+
+
+def _scaled(kind: type, factor: float) -> type:
+    def call(self: Untyped, token_ids: mx.array) -> mx.array:
+        output: mx.array = kind.__call__(self, token_ids) * factor
+        return output
+
+    return _derived(kind, call)
+
+
+def _given_embeddings(kind: type) -> type:
+    """Return a class of decoders that never scale embeddings themselves."""
+
+    def call(
+        self: Untyped,
+        inputs: mx.array | None = None,
+        inputs_embeds: mx.array | None = None,
+        **others: Untyped,
+    ) -> mx.array:
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(inputs)
+        output: mx.array = kind.__call__(self, inputs, inputs_embeds, **others)
+        return output
+
+    return _derived(kind, call)
+
+
+def _derived(kind: type, call: Callable[..., mx.array]) -> type:
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 _MENDS: Mapping[str, Callable[[Network], None]] = {
     "mlx_lm.models.gemma2": _take_masks_of_batches,
+    "mlx_vlm.models.gemma3n.gemma3n": _scale_embeddings,
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
 from backend.core.media import MediaKind
 from backend.model.text.snippets import Snippets
 from backend.model.text.tokenizer import Tokenizer
+from backend.model.vision.hearing import most_heard_s
 from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
 from backend.model.vision.processor_call import NO_TOKEN, HfProcessor, read_prompt, size_bytes
 
@@ -262,11 +263,9 @@ class MediaProcessor:
 
     def _require_heard(self, seconds: float) -> None:
         """Refuse a sound that the processor would truncate."""
-        tokens = getattr(self._processor, "audio_seq_length", None)
-        ms_per_token = getattr(self._processor, "audio_ms_per_token", None)
-        if tokens and ms_per_token and seconds * 1000 > tokens * ms_per_token:
-            heard = f"{tokens * ms_per_token / 1000:g} s is the most that is heard"
-            raise ProcessorError(f"is {seconds:.1f} s long, {heard}")
+        most = most_heard_s(self._processor, self.sampling_rate)
+        if most is not None and seconds > most:
+            raise ProcessorError(f"is {seconds:.1f} s long, {most:g} s is the most that is heard")
 
     def _described(
         self, kind: MediaKind, digest: bytes, inputs: dict[str, np.ndarray]
