@@ -47,6 +47,7 @@ async def replies(backend):
         "deepseek_vl_v2",  # a processor that begins every prompt with BOS
         *("llava_next", "granite_vision"),  # more embeddings than placeholders
         "llava_bunny",  # a placeholder that is not a token
+        "granite4_vision",  # features of deeper layers that upstream slices by the cache's length
     ],
 )
 # As an error it would be swallowed, and the processor of gemma4 not be found.

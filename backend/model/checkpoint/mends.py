@@ -11,6 +11,7 @@ from backend.model.checkpoint.upstream import Network
 Untyped: TypeAlias = Any
 
 _GROUPED_AXES = 5
+_MASKS, _FEATURES = "visual_pos_masks", "deepstack_visual_embeds"
 
 
 def mend(network: Network) -> None:
@@ -78,6 +79,28 @@ def _given_embeddings(kind: type) -> type:
     return _derived(kind, call)
 
 
+def _place_features(model: Network) -> None:
+    """Let the features of a picture begin after tokens that the caches hold.
+
+    Upstream slices them by the length of the caches, as if they were those of a whole prompt.
+    """
+    decoder = model.language_model.model
+    decoder.__class__ = _fed_in_parts(type(decoder))
+
+
+def _fed_in_parts(kind: type) -> type:
+    def call(self: Untyped, inputs: mx.array, *, cache: Untyped, **others: Untyped) -> mx.array:
+        masks, features = (others.get(name) for name in (_MASKS, _FEATURES))
+        if masks is not None and masks.shape[-1] == inputs.shape[-1]:
+            before = (cache[0].offset, 0)
+            others[_MASKS] = mx.pad(masks, [(0, 0), before])
+            others[_FEATURES] = mx.pad(features, [(0, 0), before, (0, 0)])
+        output: mx.array = kind.__call__(self, inputs, cache=cache, **others)
+        return output
+
+    return _derived(kind, call)
+
+
 def _derived(kind: type, call: Callable[..., mx.array]) -> type:
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
@@ -85,4 +108,5 @@ def _derived(kind: type, call: Callable[..., mx.array]) -> type:
 _MENDS: Mapping[str, Callable[[Network], None]] = {
     "mlx_lm.models.gemma2": _take_masks_of_batches,
     "mlx_vlm.models.gemma3n.gemma3n": _scale_embeddings,
+    "mlx_vlm.models.granite4_vision.granite4_vision": _place_features,
 }

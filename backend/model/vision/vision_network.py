@@ -215,15 +215,15 @@ class VisionNetwork:
         """
         given = self._found(token_ids, inputs)
         types = {name: mx.array(inputs[name]) for name in _TOKEN_TYPES if name in inputs}
-        is_visual = given.pop("visual_pos_masks", None)
         if _DEEPSTACK in given:
             given[_DEEPSTACK] = getattr(given[_DEEPSTACK], "embeddings", given[_DEEPSTACK])
         # Some models return features of all tokens, [1, T, layers, D], fed like embeddings.
         is_dense = isinstance(given.get(_DEEPSTACK), mx.array)
+        is_visual = None if is_dense else given.pop("visual_pos_masks", None)
         features = MediaFeatures(
             positions=self._positions(given.pop("position_ids", None)),
             deepstack=() if is_dense else tuple(given.pop(_DEEPSTACK, ())),
-            is_visual=None if is_dense else is_visual,
+            is_visual=is_visual,
             per_token=given | types,
         )
         mx.eval(list(features.per_token.values()), features.positions, list(features.deepstack))
