@@ -3,7 +3,7 @@ import pytest
 
 from backend.core.media import MediaKind
 from backend.model.vision.media_processor import PreparedMedium
-from backend.model.vision.media_spans import LostMediumError, with_lead, with_own_tokens
+from backend.model.vision.media_spans import LostMediumError, as_processed, with_own_tokens
 from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
 
 
@@ -49,5 +49,5 @@ def test_a_medium_that_mlx_vlm_writes_otherwise_is_lost():
 
 def test_a_prompt_begins_once_with_what_its_media_require():
     media = [medium([9], lead="<s>")]
-    assert with_lead("a", media) == with_lead("<s>a", media) == "<s>a"
-    assert with_lead("a", [medium([9])]) == with_lead("a", []) == "a"
+    assert as_processed("a", media) == as_processed("<s>a", media) == "<s>a"
+    assert as_processed("a", [medium([9])]) == as_processed("a", []) == "a"

@@ -145,6 +145,7 @@ class Intake:
             inputs=medium.inputs,
             marks=medium.marks,
             lead=medium.lead,
+            rules=tuple(medium.rules),
         )
 
 

@@ -55,6 +55,7 @@ class PreparedInputs(Struct, frozen=True, tag=True, kw_only=True, array_like=Tru
     inputs: Mapping[str, Any]
     marks: frozenset[str]
     lead: str = ""
+    rules: tuple[tuple[str, str], ...] = ()
 
 
 class Job(Struct, frozen=True, tag=True, array_like=True):

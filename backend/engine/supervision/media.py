@@ -74,9 +74,8 @@ class RemoteMedia:
             inputs = asyncio.run_coroutine_threadsafe(self._call(request), self._loop).result()
         except RefusedMediumError as error:
             raise ProcessorError(str(error)) from error
-        medium = PreparedMedium(
-            kind, digest, inputs.text, inputs.token_ids, inputs.inputs, inputs.marks, inputs.lead
-        )
+        parts = (inputs.text, inputs.token_ids, inputs.inputs, inputs.marks)
+        medium = PreparedMedium(kind, digest, *parts, inputs.lead, inputs.rules)
         self._remember(medium)
         return medium
 

@@ -13,6 +13,7 @@ from backend.core.media import MediaKind
 from backend.model.text.snippets import Snippets
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.hearing import most_heard_s
+from backend.model.vision.joins import join_of
 from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
 from backend.model.vision.processor_call import NO_TOKEN, HfProcessor, read_prompt, size_bytes
 
@@ -95,6 +96,7 @@ class PreparedMedium:
             mlx-vlm has other tokens for the medium.
         marks: Special tokens among the ids, as texts.
         lead: Text of the BOS token that the processor writes before every prompt with media.
+        rules: Patterns in a prompt with media that the processor replaces; see `Join`.
     """
 
     kind: MediaKind
@@ -104,6 +106,7 @@ class PreparedMedium:
     inputs: Mapping[str, Any] = field(repr=False)
     marks: frozenset[str] = frozenset()
     lead: str = ""
+    rules: Sequence[tuple[str, str]] = ()
 
     @property
     def upstream_ids(self) -> Sequence[int]:
@@ -168,6 +171,7 @@ class MediaProcessor:
         self._processor = processor
         self._tokenizer = tokenizer
         self._rates = dict(rates or {})
+        self._join = join_of(processor)
         self._lock = threading.Lock()
         self.snippets = snippets.texts
         self.takes_parts = snippets.takes_parts
@@ -284,7 +288,8 @@ class MediaProcessor:
         special = self._tokenizer.special_texts
         marks = frozenset(special[token_id] for token_id in core if token_id in special)
         begin = self._tokenizer.decode(lead)
-        return PreparedMedium(kind, digest, text, tuple(core), inputs, marks, begin)
+        rules = self._join.rules
+        return PreparedMedium(kind, digest, text, tuple(core), inputs, marks, begin, rules)
 
     def _lead(self, ids: Sequence[int]) -> Sequence[int]:
         """Return the BOS token at the start of some tokens, if there is one."""
@@ -297,7 +302,8 @@ class MediaProcessor:
         special = [index for index in special if index >= start]
         if not special:
             raise ProcessorError("it has no special token")
-        return special[0], special[-1] + 1
+        is_shared = self._marks.get(ids[special[-1]]) == self._join.closing
+        return special[0], special[-1] + 1 - is_shared
 
     def _own(self, kind: MediaKind, core: Sequence[int], inputs: dict[str, Any]) -> Sequence[int]:
         """Return tokens for upstream's, as many as there are embeddings; keep upstream's."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from backend.core.prompt import MediaSpan
+from backend.model.vision.joins import joined
 from backend.model.vision.media_processor import PreparedMedium
 from backend.model.vision.medium_tokens import known_ids
 
@@ -53,10 +54,12 @@ def with_own_tokens(upstream_ids: Sequence[int], media: Sequence[PreparedMedium]
     return shown + ids[start:]
 
 
-def with_lead(text: str, media: Sequence[PreparedMedium]) -> str:
-    """Return a prompt's text that begins with the BOS token that its media require, if any."""
-    lead = media[0].lead if media else ""
-    return text if text.startswith(lead) else lead + text
+def as_processed(text: str, media: Sequence[PreparedMedium]) -> str:
+    """Return a prompt's text with the BOS token and the joins that its media require."""
+    if not media:
+        return text
+    text = joined(text, media[0].rules)
+    return text if text.startswith(media[0].lead) else media[0].lead + text
 
 
 def _find(token_ids: Sequence[int], wanted: Sequence[int], start: int) -> int:

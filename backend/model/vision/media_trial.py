@@ -15,7 +15,12 @@ from backend.model.vision.media_processor import (
     PreparedMedium,
     ProcessorError,
 )
-from backend.model.vision.media_spans import LostMediumError, find_spans, with_lead, with_own_tokens
+from backend.model.vision.media_spans import (
+    LostMediumError,
+    as_processed,
+    find_spans,
+    with_own_tokens,
+)
 from backend.model.vision.samples import sample
 
 _QUESTION = "What is shown here, and what was it before?"
@@ -116,7 +121,7 @@ class Examiner:
             raise ProcessorError(problem)
         texts = [*(medium.text for medium in media), ""]
         joined = "".join(part + text for part, text in zip(parts, texts, strict=True))
-        return self.tokenizer.encode(with_lead(joined, media), adds_special=False)
+        return self.tokenizer.encode(as_processed(joined, media), adds_special=False)
 
 
 def _own_tokens(inputs: Mapping[str, Any], media: Sequence[PreparedMedium]) -> list[int]:

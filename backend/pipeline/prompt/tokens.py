@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from backend.core.prompt import Prompt
 from backend.errors import InvalidRequestError
 from backend.model.text.prefix import TokenizedText
-from backend.model.vision.media_spans import LostMediumError, find_spans, with_lead
+from backend.model.vision.media_spans import LostMediumError, as_processed, find_spans
 from backend.pipeline.context_limit import (
     require_bounded,
     require_fit,
@@ -136,7 +136,7 @@ def _expand(text: str, media: PlacedMedia) -> _Expanded:
         return shown[-1].text
 
     expanded = re.sub("|".join(map(re.escape, kinds)), written_out, text)
-    return _Expanded(with_lead(expanded, media.prepared), shown)
+    return _Expanded(as_processed(expanded, media.prepared), shown)
 
 
 def _spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tuple[MediaSpan, ...]:
