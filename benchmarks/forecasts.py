@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from backend.cache.eviction.forecast import SegmentNode
 from backend.cache.token_key import TokenKey
-from backend.cache.worth import SegmentNode
+from backend.core.prompt import Place
 
 _LESS_PER_REQUEST = 1e-6
 
@@ -47,7 +48,7 @@ class Clairvoyant:
                 wanted = wanted & (self._reach(below.key) < below.end)
         return self._soonest(wanted)
 
-    def newcomer(self, key: TokenKey) -> float:
+    def newcomer(self, key: TokenKey, place: Place) -> float:  # noqa: ARG002 (the protocol's)
         """Return 1 over the requests until one shares a whole prefix."""
         return self._soonest(self._reach(key) >= len(key))
 
@@ -81,6 +82,6 @@ class LeastRecent:
         """Return the same for a place inside a conversation."""
         return self.resumption(node)
 
-    def newcomer(self, key: TokenKey) -> float:  # noqa: ARG002 (the protocol's)
+    def newcomer(self, key: TokenKey, place: Place) -> float:  # noqa: ARG002 (the protocol's)
         """Return the rank of the present as the latest use."""
         return 1.0

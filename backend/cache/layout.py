@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from backend.cache.eviction.worth import Thinning
 from backend.cache.kv import MAX_NODE_TOKENS, Arrays, Block, Piece, Segment, Snapshot
 from backend.cache.layers import (
     CounterLayer,
@@ -18,7 +19,6 @@ from backend.cache.layers import (
 )
 from backend.cache.packing import UNPACKED, Packing
 from backend.cache.row_kv import Part
-from backend.cache.worth import Thinning
 from backend.core.model import Reuse
 
 # Shorter blocks are copied: attention over many short parts costs more than over one copy.

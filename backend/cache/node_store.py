@@ -10,18 +10,11 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from backend.cache.disk.unsaved import UnsavedNodes
+from backend.cache.eviction.forecast import Forecast, SegmentNode
+from backend.cache.eviction.worth import Taken, Thinning, Worth, path_bytes, path_tokens
 from backend.cache.kv import LooseNode, Segment, Snapshot
 from backend.cache.radix import Match, RadixTree
 from backend.cache.token_key import TokenKey
-from backend.cache.worth import (
-    Forecast,
-    SegmentNode,
-    Taken,
-    Thinning,
-    Worth,
-    path_bytes,
-    path_tokens,
-)
 from backend.core.prompt import Place
 
 MAX_PINNED_SHARE = 0.5
@@ -72,7 +65,13 @@ class NodeStore:
         self._evicted: list[LooseNode] = []
 
     def insert(
-        self, key: TokenKey, start: int, segment: Segment, place: Place = Place.INNER
+        self,
+        key: TokenKey,
+        start: int,
+        segment: Segment,
+        place: Place = Place.INNER,
+        *,
+        is_awaited: bool = False,
     ) -> SegmentNode | None:
         """Store the missing part of a prefix, and return the node at its end.
 
@@ -81,6 +80,7 @@ class NodeStore:
             start: The first position of `segment`.
             segment: KV of `key[start:]`, perhaps none, and perhaps the state after it.
             place: The part of a conversation that ends there.
+            is_awaited: Whether a present request waits for it.
 
         Returns:
             `None` if the prefix before `start` is no longer stored, or if there is no room.
@@ -90,7 +90,8 @@ class NodeStore:
             return None
         if found.length > start:
             segment = segment.after(found.length - start)
-        worth = self.worth.of_newcomer(key, found, segment.nbytes)
+        likely = 1.0 if is_awaited else self.worth.forecast.newcomer(key, place)
+        worth = self.worth.of_newcomer(key, found, likely, segment.nbytes)
         if not self.make_room(segment.nbytes, found.last, worth):
             return None
         found = self.tree.match(key)

@@ -12,12 +12,13 @@ from typing import TypeAlias
 
 from backend.cache.books.books import Books
 from backend.cache.books.check import check_nodes
+from backend.cache.eviction.forecast import Forecast, LearnedForecast, SegmentNode
+from backend.cache.eviction.worth import Thinning
+from backend.cache.hits import cut_path, kind_of, tokens_beyond
 from backend.cache.kv import LooseNode, Piece, Refill, Segment, evaluate
 from backend.cache.node_store import NodeStore
-from backend.cache.radix import Match
 from backend.cache.refill import refill_windows
 from backend.cache.token_key import TokenKey
-from backend.cache.worth import Forecast, LearnedForecast, SegmentNode, Thinning
 from backend.core.prompt import Place
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.status import HitKind, PromptCacheStatus
@@ -77,6 +78,7 @@ class PromptCache:
             has_snapshots=thinning is not None and thinning.has_snapshots
         )
         self._once: set[str] = set()
+        self._prompts: dict[str, TokenKey] = {}
         # Read in every turn; splits and joins of nodes do not change it.
         self._used_tokens: int | None = None
         self._released: OrderedDict[str, SegmentNode] = OrderedDict()
@@ -106,10 +108,11 @@ class PromptCache:
             owner: Its path is not evicted until `release`.
         """
         self._require_owner()
+        self._prompts[owner] = key
         found = self._nodes.tree.match(key)
         path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
         length = self._usable(path, len(key) - 1)
-        beyond = _beyond(found)
+        beyond = tokens_beyond(found)
         is_hit = length >= MIN_HIT_TOKENS
         self._books.note_prompt(owner, key, found, length if is_hit else 0)
         if not is_hit:
@@ -121,14 +124,14 @@ class PromptCache:
         for node in () if owner in self._once else last.lineage():
             node.is_once = False
         self._nodes.held[owner] = last
-        return PrefixHit(_kind(found, key), length, _cut(path, length), found.length, beyond)
+        return PrefixHit(kind_of(found, key), length, cut_path(path, length), found.length, beyond)
 
     def preview(self, key: TokenKey) -> tuple[Piece, ...]:
         """Return the path that `lookup` would restore, without side effects."""
         self._require_owner()
         path = self.path(key)
         length = self._usable(path, len(key) - 1)
-        return _cut(path, length) if length >= MIN_HIT_TOKENS else ()
+        return cut_path(path, length) if length >= MIN_HIT_TOKENS else ()
 
     def use(self, owner: str, key: TokenKey) -> None:
         """Record that `owner` uses a stored prefix in place; an empty one ends the use.
@@ -158,6 +161,7 @@ class PromptCache:
         self._used_tokens = None
         self._nodes.used.pop(owner, None)
         self._once.discard(owner)
+        self._prompts.pop(owner, None)
         node = self._nodes.held.pop(owner, None)
         self._books.forget(owner, node)
         if node is not None:
@@ -211,7 +215,8 @@ class PromptCache:
         """
         self._require_owner()
         is_new = self.stored(key) < len(key)
-        node = self._nodes.insert(key, start, segment, place)
+        is_awaited = is_saved or self._is_awaited(key, owner)
+        node = self._nodes.insert(key, start, segment, place, is_awaited=is_awaited)
         if node is not None and is_new:
             node.is_once = owner in self._once
         if node is not None and owner is not None:
@@ -302,6 +307,11 @@ class PromptCache:
         self._require_owner()
         check_nodes(self._nodes)
 
+    def _is_awaited(self, key: TokenKey, owner: str | None) -> bool:
+        """Tell whether the prompt of another present request begins with a prefix."""
+        others = (prompt for name, prompt in self._prompts.items() if name != owner)
+        return any(prompt.packed.startswith(key.packed) for prompt in others)
+
     def _settle(self) -> None:
         """Compute cut arrays, so that they keep no others alive, and pass evicted nodes on."""
         divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
@@ -313,35 +323,3 @@ class PromptCache:
     def _require_owner(self) -> None:
         if threading.get_ident() != self._owner:
             raise RuntimeError("the prompt cache is used by a thread that it does not belong to")
-
-
-def _kind(found: Match[Segment], key: TokenKey) -> HitKind:
-    last = found.nodes[-1]
-    # The last token of a prompt is fed by the first decode step: its entry ends before it.
-    entry_ends = {len(key) - 1, len(key)}.intersection(node.end for node in found.nodes)
-    if found.length in (len(key) - 1, len(key)) and entry_ends:
-        return HitKind.EXACT
-    if found.length == len(key):
-        return HitKind.LONGER
-    ends_there = found.length == last.end and not last.children
-    return HitKind.SHORTER if ends_there else HitKind.DIVERGING
-
-
-def _beyond(found: Match[Segment]) -> TokenKey:
-    """Return the tokens stored after a match, up to the end of a node."""
-    last = found.last
-    if last is None:
-        return TokenKey(b"")
-    if found.length < last.end:
-        return last.label[found.length - last.start :]
-    return next((child.label for child in last.children.values()), TokenKey(b""))
-
-
-def _cut(path: Sequence[Piece], length: int) -> tuple[Piece, ...]:
-    """Return the pieces of the first `length` tokens."""
-    pieces = []
-    for piece in path:
-        if length > 0:
-            pieces.append(Piece(piece.segment, min(piece.tokens, length)))
-        length -= piece.tokens
-    return tuple(pieces)

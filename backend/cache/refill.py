@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from backend.cache.eviction.forecast import SegmentNode
 from backend.cache.kv import Refill, Segment
 from backend.cache.node_store import NodeStore
 from backend.cache.token_key import TokenKey
-from backend.cache.worth import SegmentNode
 
 
 def refill_windows(nodes: NodeStore, key: TokenKey, windows_from: int, refill: Refill) -> None:

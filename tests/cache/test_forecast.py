@@ -1,11 +1,11 @@
 """What the prompt cache foresees: which conversations come back, when, and where they part."""
 
 import pytest
-from token_blocks import anywhere, at_snapshots, is_stored, key, look, put, room_for
+from token_blocks import anywhere, at_snapshots, is_stored, key, look, put, room_for, segment_of
 
+from backend.cache.eviction.worth import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
-from backend.cache.worth import Thinning
 
 pytestmark = pytest.mark.mlx
 
@@ -31,6 +31,31 @@ def test_agents_that_take_turns_in_too_little_room_do_not_drive_each_other_out()
     assert restored == [10, 10, 10]
     restored = [turn(store, ids) for _ in range(12) for ids in CONVERSATIONS]
     assert sum(restored[-24:]) >= 120
+
+
+def full_of_agents_in_turn():
+    """A store without room, whose three conversations are due one after another."""
+    store = PromptCache(room_for(30), anywhere)
+    for _ in range(5):
+        for ids in CONVERSATIONS[:3]:
+            turn(store, ids)
+    return store
+
+
+def test_a_conversation_does_not_drive_out_others_that_are_due_before_it():
+    store = full_of_agents_in_turn()
+    assert not put(store, CONVERSATIONS[3], owner="running")
+    assert all(is_stored(store, ids) for ids in CONVERSATIONS[:3])
+
+
+def test_what_another_request_waits_for_is_stored_though_others_are_due():
+    store = full_of_agents_in_turn()
+    store.lookup(key(*CONVERSATIONS[3], 1), "waiting")
+    assert put(store, CONVERSATIONS[3], owner="running")
+    store.release("waiting")
+    store = full_of_agents_in_turn()
+    ids = CONVERSATIONS[3]
+    assert store.insert(key(*ids), 0, segment_of(ids), is_saved=True)
 
 
 @pytest.mark.parametrize("has_turn", [True, False])

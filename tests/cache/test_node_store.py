@@ -14,9 +14,9 @@ from token_blocks import (
     room_for,
 )
 
+from backend.cache.eviction.worth import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
-from backend.cache.worth import Thinning
 from backend.core.status import HitKind
 
 pytestmark = pytest.mark.mlx

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from token_blocks import anywhere, at_snapshots, key, put, room_for, segment_of, tokens_of
 
+from backend.cache.eviction.worth import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
-from backend.cache.worth import Thinning
 
 pytestmark = pytest.mark.mlx
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from backend.cache.books.evicted import EvictedPrefixes
 from backend.cache.books.listing import list_prefixes
 from backend.cache.books.reuse import ReuseHistory
+from backend.cache.eviction.forecast import SegmentNode
 from backend.cache.kv import LooseNode, Segment
 from backend.cache.node_store import NodeStore
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
-from backend.cache.worth import SegmentNode
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.status import HitKind, PromptCacheStatus
 

@@ -1,7 +1,7 @@
 """Are the counts of a prompt cache's nodes right?"""
 
+from backend.cache.eviction.worth import path_bytes
 from backend.cache.node_store import NodeStore
-from backend.cache.worth import path_bytes
 
 
 def check_nodes(store: NodeStore) -> None:

@@ -2,8 +2,9 @@
 
 from typing import Any, TypeAlias
 
+from backend.cache.eviction.forecast import SegmentNode
+from backend.cache.eviction.worth import path_nodes
 from backend.cache.node_store import NodeStore
-from backend.cache.worth import SegmentNode, path_nodes
 from backend.core.prompt import Place
 from backend.core.prompt_cache import ListingRequest, StoredPrefix
 

@@ -1,0 +1,1 @@
+"""Which parts of a full prompt cache go first."""
