@@ -12,6 +12,7 @@ from vision import Reference, parts, picture, shown, token_ids, wav
 from scripts.sweep.verdict import Outcome
 from scripts.sweep.vision_check import check_vision, vision_reference
 from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_model
+from scripts.tiny_models import CHAT_TEMPLATE
 from scripts.tiny_vision import build_shape
 
 pytestmark = pytest.mark.mlx
@@ -100,6 +101,19 @@ async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
         assert reason in details
         reply = await stream(backend.stub, ask("Text, be bi bo.", []))
     theirs = reference.tokens([SYSTEM, user("Text, be bi bo.")], COUNT)
+    assert len(theirs) > 1
+    assert token_ids(*reply.replies)[: len(theirs)] == theirs
+
+
+async def test_a_template_that_takes_only_text_gets_the_placeholder_of_mlx_vlm(tmp_path):
+    directory = build_vision_model("llava_bunny", tmp_path)
+    theirs = Reference(directory).tokens(
+        [SYSTEM, {"role": "user", "content": parts("What is it?", picture(1))}], COUNT
+    )
+    template = CHAT_TEMPLATE.read_text(encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    async with served(directory) as backend:
+        reply = await stream(backend.stub, ask("What is it?", [picture(1)]))
     assert len(theirs) > 1
     assert token_ids(*reply.replies)[: len(theirs)] == theirs
 
