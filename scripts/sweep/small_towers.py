@@ -36,6 +36,26 @@ class VisionConfig(Whole):
     layers = [1, 1, 1, 1, 1]
     embed_dims = [32, 32, 64, 64, 128]
 """
+_OCR = """\
+from mlx_vlm.models.FAMILY import *
+from mlx_vlm.models.FAMILY import FAMILY as code
+
+
+def Model(config):
+    whole = code.SAMViTConfig
+    code.SAMViTConfig = lambda: whole(width=32, layers=1, heads=2, global_attn_indexes=())
+    try:
+        model = code.Model(config)
+    finally:
+        code.SAMViTConfig = whole
+    if hasattr(model.vision_model, "qwen2_encoder"):
+        del model.vision_model.qwen2_encoder.layers[1:]
+    return model
+"""
 
 # By family.
-SMALL_TOWERS: Mapping[str, str] = {"gemma3n": _GEMMA3N, "fastvlm": _FASTVLM}
+SMALL_TOWERS: Mapping[str, str] = {
+    "gemma3n": _GEMMA3N,
+    "fastvlm": _FASTVLM,
+    **{name: _OCR.replace("FAMILY", name) for name in ("deepseekocr", "deepseekocr_2")},
+}
