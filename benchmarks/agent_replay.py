@@ -53,11 +53,12 @@ class PlayedForecast(Forecast, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request as tokens, with its reply."""
+    """A request as tokens, with its reply; the caller of a cut one leaves before its end."""
 
     prompt: Prompt
     reply: tuple[int, ...]
     calls_tools: bool
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ def _claim(row: Row, store: PrefixStore, fetched: "queue.SimpleQueue[Fetched] | 
 def _leave(row: Row, turn: Turn, store: PrefixStore) -> None:
     store.leave(row)
     row.cache = None
-    if turn.calls_tools:
-        store.expect(row.request_id)
+    if turn.calls_tools or turn.is_cut:
+        store.expect(row.request_id, is_again=turn.is_cut)
 
 
 def _row(name: str, turn: Turn) -> Row:
@@ -286,7 +287,7 @@ def _turn(request: AgentRequest, model: ServedModel) -> Turn:
     if request.is_cut:
         reply = reply[: len(reply) // 2 + 1]
     calls_tools = bool(request.reply.tool_calls) and not request.is_cut
-    return Turn(render(call, model), tuple(reply), calls_tools)
+    return Turn(render(call, model), tuple(reply), calls_tools, request.is_cut)
 
 
 def _written(reply: Message) -> str:

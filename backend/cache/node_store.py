@@ -284,7 +284,7 @@ class NodeStore:
             return None
         if parent.used_at == leaf.used_at:
             taken.expected.append((parent, parent.is_expected))
-            parent.is_expected = leaf.is_expected
+            parent.is_expected |= leaf.is_expected
         return parent
 
     def _put_back(self, taken: Taken, *, undone: bool) -> None:

@@ -81,7 +81,7 @@ class PromptCache:
         self._prompts: dict[str, TokenKey] = {}
         # Read in every turn; splits and joins of nodes do not change it.
         self._used_tokens: int | None = None
-        self._released: OrderedDict[str, SegmentNode] = OrderedDict()
+        self._released: OrderedDict[str, tuple[SegmentNode, int]] = OrderedDict()
         self._nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
         self._books = Books()
 
@@ -161,11 +161,11 @@ class PromptCache:
         self._used_tokens = None
         self._nodes.used.pop(owner, None)
         self._once.discard(owner)
-        self._prompts.pop(owner, None)
         node = self._nodes.held.pop(owner, None)
+        prompt = self._prompts.pop(owner, ())
         self._books.forget(owner, node)
         if node is not None:
-            self._released[owner] = node
+            self._released[owner] = node, len(prompt)
             if len(self._released) > MAX_RELEASED:
                 self._released.popitem(last=False)
 
@@ -269,12 +269,25 @@ class PromptCache:
         self._require_owner()
         self._nodes.unsaved.note_lost(self._nodes.tree, key, start)
 
-    def expect(self, owner: str) -> None:
-        """Record that a request is certain to continue soon where `owner` ended."""
+    def expect(self, owner: str, *, is_again: bool = False) -> None:
+        """Record that a request is certain to continue soon where `owner` ended.
+
+        Args:
+            owner: Who has looked a prompt up.
+            is_again: Whether it continues at the end of that prompt, and nobody from the reply.
+        """
         self._require_owner()
-        node = self._nodes.held.get(owner) or self._released.pop(owner, None)
+        node, tokens = self._end_of(owner)
+        while is_again and node is not None and 0 < tokens <= node.start + 1:
+            node.is_spent, node = True, node.parent
         for above in node.lineage() if node is not None and node.is_linked else ():
             above.is_expected |= above is node or above.is_turn
+
+    def _end_of(self, owner: str) -> tuple[SegmentNode | None, int]:
+        """Return the end of the path of an owner, and the number of tokens of its prompt."""
+        if owner in self._nodes.held:
+            return self._nodes.held[owner], len(self._prompts.get(owner, ()))
+        return self._released.pop(owner, (None, 0))
 
     def note_turn(self, owner: str, key: TokenKey) -> None:
         """Record that the next question in the conversation of `owner` branches off after `key`."""

@@ -201,9 +201,9 @@ class Engine(Generic[HandleT]):
         if (entry := self._ledger.leave(request_id)) is not None:
             self._supervisor.drop(entry)
 
-    def expect(self, request_id: str) -> None:
-        """Announce that another request will continue from the reply of an ended one."""
-        self._supervisor.tell(Expect(request_id))
+    def expect(self, request_id: str, *, is_again: bool = False) -> None:
+        """Announce a request that continues an ended one, or sends its prompt again."""
+        self._supervisor.tell(Expect(request_id, is_again))
 
     async def compute(self, model: HandleT, request: ComputeRequest[ResultT]) -> ResultT:
         """Return the result of a request; cancelling this drops it.

@@ -24,8 +24,13 @@ class GenerationEngine(Protocol):
     def cancel(self, request_id: str) -> None:
         """Cancel a request; does nothing if it has ended or is unknown."""
 
-    def expect(self, request_id: str) -> None:
-        """Note that another request will certainly continue the reply of one that has ended."""
+    def expect(self, request_id: str, *, is_again: bool = False) -> None:
+        """Note that another request will continue the reply of an ended one.
+
+        Args:
+            request_id: The ended one.
+            is_again: Whether the other one sends its prompt again instead.
+        """
 
 
 class ComputeEngine(Protocol):

@@ -58,21 +58,26 @@ async def generate(
             request_log.fail()
             request_log.close()
             raise
+    has_left = True
     try:
         async for events in stream:
             steps = [event for event in events if isinstance(event, TokenStep)]
             deltas, finish = cursor.feed(steps)
             usage = request_log.note(events, cursor.completion_tokens, finish)
+            has_left = finish is None
             yield Increment(deltas, usage, finish)
             if finish is not None:
                 if finish.reason is FinishReason.TOOL_CALLS:
                     engine.expect(call.request_id)
                 return
     except BackendError:
+        has_left = False
         request_log.fail()
         raise
     finally:
         engine.cancel(call.request_id)
+        if has_left:
+            engine.expect(call.request_id, is_again=True)
         request_log.close()
 
 

@@ -84,3 +84,18 @@ def test_a_conversation_that_went_another_way_does_not_come_back_to_where_it_was
     put(store, tuple(range(700, 710)))
     assert [is_stored(store, ids) for ids in (ended, (*asked, 20))] == [True, True]
     assert store.stored(key(*asked, *range(10))) == len(asked)
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+def test_a_caller_that_left_sends_the_prompt_again_and_nobody_continues_its_reply(has_left):
+    store = PromptCache(room_for(100, snapshots=9), at_snapshots, thinning=STATES)
+    prompt, reply = tuple(range(1, 13)), tuple(range(20, 26))
+    store.lookup(key(*prompt), "row")
+    put(store, prompt[:-1], has_snapshot=True, owner="row")
+    put(store, (*prompt, *reply), has_snapshot=True, owner="row")
+    store.release("row")
+    if has_left:
+        store.expect("row", is_again=True)
+    store.resize(store.status().bytes - 1)
+    kept = [store.has_snapshot(key(*ids)) for ids in (prompt[:-1], (*prompt, *reply))]
+    assert kept == [has_left, not has_left]

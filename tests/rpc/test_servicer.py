@@ -119,6 +119,7 @@ async def test_a_client_that_cancels_leaves_the_generation(method):
         call.cancel()
         await asyncio.wait_for(engine.left.wait(), TIMEOUT_S)
     assert engine.cancelled == [engine.requests[0].request_id]
+    assert engine.left_early == engine.cancelled
 
 
 @pytest.mark.slow

@@ -165,6 +165,7 @@ class ScriptedEngine:
         self.loads: list[ModelOptions] = []
         self.cancelled: list[str] = []
         self.expected: list[str] = []
+        self.left_early: list[str] = []
         self.hanging = asyncio.Event()
         self.left = asyncio.Event()
         self.load_left = asyncio.Event()
@@ -192,8 +193,8 @@ class ScriptedEngine:
         self.cancelled.append(request_id)
         self.left.set()
 
-    def expect(self, request_id: str) -> None:
-        self.expected.append(request_id)
+    def expect(self, request_id: str, *, is_again: bool = False) -> None:
+        (self.left_early if is_again else self.expected).append(request_id)
 
     def on_fault(self, listener: Callable[[], None]) -> None:
         self._note_fault = listener

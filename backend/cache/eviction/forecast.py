@@ -86,7 +86,7 @@ class LearnedForecast:
         """Record that a request has branched off at a node."""
         self._parted[node.place] += 1
         node.branches += 1
-        node.is_turn = False
+        node.is_turn = node.is_expected = False
         self._note_left(node)
 
     def _note_left(self, parted: SegmentNode) -> None:
@@ -103,7 +103,7 @@ class LearnedForecast:
         if leaf.is_once:
             return 0.0
         if leaf.is_expected:
-            return 1.0 / (1.0 + max(self._due - age, (age - self._due) / _PATIENCE))
+            return self._due_likelihood(age)
         if leaf.is_turn:
             return self._turning(leaf)
         return (_SPENT if leaf.is_spent else _UNEXPECTED) / (1.0 + age)
@@ -120,11 +120,17 @@ class LearnedForecast:
 
     def _parting(self, node: SegmentNode) -> float:
         """Return the likelihood of a branch at a node, by the rate at others of its kind."""
+        if node.is_expected and not node.is_turn and _is_left(node):
+            return self._due_likelihood(self.now - node.used_at)
         parted = self._parted[node.place] + _PRIOR_BRANCHES[node.place] * _PRIOR_WEIGHT
         share = parted / (self._passed[node.place] + _PRIOR_WEIGHT)
         away = abs(self._due - (self.now - node.used_at))
         likely = share * (1 + node.branches) / (1.0 + away)
         return max(likely, self._turning(node)) if node.is_turn else likely
+
+    def _due_likelihood(self, age: int) -> float:
+        """Return the likelihood of a certain request, by the requests since the last one."""
+        return 1.0 / (1.0 + max(self._due - age, (age - self._due) / _PATIENCE))
 
     def _turning(self, node: SegmentNode) -> float:
         """Return the likelihood that the next question of a conversation branches off at a node."""
@@ -139,3 +145,8 @@ class LearnedForecast:
             return 1.0
         # The wait begins with the end of the running request.
         return 1.0 / (1.0 + self._due + (place is not Place.REPLY))
+
+
+def _is_left(node: SegmentNode) -> bool:
+    """Tell whether no request continues below a node."""
+    return all(child.is_spent for child in node.children.values())

@@ -47,9 +47,14 @@ class Cancel(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Expect(Struct, frozen=True, tag=True, array_like=True):
-    """The reply of an ended request calls tools: another request will continue from it."""
+    """An ended request will be continued: its reply calls tools.
+
+    Attributes:
+        is_again: The caller left before the end of the reply, and will send the prompt again.
+    """
 
     request_id: str
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,9 +208,9 @@ class CachingPrefixStore:
         if row.request.cache_hint is CacheHint.KEEP:
             self.expect(row.request_id)
 
-    def expect(self, request_id: str) -> None:
-        """Keep the prefix of a request for longer."""
-        self._store.expect(request_id)
+    def expect(self, request_id: str, *, is_again: bool = False) -> None:
+        """Keep the prefix of a request for longer, or that of its prompt alone."""
+        self._store.expect(request_id, is_again=is_again)
 
     def record(self, row: Row) -> None:
         """Count the prompt, and its restored tokens."""

@@ -54,8 +54,8 @@ class PrefixStore(Protocol):
     def leave(self, row: Row) -> None:
         """Store all computed tokens of a row, and release its path."""
 
-    def expect(self, request_id: str) -> None:
-        """Record that another request will continue from an ended one."""
+    def expect(self, request_id: str, *, is_again: bool = False) -> None:
+        """Record that another request will continue an ended one, or send its prompt again."""
 
     def record(self, row: Row) -> None:
         """Count a row with its first token."""
@@ -120,7 +120,7 @@ class NoPrefixStore:
     def leave(self, row: Row) -> None:
         """Store nothing."""
 
-    def expect(self, request_id: str) -> None:
+    def expect(self, request_id: str, *, is_again: bool = False) -> None:
         """Store nothing anyway."""
 
     def record(self, row: Row) -> None:

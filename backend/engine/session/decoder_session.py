@@ -81,8 +81,8 @@ class DecoderSession:
                 self.submit(request, generated)
             case Cancel(request_id):
                 self.cancel(request_id)
-            case Expect(request_id):
-                self._parts.prefixes.expect(request_id)
+            case Expect(request_id, is_again):
+                self._parts.prefixes.expect(request_id, is_again=is_again)
             case Compute():
                 self.compute(command)
             case Fetched():
