@@ -49,8 +49,10 @@ class Clairvoyant:
         return self._soonest(wanted)
 
     def newcomer(self, key: TokenKey, place: Place) -> float:  # noqa: ARG002 (the protocol's)
-        """Return 1 over the requests until one shares a whole prefix."""
-        return self._soonest(self._reach(key) >= len(key))
+        """Return 1 over the requests until another one shares a whole prefix."""
+        wanted = self._reach(key) >= len(key)
+        wanted[self.now] = False
+        return self._soonest(wanted)
 
     def _soonest(self, wanted: npt.NDArray[np.bool_]) -> float:
         places = np.flatnonzero(wanted[self.now :])
