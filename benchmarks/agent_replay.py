@@ -24,7 +24,7 @@ from backend.config import ModelOptions
 from backend.core.model import Reuse
 from backend.core.prompt import Message, Prompt
 from backend.core.request import GenerationCall, GenerationRequest, SamplingParams
-from backend.engine.messages.commands import Fetched
+from backend.engine.messages.commands import DiskNews, Fetched
 from backend.engine.prefixes.caching_store import make_prefix_store
 from backend.engine.prefixes.disk_link import DiskSettings
 from backend.engine.prefixes.store import PrefixStore
@@ -177,8 +177,13 @@ def written_share(trace: Trace, network: FillingNetwork, nbytes: int, root: Path
     The cache has `nbytes` in memory, and is idle between waves.
     """
     fetched: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
+
+    def post(news: DiskNews) -> None:
+        if isinstance(news, Fetched):
+            fetched.put(news)
+
     settings = DiskSettings(
-        root=root, fingerprint=FINGERPRINT, budget_bytes=UNLIMITED_BYTES, post=fetched.put
+        root=root, fingerprint=FINGERPRINT, budget_bytes=UNLIMITED_BYTES, post=post
     )
     store = _store(network, nbytes, settings)
     for number, wave in enumerate(trace.waves):

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from backend.core.prompt import Prompt
-from benchmarks.agent_replay import FillingNetwork, Trace, Turn, play
+from benchmarks.agent_replay import FillingNetwork, Trace, Turn, play, written_share
 from benchmarks.agents import FAMILIES
 from benchmarks.forecasts import Clairvoyant, LeastRecent
 
@@ -45,6 +45,12 @@ def test_agents_that_do_not_fit_together_keep_most_of_what_a_clairvoyant_cache_k
     computed = sum(play(trace, network, room))
     assert computed <= 1.25 * least
     assert computed <= 0.75 * recent
+
+
+def test_what_does_not_fit_is_written_to_disk_once(tmp_path):
+    network = FillingNetwork([("kv", 4), ("state", 160)])
+    trace = agents_in_turn(2, agents=3, turns=6)
+    assert 1.0 <= written_share(trace, network, network.bytes_of(1500), tmp_path) <= 1.2
 
 
 def test_a_state_of_the_replay_takes_as_many_tokens_as_its_family_says():
