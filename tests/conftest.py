@@ -33,9 +33,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nursery(runtime_directory: Path) -> Iterator[Nursery]:  # noqa: ARG001 (set in the environment)
+def nursery(
+    runtime_directory: Path,  # noqa: ARG001 (set in the environment)
+    shared_directory: Path,
+) -> Iterator[Nursery]:
     """Engines that need not import anything, unless a test starts a backend of its own."""
-    with forked_engines() as nursery:
+    trials = shared_directory / "trials"
+    trials.mkdir(exist_ok=True)
+    with forked_engines(trials) as nursery:
         yield nursery
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
+SUPPORT = str(Path(__file__).parent)
 NAME = "backend.rank"
 # What an engine would import in the end, for one model or another.
 MODULES = (
@@ -29,6 +30,7 @@ MODULES = (
     *("backend.sampling.grammar.compiler", "numpy.random", "multiprocessing.synchronize"),
     *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "transformers.models.auto"),
     *("mlx_vlm.utils", "mlx_vlm.models.qwen3_vl", "mlx_vlm.models.gemma4", "PIL.ImageFile"),
+    "known_trials",
 )
 # All else in the environment might matter to an import.
 FREE_NAMES = {
@@ -57,9 +59,14 @@ class Nursery:
     """Starts engines; one that might differ from a forked one is started as the product does."""
 
     def __init__(
-        self, start: Callable[..., subprocess.Popen], orders: socket.socket | None = None
+        self,
+        start: Callable[..., subprocess.Popen],
+        trials: str,
+        orders: socket.socket | None = None,
     ) -> None:
         self._start = start
+        # Where engines keep what they found of models.
+        self._trials = trials
         self._environment = _fixed(os.environ)
         # The kernel ends the children with the thread that started what they are forked from.
         self._thread = threading.current_thread()
@@ -90,7 +97,7 @@ class Nursery:
             self._orders, theirs = connection()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", __file__, str(theirs.fileno())],
+                    [sys.executable, "-P", __file__, str(theirs.fileno()), self._trials],
                     stdin=subprocess.DEVNULL,
                     stdout=2,
                     pass_fds=[theirs.fileno()],
@@ -112,12 +119,16 @@ def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def forked_engines() -> Iterator[Nursery]:
-    """Have the engines of this process forked, where the system can."""
+def forked_engines(trials: Path) -> Iterator[Nursery]:
+    """Have the engines of this process forked, where the system can.
+
+    Args:
+        trials: The directory of what they found of models.
+    """
     from backend.engine import processes
 
     start = processes._start
-    nursery = Nursery(start)
+    nursery = Nursery(start, str(trials))
     if sys.platform == "linux" and SYSCALL_CLONE is not None:
         processes._start = nursery.start
     try:
@@ -143,6 +154,8 @@ def fork_sibling() -> int:
 
 def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     """Become what `python -m backend.rank` is."""
+    import known_trials
+
     from backend import rank
     from backend.engine import processes
 
@@ -156,7 +169,8 @@ def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(environment)
     if orders is not None:
-        processes._start = Nursery(processes._start, orders).start
+        processes._start = Nursery(processes._start, sys.argv[2], orders).start
+    known_trials.remember_trials(Path(sys.argv[2]))
     given = dict(zip(map(str, numbers), map(str, inherited), strict=True))
     sys.argv = [NAME, *(given.get(word, word) for word in arguments)]
     sys.exit(rank.main())
@@ -179,9 +193,10 @@ def fork_nursery(descriptors: Sequence[int]) -> socket.socket:
 def main() -> None:
     """Import what engines import, then fork one for each order."""
     orders = socket.socket(fileno=int(sys.argv[1]))
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), SUPPORT]
     for name in MODULES:
         importlib.import_module(name)
+    sys.path.remove(SUPPORT)
     gc.collect()
     gc.freeze()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork takes one thread along"
