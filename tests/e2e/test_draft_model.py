@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mlx
 def models(tmp_path_factory):
     """A models directory: a model of many layers, and a draft model of its first one."""
     directory = tmp_path_factory.mktemp("models")
-    build("llama", directory / "large", num_hidden_layers=16)
+    build("llama", directory / "large", num_hidden_layers=8)
     split_off(directory / "large", directory / "small")
     return directory
 

@@ -22,7 +22,7 @@ def models(tmp_path_factory):
     """Checkpoints of many layers: some that contain a head, and others whose heads are apart."""
     directory = tmp_path_factory.mktemp("models")
     for family in ("qwen3_5", "qwen3_next", "llama"):
-        build(family, directory / family, num_hidden_layers=16)
+        build(family, directory / family, num_hidden_layers=8)
     add_head(directory / "qwen3_5", is_right=True)
     add_head(directory / "qwen3_next", directory / "head", is_right=True)
     glm = build("deepseek_v3", directory / "glm", num_hidden_layers=8, model_type="glm4_moe_lite")

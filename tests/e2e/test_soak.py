@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 
 
 async def test_clients_of_every_kind_at_once_leave_nothing_wrong_behind():
-    report = await run(Plan(seconds=6.0, requests=48))
+    report = await run(Plan(seconds=4.0, requests=32))
     assert report.faults == []
     assert report.kv_active_bytes == 0
     assert 0 < report.prompt_cache_bytes <= CACHE_BYTES
@@ -17,7 +17,7 @@ async def test_clients_of_every_kind_at_once_leave_nothing_wrong_behind():
 
 
 async def test_engines_that_are_lost_again_and_again_cost_no_reply():
-    report = await run(Plan(seconds=10.0, clients=12, requests=24, kill_every_s=2.0))
+    report = await run(Plan(seconds=6.0, clients=12, requests=16, kill_every_s=2.0))
     assert report.faults == []
     assert report.restarts > 0
     assert report.kv_active_bytes == 0

@@ -150,7 +150,7 @@ async def test_it_holds_in_every_format_eight_at_once_beside_neighbours(tiny_mod
     budgets = [0, 1, 2, 5, 9, 13, 21, 34]
     opened = {
         "Prompt": f"ba be {thoughts.start}",
-        "Tokens": 200,
+        "Tokens": 100,
         "Temperature": 1.0,
         "Logprobs": 1,
         "IgnoreEOS": True,

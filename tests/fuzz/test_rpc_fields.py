@@ -42,11 +42,11 @@ GOOD = {
 }
 CHAT = {"UseTokenizerTemplate": True, "Messages": [{"role": "user", "content": "ba"}]}
 
-# There are twenty of these tests: half of what one alone would try is enough for each.
+# There are fifty of these tests: a third of what one alone would try is enough for each.
 profile = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    max_examples=settings.default.max_examples // 2,
+    max_examples=settings.default.max_examples // 3,
 )
 
 

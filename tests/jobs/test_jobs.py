@@ -179,25 +179,26 @@ async def test_a_training_goes_on_from_a_checkpoint(tmp_path, dataset):
         assert "step 5 of 5 leaves nothing to train" in again[-1].message
 
 
-@pytest.mark.parametrize("form", ["lora", "merged_16bit", "merged_4bit"])
-async def test_a_checkpoint_is_exported_and_can_be_loaded(tmp_path, dataset, form):
+async def test_a_checkpoint_is_exported_in_every_form_and_can_be_loaded(tmp_path, dataset):
     async with served() as backend:
-        trained = await train(backend, **lora(dataset, tmp_path / "out"))
-        target = tmp_path / "exported"
-        request = pb.ExportModelRequest(
-            checkpoint_path=trained[-1].checkpoint_path, output_path=str(target), export_format=form
-        )
-        result = await backend.stub.ExportModel(request)
-        assert result.success, result.message
-        if form == "lora":
-            assert (await backend.load(MODEL_DIR, LoraAdapters=[str(target)])).success
-        else:
-            assert (await backend.load(target)).success
-            config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-            bits = config.get("quantization", {}).get("bits")
-            assert bits == (4 if form == "merged_4bit" else None)
-        again = await backend.stub.ExportModel(request)
-        assert (again.success, again.message) == (False, f"output_path: {target} exists already")
+        checkpoint = (await train(backend, **lora(dataset, tmp_path / "out")))[-1].checkpoint_path
+        for form in ("lora", "merged_16bit", "merged_4bit"):
+            target = tmp_path / form
+            request = pb.ExportModelRequest(
+                checkpoint_path=checkpoint, output_path=str(target), export_format=form
+            )
+            result = await backend.stub.ExportModel(request)
+            assert result.success, result.message
+            if form == "lora":
+                assert (await backend.load(MODEL_DIR, LoraAdapters=[str(target)])).success
+            else:
+                assert (await backend.load(target)).success
+                config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+                bits = config.get("quantization", {}).get("bits")
+                assert bits == (4 if form == "merged_4bit" else None)
+            again = await backend.stub.ExportModel(request)
+            told = f"output_path: {target} exists already"
+            assert (again.success, again.message) == (False, told)
 
 
 async def test_stopping_a_training_keeps_its_weights_if_asked_to(tmp_path, dataset):
