@@ -202,8 +202,9 @@ def test_the_layer_of_a_deepseek_is_a_head_too(tmp_path):
     assert mx.all(mx.isfinite(logits))
 
 
-def test_a_head_in_8_bits_is_the_head_as_far_as_8_bits_tell(tmp_path):
-    model = build("deepseek_v3", tmp_path / "model", hidden_size=192)
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32"])
+def test_a_head_in_8_bits_is_the_head_as_far_as_8_bits_tell(tmp_path, family):
+    model = build(family, tmp_path / "model", hidden_size=192)
     full = add_nextn(shutil.copytree(model, tmp_path / "full"))
     packed = store_fp8(shutil.copytree(full, tmp_path / "packed"))
     kind = head_beside(packed)

@@ -28,12 +28,29 @@ GLM = {
     "attention_bias": False,
     "partial_rotary_factor": 0.5,
 }
+DSA = {
+    "routed_scaling_factor": 1.0,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_layer_freq": 1,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "attention_bias": False,
+}
 # Heads by the families that they draft for: the script, a family of tiny models, changes to it.
 HEADS = {
     "qwen3_5": (add_head, "qwen3_5", {}),
     "qwen3_next": (add_head, "qwen3_next", {}),
     "glm4_moe": (add_nextn, "qwen3_moe", {"model_type": "glm4_moe", **GLM}),
     "glm4_moe_lite": (add_nextn, "deepseek_v3", {"model_type": "glm4_moe_lite"}),
+    "deepseek_v32": (add_nextn, "deepseek_v32", {}),
+    "glm_moe_dsa": (
+        add_nextn,
+        "deepseek_v32",
+        {"model_type": "glm_moe_dsa", **DSA},
+    ),
     "llama": (add_eagle, "llama", {"num_hidden_layers": 4}),
     "gpt_oss": (
         add_eagle,
@@ -67,6 +84,7 @@ def pairs(tmp_path_factory):
     [
         *[("qwen3_5", False), ("qwen3_5", True), ("qwen3_next", True)],
         *[("glm4_moe", False), ("glm4_moe_lite", False), ("glm4_moe_lite", True)],
+        *[("deepseek_v32", False), ("glm_moe_dsa", True)],
         *[("llama", False), ("llama", True), ("gpt_oss", False)],
     ],
 )
@@ -102,7 +120,7 @@ def test_a_head_that_knows_the_model_is_nearly_always_right(pairs, rows, samplin
     assert status.accepted_tokens > (0.8 if family == "llama" else 0.95) * status.drafted_tokens
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [*KINDS, "glm_moe_dsa"])
 def test_it_is_the_same_while_rows_come_go_and_pause(pairs, family):
     network, head = pairs(family, is_right=True)
     rng = random.Random(4)

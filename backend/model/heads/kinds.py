@@ -46,6 +46,7 @@ class HeadKind:
     prefix: str = ""
 
 
+_NEXTN = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
 _QWEN = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 
 KINDS = (
@@ -60,7 +61,7 @@ KINDS = (
         name="MTP head",
         is_alone=lambda config: config.get("model_type") in SPLIT_TYPES,
         build=build_nextn,
-        families=frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"}),
+        families=frozenset(_NEXTN),
         prefix="model.layers.{layers}.",
     ),
     HeadKind(name="EAGLE-3 head", is_alone=is_eagle3, build=build_eagle),

@@ -15,13 +15,13 @@ from backend.model.heads.network import HeadNetwork, Target
 class MtpNetwork(HeadNetwork):
     """Reads the last states of the model; uses its output projection or its own."""
 
-    def __init__(self, head: Network, network: Network, *, masks_are_arrays: bool = False) -> None:
+    def __init__(self, head: Network, network: Network, **attention: Any) -> None:  # noqa: ANN401
         """Create a drafter for a network.
 
         Args:
             head: Upstream's module.
             network: The model.
-            masks_are_arrays: As for a `HeadNetwork`.
+            attention: `masks_are_arrays` and `layer_cache` of a `HeadNetwork`.
 
         Raises:
             UnsupportedModelError: The head was trained with another model.
@@ -32,7 +32,7 @@ class MtpNetwork(HeadNetwork):
             raise UnsupportedModelError(
                 f"the MTP head is for states of {own} numbers, and the model has {target.width}"
             )
-        super().__init__(head, target, [target.norm], masks_are_arrays=masks_are_arrays)
+        super().__init__(head, target, [target.norm], **attention)
         self._project = head.get("lm_head") or target.project
         _require_vocab(head, target.vocab_size)
 

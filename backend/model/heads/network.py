@@ -1,7 +1,7 @@
 """The network of a head: the parts common to all kinds."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import mlx.core as mx
@@ -61,6 +61,7 @@ class HeadNetwork(ABC):
         tapped: Sequence[Network],
         *,
         masks_are_arrays: bool = False,
+        layer_cache: Callable[[], Any] = KVCache,
     ) -> None:
         """Wrap a module of upstream.
 
@@ -69,6 +70,7 @@ class HeadNetwork(ABC):
             target: The parts of the model.
             tapped: The modules of the model whose states it reads.
             masks_are_arrays: Whether its attention needs masks as arrays, as MLA does.
+            layer_cache: Creates the empty cache of one of its layers.
         """
         self.tapped = tapped
         self._before: mx.array | None = None
@@ -76,6 +78,7 @@ class HeadNetwork(ABC):
         self._head = head
         self._embed = head.get("embed_tokens") or target.embed
         self._masks_are_arrays = masks_are_arrays
+        self._layer_cache = layer_cache
         self._width = target.width * len(tapped)
 
     def show(self, before: mx.array) -> None:
@@ -94,7 +97,7 @@ class HeadNetwork(ABC):
 
     def make_cache(self) -> list[Any]:
         """Return the empty caches of one sequence."""
-        return [KVCache() for _ in self._head.layers]
+        return [self._layer_cache() for _ in self._head.layers]
 
     def parameters(self) -> Arrays:
         """Return the head's own weights as a tree."""
@@ -115,7 +118,9 @@ class HeadNetwork(ABC):
         """Append tokens to the caches, each with the state before it, and return the logits."""
         embedded = self._embed(inputs)
         before = self._next_states(inputs, embedded.dtype)
-        mask = create_attention_mask(embedded, cache[0], return_array=self._masks_are_arrays)
+        # Of a layer with several caches, the first has its keys.
+        keys = getattr(cache[0], "caches", cache)[0]
+        mask = create_attention_mask(embedded, keys, return_array=self._masks_are_arrays)
         after, logits = self._read(embedded, before, mask, cache)
         self._after.append(after)
         return logits

@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx_lm.models.cache import CacheList, KVCache
 
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import cast, widen_experts
@@ -47,7 +48,13 @@ def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetw
     if dtype is not None:
         cast(head, dtype)
     widen_experts(head)
-    return MtpNetwork(head, network, masks_are_arrays=True)
+    has_index = "indexer" in head.layers[0].self_attn
+    layer_cache = _with_index if has_index else KVCache
+    return MtpNetwork(head, network, masks_are_arrays=True, layer_cache=layer_cache)
+
+
+def _with_index() -> CacheList:
+    return CacheList(KVCache(), KVCache())
 
 
 def _rename_from(prefix: str, *, is_split: bool) -> Callable[[str], str | None]:
