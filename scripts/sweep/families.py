@@ -17,7 +17,7 @@ from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_mode
 # A month covers all of them.
 PARTS = 20
 
-_SLOW = frozenset({"deepseekocr", "deepseekocr_2", "phi3_v"})
+_SLOW = frozenset({"deepseekocr", "deepseekocr_2", "jina_vlm", "phi3_v"})
 # Requirements of upstream processors that cannot be built here.
 _NEEDS = {
     "plamo2vl": "its tokenizer is code that comes with a checkpoint from a hub",

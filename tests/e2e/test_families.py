@@ -16,7 +16,7 @@ from scripts.sweep.vision_check import check_vision
 # Even their text reaches them in ways that this engine does not have.
 REFUSED = {"florence2", "mllama", "paligemma"}
 # Those take minutes, end their process, or need a hub.
-SLOW_OR_NOT_AT_ALL = 6
+SLOW_OR_NOT_AT_ALL = 7
 RIGHT = {Outcome.EQUAL, Outcome.TIE, Outcome.REFUSED}
 
 

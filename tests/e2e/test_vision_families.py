@@ -1,6 +1,8 @@
 """Families whose pictures reach the text in a way of their own: equal to mlx-vlm, or refused."""
 
+import json
 from dataclasses import replace
+from importlib.util import find_spec
 
 import grpc
 import mlx.core as mx
@@ -17,6 +19,7 @@ from scripts.tiny_vision import build_shape
 
 pytestmark = pytest.mark.mlx
 
+NO_TORCH = pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
 COUNT = 8
 SYSTEM = {"role": "system", "content": "You see. " + "be bi ba bo du " * 4}
 QUESTIONS = {"What is it?": [picture(1)], "ba bi": [picture(2, (96, 48))], "Text, be bi bo.": []}
@@ -84,7 +87,8 @@ async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path, family):
         ("falcon_ocr", "positions of two axes for every token"),
         ("got", "what mlx-vlm's processor makes of it does not fit its towers"),
         ("hunyuan_vl", "would not be those of mlx-vlm"),  # keeps positions of the latest prompt
-        ("ernie4_5_moe_vl", "its processor cannot be loaded: "),  # reads a file of SentencePiece
+        ("ernie4_5_moe_vl", "its processor cannot be loaded: it needs tokenizer.model"),
+        pytest.param("phi4_siglip", "it needs the packages torch and torchvision", marks=NO_TORCH),
         ("youtu_vl", "no processor for this family"),
         ("molmo", "mlx-vlm puts it before the whole prompt"),
     ],
@@ -103,6 +107,40 @@ async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
     theirs = reference.tokens([SYSTEM, user("Text, be bi bo.")], COUNT)
     assert len(theirs) > 1
     assert token_ids(*reply.replies)[: len(theirs)] == theirs
+
+
+PROCESSOR = """\
+import numpy as np
+from transformers import AutoTokenizer, ProcessorMixin
+
+
+class OwnProcessor(ProcessorMixin):
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def from_pretrained(cls, directory, **_):
+        return cls(AutoTokenizer.from_pretrained(directory))
+
+    def __call__(self, text, images=None, **_):
+        sides = [np.asarray(image.resize((28, 28)), np.float32) / 255 for image in images]
+        text = text.replace("<IMG_CONTEXT>", "<IMG_CONTEXT>" * 4)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return {"input_ids": [ids], "pixel_values": np.stack(sides).transpose(0, 3, 1, 2)}
+"""
+
+
+async def test_a_trusted_processor_of_the_checkpoint_serves_where_mlx_vlm_has_none(tmp_path):
+    directory = build_vision_model("llmjpvl", tmp_path)
+    named = {"processor_class": "OwnProcessor", "auto_map": {"AutoProcessor": "own.OwnProcessor"}}
+    (directory / "processor_config.json").write_text(json.dumps(named), encoding="utf-8")
+    (directory / "own.py").write_text(PROCESSOR, encoding="utf-8")
+    async with served(directory, TrustRemoteCode=True) as backend:
+        seen = [
+            token_ids(*(await stream(backend.stub, ask("What is it?", images))).replies)
+            for images in ([picture(1)], [picture(2)], [])
+        ]
+    assert len({tuple(tokens) for tokens in seen}) == len(seen)
 
 
 async def test_a_template_that_takes_only_text_gets_the_placeholder_of_mlx_vlm(tmp_path):

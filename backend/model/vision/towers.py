@@ -11,6 +11,7 @@ import mlx.core as mx
 from backend.config import ModelOptions
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config import WEIGHTS_PATTERN, read_config
+from backend.model.checkpoint.failures import UPSTREAM_FAILURES, one_line
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
 from backend.model.vision.processor_call import HfProcessor
 from backend.model.vision.processor_mends import mend_processor
@@ -20,6 +21,11 @@ INSTALL_HINT = "pip install 'mlx-grpc-backend[vision]'"
 # Upstream's own arguments.
 Untyped: TypeAlias = Any
 
+# What some of mlx-vlm's processors need besides a checkpoint's usual files, by class.
+_NEEDED = {
+    "Ernie4_5_VLProcessor": "tokenizer.model, a file of the original checkpoint",
+    "Phi4SigLipProcessor": "the packages torch and torchvision",
+}
 _TOWER_CONFIGS = ("vision_config", "audio_config")
 _TOWER_NAMES = ("vision", "visual", "vit", "image", "audio")
 
@@ -80,13 +86,23 @@ def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
     processor = load_upstream(directory, add_detokenizer=False, **trust)
     own_class = _processor_class(read_config(directory)["model_type"])
     if own_class is not None and is_tokenizer(processor):
-        # Upstream has hidden why its own processor cannot be loaded.
-        processor = own_class.from_pretrained(directory, **trust)
+        processor = _own_processor(own_class, directory, trust)
     # Some models have their own class for pictures.
     if own := load_image_processor(directory, **trust):
         processor.image_processor = own
     mend_processor(processor)
     return processor
+
+
+def _own_processor(own_class: Untyped, directory: Path, trust: Mapping[str, bool]) -> HfProcessor:
+    """Load a processor of mlx-vlm's own, which has hidden why it cannot be loaded."""
+    try:
+        return own_class.from_pretrained(directory, **trust)
+    except UPSTREAM_FAILURES as error:
+        needed = _NEEDED.get(own_class.__name__)
+        if needed is None:
+            raise
+        raise OSError(f"it needs {needed}: {one_line(error)}") from error
 
 
 def is_tokenizer(processor: HfProcessor) -> bool:
