@@ -91,6 +91,7 @@ async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path, family):
         pytest.param("phi4_siglip", "it needs the packages torch and torchvision", marks=NO_TORCH),
         ("youtu_vl", "no processor for this family"),
         ("molmo", "mlx-vlm puts it before the whole prompt"),
+        ("moondream3", "mlx-vlm puts it before the whole prompt"),
     ],
 )
 async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(

@@ -70,10 +70,9 @@ def find_media_support(
     """
     listed = _listed_text(network.model.config.model_type)
     found = find_snippets(template, _own_texts(processor, listed))
-    has_image_processor = hasattr(processor, "image_processor")
-    if is_tokenizer(processor) and not has_image_processor:
+    if is_tokenizer(processor) and not hasattr(processor, "image_processor"):
         return MediaSupport(None, dict.fromkeys(found.texts, _NO_PROCESSOR))
-    if not found.texts and listed == "" and has_image_processor:
+    if not found.texts and listed == "" and hasattr(network.model.config, "vision_config"):
         return MediaSupport(None, {MediaKind.IMAGE: _NO_PLACE})
     media = MediaProcessor(processor, tokenizer, found)
     faults = {kind: _fault(media, kind, network) for kind in media.snippets}
