@@ -290,8 +290,8 @@ def test_a_wrong_draft_model_is_hardly_asked_whatever_was_measured_at_load(netwo
         network, other, seconds, lambda tokens: draft_s * seconds(tokens), rows=rows
     )
     assert draft.passes > 3
-    # It may lose 8 passes, and then 1.5 % of the time.
-    assert drafted_s < 1.03 * plain_s + 10 * seconds(rows)
+    # It may lose 8 passes, and then 1.5 % of the time; the first of each width look like delays.
+    assert drafted_s < 1.02 * plain_s + 40 * seconds(rows)
 
 
 def test_a_right_draft_model_is_asked_whatever_was_measured_at_load(networks):

@@ -12,8 +12,8 @@ _GRANT = 8.0
 _MOST = 64.0
 # Afterwards all sources together may lose this share of the time.
 _SHARE = 0.015
-# One step that is slower than expected by this factor was delayed by something else, two in a row
-# were not.
+# A step that is slower than expected by this factor was delayed by something else. If it was not,
+# the costs of passes soon follow.
 _OUTLIER = 2.0
 
 
@@ -28,7 +28,6 @@ class Budget:
         """Open an account for each source."""
         self._left = dict.fromkeys(sources, _GRANT)
         self._debts: dict[Row, float] = {}
-        self._was_slow = False
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -110,9 +109,7 @@ class Budget:
 
     def _own_s(self, seconds: float, plain_s: float) -> float:
         """Return the seconds of a step without a delay by something else."""
-        most_s = _OUTLIER * (plain_s + self._extra_s + self._lent_s)
-        was_slow, self._was_slow = self._was_slow, seconds > most_s
-        return seconds if was_slow else min(seconds, most_s)
+        return min(seconds, _OUTLIER * (plain_s + self._extra_s + self._lent_s))
 
     def _charge(self, source: Source, passes: float) -> None:
         if source in self._left:

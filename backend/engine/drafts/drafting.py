@@ -236,7 +236,8 @@ class Drafting:
             self._lose_model(error)
             return
         if trust.pays:
-            self._budget.lend(row, read_s, plain_s)
+            # A longer time is a delay by something else.
+            self._budget.lend(row, min(read_s, 2.0 * price_s), plain_s)
         else:
             self._budget.expect(read_s, read_s)
 
