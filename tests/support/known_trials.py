@@ -1,20 +1,19 @@
 """Remembers what trials at load found of a model, for the next engine that loads the same files.
 
-What a trial logs would be missing there, so only trials that said nothing are remembered. Passes
-are timed at every load. Groups, and engines with an injected fault, try everything themselves.
+What a trial logs would be missing there, so only trials that said nothing are remembered. The costs
+of passes are among it: timed without the trials before them, they would be those of a cold engine.
+Groups, and engines with an injected fault, try everything themselves.
 """
 
 import logging
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from backend.engine.session import assembly
-from backend.engine.trials.pass_costs import measured_pass_seconds
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.rank import FAULT_VARIABLE
 
@@ -54,10 +53,7 @@ class KnownTrials:
 
         def planned(network: Any, caches: Any, sample: Any, *lengths: Any, **given: Any) -> Any:
             key = lengths, given["drafts"]
-            found = self._found(key, lambda: plan(network, caches, sample, *lengths, **given))
-            if not found.pass_seconds:
-                return found
-            return replace(found, pass_seconds=measured_pass_seconds(network, caches, sample))
+            return self._found(key, lambda: plan(network, caches, sample, *lengths, **given))
 
         assembly.assemble_decoder_session = assembled
         assembly.batch_plan = planned
