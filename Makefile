@@ -69,14 +69,14 @@ docs: $(STAMP) ## Build the documentation into build/site; a broken link is an e
 	$(VENV)/bin/zensical build --clean --strict
 
 pictures: install ## Draw the documentation's pictures from the real program
-	$(PYTHON) -m scripts.pictures
+	$(PYTHON) -m scripts.drawing.pictures
 
 PLOTS_FLAGS ?= --quick
 PLOTTED := streams ragged prompt_cache speculation
 
 plots: install ## Measure and draw the documentation's plots; PLOTS_FLAGS= measures more
 	$(PYTHON) -m benchmarks --json $(PLOTS_FLAGS) $(addprefix --only ,$(PLOTTED)) > build/plots.json
-	$(PYTHON) -m scripts.plots build/plots.json
+	$(PYTHON) -m scripts.drawing.plots build/plots.json
 
 check: $(STAMP) ## Lint, format, types, import contracts
 	$(VENV)/bin/ruff check .

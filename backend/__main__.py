@@ -17,12 +17,12 @@ from backend.engine.engine import Engine
 from backend.engine.processes import engine_environment
 from backend.pipeline.served_model import ServedModel
 from backend.rpc.server import BackendServer
-from common import log as logs
 from common.address import AddressError
 from common.arguments import described, unknown_options
-from common.garbage import LASTING
-from common.heap import share_heaps
-from common.lifecycle import StopRequest, exit_with_parent, parse_interval
+from common.log import setup as logs
+from common.memory.garbage import LASTING
+from common.memory.heap import share_heaps
+from common.process.lifecycle import StopRequest, exit_with_parent, parse_interval
 
 # Hosts' variables for the number of parallel requests; the first one set counts.
 PARALLEL_VARIABLES = ("PYTHON_GRPC_MAX_WORKERS", "LLAMACPP_PARALLEL")

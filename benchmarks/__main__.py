@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import click
 
-from benchmarks import (
-    agents,
+from benchmarks.agents import tables as agents
+from benchmarks.cases import (
     decode,
     prefill,
-    prompt_cache,
     quantised,
     ragged,
     router,
@@ -22,9 +21,10 @@ from benchmarks import (
     streams,
     structure,
 )
-from benchmarks.figure import Figure, Settings
-from benchmarks.models import ensure_built
-from benchmarks.report import load, machine, print_table
+from benchmarks.harness.figure import Figure, Settings
+from benchmarks.harness.models import ensure_built
+from benchmarks.harness.report import load, machine, print_table
+from benchmarks.prompt_cache import reuse as prompt_cache
 
 FULL = Settings(runs=5, is_quick=False)
 QUICK = Settings(runs=3, is_quick=True)

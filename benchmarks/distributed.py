@@ -11,11 +11,11 @@ import subprocess
 import sys
 
 from backend.engine.distributed.topology import local_hosts
-from benchmarks.figure import Figure, Settings, at_most
-from benchmarks.models import ROOT, WIDE, ensure_built
-from benchmarks.report import machine, print_table
-from benchmarks.served import served
-from benchmarks.workload import Sampling, Workload
+from benchmarks.harness.figure import Figure, Settings, at_most
+from benchmarks.harness.models import ROOT, WIDE, ensure_built
+from benchmarks.harness.report import machine, print_table
+from benchmarks.harness.served import served
+from benchmarks.harness.workload import Sampling, Workload
 
 SIZES = (1, 2, 4)
 PROMPT_TOKENS = 40

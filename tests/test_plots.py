@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.plots import PICTURES, PLOTS, REPORTS, caption, draw, matched, report_of
+from scripts.drawing.plots import PICTURES, PLOTS, REPORTS, caption, draw, matched, report_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "performance.md"
 

@@ -32,7 +32,7 @@ from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.hub import locate
 from backend.model.checkpoint.paths import rooted
 from backend.model.loaded import LoadedModel
-from common.own_thread import in_own_thread
+from common.process.own_thread import in_own_thread
 
 
 class Handle(Protocol):

@@ -15,7 +15,7 @@ from backend.errors import BackendError
 from backend.jobs.job import FAILED, Export, FineTuning, Job, Progress, Quantization, Report
 from backend.jobs.process import SAVE_AND_STOP
 from backend.jobs.scratch import remove_all
-from common import log as logs
+from common.log import setup as logs
 
 _LOWEST_PRIORITY = 19
 

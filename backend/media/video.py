@@ -19,7 +19,7 @@ from backend.errors import InvalidRequestError
 from backend.media.container import Container, require_container
 from backend.media.images import DAMAGE, check_size, damaged, opened, to_rgb
 from backend.media.libraries import needed
-from common.caller import require_caller
+from common.rpc.caller import require_caller
 
 ANIMATION_FORMATS = (Container.GIF, Container.WEBP, Container.PNG)
 FILM_FORMATS = (Container.MP4, Container.MATROSKA)

@@ -19,7 +19,7 @@ from backend.pipeline.prompt.rendering import render, token_ids_of
 from backend.pipeline.request_log import RequestLog
 from backend.pipeline.served_model import ServedModel
 from backend.pipeline.validation import require_generation, require_ids
-from common.own_thread import in_own_thread
+from common.process.own_thread import in_own_thread
 
 BYTES_PER_ID = 8
 

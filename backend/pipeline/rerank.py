@@ -34,7 +34,7 @@ from backend.pipeline.context_limit import (
 from backend.pipeline.engines import ComputeEngine
 from backend.pipeline.served_model import ServedModel
 from backend.pipeline.validation import require_decoder
-from common.caller import require_caller
+from common.rpc.caller import require_caller
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from backend.config import (
     MEDIA_THREADS,
 )
 from backend.errors import OverloadedError
-from common.caller import enter_work, present_peer
+from common.rpc.caller import enter_work, present_peer
 
 Result = TypeVar("Result")
 

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from backend.config import MESSAGE_LIMIT_BYTES
 from backend.errors import InvalidRequestError
 from backend.rpc.malformed import MalformedError, find_invalid_utf8, largest_field
-from common.handlers import Context, Continuation, FoundHandler, surround
+from common.rpc.handlers import Context, Continuation, FoundHandler, surround
 
 RECEIVE_LIMIT_BYTES = 2 * MESSAGE_LIMIT_BYTES
 """A message over its limit is read up to this size, to find its largest field."""

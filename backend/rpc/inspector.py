@@ -8,7 +8,7 @@ from backend.pipeline.prompt.stored import list_prompt_cache
 from backend.rpc.prompt_cache_report import listing_call, listing_reply
 from backend.rpc.reports import inspect_reply
 from backend.rpc.servicer import ServedEngine
-from common.handlers import Context
+from common.rpc.handlers import Context
 
 
 class InspectorServicer(backend_pb2_grpc.InspectorServicer):

@@ -15,7 +15,7 @@ from backend.jobs.job import COMPLETED, FineTuning, Progress, Quantization
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.job_fields import fine_tuning, job_id, model_export, quantization
 from backend.rpc.parsing.limits import require_path
-from common.handlers import Context
+from common.rpc.handlers import Context
 
 
 class JobServicer:

@@ -16,8 +16,8 @@ from backend.rpc.inspector import InspectorServicer
 from backend.rpc.servicer import BackendServicer, ServedEngine
 from backend.rpc.status import StatusInterceptor
 from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
-from common.auth import BearerTokenInterceptor
-from common.identity import ModelIdentityInterceptor
+from common.rpc.auth import BearerTokenInterceptor
+from common.rpc.identity import ModelIdentityInterceptor
 
 SERVICES = tuple(pb.DESCRIPTOR.services_by_name.values())
 FLUSH_TIMEOUT_S = 0.5

@@ -41,9 +41,9 @@ from backend.rpc.parsing.scoring_fields import (
 from backend.rpc.parsing.transcript_fields import transcript_result, transcription_call
 from backend.rpc.replies import completion_reply, increment_reply
 from backend.rpc.reports import metadata_response, metrics_response, status_response
-from common.handlers import Context
-from common.heap import Heap
-from common.own_thread import in_own_thread
+from common.memory.heap import Heap
+from common.process.own_thread import in_own_thread
+from common.rpc.handlers import Context
 
 log = logging.getLogger(__name__)
 

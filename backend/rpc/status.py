@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 
 from backend import errors
-from common.abort import abort
-from common.handlers import Context, Continuation, FoundHandler, surround
+from common.rpc.abort import abort
+from common.rpc.handlers import Context, Continuation, FoundHandler, surround
 
 STATUS_CODES: dict[type[errors.BackendError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,

@@ -14,7 +14,7 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from common.handlers import Context, Continuation, FoundHandler
+from common.rpc.handlers import Context, Continuation, FoundHandler
 
 
 def otlp_provider() -> TracerProvider:

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from backend.core.prompt import Prompt
-from benchmarks.agent_replay import FillingNetwork, Trace, Turn, play, written_share
-from benchmarks.agents import FAMILIES
-from benchmarks.forecasts import Clairvoyant, LeastRecent
+from benchmarks.agents.forecasts import Clairvoyant, LeastRecent
+from benchmarks.agents.replay import FillingNetwork, Trace, Turn, play, written_share
+from benchmarks.agents.tables import FAMILIES
 
 pytestmark = pytest.mark.mlx
 

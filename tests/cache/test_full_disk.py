@@ -7,7 +7,7 @@ import sys
 import full_disk
 import pytest
 
-from benchmarks.soak_host import on_small_disk
+from benchmarks.soak.host import on_small_disk
 
 pytestmark = pytest.mark.mlx
 

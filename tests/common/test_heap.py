@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from common import heap
-from common.heap import Heap, trim
+from common.memory import heap
+from common.memory.heap import Heap, trim
 
 STATM = Path("/proc/self/statm")
 

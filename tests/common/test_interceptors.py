@@ -5,8 +5,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.auth import BearerTokenInterceptor
-from common.identity import ModelIdentityInterceptor
+from common.rpc.auth import BearerTokenInterceptor
+from common.rpc.identity import ModelIdentityInterceptor
 
 ONE, MANY, CHAT = "/shop.Shop/One", "/shop.Shop/Many", "/shop.Shop/Chat"
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from common.lifecycle import parse_interval
+from common.process.lifecycle import parse_interval
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_what_is_no_interval_is_refused(text):
 
 STOPPABLE = """
 import asyncio
-from common.lifecycle import StopRequest
+from common.process.lifecycle import StopRequest
 
 async def main():
     stop_request = StopRequest()
@@ -63,7 +63,7 @@ ORPHAN = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", '''
 import sys, threading
-from common.lifecycle import exit_with_parent
+from common.process.lifecycle import exit_with_parent
 exit_with_parent(0.02)
 print("watching", flush=True)
 threading.Event().wait()

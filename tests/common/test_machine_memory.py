@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.machine_memory import machine_bytes
+from common.memory.machine import machine_bytes
 
 MIB = 2**20
 V2 = "30 24 0:26 {top} {point} rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate"
@@ -137,7 +137,7 @@ def test_the_limit_of_a_real_group_is_seen_two_groups_below(real_group):
     code = f"""
 import os
 open({str(inner / "cgroup.procs")!r}, "w").write(str(os.getpid()))
-from common.machine_memory import machine_bytes
+from common.memory.machine import machine_bytes
 print(machine_bytes())
 """
     try:

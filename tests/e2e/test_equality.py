@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.equality import SUBJECTS, Answer, Verdict, compare, verdict
+from benchmarks.equality.comparison import SUBJECTS, Answer, Verdict, compare, verdict
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 

@@ -8,7 +8,7 @@ import pytest
 from real_process import TIMEOUT_S, real_backend
 
 from backend.pb import backend_pb2 as pb
-from benchmarks.soak_host import on_small_disk
+from benchmarks.soak.host import on_small_disk
 
 pytestmark = pytest.mark.mlx
 

@@ -11,7 +11,7 @@ import pytest
 from real_process import TIMEOUT_S, real_backends
 
 from backend.pb import backend_pb2 as pb
-from common.machine_memory import machine_bytes
+from common.memory.machine import machine_bytes
 
 pytestmark = pytest.mark.mlx
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.soak import CACHE_BYTES, Plan, run
+from benchmarks.soak.run import CACHE_BYTES, Plan, run
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 

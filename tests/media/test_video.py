@@ -11,7 +11,7 @@ from media_files import animation, encoded, film, gradient, wav
 from backend.config import MAX_VIDEO_FRAMES
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.media.video import decode_video
-from common.caller import AbandonedError, enter_work
+from common.rpc.caller import AbandonedError, enter_work
 
 READ = "the supported formats are GIF, WEBP, PNG, MP4, WebM"
 

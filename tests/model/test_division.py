@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from backend.model.text.division import PIECE_CHARS, Joint, divide, find_joint
 from backend.model.text.tokenizer import Tokenizer
-from common.caller import AbandonedError, enter_work
+from common.rpc.caller import AbandonedError, enter_work
 
 SPECIAL = ["<|im_end|>", "<s>"]
 # The pre-tokenizer of cl100k, which Llama 3 and Qwen have with small changes.

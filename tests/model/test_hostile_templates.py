@@ -16,7 +16,7 @@ from backend.model.text.hf_renderer import jinja_source
 from backend.model.text.isolated.template import IsolatedTemplate, TemplateProcesses
 from backend.model.text.jinja_renderer import JinjaSource
 from backend.model.text.template import ChatTemplate
-from common.caller import AbandonedError, enter_work
+from common.rpc.caller import AbandonedError, enter_work
 
 QUESTION = Message(role="user", content="{{ 7 * 7 }}{% include 'x' %}")
 NESTED_LOOPS = "{% for n in range(90000) %}" * 4 + "{% endfor %}" * 4

@@ -18,7 +18,7 @@ from backend.model.vision.media_processor import PreparedMedium, ProcessorError
 from backend.pipeline import worker_pool
 from backend.pipeline.prompt.media_prompt import media_prompt
 from backend.pipeline.prompt.tokens import WrittenPrompt, tokenize
-from common.caller import AbandonedError
+from common.rpc.caller import AbandonedError
 
 IMAGE = MediaKind.IMAGE
 PLACE = "<|see|>"

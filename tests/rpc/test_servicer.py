@@ -13,7 +13,7 @@ from backend.config import INLINE_REQUEST_BYTES, Adapter, ModelOptions
 from backend.core.delta import FinishReason
 from backend.core.step import TokenStep
 from backend.pb import backend_pb2 as pb
-from common.heap import Heap
+from common.memory.heap import Heap
 
 CODE = grpc.StatusCode
 HELLO = pb.PredictOptions(Prompt="hi", Temperature=0.5)

@@ -24,7 +24,7 @@ from backend.cache.disk.node_file import (
 from backend.cache.plain import PlainSegment
 from backend.cache.radix import RadixTree
 from backend.cache.token_key import TokenKey
-from common.seldom import Seldom
+from common.log.seldom import Seldom
 
 # Between lines of the log about a full disk.
 FULL_INTERVAL_S = 60.0

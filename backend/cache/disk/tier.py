@@ -14,7 +14,7 @@ from backend.cache.disk.node_directory import NodeDirectory, StoredNode
 from backend.cache.disk.node_file import NodeHeader
 from backend.cache.token_key import TokenKey
 from backend.core.status import DiskCacheStatus
-from common.seldom import Seldom
+from common.log.seldom import Seldom
 
 MAX_PENDING_BYTES = 512 * 2**20
 COMPLAINT_INTERVAL_S = 60.0

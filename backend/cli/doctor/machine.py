@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from backend.cli.doctor.finding import Finding, Verdict, bad, good, warning
 from backend.cli.serve import server_environment
-from common.machine_memory import machine_bytes
+from common.memory.machine import machine_bytes
 from common.openblas import INSTALL_HINT, SWITCH, find_openblas, is_wanted
 
 PROBE_TIMEOUT_S = 60.0

@@ -22,7 +22,7 @@ from backend.engine.messages.stream import Publication
 from backend.engine.session.session import Outlets
 from backend.errors import BackendError, GroupLostError
 from backend.model.checkpoint.weights import memory_bytes
-from common.lifecycle import exit_at_once
+from common.process.lifecycle import exit_at_once
 
 _RETRY_INTERVAL_S = 0.1
 # Rank 0 knows which rank is gone, and ends this process before it hears of the consequences.

@@ -16,7 +16,7 @@ from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import Failed
 from backend.engine.processes import ending
 from backend.errors import GroupNotFormedError
-from common.lifeline import Process
+from common.process.lifeline import Process
 
 _LOOK_INTERVAL_S = 0.1
 _HELLO_TIMEOUT_S = 5.0

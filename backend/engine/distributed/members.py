@@ -26,7 +26,7 @@ from backend.model.checkpoint.config import read_config
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
 from backend.model.loader import look
-from common.lifeline import Process
+from common.process.lifeline import Process
 
 # Maximum delay between a failure and the news of the rank that caused it.
 NEWS_DELAY_S = 2.0

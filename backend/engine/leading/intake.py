@@ -26,7 +26,7 @@ from backend.errors import (
     RefusedMediumError,
 )
 from backend.model.vision.media_processor import MediaPreparer, ProcessorError, content_of
-from common.lifecycle import exit_at_once
+from common.process.lifecycle import exit_at_once
 
 log = logging.getLogger(__name__)
 

@@ -48,8 +48,8 @@ from backend.errors import BackendError, GrammarError, GroupLostError
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
 from backend.model.loader import tokenizer_defaults
-from common.garbage import LASTING
-from common.lifecycle import exit_at_once
+from common.memory.garbage import LASTING
+from common.process.lifecycle import exit_at_once
 
 STATUS_INTERVAL_S = 0.25
 

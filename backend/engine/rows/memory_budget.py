@@ -11,7 +11,7 @@ from backend.config import (
     RESERVE_SHARE,
     ModelOptions,
 )
-from common.machine_memory import machine_bytes
+from common.memory.machine import machine_bytes
 
 log = logging.getLogger(__name__)
 

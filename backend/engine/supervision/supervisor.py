@@ -40,7 +40,7 @@ from backend.errors import (
     InvalidRequestError,
     LoadFailedError,
 )
-from common.resident import resident_bytes
+from common.memory.resident import resident_bytes
 
 MAX_FAILED_STARTS = 3
 # A process lost this early, without any message, counts as a failed start.

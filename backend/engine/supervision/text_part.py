@@ -9,8 +9,8 @@ from backend.config import ModelOptions
 from backend.engine.messages.protocol import Loaded
 from backend.engine.supervision.media import Prepare, RemoteMedia
 from backend.model.loaded import LoadedModel
-from common.garbage import LASTING
-from common.own_thread import in_own_thread
+from common.memory.garbage import LASTING
+from common.process.own_thread import in_own_thread
 
 
 def read_text_part(options: ModelOptions, directory: Path) -> Any:  # noqa: ANN401 (untyped upstream)

@@ -18,7 +18,7 @@ from backend.config import ModelOptions
 from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from backend.model.checkpoint.fetch import EXIT_NOT_FOUND
 from backend.model.checkpoint.paths import candidates
-from common.own_thread import in_own_thread
+from common.process.own_thread import in_own_thread
 
 PROGRESS_INTERVAL_S = 5.0
 TERMINATE_TIMEOUT_S = 5.0

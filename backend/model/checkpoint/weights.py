@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 
 from backend.errors import OutOfMemoryError
 from backend.model.checkpoint.upstream import Network
-from common.machine_memory import machine_bytes
+from common.memory.machine import machine_bytes
 
 MakeRoom: TypeAlias = Callable[[int], None]
 """Called with the size of weights before they are read."""

@@ -12,7 +12,7 @@ from backend.errors import InvalidRequestError, UnsupportedError
 from backend.model.checkpoint.upstream import HfTokenizer
 from backend.model.text.division import PIECE_CHARS, Joint, divide, find_joint
 from backend.model.text.pieces import PieceTable, piece_table
-from common.caller import require_caller
+from common.rpc.caller import require_caller
 
 # Pause between two parts of a long text, so that other threads get the tokenizer.
 _YIELD_S = 0.0005

@@ -12,7 +12,7 @@ from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decod
 from backend.model.text.snippets import written_out
 from backend.model.vision.media_processor import ProcessorError, film
 from backend.pipeline.prompt.placeholders import Placeholders
-from common.caller import require_caller
+from common.rpc.caller import require_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -26,7 +26,7 @@ from backend.model.text.probe import Abilities
 from backend.model.text.renderer import Options
 from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
 from backend.model.text.turns import CallStyle
-from common.caller import require_caller
+from common.rpc.caller import require_caller
 
 # A new process spends a second or more on imports.
 START_S = 60.0

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.equality`."""
+
+from benchmarks.equality.comparison import main
+
+main()

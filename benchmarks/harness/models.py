@@ -1,0 +1,108 @@
+"""The random-weight models to measure, built once under `build/bench`."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.openblas import find_openblas, is_wanted, preloading
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / "build" / "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """A float32 model.
+
+    Attributes:
+        name: Its name in reports: its parameters, or its family.
+        family: A key of `FAMILIES` in `scripts/tiny_models.py`.
+        shape: Hidden size, layers and vocabulary; empty for the family's tiny model. Of a
+            `paired_llama` also the contribution of all layers but the first, in percent; of a model
+            with a head also whether the head is right.
+    """
+
+    name: str
+    family: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def directory(self) -> Path:
+        """Its directory, built or not; each shape has its own."""
+        return CACHE / "-".join(map(str, (self.family, *self.shape)))
+
+    @property
+    def draft(self) -> Path:
+        """The directory of its draft model or head, if it has one."""
+        return self.directory / "draft"
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it is built; its config is written last."""
+        return (self.directory / "config.json").exists()
+
+
+SMALL = BenchModel("4M", "llama", (256, 4, 2048))
+"""So small that the cost of everything around the model shows."""
+
+LARGE = BenchModel("60M", "llama", (640, 8, 16384))
+
+WIDE = BenchModel("60M, 32k tokens", "llama", (512, 8, 32_000))
+
+WIDEST = BenchModel("60M, 151k tokens", "llama", (192, 4, 151_936))
+"""Almost all vocabulary: a step computes half as much as one of `LARGE`."""
+
+RECURRENT = BenchModel("3M mamba2", "mamba2", (256, 4, 2048))
+"""A state instead of keys and values, computed with matrix products even without a GPU."""
+
+RIGHT, NEAR, WRONG = (
+    BenchModel(f"60M, {words}", "paired_llama", (512, 18, 4096, rest))
+    for words, rest in (("draft always right", 0), ("draft often right", 2), ("draft wrong", 100))
+)
+"""Models of 18 layers, and drafts by the first of them alone: 7M. The less the others add, the more
+often the two agree."""
+
+HEADED = tuple(
+    BenchModel(f"{size}, {kind} head always {word}", family, (512, 16, 4096, is_right))
+    for family, size, kind in (("mtp_qwen3_5", "55M", "MTP"), ("eagle_llama", "50M", "EAGLE-3"))
+    for word, is_right in (("right", 1), ("wrong", 0))
+)
+"""Models of 16 layers with heads that are always right or always wrong. Where they are right, the
+blocks of the model add nothing, but are computed."""
+
+EDITOR = BenchModel("60M, trained", "edit_model", (640, 12))
+"""Rewrites code of its prompt and calls tools, with a draft model of three layers, 6M; to train it
+takes ten minutes, so it is trained when it is measured."""
+
+TINY = {
+    family: BenchModel(family, family)
+    for family in (
+        *("llama", "llama_sliding", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss"),
+        *("deepseek_v3", "deepseek_v32", "qwen3_next", "qwen3_5", "mamba2", "nemotron_h"),
+        *("granitemoehybrid", "kimi_linear", "llama4"),
+    )
+}
+"""One of each family, by its name."""
+
+ALL = (SMALL, LARGE, WIDE, WIDEST, RECURRENT, RIGHT, NEAR, WRONG, *HEADED, *TINY.values())
+
+
+def ensure_built() -> None:
+    """Build missing models in a separate process, because this one imports no MLX."""
+    if not all(model.is_built for model in ALL):
+        command = [sys.executable, "-m", "benchmarks.harness.build_models"]
+        subprocess.run(command, cwd=ROOT, check=True)
+
+
+def ensure_trained() -> None:
+    """Train `EDITOR` if it is missing, in a separate process, with a fast BLAS if possible."""
+    if EDITOR.is_built:
+        return
+    environment = dict(os.environ)
+    if is_wanted(environment) and (library := find_openblas()):
+        environment = preloading(environment, library)
+    script = ROOT / "scripts" / "demo_model" / "edit_model.py"
+    command = [sys.executable, str(script), "--out", str(EDITOR.directory)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)

@@ -1,0 +1,1 @@
+"""Logging that never blocks, however frequent and unread."""

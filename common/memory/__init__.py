@@ -1,0 +1,1 @@
+"""The memory of this process and of its machine."""

@@ -1,0 +1,1 @@
+"""How processes begin and end."""

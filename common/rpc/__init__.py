@@ -1,0 +1,1 @@
+"""Calls of any gRPC service: who makes them, and how they end."""
