@@ -52,6 +52,8 @@ class KnownTrials:
             return assemble(model, options, outlets)
 
         def planned(network: Any, caches: Any, sample: Any, *lengths: Any, **given: Any) -> Any:
+            if given["ranks"].are_several:
+                return plan(network, caches, sample, *lengths, **given)
             key = lengths, given["drafts"]
             return self._found(key, lambda: plan(network, caches, sample, *lengths, **given))
 
