@@ -3,7 +3,7 @@
 import gc
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,3 +107,17 @@ def networks(tiny_models: TinyModels) -> Callable[[str], Any]:
         return loaded[family]
 
     return network
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Callable[[int], Sequence[str]]:
+    """Return a function from a size to the words that run a command with such a disk here."""
+    from benchmarks.soak.host import on_small_disk
+
+    def words(size_bytes: int) -> Sequence[str]:
+        try:
+            return on_small_disk(tmp_path, size_bytes)
+        except OSError as error:
+            pytest.skip(f"this system does not let users mount: {error}")
+
+    return words

@@ -7,26 +7,17 @@ import sys
 import full_disk
 import pytest
 
-from benchmarks.soak.host import on_small_disk
-
 pytestmark = pytest.mark.mlx
 
 DISK_BYTES = 2**18
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """The words that run a command with a small disk in `tmp_path`."""
-    try:
-        return on_small_disk(tmp_path, DISK_BYTES)
-    except OSError as error:
-        pytest.skip(f"this system does not let users mount: {error}")
-
-
 def held_after(small_disk, directory, *tokens):
     """The numbers of the nodes held in the end, of those that were written."""
     command = [sys.executable, full_disk.__file__, str(directory), *map(str, tokens)]
-    written = subprocess.run([*small_disk, *command], capture_output=True, text=True, check=False)
+    written = subprocess.run(
+        [*small_disk(DISK_BYTES), *command], capture_output=True, text=True, check=False
+    )
     assert written.returncode == 0, written.stderr
     return json.loads(written.stdout)
 

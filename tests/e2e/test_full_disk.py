@@ -8,7 +8,6 @@ import pytest
 from real_process import TIMEOUT_S, real_backend
 
 from backend.pb import backend_pb2 as pb
-from benchmarks.soak.host import on_small_disk
 
 pytestmark = pytest.mark.mlx
 
@@ -16,15 +15,6 @@ pytestmark = pytest.mark.mlx
 DISK_BYTES = 2**19
 PROMPTS = [f"b{vowel} " * 200 for vowel in "aeio"]
 MOST_TOKENS = 350
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """The words that run a command with a small disk in `tmp_path`."""
-    try:
-        return on_small_disk(tmp_path, DISK_BYTES)
-    except OSError as error:
-        pytest.skip(f"this system does not let users mount: {error}")
 
 
 def ask(backend, prompt):
@@ -57,7 +47,7 @@ def lose_engine(backend):
 def test_the_newest_prompt_is_read_back_from_a_disk_that_got_full(
     small_disk, tiny_models, tmp_path
 ):
-    with real_backend(tmp_path / "log", prefix=small_disk) as backend:
+    with real_backend(tmp_path / "log", prefix=small_disk(DISK_BYTES)) as backend:
         backend.load(tiny_models("llama"), Options=[f"cache_dir:{tmp_path}"])
         replies = []
         for prompt in PROMPTS:
