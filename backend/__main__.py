@@ -9,13 +9,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpc.aio import ServerInterceptor
 
 from backend.config import MAX_SLOTS, ServerConfig
-from backend.engine.engine import Engine
-from backend.engine.processes import engine_environment
-from backend.pipeline.served_model import ServedModel
 from backend.rpc.server import BackendServer
 from common.address import AddressError
 from common.arguments import described, unknown_options
@@ -23,6 +21,12 @@ from common.log import setup as logs
 from common.memory.garbage import LASTING
 from common.memory.heap import share_heaps
 from common.process.lifecycle import StopRequest, exit_with_parent, parse_interval
+from common.process.own_thread import in_own_thread
+
+if TYPE_CHECKING:
+    from backend.engine.engine import Engine
+    from backend.pipeline.served_model import ServedModel
+    from backend.rpc.services import Services
 
 # Hosts' variables for the number of parallel requests; the first one set counts.
 PARALLEL_VARIABLES = ("PYTHON_GRPC_MAX_WORKERS", "LLAMACPP_PARALLEL")
@@ -88,14 +92,12 @@ async def serve(config: ServerConfig) -> int:
     """
     stop_request = StopRequest()
     stop_request.listen()
-    engine = Engine(
-        serve=ServedModel.of,
-        environment=engine_environment(os.environ),
-        memory_ledger=memory_ledger(os.environ),
-    )
+    server = BackendServer(config, _tracing() if config.traces else ())
+    log.info("listening on %s", await server.start())
+    # Importing takes longer than all before: `Health` is answered meanwhile, other calls wait.
+    engine, services = await in_own_thread(_engine_and_services, config)
+    server.serve(services)
     with _metrics_served(config.metrics_address, engine), _page_served(config, engine):
-        server = BackendServer(config, engine, _tracing() if config.traces else ())
-        log.info("listening on %s", await server.start())
         engine.prepare()
         LASTING.leave_out_at_once()
         is_broken = await _stopped_or_broken(stop_request, engine)
@@ -104,7 +106,21 @@ async def serve(config: ServerConfig) -> int:
     return EXIT_BROKEN if is_broken else 0
 
 
-async def _stopped_or_broken(stop_request: StopRequest, engine: Engine[ServedModel]) -> bool:
+def _engine_and_services(config: ServerConfig) -> tuple["Engine[ServedModel]", "Services"]:
+    from backend.engine.engine import Engine
+    from backend.engine.processes import engine_environment
+    from backend.pipeline.served_model import ServedModel
+    from backend.rpc.services import Services
+
+    engine = Engine(
+        serve=ServedModel.of,
+        environment=engine_environment(os.environ),
+        memory_ledger=memory_ledger(os.environ),
+    )
+    return engine, Services(config, engine)
+
+
+async def _stopped_or_broken(stop_request: StopRequest, engine: "Engine[ServedModel]") -> bool:
     """Wait for either; tell whether the engine is broken."""
     broken = asyncio.create_task(engine.wait_until_broken())
     stopped = asyncio.create_task(stop_request.wait())
@@ -120,7 +136,7 @@ async def _stopped_or_broken(stop_request: StopRequest, engine: Engine[ServedMod
 
 
 @contextmanager
-def _metrics_served(address: str, engine: Engine[ServedModel]) -> Iterator[None]:
+def _metrics_served(address: str, engine: "Engine[ServedModel]") -> Iterator[None]:
     """Serve metrics of the engine, if there is an address for them."""
     if not address:
         yield
@@ -137,7 +153,7 @@ def _metrics_served(address: str, engine: Engine[ServedModel]) -> Iterator[None]
 
 
 @contextmanager
-def _page_served(config: ServerConfig, engine: Engine[ServedModel]) -> Iterator[None]:
+def _page_served(config: ServerConfig, engine: "Engine[ServedModel]") -> Iterator[None]:
     """Serve the dashboard of the engine, if there is an address for it."""
     if not config.dashboard_address:
         yield

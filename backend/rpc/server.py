@@ -1,23 +1,25 @@
-"""The grpc.aio server around an engine: build, start, drain, stop. Imports no MLX."""
+"""The grpc.aio server: listen at once, serve an engine, drain, stop. Imports no MLX."""
 
-import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from backend.config import DRAIN_TIMEOUT_S, MESSAGE_LIMIT_BYTES, ServerConfig, TuningOptions
+from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.pb import backend_pb2 as pb
-from backend.pb import backend_pb2_grpc
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES, DecodingInterceptor
-from backend.rpc.inspector import InspectorServicer
-from backend.rpc.servicer import BackendServicer, ServedEngine
+from backend.rpc.health import HEALTH_METHOD, Health
 from backend.rpc.status import StatusInterceptor
 from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
 from common.rpc.auth import BearerTokenInterceptor
 from common.rpc.identity import ModelIdentityInterceptor
+from common.rpc.late_services import LateServices
+
+if TYPE_CHECKING:
+    # Importing them takes longer than starting to listen.
+    from backend.rpc.services import Services
 
 SERVICES = tuple(pb.DESCRIPTOR.services_by_name.values())
 FLUSH_TIMEOUT_S = 0.5
@@ -38,29 +40,26 @@ CHANNEL_OPTIONS = (
 
 
 class BackendServer:
-    """Serves one engine; built and used on a running event loop."""
+    """Answers `Health` from its start, and every other call when it has services.
+
+    Built and used on a running event loop.
+    """
 
     def __init__(
-        self,
-        config: ServerConfig,
-        engine: ServedEngine,
-        tracing: Sequence[grpc.aio.ServerInterceptor] = (),
+        self, config: ServerConfig, tracing: Sequence[grpc.aio.ServerInterceptor] = ()
     ) -> None:
         self._address = config.address
-        self._engine = engine
-        self._health = health.aio.HealthServicer()
-        self._health_news: asyncio.Task[None] | None = None
+        self._services: Services | None = None
+        self._late_services = LateServices(_methods() - {HEALTH_METHOD})
+        names = [service.full_name for service in SERVICES]
+        self._health = Health(names)
         self._server = grpc.aio.server(
-            interceptors=_interceptors(config, engine, tracing), options=CHANNEL_OPTIONS
+            interceptors=self._interceptors(config.auth_token, tracing), options=CHANNEL_OPTIONS
         )
-        self._servicer = BackendServicer(engine, TuningOptions.of(max_slots=config.max_slots))
-        backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)
-        inspector = InspectorServicer(engine, has_token=bool(config.auth_token))
-        backend_pb2_grpc.add_InspectorServicer_to_server(inspector, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        ours = [service.full_name for service in SERVICES]
-        names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        self._health.add_to(self._server)
+        every_name = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(every_name, self._server)
+        self._server.add_generic_rpc_handlers((self._late_services,))
 
     async def start(self) -> str:
         """Listen, and return the address, with a free port in place of 0.
@@ -70,9 +69,14 @@ class BackendServer:
         """
         bound = self._bind()
         await self._server.start()
-        self._engine.on_fault(self._note_fault)
-        await self._tell_health()
+        await self._health.report()
         return bound
+
+    def serve(self, services: "Services") -> None:
+        """Answer all calls from now on, those that are waiting already included."""
+        self._services = services
+        self._health.follow(services.engine)
+        services.add_to(self._late_services)
 
     def _bind(self) -> str:
         address = self._address
@@ -92,35 +96,30 @@ class BackendServer:
 
     async def stop(self) -> None:
         """Refuse new requests, wait a while for running ones, then end them."""
-        await self._health.enter_graceful_shutdown()
-        await self._engine.close(drain_timeout_s=DRAIN_TIMEOUT_S)
-        await self._servicer.close_jobs()
+        await self._health.end()
+        if self._services is not None:
+            await self._services.close()
         await self._server.stop(FLUSH_TIMEOUT_S)
 
-    def _note_fault(self) -> None:
-        self._health_news = asyncio.create_task(self._tell_health())
+    def _interceptors(
+        self, auth_token: str, tracing: Sequence[grpc.aio.ServerInterceptor]
+    ) -> list[grpc.aio.ServerInterceptor]:
+        """Return the interceptors, the outermost first."""
+        authentication = [BearerTokenInterceptor(auth_token)] if auth_token else []
+        return [
+            *authentication,
+            self._late_services,
+            *tracing,
+            StatusInterceptor(),
+            DecodingInterceptor(*SERVICES),
+            ModelIdentityInterceptor(self._loaded_model),
+        ]
 
-    async def _tell_health(self) -> None:
-        """Keep the standard health service in line with `Health`, under every name."""
-        answer = health_pb2.HealthCheckResponse
-        status = answer.NOT_SERVING if self._engine.fault else answer.SERVING
-        for name in (health.OVERALL_HEALTH, *(service.full_name for service in SERVICES)):
-            await self._health.set(name, status)
+    def _loaded_model(self) -> str:
+        return self._services.loaded_model if self._services is not None else ""
 
 
-def _interceptors(
-    config: ServerConfig, engine: ServedEngine, tracing: Sequence[grpc.aio.ServerInterceptor]
-) -> list[grpc.aio.ServerInterceptor]:
-    """Return the interceptors, the outermost first."""
-
-    def loaded_model() -> str:
-        return engine.model.options.model if engine.model else ""
-
-    authentication = [BearerTokenInterceptor(config.auth_token)] if config.auth_token else []
-    return [
-        *authentication,
-        *tracing,
-        StatusInterceptor(),
-        DecodingInterceptor(*SERVICES),
-        ModelIdentityInterceptor(loaded_model),
-    ]
+def _methods() -> set[str]:
+    return {
+        f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods
+    }

@@ -3,7 +3,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from backend.core.delta import Increment
 from backend.core.model import ModelCard
 from backend.core.request import GenerationCall
 from backend.core.status import EngineStatus
-from backend.errors import EngineDownError, ModelNotLoadedError
+from backend.errors import ModelNotLoadedError
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
@@ -25,6 +25,7 @@ from backend.pipeline.rerank import rerank
 from backend.pipeline.score import score
 from backend.pipeline.served_model import ServedModel
 from backend.pipeline.transcribe import transcribe
+from backend.rpc.health import FallibleEngine
 from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs, unmet_wishes
 from backend.rpc.job_servicer import JobServicer
 from backend.rpc.parsing.classify_fields import classify_call, classify_response
@@ -48,7 +49,7 @@ from common.rpc.handlers import Context
 log = logging.getLogger(__name__)
 
 
-class ServedEngine(GenerationEngine, ComputeEngine, Protocol):
+class ServedEngine(GenerationEngine, ComputeEngine, FallibleEngine, Protocol):
     """The engine of a service: loads models, reports its state, and runs the pipelines' work."""
 
     @property
@@ -60,13 +61,6 @@ class ServedEngine(GenerationEngine, ComputeEngine, Protocol):
 
     async def free(self) -> None:
         """End all requests and drop the model."""
-
-    @property
-    def fault(self) -> str:
-        """The reason why the engine can serve no more requests; empty while it can."""
-
-    def on_fault(self, listener: Callable[[], None]) -> None:
-        """Call one listener, on the event loop, whenever `fault` changes."""
 
     def status(self) -> EngineStatus:
         """Return a snapshot, at once; from any thread."""
@@ -89,12 +83,6 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         self._engine = engine
         self._defaults = defaults
         self._heap = Heap()
-
-    async def Health(self, _request: pb.HealthMessage, _context: Context) -> pb.Reply:
-        """Answer at once, however busy the engine is; OK unless it cannot recover."""
-        if self._engine.fault:
-            raise EngineDownError(self._engine.fault)
-        return pb.Reply(message=b"OK")
 
     async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
         """Load a model; a caller that leaves cancels the load."""

@@ -65,6 +65,13 @@ class Backend:
     def lines(self):
         return self.stderr.read_text().splitlines()
 
+    def announced_port(self, pattern):
+        """Wait for the line with a port; `Health` answers before there are other servers."""
+        while True:
+            if found := [match[1] for line in self.lines() if (match := pattern.search(line))]:
+                return found[0]
+            time.sleep(0.01)
+
 
 def free_port():
     """Return a port that no system hands out by itself before the backend has it."""
@@ -211,7 +218,7 @@ def test_port_0_takes_a_free_one_and_logs_it():
 def test_the_dashboard_is_served_on_loopback(start):
     backend = start("--addr=127.0.0.1:{port}", "--dashboard", "0")
     assert backend.health() == b"OK"
-    (port,) = [match[1] for line in backend.lines() if (match := DASHBOARD.search(line))]
+    port = backend.announced_port(DASHBOARD)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/inspect") as reply:
         assert b'"state": "UNINITIALIZED"' in reply.read()
     assert backend.stop() == 0
@@ -220,7 +227,7 @@ def test_the_dashboard_is_served_on_loopback(start):
 def test_metrics_are_served_on_an_address_of_their_own(start):
     backend = start("--addr=127.0.0.1:{port}", "--metrics-addr", "127.0.0.1:0")
     assert backend.health() == b"OK"
-    (port,) = [match[1] for line in backend.lines() if (match := METRICS.search(line))]
+    port = backend.announced_port(METRICS)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
         assert b'mlx_backend_state{state="uninitialized"} 1.0' in reply.read()
     assert backend.stop() == 0

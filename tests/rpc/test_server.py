@@ -5,16 +5,18 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from scripted_engine import TIMEOUT_S, ScriptedEngine, served, steps, stub
+from scripted_engine import TIMEOUT_S, ScriptedEngine, served, server_of, steps, stub
 from serving import code_of
 
 from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.pb import backend_pb2 as pb
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES
 from backend.rpc.server import BackendServer
+from backend.rpc.services import Services
 from common.address import AddressError
 
 CODE = grpc.StatusCode
+HELLO = pb.PredictOptions(Prompt="hi")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -27,9 +29,9 @@ def raw(channel, method, data, *, streams=False, **options):
 
 
 async def test_a_taken_port_is_refused():
-    server = BackendServer(ServerConfig(address="127.0.0.1:0"), ScriptedEngine())
+    server = server_of(ScriptedEngine())
     address = await server.start()
-    second = BackendServer(ServerConfig(address=address), ScriptedEngine())
+    second = server_of(ScriptedEngine(), address=address)
     with pytest.raises(AddressError, match=f"{address}: Address already in use; stop the process"):
         await second.start()
     await server.stop()
@@ -37,7 +39,7 @@ async def test_a_taken_port_is_refused():
 
 async def test_it_listens_on_a_unix_socket_and_takes_it_away_at_its_end(tmp_path):
     path = tmp_path / "backend.sock"
-    server = BackendServer(ServerConfig(address=f"unix:{path}"), ScriptedEngine())
+    server = server_of(ScriptedEngine(), address=f"unix:{path}")
     assert await server.start() == f"unix:{path}"
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
@@ -45,11 +47,46 @@ async def test_it_listens_on_a_unix_socket_and_takes_it_away_at_its_end(tmp_path
     assert not path.exists()
 
 
+async def test_health_answers_before_there_is_an_engine_and_other_calls_wait_for_it():
+    config = ServerConfig(address="127.0.0.1:0")
+    server = BackendServer(config)
+    check = health_pb2.HealthCheckRequest(service="backend.Backend")
+    async with grpc.aio.insecure_channel(await server.start()) as channel:
+        assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
+        assert (await health_pb2_grpc.HealthStub(channel).Check(check)).status == SERVING
+        early = asyncio.ensure_future(stub(channel).Predict(HELLO))
+        wrong = pb.PredictOptions(Prompt="hi", ModelIdentity="another")
+        refused = asyncio.ensure_future(code_of(stub(channel).Predict(wrong)))
+        done, _ = await asyncio.wait([early, refused], timeout=0.05)
+        assert not done
+        server.serve(Services(config, ScriptedEngine(steps("ok"))))
+        assert (await asyncio.wait_for(early, TIMEOUT_S)).message == b"ok"
+        assert (await asyncio.wait_for(refused, TIMEOUT_S))[0] is CODE.NOT_FOUND
+        await server.stop()
+
+
+async def test_a_server_without_an_engine_can_be_stopped_while_a_call_waits():
+    server = BackendServer(ServerConfig(address="127.0.0.1:0"))
+    async with grpc.aio.insecure_channel(await server.start()) as channel:
+        call = asyncio.ensure_future(code_of(stub(channel).Predict(HELLO)))
+        await asyncio.wait([call], timeout=0.05)
+        await asyncio.wait_for(server.stop(), TIMEOUT_S)
+        assert (await asyncio.wait_for(call, TIMEOUT_S))[0] is not CODE.OK
+
+
+async def test_a_token_is_asked_for_before_there_is_an_engine():
+    server = BackendServer(ServerConfig(address="127.0.0.1:0", auth_token="key"))  # noqa: S106
+    async with grpc.aio.insecure_channel(await server.start()) as channel:
+        for call in (stub(channel).Health(pb.HealthMessage()), stub(channel).Predict(HELLO)):
+            assert (await code_of(call))[0] is CODE.UNAUTHENTICATED
+    await server.stop()
+
+
 async def test_a_unix_socket_in_use_is_refused_and_stays_where_it_is(tmp_path):
     address = f"unix:{tmp_path}/backend.sock"
-    server = BackendServer(ServerConfig(address=address), ScriptedEngine())
+    server = server_of(ScriptedEngine(), address=address)
     await server.start()
-    second = BackendServer(ServerConfig(address=address), ScriptedEngine())
+    second = server_of(ScriptedEngine(), address=address)
     with pytest.raises(AddressError, match="another process listens there"):
         await second.start()
     async with grpc.aio.insecure_channel(address) as channel:
@@ -58,7 +95,7 @@ async def test_a_unix_socket_in_use_is_refused_and_stays_where_it_is(tmp_path):
 
 
 async def test_it_listens_on_ipv6():
-    server = BackendServer(ServerConfig(address="[::1]:0"), ScriptedEngine())
+    server = server_of(ScriptedEngine(), address="[::1]:0")
     try:
         address = await server.start()
     except AddressError:
@@ -72,7 +109,7 @@ async def test_it_listens_on_ipv6():
 async def test_the_standard_health_service_follows_the_server(service):
     engine = ScriptedEngine()
     request = health_pb2.HealthCheckRequest(service=service)
-    server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
+    server = server_of(engine)
     address = await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -98,7 +135,7 @@ async def test_the_standard_health_service_follows_the_engine(service):
 async def test_while_draining_it_answers_but_does_not_serve():
     engine = ScriptedEngine(steps("ok"))
     engine.drained.clear()
-    server = BackendServer(ServerConfig(address="127.0.0.1:0"), engine)
+    server = server_of(engine)
     address = await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         stopping = asyncio.create_task(server.stop())

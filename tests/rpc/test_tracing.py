@@ -3,12 +3,10 @@
 import grpc
 import grpc.aio
 import pytest
-from scripted_engine import ScriptedEngine, steps, stub
+from scripted_engine import ScriptedEngine, server_of, steps, stub
 from serving import code_of
 
-from backend.config import ServerConfig
 from backend.pb import backend_pb2 as pb
-from backend.rpc.server import BackendServer
 
 pytest.importorskip("opentelemetry.instrumentation.grpc")
 
@@ -26,9 +24,7 @@ async def spans_of(make_calls):
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    config = ServerConfig(address="127.0.0.1:0")
-    engine = ScriptedEngine(steps("ok"))
-    server = BackendServer(config, engine, tracing_interceptors(provider))
+    server = server_of(ScriptedEngine(steps("ok")), tracing=tracing_interceptors(provider))
     address = await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         await make_calls(stub(channel))

@@ -32,6 +32,8 @@ from backend.model.text.template import ChatTemplate
 from backend.pb import backend_pb2_grpc
 from backend.pipeline.served_model import ServedModel
 from backend.rpc.server import BackendServer
+from backend.rpc.servicer import ServedEngine
+from backend.rpc.services import Services
 
 EOS = 0
 TIMEOUT_S = 30.0
@@ -263,10 +265,23 @@ def _render_lines(turns: Any, schemas: Any, options: Any) -> str:
     return f"{list(schemas or ())}{dict(options)}\n{''.join(lines)}assistant: "
 
 
+def server_of(
+    engine: ServedEngine,
+    *,
+    tracing: Sequence[grpc.aio.ServerInterceptor] = (),
+    **config: Any,
+) -> BackendServer:
+    """Return a server of an engine, on a free port if no address is given; not started yet."""
+    settings = ServerConfig(**{"address": "127.0.0.1:0", **config})
+    server = BackendServer(settings, tracing)
+    server.serve(Services(settings, engine))
+    return server
+
+
 @asynccontextmanager
 async def served(engine: ScriptedEngine, **config: Any) -> AsyncIterator[grpc.aio.Channel]:
     """Serve the engine on a free port, and return a channel to it."""
-    server = BackendServer(ServerConfig(address="127.0.0.1:0", **config), engine)
+    server = server_of(engine, **config)
     address = await server.start()
     try:
         async with grpc.aio.insecure_channel(address) as channel:

@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from scripted_engine import server_of
 
 from backend.cli.client import BackendClient
-from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.config import MESSAGE_LIMIT_BYTES
 from backend.engine.engine import Engine
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.pipeline.served_model import ServedModel
-from backend.rpc.server import BackendServer
 
 Stub = backend_pb2_grpc.BackendStub
 # Fields of a request that is still running whenever a test looks: drafts would soon fill a context.
@@ -74,7 +74,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     """Serve, with a model loaded if one is given; everything is gone afterwards."""
     engine = Engine(serve=ServedModel.of, memory_ledger=memory_ledger)
-    server = BackendServer(ServerConfig(address="127.0.0.1:0", auth_token=auth_token), engine)
+    server = server_of(engine, auth_token=auth_token)
     address = await server.start()
     try:
         async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
