@@ -26,8 +26,7 @@ class TokenMasks:
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // _BITS_PER_WORD)
         self._guided = [(row, matcher) for row, matcher in enumerate(matchers) if matcher]
-        self._count = len(matchers)
-        self._bits = self._blank(self._count)
+        self._bits = self._blank(len(matchers))
         self._penalties = mx.array(_penalties()) if self._guided else None
 
     def __bool__(self) -> bool:
@@ -46,25 +45,23 @@ class TokenMasks:
         return self._masked(logits, self._bits, self._penalties)
 
     def apply_all(
-        self, logits: mx.array, drafts: Sequence[Sequence[int]], starts: Sequence[int]
+        self, logits: mx.array, drafts: Sequence[Sequence[int]], latest: Sequence[int]
     ) -> mx.array:
-        """Mask the tokens that a grammar forbids at drafted positions of logits [B * W, V].
+        """Mask the tokens that a grammar forbids after drafts, in logits [N, V].
 
         Args:
-            logits: W positions of each row: after its latest token, after each of its drafts, and
-                unused ones.
+            logits: After the latest token of each row, after each of its drafts, and others.
             drafts: Drafted tokens of each row, which its grammar allows.
-            starts: The position after the latest token of each row.
+            latest: The index after the latest token of each row; those of its drafts follow.
         """
         if self._penalties is None:
             return logits
         bits = self._blank(len(logits))
         for row, matcher in self._guided:
-            first = row * len(logits) // self._count + starts[row]
-            matcher.fill_mask(bits[first])
-            for place, token_id in enumerate(drafts[row], start=1):
+            matcher.fill_mask(bits[latest[row]])
+            for place, token_id in enumerate(drafts[row], start=latest[row] + 1):
                 matcher.consume(token_id)
-                matcher.fill_mask(bits[first + place])
+                matcher.fill_mask(bits[place])
             matcher.step_back(len(drafts[row]))
         return self._masked(logits, bits, self._penalties)
 

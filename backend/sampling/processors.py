@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
@@ -45,24 +46,27 @@ class LogitsAdjuster:
             return logits
         self.counts = self._counted(self.counts, inputs[mx.array(self._rows)])
         self._lengths = [length + 1 for length in self._lengths]
-        return self._adjusted(logits, self.counts)
+        return self._adjusted(logits, self._rows, self.counts)
 
     def adjust_all(self, logits: mx.array, inputs: Sequence[Sequence[int]]) -> mx.array:
         """Do the same for several positions of each row; call `keep` afterwards.
 
         Args:
-            logits: [B, W, V] float32; not modified.
-            inputs: Token ids [B][W].
+            logits: [N, V] float32, row by row; not modified.
+            inputs: Token ids of each row, at least one.
         """
         if self.counts is None:
             return logits
         fed = [inputs[row] for row in self._rows]
-        self._columns, adjusted = [self.counts], []
-        for place in range(logits.shape[1]):
-            ids = mx.array([tokens[place] for tokens in fed])
+        self._columns = [self.counts]
+        for place in range(max(map(len, fed))):
+            ids = mx.array([tokens[min(place, len(tokens) - 1)] for tokens in fed])
             self._columns.append(self._counted(self._columns[-1], ids, fed, place))
-            adjusted.append(self._adjusted(logits[:, place], self._columns[-1]))
-        return mx.stack(adjusted, axis=1)
+        firsts = [0, *accumulate(map(len, inputs))]
+        places = [(n, place) for n, tokens in enumerate(fed) for place in range(len(tokens))]
+        counts = mx.stack([self._columns[place + 1][n] for n, place in places])
+        targets = [firsts[self._rows[n]] + place for n, place in places]
+        return self._adjusted(logits, targets, counts, mx.array([n for n, _ in places]))
 
     def keep(self, counts: Sequence[int]) -> None:
         """Count this many inputs of each row from the latest `adjust_all`."""
@@ -73,14 +77,28 @@ class LogitsAdjuster:
         self._lengths = [length + n for length, n in zip(self._lengths, kept, strict=True)]
         self._columns = []
 
-    def _adjusted(self, logits: mx.array, counts: mx.array) -> mx.array:
-        rows = mx.array(self._rows)
-        repetition, presence, frequency = self._penalties
+    def _adjusted(
+        self,
+        logits: mx.array,
+        targets: Sequence[int],
+        counts: mx.array,
+        owners: mx.array | slice = slice(None),
+    ) -> mx.array:
+        """Return logits [N, V] with the penalties and biases of some rows applied.
+
+        Args:
+            logits: [N, V].
+            targets: [M] indices of the logits to adjust.
+            counts: [M, V] for each of them.
+            owners: [M] the row of each, among those that adjust; by default the rows in order.
+        """
+        places = mx.array(targets)
+        repetition, presence, frequency = (values[owners] for values in self._penalties)
         seen = counts > 0
-        x = logits[rows]
+        x = logits[places]
         x = mx.where(seen, mx.where(x > 0, x / repetition, x * repetition), x)
         adjusted = logits[:]
-        adjusted[rows] = x - presence * seen - frequency * counts + self._bias
+        adjusted[places] = x - presence * seen - frequency * counts + self._bias[owners]
         return adjusted
 
     def _prepare(self, vocab_size: int) -> None:
@@ -133,5 +151,10 @@ class LogitsAdjuster:
 
 
 def _token_at(history: History, place: int, drafted: Sequence[int]) -> int:
-    """Return a token of a row, possibly a drafted one, that has left the window."""
-    return history.token_ids[place] if place < len(history.token_ids) else drafted[0]
+    """Return a token of a row, possibly a drafted one, that has left the window.
+
+    At a place that a row does not reach in the pass, where nothing is drawn, any token will do.
+    """
+    if place < len(history.token_ids):
+        return history.token_ids[place]
+    return drafted[0] if drafted else history.token_ids[-1]

@@ -12,7 +12,7 @@ from backend.config import SpeculationOptions
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.lookup import MATCH_TOKENS, MAX_MATCH_TOKENS, Lookup
-from backend.engine.drafts.planning import Offer, Prices
+from backend.engine.drafts.planning import MAX_PASS_TOKENS, Offer, Prices
 from backend.engine.drafts.sources import Source
 from backend.engine.drafts.trust import Trust
 from backend.engine.rows.counters import Counters
@@ -92,17 +92,17 @@ def test_costs_begin_with_what_was_measured_and_follow_what_is_seen():
     costs = PassCosts({1: 1.0, 4: 1.3, 8: 2.1})
     assert costs.of(1, 1) == 1.0
     assert costs.of(1, 2) == pytest.approx(1.1)
-    assert costs.of(2, 4) == pytest.approx(2.1)
-    assert costs.of(4, 4) == pytest.approx(3.7), "beyond the last one they grow on"
+    assert costs.of(2, 8) == pytest.approx(2.1)
+    assert costs.of(4, 16) == pytest.approx(3.7), "beyond the last one they grow on"
     for _ in range(50):
-        costs.observe(4, 1, 2.6)
-    assert costs.of(4, 1) == pytest.approx(2.6, rel=0.01)
-    assert costs.of(4, 4) == pytest.approx(7.4, rel=0.01), "wider passes are dearer alike"
+        costs.observe(4, 4, 2.6)
+    assert costs.of(4, 4) == pytest.approx(2.6, rel=0.01)
+    assert costs.of(4, 16) == pytest.approx(7.4, rel=0.01), "wider passes are dearer alike"
     assert costs.of(1, 1) == 1.0, "those of other rows are not"
     for _ in range(50):
-        costs.observe(4, 4, 3.0)
-    assert costs.of(4, 4) == pytest.approx(3.0, rel=0.01)
-    assert costs.of(4, 1) == pytest.approx(2.6, rel=0.01)
+        costs.observe(4, 16, 3.0)
+    assert costs.of(4, 16) == pytest.approx(3.0, rel=0.01)
+    assert costs.of(4, 4) == pytest.approx(2.6, rel=0.01)
 
 
 def test_one_pass_that_was_held_up_does_not_end_drafting():
@@ -117,18 +117,18 @@ def test_a_pass_without_drafts_is_due_when_its_cost_is_a_guess_or_old():
     costs = PassCosts({1: 1.0, 8: 1.5})
     assert costs.wants_plain(1), "other work may have delayed what was measured at load"
     assert costs.wants_plain(4)
-    costs.observe(4, 3, 1.5)
+    costs.observe(4, 12, 1.5)
     assert costs.wants_plain(4)
-    costs.observe(4, 1, 1.2)
+    costs.observe(4, 4, 1.2)
     assert not costs.wants_plain(4)
     passes = 0
     while not costs.wants_plain(4):
-        costs.observe(4, 3, 1.5)
+        costs.observe(4, 12, 1.5)
         passes += 1
     assert passes > 30, "what it costs is small beside what drafts save"
-    costs.observe(2, 1, 1.0)
+    costs.observe(2, 2, 1.0)
     assert costs.wants_plain(4), "other rows tell nothing"
-    costs.observe(4, 1, 1.2)
+    costs.observe(4, 4, 1.2)
     assert not costs.wants_plain(4)
 
 
@@ -136,7 +136,7 @@ def drafting_of(model, *rows, seconds=None, **options):
     costs = PassCosts(seconds or {1: 1.0, 8: 1.2})
     drafting = Drafting(costs, Counters(), VOCAB, SpeculationOptions(**options), model)
     drafting.follow(rows)
-    drafting.observe(len(rows), 1, costs.of(len(rows), 1))
+    drafting.observe(len(rows), len(rows), costs.of(len(rows), len(rows)))
     return drafting
 
 
@@ -168,7 +168,7 @@ def test_a_draft_model_writes_for_rows_whose_text_tells_nothing():
     told, other = row_of(text), row_of([1, 2])
     model = ScriptedModel({1: 0.001, 64: 0.001})
     drafting = drafting_of(model, told, other, max_draft_tokens=4)
-    drafting.observe(2, 1, 1.0)
+    drafting.observe(2, 2, 1.0)
     assert drafting.drafts() == [(20, 21, 22, 23), (7, 7, 7, 7)]
     assert model.written == [(1, 4)]
 
@@ -231,7 +231,7 @@ def test_rows_that_are_not_worth_reading_rest_one_after_the_other():
     rows = [row_of([n % 400 + 100 for n in range(300 + place)], 4) for place in range(4)]
     model = ScriptedModel({1: 0.1, 100: 10.0})
     drafting = drafting_of(model, *rows, speculation="draft")
-    drafting.observe(4, 1, 1.0)
+    drafting.observe(4, 4, 1.0)
     calls = 0
     while drafting.may_draft:
         assert not any(drafting.drafts())
@@ -252,7 +252,7 @@ def test_rows_that_nobody_has_read_are_tried_in_time():
             drafting.learn([0] * 4)
             drafting.settle(30.0, 2)
         else:
-            drafting.observe(4, 1, 4.0)
+            drafting.observe(4, 4, 4.0)
         for row in rows:
             advance(row)
     assert model.written
@@ -312,4 +312,35 @@ def test_a_draft_model_that_cannot_read_is_asked_no_more(caplog):
 @pytest.mark.parametrize(("keeps_parts", "depth"), [(True, 2), (False, 0)])
 def test_a_draft_has_to_pay_more_where_what_is_right_of_it_has_to_be_fed_again(keeps_parts, depth):
     prices = Prices(PassCosts({1: 1.0, 8: 3.0}), None, rows=1, keeps_parts=keeps_parts)
-    assert prices.best([Offer(8, Source.MODEL, Trust(0.7))]).depth == depth
+    row = row_of([1, 2])
+    plan = prices.best({row: Offer(8, Source.MODEL, Trust(0.7))})
+    assert plan.depths.get(row, 0) == depth
+
+
+def planned(*offers, rows, packs):
+    """Return the drafted tokens of each offer in the best pass."""
+    everyone = {row_of([1, 2]): offer for offer in offers}
+    # Half of a pass is as dear for any number of tokens, the other half costs by the token.
+    costs = PassCosts({n: 0.5 + 0.5 * n / rows for n in (1, rows, 200)})
+    plan = Prices(costs, None, rows=rows, keeps_parts=True, packs=packs).best(everyone)
+    return [plan.depths.get(row, 0) for row in everyone]
+
+
+def test_where_rows_are_not_padded_each_has_a_depth_of_its_own():
+    sure, unsure = Offer(20, Source.LONG_MATCH, Trust(1.0)), Offer(20, Source.MATCH, Trust(0.97))
+    deep, shallow = planned(sure, unsure, rows=2, packs=True)
+    assert deep == 20
+    assert 1 <= shallow < 6
+    padded = planned(sure, unsure, rows=2, packs=False)
+    assert padded[0] == padded[1] < deep
+
+
+def test_one_row_of_many_drafts_only_where_the_others_do_not_pay_for_it():
+    sure = Offer(20, Source.LONG_MATCH, Trust(1.0))
+    assert planned(sure, rows=16, packs=True) == [20]
+    assert planned(sure, rows=16, packs=False) == [0]
+
+
+def test_a_packed_pass_takes_no_more_tokens_than_have_room_for_their_logits():
+    sure = [Offer(31, Source.LONG_MATCH, Trust(1.0))] * 8
+    assert sum(planned(*sure, rows=8, packs=True)) == MAX_PASS_TOKENS - 8

@@ -104,6 +104,22 @@ def test_a_reply_ends_within_a_draft_where_it_ends_without(networks):
     assert outcome.finish is FinishReason.STOP
 
 
+def test_rows_without_drafts_are_not_padded_to_those_with_drafts(networks):
+    class Shapes(WrappedNetwork):
+        seen = ()
+
+        def __call__(self, inputs, cache):
+            self.seen = (*self.seen, inputs.shape)
+            return super().__call__(inputs, cache)
+
+    network = Shapes(networks("llama"))
+    others = [make_request(f"r{n}", prompt_of(9, n), max_tokens=40) for n in range(3)]
+    Driver(network, pass_seconds=FREE).run(repeating("a", max_tokens=40), *others)
+    drafted = [shape for shape in network.seen if shape[0] > 4]
+    assert drafted
+    assert all(tokens < 4 * 9 and width == 1 for tokens, width in drafted)
+
+
 def test_passes_are_fewer_when_drafts_come_true(networks):
     class Counting(WrappedNetwork):
         passes = 0
@@ -144,7 +160,7 @@ def test_a_pass_without_drafts_comes_first_where_its_cost_is_not_known():
     drafting.follow(batch)
     assert not drafting.may_draft
     assert drafting.drafts() == [(), ()]
-    drafting.observe(2, 1, 1.0)
+    drafting.observe(2, 2, 1.0)
     assert drafting.may_draft
     assert all(drafting.drafts())
 
@@ -170,7 +186,7 @@ def test_a_text_that_foretells_wrong_tokens_is_soon_no_reason_to_wait():
 @pytest.mark.parametrize(("rows", "depth"), [(8, 15), (40, 2), (100, 0)])
 def test_a_pass_is_bounded_however_many_rows_have_drafts(rows, depth):
     drafting = Drafting(PassCosts(FREE), Counters(), VOCAB, SpeculationOptions())
-    drafting.observe(rows, 1, FREE[1])
+    drafting.observe(rows, rows, FREE[1])
     batch = [Row(make_request(f"r{n}", [*range(2, 30)] * 2, max_tokens=50)) for n in range(rows)]
     for row in batch:
         row.take(2)

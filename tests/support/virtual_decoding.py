@@ -35,7 +35,7 @@ class ScriptedModel:
     def follow(self, rows):
         self._read = {row: count for row, count in self._read.items() if row in rows}
 
-    def see(self, rows, counts):
+    def see(self, rows, counts, by_row):
         """Do nothing."""
 
     def unread(self, row):
@@ -124,7 +124,7 @@ class VirtualDecoding:
                 row.fed += 1
             self.in_flight = True
         if waits and not wants:
-            self.drafting.observe(len(rows), 1, self.now - started)
+            self.drafting.observe(len(rows), len(rows), self.now - started)
         else:
             self.drafting.settle(self.now - started, waits + any(drafts))
         return landed
@@ -150,7 +150,7 @@ class VirtualDecoding:
             row.fed += right + 1
             accepted.append(right)
         self.drafting.learn(accepted)
-        self.drafting.observe(len(rows), width, self.now - before)
+        self.drafting.observe(len(rows), len(rows) * width, self.now - before)
         return sum(accepted) + len(rows)
 
     def spend(self, seconds):
@@ -185,5 +185,5 @@ class VirtualModel(ScriptedModel):
     def _spend(self, rows, width, times):
         seconds = self._decoding.draft_s(rows, width)
         self._decoding.spend(times * seconds)
-        self.costs.observe(rows, width, seconds)
+        self.costs.observe(rows, rows * width, seconds)
         return times * seconds

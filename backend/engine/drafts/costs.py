@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
 from itertools import accumulate
+from math import ceil
 from statistics import median_low
 
 # The median of so many passes counts: some are delayed by something else.
@@ -13,7 +14,7 @@ _PLAIN_INTERVAL = 64
 
 
 class _Kind:
-    """Passes of one number of rows and similar width: their time relative to the curve."""
+    """Passes of one number of rows and about as many tokens: their time relative to the curve."""
 
     def __init__(self, guess: float) -> None:
         """Start with a guess, which counts as a pass."""
@@ -39,25 +40,25 @@ class PassCosts:
         self._kinds: dict[tuple[int, int], _Kind] = {}
         self._drafted = Counter[int]()
 
-    def of(self, rows: int, width: int) -> float:
-        """Return the seconds of a pass over `rows` rows of `width` tokens each."""
-        return self._ratio(rows, width) * self._on_curve(rows * width)
+    def of(self, rows: int, tokens: int) -> float:
+        """Return the seconds of a pass over `tokens` tokens of `rows` rows together."""
+        return self._ratio(rows, tokens) * self._on_curve(tokens)
 
-    def observe(self, rows: int, width: int, seconds: float) -> None:
+    def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """Learn from a pass."""
-        self._drafted[rows] = self._drafted[rows] + 1 if width > 1 else 0
-        key = rows, _about(width)
+        self._drafted[rows] = self._drafted[rows] + 1 if tokens > rows else 0
+        key = rows, _about(rows, tokens)
         if key not in self._kinds:
-            self._kinds[key] = _Kind(self._ratio(rows, width))
-        self._kinds[key].observe(seconds / self._on_curve(rows * width))
+            self._kinds[key] = _Kind(self._ratio(rows, tokens))
+        self._kinds[key].observe(seconds / self._on_curve(tokens))
 
     def wants_plain(self, rows: int) -> bool:
         """Tell whether the cost of a pass without drafts is a guess or out of date."""
         return (rows, 0) not in self._kinds or self._drafted[rows] >= _PLAIN_INTERVAL
 
-    def _ratio(self, rows: int, width: int) -> float:
+    def _ratio(self, rows: int, tokens: int) -> float:
         """Return the relative time of such passes; an unseen width uses a smaller one."""
-        for about in range(_about(width), -1, -1):
+        for about in range(_about(rows, tokens), -1, -1):
             if kind := self._kinds.get((rows, about)):
                 return kind.ratio
         return 1.0
@@ -78,6 +79,9 @@ def _rising(seconds: Mapping[int, float]) -> list[tuple[int, float]]:
     return list(zip(widths, accumulate(map(seconds.__getitem__, widths), min), strict=True))[::-1]
 
 
-def _about(width: int) -> int:
-    """Return a width's order of magnitude: 0 is a plain pass, then 2, 3 to 4, 5 to 8, and so on."""
-    return (width - 1).bit_length()
+def _about(rows: int, tokens: int) -> int:
+    """Return the order of magnitude of tokens per row.
+
+    0 is a plain pass, then at most 2, 3 to 4, 5 to 8, and so on.
+    """
+    return (ceil(tokens / rows) - 1).bit_length()

@@ -1,10 +1,17 @@
 """The draft model as the drafting policy sees it, and the cost of its drafts."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.rows.row import Row
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+ByRow: TypeAlias = "Callable[[mx.array], mx.array]"
 
 # A row with at most this many unread tokens is read in the pass that drafts for it.
 _READ_ALONG_TOKENS = 16
@@ -29,8 +36,14 @@ class DraftModel(Protocol):
     def follow(self, rows: Sequence[Row]) -> None:
         """Forget all other rows."""
 
-    def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
-        """Handle a pass of the model; `counts` has the tokens of it that each row keeps."""
+    def see(self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow) -> None:
+        """Handle a pass of the model.
+
+        Args:
+            rows: Those of the pass.
+            counts: The number of its tokens that each row keeps.
+            by_row: Returns an output of a module in the pass as [B, T, n].
+        """
 
     def unread(self, row: Row) -> int:
         """Return the number of unread tokens of a row, not counting the latest."""
@@ -57,7 +70,7 @@ class ModelSource:
         """Return the seconds of the first drafted token of each row, and of each later one."""
         costs, unread = self.model.costs, max(map(self.model.unread, rows))
         width = 1 + min(unread, _READ_ALONG_TOKENS)
-        return costs.of(len(rows), width), costs.of(len(rows), 1)
+        return costs.of(len(rows), len(rows) * width), costs.of(len(rows), len(rows))
 
     def reading_s(self, row: Row) -> float:
         """Return the seconds to read a row up to its end."""

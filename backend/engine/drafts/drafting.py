@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from backend.config import SpeculationOptions
 from backend.engine.drafts.budget import Budget
 from backend.engine.drafts.costs import PassCosts
-from backend.engine.drafts.draft_model import DraftModel, ModelSource
+from backend.engine.drafts.draft_model import ByRow, DraftModel, ModelSource
 from backend.engine.drafts.drafter import Draft, Drafter
-from backend.engine.drafts.planning import TRIAL_TOKENS, Offer, Plan, Prices
+from backend.engine.drafts.planning import MAX_PASS_TOKENS, TRIAL_TOKENS, Offer, Plan, Prices
 from backend.engine.drafts.sources import FIRST_CHANCES, SOURCES, Leave, Source
 from backend.engine.network import MODEL_ERRORS
 from backend.engine.rows.counters import Counters
 from backend.engine.rows.row import Row
 
-# For all rows together: each token has logits as wide as the vocabulary.
-_MAX_PASS_TOKENS = 128
 # The weight of a row's latest draft in the initial trust of the next row; for a draft model it is
 # larger, as nearly all rows agree.
 _PRIOR_SHARE, _MODEL_PRIOR_SHARE = 0.1, 0.5
@@ -58,7 +56,7 @@ class Drafting:
         self._drafters: dict[Row, Drafter] = {}
         self._offered: dict[Row, Draft] = {}
         self._asked: Source | None = None
-        self._keeps_parts = True
+        self._keeps_parts, self._packs = True, False
         self._chances = {source: FIRST_CHANCES[source] for source in SOURCES[options.speculation]}
         if model is None:
             self._chances.pop(Source.MODEL, None)
@@ -81,15 +79,18 @@ class Drafting:
         if self._source is not None:
             self._source.model.follow(list(self._drafters))
 
-    def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+    def see(
+        self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow = lambda array: array
+    ) -> None:
         """Handle a dispatched pass of the model.
 
         Args:
             rows: The rows of the pass; the tokens that they keep count as fed.
             counts: The number of its tokens that each row keeps.
+            by_row: Returns an output of a module in the pass as [B, T, n].
         """
         if self._source is not None:
-            self._source.model.see(rows, counts)
+            self._source.model.see(rows, counts, by_row)
 
     @property
     def may_draft(self) -> bool:
@@ -100,15 +101,16 @@ class Drafting:
         self._asked = asked or self._asked
         return asked is not None
 
-    def drafts(self, *, keeps_parts: bool = True) -> list[tuple[int, ...]]:
+    def drafts(self, *, keeps_parts: bool = True, packs: bool = False) -> list[tuple[int, ...]]:
         """Return the drafted tokens of each row, whose tokens have all been read.
 
         Args:
             keeps_parts: Whether a row may keep only some of the tokens that it feeds. If not, the
                 right tokens of a partly wrong draft are fed again in the next pass.
+            packs: Whether rows are not padded to the longest draft.
         """
-        self._keeps_parts = keeps_parts
-        limit = min(self._max_tokens, _MAX_PASS_TOKENS // len(self._rows) - 1)
+        self._keeps_parts, self._packs = keeps_parts, packs
+        limit = min(self._max_tokens, self._most_tokens)
         drafters = {row: each for row, each in self._active().items() if row.unfed == 1}
         leave = self._leave()
         proposed = ((row, each.propose(limit, leave)) for row, each in drafters.items())
@@ -120,7 +122,7 @@ class Drafting:
         }
         plan = self._chosen(found, self._read(writable), leave)
         self._offered = {
-            **{row: d._replace(tokens=d.tokens[: plan.depth]) for row, d in found.items()},
+            **{row: d._replace(tokens=d.tokens[: plan.depths[row]]) for row, d in found.items()},
             **self._written(plan),
         }
         return [self._offered[row].tokens if row in self._offered else () for row in self._rows]
@@ -133,12 +135,12 @@ class Drafting:
                 self._budget.count(draft.source, len(draft.tokens), count)
                 self._counters.count_draft(len(draft.tokens), count)
 
-    def observe(self, rows: int, width: int, seconds: float) -> None:
-        """Learn the seconds of a pass over `rows` rows of `width` tokens."""
-        if width == 1:
+    def observe(self, rows: int, tokens: int, seconds: float) -> None:
+        """Learn the seconds of a pass over `tokens` tokens of `rows` rows together."""
+        if tokens == rows:
             self._asked = None
-        self.costs.observe(rows, width, seconds)
-        self._budget.earn(seconds / self.costs.of(rows, 1))
+        self.costs.observe(rows, tokens, seconds)
+        self._budget.earn(seconds / self.costs.of(rows, rows))
 
     def settle(self, seconds: float, passes: int) -> None:
         """Handle the end of a step that did not let the next pass follow the one in flight.
@@ -152,7 +154,14 @@ class Drafting:
 
     @property
     def _prices(self) -> Prices:
-        return Prices(self.costs, self._source, max(len(self._rows), 1), self._keeps_parts)
+        rows = max(len(self._rows), 1)
+        return Prices(self.costs, self._source, rows, self._keeps_parts, self._packs)
+
+    @property
+    def _most_tokens(self) -> int:
+        """The most tokens that may be drafted for one row."""
+        rows = len(self._rows)
+        return MAX_PASS_TOKENS - rows if self._packs else MAX_PASS_TOKENS // rows - 1
 
     def _leave(self) -> Leave:
         """Return what the sources may do now."""
@@ -183,29 +192,23 @@ class Drafting:
         """
         prices = self._prices
         offers = {row: Offer(len(d.tokens), d.source, d.trust) for row, d in found.items()}
-        plain = plan = prices.best(list(offers.values()))
+        plan = prices.best(offers)
         if ready:
-            both = prices.best(list({**offers, **ready}.values()), list(ready))
-            plan = max(plain, both, key=lambda p: p.rate)
-        for offer in offers.values():
-            offer.trust.pays = plan.depth > 0
-        for offer in ready.values():
-            offer.trust.pays = plan.depth > 0 and bool(plan.writing)
-        if plan.depth == 0:
+            both = prices.best({**offers, **ready}, list(ready))
+            plan = max(plan, both, key=lambda p: p.rate)
+        for row, offer in offers.items():
+            offer.trust.pays = row in plan.depths
+        for row, offer in ready.items():
+            offer.trust.pays = row in plan.depths and bool(plan.writing)
+        if not plan.depths:
             plan = _trial({**offers, **ready}, list(ready), leave)
         for row in list(found):
-            if plan.depth == 0 or row in plan.writing:
+            if row not in plan.depths or row in plan.writing:
                 del found[row]
-        self._expect(plan, prices)
+        if plan.depths:
+            writing_s = prices.writing_s(plan)
+            self._budget.expect(prices.wider_s(plan) + writing_s, writing_s)
         return plan
-
-    def _expect(self, plan: Plan, prices: Prices) -> None:
-        """Tell the budget the price of a plan."""
-        if plan.depth > 0:
-            first_s, next_s = prices.writing_s(plan.writing)
-            writing_s = first_s + (plan.depth - 1) * next_s
-            wider_s = self.costs.of(prices.rows, 1 + plan.depth) - prices.plain_s
-            self._budget.expect(wider_s + writing_s, writing_s)
 
     def _read(self, writable: Mapping[Row, Offer]) -> Mapping[Row, Offer]:
         """Return the rows that the draft model has read; let it read a part of another."""
@@ -250,22 +253,26 @@ class Drafting:
     def _saving_s(self, row: Row, behind: Mapping[Row, Offer]) -> float:
         """Return the seconds that drafts are likely to save until an unread row ends."""
         prices = self._prices
-        plan = prices.best(list(behind.values()), list(behind))
-        if plan.depth == 0:
+        plan = prices.best(behind, list(behind))
+        if not plan.depths:
             return 0.0
         left = min(row.request.max_tokens - row.drawn, max(row.drawn, _LIKELY_TOKENS))
         return (prices.plain_s - prices.rows / plan.rate) * left / len(behind)
 
     def _written(self, plan: Plan) -> Mapping[Row, Draft]:
         """Return the draft model's drafts, each up to the first token that cannot be right."""
-        if not plan.writing or self._source is None:
+        if not plan.written_depth or self._source is None:
             return {}
         try:
-            texts = self._source.write(plan.writing, plan.depth)
+            texts = self._source.write(plan.writing, plan.written_depth)
         except MODEL_ERRORS as error:
             self._lose_model(error)
             return {}
-        drafts = {row: self._drafters[row].written(tokens) for row, tokens in texts.items()}
+        drafts = {
+            row: self._drafters[row].written(texts[row][:depth])
+            for row, depth in plan.depths.items()
+            if row in texts
+        }
         for row, draft in drafts.items():
             if not draft.tokens:
                 self._learn(row, draft, 0)
@@ -287,6 +294,6 @@ def _trial(offers: Mapping[Row, Offer], ready: Sequence[Row], leave: Leave) -> P
     """
     able = {row: offer for row, offer in offers.items() if offer.source in leave.trials}
     if any(offer.trust.wants_trial(row.drawn) for row, offer in able.items()):
-        depth = min(TRIAL_TOKENS, max(offer.length for offer in able.values()))
-        return Plan(depth, writing=[row for row in ready if row in able])
-    return Plan(0)
+        depths = {row: min(TRIAL_TOKENS, offer.length) for row, offer in able.items()}
+        return Plan(depths, writing=[row for row in ready if row in able])
+    return Plan({})

@@ -1,6 +1,6 @@
 """The number of drafted tokens that promises the most tokens per second."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import NamedTuple
@@ -12,8 +12,12 @@ from backend.engine.drafts.trust import Trust
 from backend.engine.rows.row import Row
 
 TRIAL_TOKENS = 3
+# Of all rows together: each token has logits as wide as the vocabulary.
+MAX_PASS_TOKENS = 128
 # The factor by which the rate of tokens must grow: measured times are not exact.
 _LEAST_GAIN = 1.2
+# A token that is less likely to be right is not added to a draft.
+_LEAST_CHANCE = 0.05
 
 
 class Offer(NamedTuple):
@@ -25,11 +29,22 @@ class Offer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The number of tokens of each draft in a pass, and the tokens per second to expect."""
+    """The drafts of a pass.
 
-    depth: int
+    Attributes:
+        depths: The number of drafted tokens of each row that has any.
+        rate: The tokens per second to expect.
+        writing: The rows whose drafts the draft model has yet to write.
+    """
+
+    depths: Mapping[Row, int]
     rate: float = 0.0
     writing: Sequence[Row] = ()
+
+    @property
+    def written_depth(self) -> int:
+        """The number of tokens that the draft model writes for each of its rows."""
+        return max((self.depths.get(row, 0) for row in self.writing), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,56 +56,97 @@ class Prices:
         model: A draft model, if there is one.
         rows: The rows of the pass, at least one.
         keeps_parts: Whether a row may keep only some of the tokens that it feeds.
+        packs: Whether rows are not padded to the longest draft.
     """
 
     costs: PassCosts
     model: ModelSource | None
     rows: int
     keeps_parts: bool
+    packs: bool = False
 
     @property
     def plain_s(self) -> float:
         """The seconds of a pass without drafts."""
-        return self.costs.of(self.rows, 1)
+        return self.costs.of(self.rows, self.rows)
 
     def trial_s(self, writing: int) -> float:
         """Return the seconds of a trial in which the draft model writes for `writing` rows."""
-        own_s = self.costs.of(self.rows, 1 + TRIAL_TOKENS) - self.plain_s
+        own_s = self.costs.of(self.rows, self.rows * (1 + TRIAL_TOKENS)) - self.plain_s
         if not writing or self.model is None:
             return own_s
-        return own_s + TRIAL_TOKENS * self.model.model.costs.of(writing, 1)
+        return own_s + TRIAL_TOKENS * self.model.model.costs.of(writing, writing)
 
-    def writing_s(self, writing: Sequence[Row]) -> tuple[float, float]:
+    def wider_s(self, plan: Plan) -> float:
+        """Return how many seconds longer than a plain pass the pass of a plan takes."""
+        return self.costs.of(self.rows, self._tokens(plan.depths)) - self.plain_s
+
+    def writing_s(self, plan: Plan) -> float:
+        """Return the seconds in which the draft model writes the drafts of a plan."""
+        return _written_s(plan, self._writing_s(plan.writing))
+
+    def best(self, offers: Mapping[Row, Offer], writing: Sequence[Row] = ()) -> Plan:
+        """Return the plan with the most tokens per second; it is empty if no draft helps.
+
+        Args:
+            offers: Of the rows that have one.
+            writing: The rows whose drafts the draft model has yet to write.
+        """
+        best = Plan({}, _LEAST_GAIN * self.rows / self.plain_s)
+        token_s = self._writing_s(writing)
+        for depths in self._packed(offers) if self.packs else self._padded(offers):
+            plan = Plan(depths, 0.0, writing)
+            if (rate := self._rate(offers, plan, _written_s(plan, token_s))) > best.rate:
+                best = plan._replace(rate=rate)
+        return best
+
+    def _padded(self, offers: Mapping[Row, Offer]) -> Iterator[Mapping[Row, int]]:
+        """Yield drafts that are cut at the same depth, as all rows cost as much as the longest."""
+        longest = max((offer.length for offer in offers.values()), default=0)
+        for depth in range(1, longest + 1):
+            yield {row: min(offer.length, depth) for row, offer in offers.items()}
+
+    def _packed(self, offers: Mapping[Row, Offer]) -> Iterator[Mapping[Row, int]]:
+        """Yield drafts to which the likeliest token that is left is added each time."""
+        chances = [
+            (offer.trust.chance**place, row)
+            for row, offer in offers.items()
+            for place in range(1, offer.length + 1)
+        ]
+        chances.sort(key=lambda each: each[0], reverse=True)
+        depths: dict[Row, int] = {}
+        for chance, row in chances[: MAX_PASS_TOKENS - self.rows]:
+            if chance < _LEAST_CHANCE:
+                return
+            depths = {**depths, row: depths.get(row, 0) + 1}
+            yield depths
+
+    def _tokens(self, depths: Mapping[Row, int]) -> int:
+        """Return the tokens of a pass with its padding."""
+        if self.packs:
+            return self.rows + sum(depths.values())
+        return self.rows * (1 + max(depths.values(), default=0))
+
+    def _writing_s(self, writing: Sequence[Row]) -> tuple[float, float]:
         """Return the seconds of the draft model's first token for some rows, and of each later."""
         return self.model.writing_s(writing) if writing and self.model else (0.0, 0.0)
 
-    def best(self, offers: Sequence[Offer], writing: Sequence[Row] = ()) -> Plan:
-        """Return the plan with the most tokens per second; its depth is 0 if no draft helps.
-
-        Args:
-            offers: The offers of the rows that have one.
-            writing: The rows whose drafts the draft model has yet to write.
-        """
-        first_s, next_s = self.writing_s(writing)
-        best = Plan(0, _LEAST_GAIN * self.rows / self.plain_s)
-        for depth in range(1, max((offer.length for offer in offers), default=0) + 1):
-            rate = self._rate(offers, depth, first_s + (depth - 1) * next_s)
-            if rate > best.rate:
-                best = Plan(depth, rate, writing)
-        return best
-
-    def _rate(self, offers: Sequence[Offer], depth: int, writing_s: float) -> float:
-        """Return the tokens per second of a pass that takes `depth` tokens of each draft."""
-        cut = [offer._replace(length=min(offer.length, depth)) for offer in offers]
-        expected = sum(offer.trust.expected(offer.length) for offer in cut)
-        seconds = self.costs.of(self.rows, 1 + depth) + writing_s
+    def _rate(self, offers: Mapping[Row, Offer], plan: Plan, writing_s: float) -> float:
+        """Return the tokens per second of a plan."""
+        trusts = {row: offer.trust for row, offer in offers.items()}
+        expected = {row: trusts[row].expected(depth) for row, depth in plan.depths.items()}
+        seconds = self.costs.of(self.rows, self._tokens(plan.depths)) + writing_s
         if not self.keeps_parts:
-            seconds += self._repeating_s(cut)
-        return (self.rows + expected) / seconds
+            all_right = prod(trusts[row].chance ** depth for row, depth in plan.depths.items())
+            seconds += (1.0 - all_right) * self._repeating_s(max(expected.values()))
+        return (self.rows + sum(expected.values())) / seconds
 
-    def _repeating_s(self, offers: Sequence[Offer]) -> float:
-        """Return the mean seconds to feed the right tokens of partly wrong drafts again."""
-        all_right = prod(offer.trust.chance**offer.length for offer in offers)
-        longest = max(offer.trust.expected(offer.length) for offer in offers)
-        again_s = self.costs.of(self.rows, 2 + ceil(longest)) - self.plain_s
-        return (1.0 - all_right) * again_s
+    def _repeating_s(self, right: float) -> float:
+        """Return the seconds to feed the right tokens of partly wrong drafts again."""
+        return self.costs.of(self.rows, self.rows * (2 + ceil(right))) - self.plain_s
+
+
+def _written_s(plan: Plan, token_s: tuple[float, float]) -> float:
+    """Return the seconds to write a plan's drafts, from those of the first and later tokens."""
+    first_s, next_s = token_s
+    return first_s + (plan.written_depth - 1) * next_s if plan.written_depth else 0.0

@@ -12,8 +12,17 @@ from backend.cache.layers import UpstreamCache, cache_bytes, upstream_name
 from backend.cache.layout import cache_leaves
 from backend.cache.row_kv import RowKV
 from backend.engine.kv.attention import install
+from backend.engine.kv.going_back import (
+    can_give_back,
+    chosen_states,
+    class_name,
+    give_back,
+    is_state,
+    keeps_positions,
+)
 from backend.engine.kv.layer import RaggedKV
 from backend.engine.kv.ledger import Joining, Ledger
+from backend.engine.kv.packed import Column
 from backend.engine.kv.spans import Reference
 from backend.engine.kv.variants import LatentKV, QuantizedKV
 from backend.engine.network import Caches, Network
@@ -72,13 +81,20 @@ class BatchCaches:
         count: The number of rows.
     """
 
-    def __init__(self, plan: BatchPlan) -> None:
-        """Start without rows."""
+    def __init__(self, plan: BatchPlan, *, may_pack: bool = False) -> None:
+        """Start without rows.
+
+        Args:
+            plan: How they are batched.
+            may_pack: Whether `take` may give the network each token as a row of its own.
+        """
         self.layers: Caches = []
         self.count = 0
         self._plan = plan
+        self._may_pack = may_pack
+        self._column: Column | None = None
         self._ledger: Ledger | None = None
-        self._taken: tuple[int, list[int]] = (0, [])
+        self._taken: tuple[Sequence[int], Sequence[int]] = [], []
         self._before: list[tuple[UpstreamCache, list[mx.array | None]]] = []
 
     @property
@@ -89,53 +105,89 @@ class BatchCaches:
     @property
     def keeps_parts(self) -> bool:
         """Whether a row may keep a part of a pass; otherwise it keeps all of it, or none."""
-        return not any(map(_is_state, cache_leaves(self.layers)))
+        return not any(map(is_state, cache_leaves(self.layers)))
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows that take fewer tokens than others in a pass are not padded."""
+        leaves = cache_leaves(self.layers)
+        return self._may_pack and all(isinstance(leaf, RaggedKV) for leaf in leaves)
+
+    def computed(self, counts: Sequence[int]) -> int:
+        """Return how many tokens a pass computes that takes `counts` of the rows."""
+        return sum(counts) if self.packs else len(counts) * max(counts)
 
     @property
     def can_go_back(self) -> bool:
         """Whether every layer can return to the state before a pass."""
-        return all(_is_state(leaf) or _can_give_back(leaf) for leaf in cache_leaves(self.layers))
+        return all(is_state(leaf) or can_give_back(leaf) for leaf in cache_leaves(self.layers))
 
-    def forward(
-        self, network: Network, tokens: mx.array, counts: Sequence[int] | None = None
-    ) -> mx.array:
-        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily.
+    def forward(self, network: Network, tokens: mx.array) -> mx.array:
+        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily."""
+        self._column = None
+        if tokens.shape[1] > 1:
+            self._order_windows()
+        return self._forward(network, tokens)
+
+    def take(self, network: Network, inputs: Sequence[Sequence[int]]) -> mx.array:
+        """Append unlike numbers of tokens to the rows, at least one each; `keep` follows.
 
         Args:
             network: The model.
-            tokens: Ids; shorter rows are padded on the right.
-            counts: Tokens of each row, if `keep` is called after the pass.
+            inputs: The tokens of each row.
+
+        Returns:
+            The logits [N, V] of all tokens, row by row, lazily.
         """
-        if tokens.shape[1] > 1:
-            self._order_windows()
-        if counts is None:
-            return self._forward(network, tokens)
-        states = [leaf for leaf in cache_leaves(self.layers) if _is_state(leaf)]
+        column = Column(list(map(len, inputs)))
+        # Compressed keys are read one token at a time.
+        is_even = column.is_even and (column.width == 1 or self._plan.batching is Batching.RAGGED)
+        if self._ledger is None or is_even or not self.packs:
+            self._taken = [column.width] * len(inputs), column.counts
+            return column.of(self._take_padded(network, inputs, column.width))
+        self._taken = column.counts, column.counts
+        self._column = column
+        self._ledger.begin_packed(column)
+        tokens = mx.array([[token_id] for own in inputs for token_id in own])
+        logits = network(tokens, cache=self.layers)
+        self._ledger.advance()
+        return logits[:, 0]
+
+    def _take_padded(
+        self, network: Network, inputs: Sequence[Sequence[int]], width: int
+    ) -> mx.array:
+        """Return the logits [B, width, V] of rows that are padded on the right."""
+        lengths = list(map(len, inputs))
+        states = [leaf for leaf in cache_leaves(self.layers) if is_state(leaf)]
         self._before = [(leaf, list(leaf.cache)) for leaf in states]
-        self._taken = tokens.shape[1], list(counts)
-        is_padded = min(counts) < tokens.shape[1]
-        for leaf in states if is_padded else ():
-            leaf.prepare(lengths=list(counts))
-        logits = self._forward(network, tokens)
-        for leaf in states if is_padded else ():
+        padded_states = states if min(lengths) < width else ()
+        for leaf in padded_states:
+            leaf.prepare(lengths=lengths)
+        padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in inputs]
+        logits = self.forward(network, mx.array(padded))
+        for leaf in padded_states:
             leaf.finalize()
         return logits
 
+    def by_row(self, array: mx.array) -> mx.array:
+        """Return an output of a module in the latest pass as [B, T, n]."""
+        return array if self._column is None else self._column.by_row(array)
+
     def keep(self, kept: Sequence[int]) -> None:
-        """Drop all but each row's first `kept` tokens of the latest pass, and its padding.
+        """Drop all but each row's first `kept` tokens of the latest `take`.
 
         Raises:
             ValueError: A layer does not support it.
         """
-        width, counts = self._taken
+        taken, counts = self._taken
         before, self._before = self._before, []
         partly = [0 < n < count for n, count in zip(kept, counts, strict=True)]
         if not self.can_go_back or (before and any(partly)):
             raise ValueError("these caches keep what they have taken")
         if not all(kept):
             for leaf, arrays in before:
-                leaf.cache = _chosen(kept, leaf.cache, arrays)
-        self.give_back([width - n for n in kept])
+                leaf.cache = chosen_states(kept, leaf.cache, arrays)
+        self.give_back([count - n for count, n in zip(taken, kept, strict=True)])
 
     def _forward(self, network: Network, tokens: mx.array) -> mx.array:
         if self._ledger is None:
@@ -152,7 +204,7 @@ class BatchCaches:
     def keeps_positions(self) -> bool:
         """Whether every layer keeps every position, so that rows can go back any distance."""
         leaves = cache_leaves(self.layers)
-        return all(isinstance(leaf, RaggedKV) or _class_name(leaf) in _POSITIONS for leaf in leaves)
+        return all(map(keeps_positions, leaves))
 
     def give_back(self, counts: Sequence[int]) -> None:
         """Drop each row's latest positions, if all are kept."""
@@ -161,7 +213,7 @@ class BatchCaches:
         if self._ledger is not None:
             self._ledger.give_back(counts)
         for leaf in cache_leaves(self.layers):
-            _give_back(leaf, counts)
+            give_back(leaf, counts)
         if self._ledger is not None and self._ledger.wants_review:
             self.regroup(range(self.count), [])
 
@@ -240,7 +292,7 @@ def _joining(leaves: Sequence[UpstreamCache]) -> Joining:
 def _merged(caches: Sequence[UpstreamCache], ragged: Mapping[str, MakeRagged]) -> UpstreamCache:
     """Return the batch cache of a layer; a `ragged` one takes over its rows later."""
     first = caches[0]
-    match _class_name(first):
+    match class_name(first):
         case "CacheList":
             columns = zip(*(cache.caches for cache in caches), strict=True)
             return type(first)(*(_merged(column, ragged) for column in columns))
@@ -256,78 +308,7 @@ def _extracted(cache: UpstreamCache, row: int) -> UpstreamCache:
     return cache.extract(row)
 
 
-def _can_give_back(leaf: UpstreamCache) -> bool:
-    is_counter = getattr(leaf, "counts_only", False)
-    return is_counter or isinstance(leaf, RaggedKV) or _class_name(leaf) in _GIVE_BACK
-
-
-def _give_back(leaf: UpstreamCache, counts: Sequence[int]) -> None:
-    if getattr(leaf, "counts_only", False):
-        leaf.upcoming = [place - n for place, n in zip(leaf.upcoming, counts, strict=True)]
-    elif give_back := _GIVE_BACK.get(_class_name(leaf)):
-        give_back(leaf, counts)
-
-
-def _is_state(leaf: UpstreamCache) -> bool:
-    """Tell whether a layer keeps a state of fixed size, replaced in every pass."""
-    return upstream_name(leaf) == "ArraysCache"
-
-
-def _chosen(
-    kept: Sequence[int], after: Sequence[mx.array | None], before: Sequence[mx.array | None]
-) -> list[mx.array | None]:
-    """Return the arrays of a state, with the earlier ones for rows that keep nothing of a pass."""
-    keeps = mx.array([n > 0 for n in kept])
-
-    def choose(new: mx.array | None, old: mx.array | None) -> mx.array | None:
-        if new is None or old is None or not any(kept):
-            return old
-        return mx.where(keeps.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-    return [choose(new, old) for new, old in zip(after, before, strict=True)]
-
-
-def _class_name(leaf: UpstreamCache) -> str:
-    return "KVCache" if isinstance(leaf, RowKV) else upstream_name(leaf)
-
-
-def _trim(cache: UpstreamCache, counts: Sequence[int]) -> None:
-    (count,) = counts
-    cache.trim(count)
-
-
-def _roll(cache: UpstreamCache, counts: Sequence[int]) -> None:
-    cache.prepare(right_padding=list(counts))
-    cache.finalize()
-
-
-def _cut(cache: UpstreamCache, counts: Sequence[int]) -> None:
-    """Shorten the window of a row after a pass of several tokens, which are in order."""
-    (count,) = counts
-    if count:
-        cache.keys = cache.keys[..., : cache.keys.shape[2] - count, :]
-        cache.values = cache.values[..., : cache.values.shape[2] - count, :]
-        cache.offset -= count
-        cache._idx = cache.keys.shape[2]  # noqa: SLF001 (it has no public name)
-
-
-def _roll_window(cache: UpstreamCache, counts: Sequence[int]) -> None:
-    cache.prepare(lengths=[-count for count in counts], right_padding=list(counts))
-    cache.finalize()
-
-
 _RAGGED: Mapping[Batching, Mapping[str, type[RaggedKV]]] = {
     Batching.RAGGED: {"KVCache": RaggedKV, "QuantizedKVCache": QuantizedKV},
     Batching.LATENT: {"KVCache": LatentKV},
-}
-
-# These keep every position; others can only give back tokens of the latest pass.
-_POSITIONS = ("KVCache", "QuantizedKVCache", "BatchKVCache")
-
-_GIVE_BACK: Mapping[str, Callable[[UpstreamCache, Sequence[int]], None]] = {
-    "KVCache": _trim,
-    "QuantizedKVCache": _trim,
-    "BatchKVCache": _roll,
-    "RotatingKVCache": _cut,
-    "BatchRotatingKVCache": _roll_window,
 }

@@ -4,21 +4,16 @@ A model uses a `RaggedKV` as upstream's cache. The keys and values that it fetch
 `RaggedKV` itself; it passes them to upstream's attention, which `attention` routes back here.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from backend.cache.layers import UpstreamCache
 from backend.cache.row_kv import Part, RowKV
-from backend.engine.kv.ledger import Ledger, Recipe, Source
+from backend.engine.kv.buffers import POSITIONS, Buffers, in_one, resized, taken
+from backend.engine.kv.ledger import Ledger, Recipe
 from backend.engine.kv.partial import Partial, joined, merged, over_own, over_shared
-from backend.engine.kv.spans import Group, Pass, Span
-
-Buffers: TypeAlias = tuple[mx.array, ...]
-"""Arrays [rows, heads, capacity, width] of one group: keys and values, maybe in several parts."""
-
-_POSITIONS = 2
+from backend.engine.kv.spans import Group, Pass, Span, WideRow
 
 
 class Window:
@@ -49,16 +44,19 @@ class RaggedKV:
 
     @property
     def offset(self) -> mx.array:
-        """[B] positions of each row, including those that this layer took in the pass."""
+        """Positions before each row of the network, including those that this layer took."""
         current = self.current
         return current.offset_after if self._written is current else current.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[object, object]:
-        """Append [B, heads, width, head width] to each row."""
+        """Append [B, heads, width, head width] to each row, or the tokens of a packed pass."""
         current = self.current
         encoded = self._encoded(keys, values)
+        firsts = tuple(map(current.first, encoded))
         for span in current.spans:
-            self._write(span, tuple(array[span.take] for array in encoded))
+            self._write(span, tuple(array[span.take] for array in firsts))
+        for row in current.wide:
+            self._write_rest(row, encoded)
         self._written = current
         return self.keys_and_values()
 
@@ -81,7 +79,8 @@ class RaggedKV:
         """Return the attention [B, heads, width, value width], computed group by group.
 
         Args:
-            queries: [B, heads, width, head width].
+            queries: [B, heads, width, head width]; in a packed pass [T, heads, 1, head width],
+                and the attention alike.
             scale: Of the scores.
             mask: As `make_mask` gave it.
             sinks: [heads] scores of an empty position, for families that have one.
@@ -93,11 +92,54 @@ class RaggedKV:
             raise TypeError("the model's own mask cannot be used with rows of different length")
         current = self.current
         window = None if mask is None else mask.size
+        first = self._attend_spans(current.first(queries), scale, window, sinks)
+        wide = [self._attend_wide(queries, row, scale, window, sinks) for row in current.wide]
+        return current.joined(first, wide)
+
+    def _attend_spans(
+        self, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
+    ) -> mx.array:
+        """Return the attention of as many tokens of each row."""
+        current = self.current
         outputs = [self._attention(queries, span, scale, window, sinks) for span in current.plain]
         if current.referring:
             partials = self._partials(queries, scale, window)
             outputs.append(merged(partials, sinks, queries.dtype))
         return current.in_order(outputs)
+
+    def _attend_wide(
+        self,
+        queries: mx.array,
+        row: WideRow,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Return the attention [1, heads, count, value width] of a row with several tokens."""
+        own = row.queries(queries)
+        kept = self.seen_by(row)
+        if not row.path:
+            end = row.length + row.count
+            mask = "causal" if window is None else row.visible(0, end, window)
+            return self._attend(own, kept, scale, mask, sinks)
+        return merged(self._wide_partials(own, kept, row, scale, window), sinks, own.dtype)
+
+    def _wide_partials(
+        self, own: mx.array, kept: Buffers, row: WideRow, scale: float, window: int | None
+    ) -> list[Partial]:
+        """Return the partial attention of a wide row's references, and of its tail."""
+        start = -sum(reference.tokens for reference in row.path)
+        pieces = [
+            (tuple(a[:, :, : r.tokens] for a in self._references[r.source]), r.tokens)
+            for r in row.path
+        ]
+        partials = []
+        for (keys, values), tokens in [*pieces, (kept, row.length + row.count)]:
+            is_all = window is None and start < 0
+            mask = None if is_all else row.visible(start, start + tokens, window)
+            partials.append(over_shared(own, keys, values, scale, mask))
+            start += tokens
+        return partials
 
     def regroup(self, recipes: Sequence[Recipe], arrivals: Sequence[UpstreamCache]) -> None:
         """Build the buffers of new groups; the others are not touched.
@@ -115,11 +157,11 @@ class RaggedKV:
             if recipe.is_kept:
                 pieces = [old[group]] if group in old else []
             elif known:
-                pieces = [_taken(source, old, joining, known[0]) for source in recipe.sources]
+                pieces = [taken(source, old, joining, known[0]) for source in recipe.sources]
             else:
                 pieces = []
             if pieces:
-                self._buffers[group] = _in_one(pieces, group)
+                self._buffers[group] = in_one(pieces, group)
 
     def extract(self, row: int) -> UpstreamCache:
         """Return a row's own cache; the only row of a group takes its buffers along."""
@@ -204,16 +246,29 @@ class RaggedKV:
         group = span.group
         buffers = self._buffers.get(group)
         if buffers is None:
-            buffers = tuple(_resized(array[:, :, :0], group.capacity) for array in new)
+            buffers = tuple(resized(array[:, :, :0], group.capacity) for array in new)
         self._buffers[group] = tuple(
             mx.put_along_axis(
-                _resized(buffer, group.capacity),
+                resized(buffer, group.capacity),
                 mx.broadcast_to(span.places, array.shape),
                 array,
-                axis=_POSITIONS,
+                axis=POSITIONS,
             )
             for buffer, array in zip(buffers, new, strict=True)
         )
+
+    def _write_rest(self, row: WideRow, new: Buffers) -> None:
+        """Write all tokens of a wide row but the first."""
+        start, stop = row.length + 1, row.length + row.count
+        buffers = self._buffers[row.group]
+        for buffer, array in zip(buffers, new, strict=True):
+            buffer[row.place : row.place + 1, :, start:stop] = row.queries(array)[:, :, 1:]
+
+    def seen_by(self, row: WideRow) -> Buffers:
+        """Return the filled positions of the tail of a wide row."""
+        stop = row.length + row.count
+        buffers = self._buffers[row.group]
+        return tuple(array[row.place : row.place + 1, :, :stop] for array in buffers)
 
     def seen(self, span: Span) -> Buffers:
         """Return the filled positions of a group."""
@@ -262,38 +317,3 @@ class RaggedKV:
             cache.tail = length
         else:
             cache.offset = length
-
-
-def _taken(
-    source: Source, old: Mapping[Group, Buffers], joining: Sequence[Buffers | None], like: Buffers
-) -> Buffers:
-    """Return the arrays of some rows; rows without positions have empty ones."""
-    if isinstance(source.origin, int):
-        found = joining[source.origin]
-        count = 1
-    else:
-        found = old.get(source.origin)
-        count = len(source.rows or source.origin.members)
-    if found is None:
-        return tuple(mx.zeros((count, a.shape[1], 0, a.shape[3]), a.dtype) for a in like)
-    if source.rows is None:
-        return found
-    return tuple(array[mx.array(source.rows)] for array in found)
-
-
-def _in_one(pieces: Sequence[Buffers], group: Group) -> Buffers:
-    if len(pieces) == 1 and pieces[0][0].shape[_POSITIONS] == group.capacity:
-        return pieces[0]
-    columns = zip(*pieces, strict=True)
-    return tuple(
-        mx.concatenate([_resized(array, group.capacity) for array in column]) for column in columns
-    )
-
-
-def _resized(array: mx.array, capacity: int) -> mx.array:
-    """Return an array with room for `capacity` positions; only spare positions are cut off."""
-    missing = capacity - array.shape[_POSITIONS]
-    if missing <= 0:
-        return array[:, :, :capacity] if missing else array
-    spare = mx.zeros((*array.shape[:_POSITIONS], missing, array.shape[3]), array.dtype)
-    return mx.concatenate([array, spare], axis=_POSITIONS)

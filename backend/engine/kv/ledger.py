@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from backend.engine.kv.grouping import regrouped
+from backend.engine.kv.packed import Column, PackedPass
 from backend.engine.kv.spans import Group, Pass, Path
 
 MIN_SPARE_TOKENS = 16
@@ -74,6 +75,7 @@ class Ledger:
         self.groups: list[Group] = []
         self.current: Pass | None = None
         self._overhead = overhead
+        self._counts: Sequence[int] = ()
         self._passes = 0
 
     @property
@@ -83,16 +85,25 @@ class Ledger:
 
     def begin(self, width: int) -> None:
         """Make room for a pass of `width` tokens per row."""
+        self._make_room([width] * len(self.lengths))
+        self.current = Pass(self.lengths, self.paths, self.groups, width)
+
+    def begin_packed(self, column: Column) -> PackedPass:
+        """Make room for a pass of unlike numbers of tokens, and return it."""
+        self._make_room(column.counts)
+        self.current = packed = PackedPass(self.lengths, self.paths, self.groups, column)
+        return packed
+
+    def _make_room(self, counts: Sequence[int]) -> None:
+        self._counts = counts
         for group in self.groups:
-            needed = max(self.lengths[row] for row in group.members) + width
+            needed = max(self.lengths[row] + counts[row] for row in group.members)
             if needed > group.capacity:
                 group.capacity = with_spare(needed)
-        self.current = Pass(self.lengths, self.paths, self.groups, width)
 
     def advance(self) -> None:
         """Count the tokens of the pass just built."""
-        if self.current is not None:
-            self.lengths = [length + self.current.width for length in self.lengths]
+        self.lengths = [n + count for n, count in zip(self.lengths, self._counts, strict=True)]
 
     def give_back(self, counts: Sequence[int]) -> None:
         """Drop the latest positions of rows: the next pass overwrites them.

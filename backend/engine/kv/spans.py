@@ -138,17 +138,66 @@ class SharedSpan:
         return seen if self.mask is None else seen & self.mask
 
 
+class WideRow:
+    """A row that takes several tokens in a packed pass.
+
+    Attributes:
+        group: The group of its tail.
+        place: Its index there.
+        path: The references before its tail.
+        length: Positions of its tail before the pass.
+        count: Its tokens.
+        tokens: Selects them in the column.
+    """
+
+    def __init__(
+        self, group: Group, place: int, path: Path, length: int, first: int, count: int
+    ) -> None:
+        """Take its length before the pass, and the index of its first token in the column."""
+        self.group = group
+        self.place = place
+        self.path = path
+        self.length = length
+        self.count = count
+        self.tokens = slice(first, first + count)
+
+    def queries(self, array: mx.array) -> mx.array:
+        """Return its part of an array [T, heads, 1, n] as [1, heads, count, n]."""
+        return array[self.tokens].transpose(2, 1, 0, 3)
+
+    @cached_property
+    def causal(self) -> mx.array:
+        """The positions of its tail visible to each token, [1, 1, count, length + count]."""
+        return self.visible(0, self.length + self.count, None)
+
+    def visible(self, start: int, stop: int, window: int | None) -> mx.array:
+        """Return the positions of its tail that each token sees, [1, 1, count, stop - start].
+
+        Args:
+            start: The first position; before the tail, it is negative.
+            stop: The position after the last.
+            window: Number of latest positions; `None` is all.
+        """
+        latest = mx.arange(self.length, self.length + self.count, dtype=mx.int32)[:, None]
+        positions = mx.arange(start, stop, dtype=mx.int32)
+        seen = positions <= latest
+        return (seen if window is None else seen & (positions > latest - window))[None, None]
+
+
 class Pass:
     """The arrays that all layers use in one forward pass.
 
     Attributes:
-        offset: [B] positions of each row before the pass.
-        offset_after: [B] positions of each row after it.
+        offset: Positions before each row of the network, which is a row of the batch.
+        offset_after: The same after the pass.
         spans: Of all groups.
         plain: Of groups without references.
         referring: Of groups with references.
         shared: The references, each once.
+        wide: Rows that take more tokens than the spans have.
     """
+
+    wide: Sequence[WideRow] = ()
 
     def __init__(
         self, lengths: Sequence[int], paths: Sequence[Path], groups: Sequence[Group], width: int
@@ -156,8 +205,8 @@ class Pass:
         """Take lengths of tails, and references, before the pass."""
         self.width = width
         before = [_tokens(path) + n for path, n in zip(paths, lengths, strict=True)]
-        self.offset = mx.array(before, mx.int32)
-        self.offset_after = self.offset + width
+        self._before = mx.array(before, mx.int32)
+        self.offset, self.offset_after = self._before, self._before + width
         self.spans = [Span(group, lengths, width) for group in groups]
         self.plain = [span for span in self.spans if not paths[span.group.members[0]]]
         self.referring = [span for span in self.spans if paths[span.group.members[0]]]
@@ -169,7 +218,16 @@ class Pass:
     @cached_property
     def latest(self) -> mx.array:
         """The position of each query, [B, width]."""
-        return self.offset[:, None] + mx.arange(self.width, dtype=mx.int32)
+        return self._before[:, None] + mx.arange(self.width, dtype=mx.int32)
+
+    def first(self, array: mx.array) -> mx.array:
+        """Return the tokens of the spans, [B, heads, width, n], from all tokens."""
+        return array
+
+    def joined(self, first: mx.array, wide: Sequence[mx.array]) -> mx.array:
+        """Return the outputs of all tokens from those of the spans and of the wide rows."""
+        del wide
+        return first
 
     def in_order(self, outputs: Sequence[mx.array]) -> mx.array:
         """Join arrays of groups without and with references, in the order of the batch."""

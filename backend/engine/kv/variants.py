@@ -4,7 +4,8 @@ import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 from backend.cache.layers import UpstreamCache
-from backend.engine.kv.layer import Buffers, RaggedKV
+from backend.engine.kv.buffers import Buffers
+from backend.engine.kv.layer import RaggedKV
 from backend.engine.kv.ledger import Ledger
 
 # Words, scales and biases.
@@ -52,8 +53,8 @@ class LatentKV(RaggedKV):
 
     These families multiply the queries of positions with the keys that they fetch, and pass the
     product to attention as a mask. They fetch an identity matrix here, so that attention gets those
-    queries, and can multiply them group by group. One token per pass: with several, the families
-    decompress the fetched keys.
+    queries, and can multiply them group by group. One token per row of the network: with several,
+    the families decompress the fetched keys. So passes of several tokens are packed.
     """
 
     def keys_and_values(self) -> tuple[object, object]:
@@ -64,25 +65,43 @@ class LatentKV(RaggedKV):
     def attend(
         self, queries: mx.array, scale: float, mask: object, sinks: mx.array | None
     ) -> mx.array:
-        """Return the attention over compressed keys [B, heads, 1, compressed width].
+        """Return the attention over compressed keys [T, heads, 1, compressed width].
 
         Args:
-            queries: [B, heads, 1, compressed width].
+            queries: [T, heads, 1, compressed width].
             scale: Of their scores.
-            mask: The queries of positions [B, heads, 1, R], scaled.
+            mask: The queries of positions [T, heads, 1, R], scaled.
             sinks: No family has any.
         """
         if not isinstance(mask, mx.array) or sinks is not None:
             raise TypeError("compressed keys need the queries of positions")
-        outputs = []
-        for span in self.current.spans:
-            keys, positions = self.seen(span)
-            scores = mask[span.take] @ positions.swapaxes(-1, -2)
-            if span.mask is not None:
-                scores = mx.where(span.mask, scores, mx.finfo(scores.dtype).min)
-            outputs.append(
-                mx.fast.scaled_dot_product_attention(
-                    queries[span.take], keys, keys, scale=scale, mask=scores
-                )
+        current = self.current
+        first = self._attend_latent(current.first(queries), current.first(mask), scale)
+        wide = [
+            _over_latent(
+                row.queries(queries), row.queries(mask), self.seen_by(row), row.causal, scale
             )
+            for row in current.wide
+        ]
+        return current.joined(first, wide)
+
+    def _attend_latent(self, queries: mx.array, positional: mx.array, scale: float) -> mx.array:
+        """Return the attention of one token of each row."""
+        outputs = [
+            _over_latent(
+                queries[span.take], positional[span.take], self.seen(span), span.array_mask, scale
+            )
+            for span in self.current.spans
+        ]
         return self.current.in_order(outputs)
+
+
+def _over_latent(
+    queries: mx.array, positional: mx.array, kept: Buffers, mask: mx.array | None, scale: float
+) -> mx.array:
+    """Return the attention over compressed keys and keys of positions, where a mask allows it."""
+    keys, positions = kept
+    scores = positional @ positions.swapaxes(-1, -2)
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    return mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=scale, mask=scores)

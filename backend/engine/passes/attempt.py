@@ -1,6 +1,7 @@
 """A pass over drafted tokens: its inputs, and the accepted ones among them."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from backend.core.step import StepLogprobs, TokenStep
@@ -24,8 +25,8 @@ class Attempt:
     Attributes:
         inputs: [B] of each row.
         starts: [B] own tokens before the latest.
+        firsts: [B] the number of inputs of all rows before each row's first.
         drafts: [B] of each row.
-        width: Tokens of the longest row.
         accepted: [B] accepted tokens of each draft, once known.
         kept: [B] inputs that stay in the KV cache of each row.
     """
@@ -45,7 +46,7 @@ class Attempt:
             [*row.token_ids[row.fed :], *draft] for row, draft in zip(rows, drafts, strict=True)
         ]
         self.starts = [row.unfed - 1 for row in rows]
-        self.width = max(map(len, self.inputs))
+        self.firsts = [0, *accumulate(self.counts)][:-1]
         self.accepted: list[int] = []
         self.kept: list[int] = []
 
@@ -54,26 +55,20 @@ class Attempt:
         """The number of inputs of each row."""
         return list(map(len, self.inputs))
 
-    @property
-    def padded(self) -> list[list[int]]:
-        """The inputs [B][W]."""
-        return [ids + ids[-1:] * (self.width - len(ids)) for ids in self.inputs]
-
     def confirmed(self, drawn: Drawn) -> list[RowStep]:
         """Give the rows their own tokens, and return them.
 
         Args:
-            drawn: [B, W] tokens that follow each of the padded inputs.
+            drawn: The token that follows each of the inputs, row by row.
         """
-        found: list[list[int]] = drawn.tokens.tolist()
+        found: list[int] = drawn.tokens.tolist()
         logprobs = drawn.read_logprobs()
         steps: list[RowStep] = []
         for i, row in enumerate(self._rows):
-            start = self.starts[i]
-            own = row.confirm(self.drafts[i], found[i][start:])
+            latest = self.firsts[i] + self.starts[i]
+            own = row.confirm(self.drafts[i], found[latest : latest + 1 + len(self.drafts[i])])
             self._keep(row, i, len(own) - 1)
-            first = i * self.width + start
-            steps += (taken(row, t, logprobs.get(first + n)) for n, t in enumerate(own))
+            steps += (taken(row, t, logprobs.get(latest + n)) for n, t in enumerate(own))
         return steps
 
     def _keep(self, row: Row, i: int, right: int) -> None:

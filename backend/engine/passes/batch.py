@@ -58,7 +58,7 @@ class Batch:
         self._clock = perf_counter
         self._rows: list[Row] = []
         self._joining: list[Row] = []
-        self._caches = BatchCaches(fresh_caches.plan)
+        self._caches = BatchCaches(fresh_caches.plan, may_pack=True)
         self._flight: _Flight | None = None
         self._departed: list[Row] = []
         self._draws = Draws((), vocab_size)
@@ -108,13 +108,13 @@ class Batch:
             self._advance(inputs, before, meanwhile, landed)
         if waits and not wants_drafts:
             # It took as long as the pass in flight.
-            self._observe(1, self._clock() - started)
+            self._observe(len(self._rows), self._clock() - started)
         elif self._drafting is not None:
             self._drafting.settle(self._clock() - started, waits + bool(drafts))
 
-    def _observe(self, width: int, seconds: float) -> None:
+    def _observe(self, tokens: int, seconds: float) -> None:
         if self._drafting is not None:
-            self._drafting.observe(len(self._rows), width, seconds)
+            self._drafting.observe(len(self._rows), tokens, seconds)
 
     def _advance(
         self,
@@ -139,7 +139,7 @@ class Batch:
             mx.async_eval(*self._flight.drawn.arrays)
             landed(_landed(before))
         if self._drafting is not None:
-            self._drafting.see(self._rows, [1] * len(self._rows))
+            self._drafting.see(self._rows, [1] * len(self._rows), self._caches.by_row)
 
     def _verify(
         self,
@@ -154,8 +154,7 @@ class Batch:
         """
         started = self._clock()
         attempt = Attempt(self._rows, drafts, keeps_parts=self._caches.keeps_parts)
-        tokens = mx.array(attempt.padded)
-        logits = self._caches.forward(self._network, tokens, attempt.counts).astype(mx.float32)
+        logits = self._caches.take(self._network, attempt.inputs).astype(mx.float32)
         mx.async_eval(logits)
         drawn = self._draws.verify(logits, attempt)
         meanwhile()
@@ -165,10 +164,10 @@ class Batch:
         drafting.learn(attempt.accepted)
         self._caches.keep(attempt.kept)
         self._draws.keep(attempt.kept)
-        drafting.see(self._rows, attempt.kept)
+        drafting.see(self._rows, attempt.kept, self._caches.by_row)
         latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
-        self._observe(attempt.width, self._clock() - started)
+        self._observe(self._caches.computed(attempt.counts), self._clock() - started)
 
     def _drafts(self, before: _Flight | None) -> Drafts:
         """Return the drafts worth trying in the next pass; none while tokens are in flight.
@@ -178,7 +177,8 @@ class Batch:
         is_read = before is None or before.has_landed
         if self._drafting is None or not is_read or not self._caches.can_go_back:
             return ()
-        drafts = self._drafting.drafts(keeps_parts=self._caches.keeps_parts)
+        caches = self._caches
+        drafts = self._drafting.drafts(keeps_parts=caches.keeps_parts, packs=caches.packs)
         return drafts if any(drafts) or any(row.unfed > 1 for row in self._rows) else ()
 
     def land(self) -> list[RowStep]:

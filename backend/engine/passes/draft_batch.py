@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from time import perf_counter
 
 import mlx.core as mx
 
 from backend.cache.layers import cache_bytes
 from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.draft_model import ByRow
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import CacheFactory
@@ -78,7 +80,7 @@ class DraftBatch:
             self._settle()
             self._regroup([row for row in self._rows if row in kept])
 
-    def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+    def see(self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow) -> None:
         """Do nothing: it reads only tokens."""
 
     def unread(self, row: Row) -> int:
@@ -118,7 +120,8 @@ class DraftBatch:
         drafts = self._drafted(unread, depth)
         for ahead, draft in zip(self._ahead, drafts, strict=True):
             ahead += draft[:-1]
-        self.costs.observe(len(self._rows), 1, (self._clock() - started) / depth)
+        count = len(self._rows)
+        self.costs.observe(count, count, (self._clock() - started) / depth)
         places = {row: place for place, row in enumerate(self._rows)}
         return [drafts[places[row]] for row in rows]
 
@@ -127,7 +130,7 @@ class DraftBatch:
         adjuster = LogitsAdjuster(list(map(_history, self._rows)), self._vocab_size)
         counts = list(map(len, unread))
         self._prepare(self._rows, [self._read[row] for row in self._rows], counts)
-        logits = self._caches.forward(self._network, mx.array(self._padded(unread)), counts)
+        logits = self._caches.take(self._network, list(map(self._known, unread)))
         self._caches.keep(counts)
         logits = self._latest(logits, counts)
         tokens = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
@@ -146,8 +149,8 @@ class DraftBatch:
         """Prepare to read `count` tokens of each row from `first` on."""
 
     def _latest(self, logits: mx.array, counts: Sequence[int]) -> mx.array:
-        """Return the logits [B, V] after the last of the `count` tokens of each row."""
-        return logits[mx.arange(len(counts)), mx.array(counts) - 1]
+        """Return the logits [B, V] after the last of the `count` tokens of each row, from all."""
+        return logits[mx.array(list(accumulate(counts))) - 1]
 
     def _next_logits(self, tokens: mx.array) -> mx.array:
         """Feed each row its latest draft [B], and return the logits [B, V]."""
@@ -190,11 +193,6 @@ class DraftBatch:
             params = [row.request.sampling for row in self._rows]
             self._sampler = list(self._rows), Sampler(params, self._vocab_size)
         return self._sampler[1]
-
-    def _padded(self, unread: Sequence[Sequence[int]]) -> list[list[int]]:
-        width = max(map(len, unread))
-        known = map(self._known, unread)
-        return [[*tokens, *tokens[-1:] * (width - len(tokens))] for tokens in known]
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         return [t if t < self._own_vocab_size else _UNKNOWN for t in tokens]

@@ -13,8 +13,8 @@ class Drawn:
     """Tokens that are being computed.
 
     Attributes:
-        tokens: [B] or [B, W] ids.
-        logprobs: Of the rows that request them, by index in the flattened tokens.
+        tokens: [N] ids.
+        logprobs: Of the tokens whose requests want them, by index.
         arrays: The arrays to evaluate.
     """
 
@@ -22,10 +22,6 @@ class Drawn:
     logprobs: LogprobsInFlight | None
     arrays: tuple[mx.array, ...]
 
-    def by_row(self, rows: int) -> "Drawn":
-        """Return the same with tokens [B, W], for rows with several each."""
-        return Drawn(self.tokens.reshape(rows, -1), self.logprobs, self.arrays)
-
     def read_logprobs(self) -> dict[int, StepLogprobs]:
-        """Wait for the log-probabilities and return them by index in the flattened tokens."""
+        """Wait for the log-probabilities and return them by index."""
         return self.logprobs.read() if self.logprobs else {}

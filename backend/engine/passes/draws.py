@@ -1,6 +1,7 @@
 """Logits to tokens, for all rows of a batch: penalties, grammars, draws, log-probabilities."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -11,6 +12,8 @@ from backend.engine.rows.row import Row
 from backend.sampling.masks import TokenMasks
 from backend.sampling.processors import History, LogitsAdjuster
 from backend.sampling.sampler import Sampler
+
+_T = TypeVar("_T")
 
 
 class Draws:
@@ -26,7 +29,8 @@ class Draws:
         self._masks = TokenMasks(self._matchers, vocab_size)
         histories = [History(row.request.sampling, row.token_ids, row.fed) for row in rows]
         self._adjuster = LogitsAdjuster(histories, vocab_size)
-        self._samplers: dict[int, Sampler] = {}
+        self._plain = Sampler(self._params, vocab_size)
+        self._latest: tuple[Sequence[int], Sampler] | None = None
 
     @property
     def has_grammars(self) -> bool:
@@ -41,36 +45,42 @@ class Draws:
             inputs: [B] ids before them, possibly still on the device.
         """
         adjusted = self._masks.apply(self._adjuster.adjust(logits, inputs))
-        tokens = self._sampler(1).draw(adjusted, [row.drawn for row in self._rows])
+        tokens = self._plain.draw(adjusted, [row.drawn for row in self._rows])
         return self._drawn(logits, tokens, self._wanted)
 
     def verify(self, logits: mx.array, attempt: Attempt) -> Drawn:
-        """Draw a token at every position of a pass, each as if the previous drafts were right.
+        """Draw the token after every input of a pass, as if the drafts before it were right.
 
         Args:
-            logits: [B, W, V] float32.
+            logits: [N, V] float32, row by row.
             attempt: The pass.
         """
-        rows, width, _ = logits.shape
-        adjusted = self._adjuster.adjust_all(logits, attempt.padded).flatten(0, 1)
-        adjusted = self._masks.apply_all(adjusted, attempt.drafts, attempt.starts)
+        adjusted = self._adjuster.adjust_all(logits, attempt.inputs)
+        latest = [a + b for a, b in zip(attempt.firsts, attempt.starts, strict=True)]
+        adjusted = self._masks.apply_all(adjusted, attempt.drafts, latest)
         firsts = [row.drawn - start for row, start in zip(self._rows, attempt.starts, strict=True)]
-        positions = [max(first + place, 0) for first in firsts for place in range(width)]
-        tokens = self._sampler(width).draw(adjusted, positions)
-        wanted = [count for count in self._wanted for _ in range(width)]
-        return self._drawn(logits.flatten(0, 1), tokens, wanted).by_row(rows)
+        counted = list(zip(firsts, attempt.counts, strict=True))
+        positions = [max(first + place, 0) for first, count in counted for place in range(count)]
+        tokens = self._sampler(attempt.counts).draw(adjusted, positions)
+        return self._drawn(logits, tokens, _repeated(self._wanted, attempt.counts))
 
     def keep(self, counts: Sequence[int]) -> None:
         """Count the first inputs of the latest `verify` for the penalties of each row."""
         self._adjuster.keep(counts)
 
-    def _sampler(self, width: int) -> Sampler:
-        if width not in self._samplers:
-            params = [params for params in self._params for _ in range(width)]
-            self._samplers[width] = Sampler(params, self._vocab_size)
-        return self._samplers[width]
+    def _sampler(self, counts: Sequence[int]) -> Sampler:
+        """Return the sampler of a pass by the tokens of each row; the latest is kept."""
+        if self._latest is None or self._latest[0] != counts:
+            sampler = Sampler(_repeated(self._params, counts), self._vocab_size)
+            self._latest = counts, sampler
+        return self._latest[1]
 
     def _drawn(self, logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> Drawn:
         logprobs = logprobs_in_flight(logits, tokens, wanted)
         counts = () if self._adjuster.counts is None else (self._adjuster.counts,)
         return Drawn(tokens, logprobs, (tokens, *counts, *(logprobs.arrays if logprobs else ())))
+
+
+def _repeated(values: Sequence[_T], counts: Sequence[int]) -> list[_T]:
+    """Return each value as many times as its row has tokens."""
+    return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]

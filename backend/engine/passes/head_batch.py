@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.draft_model import ByRow
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.draft_batch import DraftBatch
 from backend.engine.rows.row import Row
@@ -40,14 +41,15 @@ class HeadBatch(DraftBatch):
         # The states [B, 1, D] of the head after the latest token of each row.
         self._own = mx.zeros((0, 1, 0))
 
-    def see(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+    def see(self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow) -> None:
         """Store the states of the model's latest dispatched pass.
 
         Args:
             rows: The rows of the pass, which already include the tokens that they keep.
             counts: The number of tokens of the pass that each row keeps.
+            by_row: Returns the states as [B, T, D].
         """
-        layers = self._tap.take()
+        layers = list(map(by_row, self._tap.take()))
         if not layers:
             return
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):

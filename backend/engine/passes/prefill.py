@@ -47,12 +47,9 @@ def prefill_together(
         rows: The rows of the prompts, two or more.
     """
     lefts = [row.prefill_left for row in rows]
-    width = max(lefts)
-    chunks = [row.token_ids[row.fed : -1] for row in rows]
-    padded = [[*chunk, *chunk[-1:] * (width - len(chunk))] for chunk in chunks]
     batch = BatchCaches(plan)
     batch.regroup([], [fresh_caches() if row.cache is None else row.cache for row in rows])
-    batch.forward(network, mx.array(padded), lefts)
+    batch.take(network, [row.token_ids[row.fed : -1] for row in rows])
     batch.keep(lefts)
     for place, (row, left) in enumerate(zip(rows, lefts, strict=True)):
         row.cache = batch.extract(place)

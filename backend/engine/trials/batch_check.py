@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -175,7 +176,7 @@ class BatchTrial:
 
     def _together(self, plan: BatchPlan, width: int, rows: Sequence[int]) -> list[mx.array]:
         """Return the logits [S, V] of rows in one batch."""
-        caches = BatchCaches(plan)
+        caches = BatchCaches(plan, may_pack=True)
         prefilled_rows = deepcopy([self._prefilled[row] for row in rows])
         self._ranks.attempt(lambda: caches.regroup([], prefilled_rows))
         fed = [self._lengths[row] for row in rows]
@@ -183,21 +184,19 @@ class BatchTrial:
         for step in range(_STEPS if width == 1 else _WIDE_PASSES):
             counts, kept = _taken(caches, len(rows), width, step)
             inputs = [
-                cut(self._tokens[row][n:][:count], 0, width)
+                cut(self._tokens[row][n:][:count], 0, count)
                 for row, n, count in zip(rows, fed, counts, strict=True)
             ]
-            made = self._forwarded(caches, inputs, counts)
+            made = self._forwarded(caches, inputs)
             self._ranks.attempt(partial(caches.keep, kept))
-            for place, count in enumerate(kept):
-                logits[place].append(made[place, :count])
+            firsts = accumulate(counts, initial=0)
+            for place, (first, count) in enumerate(zip(firsts, kept, strict=False)):
+                logits[place].append(made[first : first + count])
                 fed[place] += count
         return [mx.concatenate(row)[:_COMPARED_TOKENS] for row in logits]
 
-    def _forwarded(
-        self, caches: BatchCaches, inputs: Sequence[Sequence[int]], counts: Sequence[int]
-    ) -> mx.array:
-        tokens = mx.array(inputs)
-        return computed(self._ranks, lambda: caches.forward(self._network, tokens, counts))
+    def _forwarded(self, caches: BatchCaches, inputs: Sequence[Sequence[int]]) -> mx.array:
+        return computed(self._ranks, lambda: caches.take(self._network, inputs))
 
 
 def _taken(
@@ -205,13 +204,15 @@ def _taken(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return how many tokens each row takes in a pass of several, and how many it keeps.
 
-    Every other row keeps all but the last. If rows can only keep all or nothing, every other row
-    takes half as many tokens as the others, which keep nothing; in the next pass all keep all.
+    Every other row of several takes one token less, and some keep all but the last. If rows can
+    only keep all or nothing, every other row takes half as many tokens as the others, which keep
+    nothing; in the next pass all keep all.
     """
     if width == 1:
         return [1] * rows, [1] * rows
     if caches.keeps_parts:
-        return [width] * rows, [width - (place + step + 1) % 2 for place in range(rows)]
+        takes = [width - place % 2 for place in range(rows)]
+        return takes, [count - (place // 2 + step + 1) % 2 for place, count in enumerate(takes)]
     if step % 2:
         return [width] * rows, [width] * rows
     takes_all = [rows == 1 or place % 2 == 1 for place in range(rows)]

@@ -12,6 +12,7 @@ from backend.cache.row_kv import Part, RowKV
 from backend.engine.kv.batch_caches import _joining
 from backend.engine.kv.layer import RaggedKV, Window
 from backend.engine.kv.ledger import Ledger
+from backend.engine.kv.packed import Column
 from backend.engine.kv.row_attention import attend_row
 
 pytestmark = pytest.mark.mlx
@@ -89,34 +90,64 @@ class Rows(RuleBasedStateMachine):
         data=st.data(),
     )
     def step(self, width, window, has_sinks, data):
-        sinks = self.rng.standard_normal(HEADS).astype(np.float32) if has_sinks else None
         self.ledger.begin(width)
+        self.compute(
+            [width] * len(self.rows), window, np.stack, lambda got, row: got[row], has_sinks
+        )
+        self.attend_alone(data.draw(st.integers(0, len(self.rows) - 1)), width)
+        self.give_back([data.draw(st.integers(0, width)) for _ in self.rows])
+
+    @precondition(lambda self: len(self.rows) > 1)
+    @rule(window=st.sampled_from([None, None, 7]), has_sinks=st.booleans(), data=st.data())
+    def packed_step(self, window, has_sinks, data):
+        counts = [data.draw(st.integers(1, 5)) for _ in self.rows]
+        firsts = np.cumsum([0, *counts])
+
+        def in_column(parts):
+            return np.concatenate([part.swapaxes(0, 1)[:, :, None] for part in parts])
+
+        def of_row(got, row):
+            return got[firsts[row] : firsts[row + 1], :, 0].swapaxes(0, 1)
+
+        self.ledger.begin_packed(Column(counts))
+        self.compute(counts, window, in_column, of_row, has_sinks)
+        self.give_back([data.draw(st.integers(0, count)) for count in counts])
+
+    def compute(self, counts, window, arranged, of_row, has_sinks):
+        """Feed tokens to each row in every layer, and compare with the rows alone.
+
+        Args:
+            counts: Of the tokens of each row.
+            window: Of the layers.
+            arranged: Returns the arrays of the rows as the network has them.
+            of_row: Returns the part of a row in an output of the network.
+            has_sinks: Whether the layers have sinks.
+        """
+        sinks = self.rng.standard_normal(HEADS).astype(np.float32) if has_sinks else None
         for index, layer in enumerate(self.layers):
-            new = [self.drawn(width) for _ in self.rows]
-            before = layer.offset.tolist()
-            layer.update_and_fetch(*(mx.array(np.stack(part)) for part in zip(*new, strict=True)))
-            assert layer.offset.tolist() == [length + width for length in before]
-            queries = [drawn(self.rng, HEADS, width, WIDTH) for _ in self.rows]
-            mask = layer.make_mask(width, window_size=window)
+            new = [self.drawn(count) for count in counts]
+            before = layer.offset
+            keys, values = (mx.array(arranged(part)) for part in zip(*new, strict=True))
+            layer.update_and_fetch(keys, values)
+            assert (layer.offset - before).tolist() == [keys.shape[2]] * len(keys)
+            queries = [drawn(self.rng, HEADS, count, WIDTH) for count in counts]
+            mask = layer.make_mask(keys.shape[2], window_size=window)
             assert (mask is None) == (window is None)
             assert mask is None or isinstance(mask, Window)
-            got = np.array(
-                layer.attend(
-                    mx.array(np.stack(queries)),
-                    SCALE,
-                    mask,
-                    None if sinks is None else mx.array(sinks),
-                )
-            )
-            for row, (keys, values) in enumerate(new):
+            scores = None if sinks is None else mx.array(sinks)
+            got = np.array(layer.attend(mx.array(arranged(queries)), SCALE, mask, scores))
+            for row, (more_keys, more_values) in enumerate(new):
                 old_keys, old_values = self.rows[row][index]
-                grown = np.concatenate([old_keys, keys], 1), np.concatenate([old_values, values], 1)
+                grown = (
+                    np.concatenate([old_keys, more_keys], 1),
+                    np.concatenate([old_values, more_values], 1),
+                )
                 self.rows[row][index] = grown
                 expected = attention(queries[row], *grown, window=window, sinks=sinks)
-                np.testing.assert_allclose(got[row], expected, atol=2e-5)
+                np.testing.assert_allclose(of_row(got, row), expected, atol=2e-5)
         self.ledger.advance()
-        self.attend_alone(data.draw(st.integers(0, len(self.rows) - 1)), width)
-        counts = [data.draw(st.integers(0, width)) for _ in self.rows]
+
+    def give_back(self, counts):
         self.ledger.give_back(counts)
         for row, count in zip(self.rows, counts, strict=True):
             row[:] = [(k[:, : k.shape[1] - count], v[:, : v.shape[1] - count]) for k, v in row]
