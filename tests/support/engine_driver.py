@@ -110,7 +110,7 @@ class Driver:
         options = TuningOptions.of(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
         fresh_caches = make_cache_factory(network, options)
         plan = _plan_of(network, fresh_caches) if batches else BatchPlan(Batching.NONE)
-        plan = replace(plan, pass_seconds=pass_seconds or {})
+        plan = replace(plan, pass_seconds=pass_seconds or {}, packs=plan.has_own_lengths)
         fresh_caches = replace(fresh_caches, plan=plan)
         self.fetched: queue.SimpleQueue[Any] = queue.SimpleQueue()
         cache = options.prompt_cache

@@ -55,6 +55,8 @@ class BatchPlan:
         overhead: Positions of a row that cost as much as one more group.
         shares_prefixes: Whether rows use the prompt cache in place.
         takes_several: Whether prompts of different length may be fed in one pass.
+        packs: Whether decoding rows that take unlike numbers of tokens need no padding: the
+            network gets each token as a row of its own.
         pass_seconds: Duration of a pass by its tokens of one row; empty if decoding rows
             cannot take several in a pass and give some back.
     """
@@ -63,6 +65,7 @@ class BatchPlan:
     overhead: float = 512.0
     shares_prefixes: bool = False
     takes_several: bool = False
+    packs: bool = False
     pass_seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
@@ -81,17 +84,11 @@ class BatchCaches:
         count: The number of rows.
     """
 
-    def __init__(self, plan: BatchPlan, *, may_pack: bool = False) -> None:
-        """Start without rows.
-
-        Args:
-            plan: How they are batched.
-            may_pack: Whether `take` may give the network each token as a row of its own.
-        """
+    def __init__(self, plan: BatchPlan) -> None:
+        """Start without rows."""
         self.layers: Caches = []
         self.count = 0
         self._plan = plan
-        self._may_pack = may_pack
         self._column: Column | None = None
         self._ledger: Ledger | None = None
         self._taken: tuple[Sequence[int], Sequence[int]] = [], []
@@ -111,7 +108,7 @@ class BatchCaches:
     def packs(self) -> bool:
         """Whether rows that take fewer tokens than others in a pass are not padded."""
         leaves = cache_leaves(self.layers)
-        return self._may_pack and all(isinstance(leaf, RaggedKV) for leaf in leaves)
+        return self._plan.packs and all(isinstance(leaf, RaggedKV) for leaf in leaves)
 
     def computed(self, counts: Sequence[int]) -> int:
         """Return how many tokens a pass computes that takes `counts` of the rows."""

@@ -58,7 +58,7 @@ class Batch:
         self._clock = perf_counter
         self._rows: list[Row] = []
         self._joining: list[Row] = []
-        self._caches = BatchCaches(fresh_caches.plan, may_pack=True)
+        self._caches = BatchCaches(fresh_caches.plan)
         self._flight: _Flight | None = None
         self._departed: list[Row] = []
         self._draws = Draws((), vocab_size)

@@ -5,6 +5,7 @@ wrong logits on several families of mlx-lm 0.32.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -47,7 +48,7 @@ def prefill_together(
         rows: The rows of the prompts, two or more.
     """
     lefts = [row.prefill_left for row in rows]
-    batch = BatchCaches(plan)
+    batch = BatchCaches(replace(plan, packs=False))
     batch.regroup([], [fresh_caches() if row.cache is None else row.cache for row in rows])
     batch.take(network, [row.token_ids[row.fed : -1] for row in rows])
     batch.keep(lefts)

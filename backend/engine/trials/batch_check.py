@@ -60,9 +60,7 @@ def batch_plan(
     """
     trial = BatchTrial(network, fresh_caches, token_ids, lengths, ranks=ranks)
     plan = _plan(trial, lambda: is_shareable(network, fresh_caches, token_ids, ranks))
-    if not drafts or not trial.takes_drafts(plan):
-        return plan
-    return replace(plan, pass_seconds=measured_pass_seconds(network, fresh_caches, token_ids))
+    return _with_drafts(plan, trial, network, fresh_caches, token_ids) if drafts else plan
 
 
 def _plan(trial: "BatchTrial", is_shareable: Callable[[], bool]) -> BatchPlan:
@@ -80,6 +78,22 @@ def _plan(trial: "BatchTrial", is_shareable: Callable[[], bool]) -> BatchPlan:
         return BatchPlan(Batching.PADDED)
     log.warning("this model runs one request at a time: %s", padded_fault)
     return BatchPlan(Batching.NONE)
+
+
+def _with_drafts(
+    plan: BatchPlan,
+    trial: "BatchTrial",
+    network: Network,
+    fresh_caches: CacheFactory,
+    token_ids: Sequence[int],
+) -> BatchPlan:
+    """Return a plan with the costs of drafts, if rows may take drafted tokens."""
+    if plan.has_own_lengths and trial.drafts_fault(packed := replace(plan, packs=True)) is None:
+        plan = packed
+    elif fault := trial.drafts_fault(plan):
+        log.info("nothing is drafted for this model: %s", fault)
+        return plan
+    return replace(plan, pass_seconds=measured_pass_seconds(network, fresh_caches, token_ids))
 
 
 class BatchTrial:
@@ -111,17 +125,12 @@ class BatchTrial:
         plans = [BatchPlan(batching, overhead) for overhead in _OVERHEADS]
         return next(filter(None, map(self.fault, plans)), None)
 
-    def takes_drafts(self, plan: BatchPlan) -> bool:
-        """Tell whether rows may take several tokens in a pass and give some back."""
+    def drafts_fault(self, plan: BatchPlan) -> str | None:
+        """Return why rows may not take several tokens in a pass and give some back, if so."""
         alone = range(len(self._lengths) - 1, len(self._lengths))
         if fault := self.fault(plan, width=_MAX_WIDTH, rows=alone):
-            log.info("nothing is drafted for this model: alone, %s", fault)
-            return False
-        if plan.batching is Batching.NONE:
-            return True
-        if fault := self.fault(plan, width=_MAX_WIDTH):
-            log.info("nothing is drafted for this model: %s", fault)
-        return fault is None
+            return f"alone, {fault}"
+        return None if plan.batching is Batching.NONE else self.fault(plan, width=_MAX_WIDTH)
 
     def fault(
         self, plan: BatchPlan, *, width: int = 1, rows: Sequence[int] | None = None
@@ -176,7 +185,7 @@ class BatchTrial:
 
     def _together(self, plan: BatchPlan, width: int, rows: Sequence[int]) -> list[mx.array]:
         """Return the logits [S, V] of rows in one batch."""
-        caches = BatchCaches(plan, may_pack=True)
+        caches = BatchCaches(plan)
         prefilled_rows = deepcopy([self._prefilled[row] for row in rows])
         self._ranks.attempt(lambda: caches.regroup([], prefilled_rows))
         fed = [self._lengths[row] for row in rows]

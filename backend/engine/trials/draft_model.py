@@ -124,8 +124,9 @@ def look_at_draft(draft: RunnableModel, sample: Sequence[int], *, batches: bool)
             f"{draft.card.path} ({draft.card.model_type}) cannot draft: its rows cannot take "
             "several tokens in a pass, and give some back, as they would by themselves"
         )
-    # Its caches never meet the prompt cache.
-    fresh_caches = replace(fresh_caches, plan=replace(plan, shares_prefixes=False))
+    # Its caches never meet the prompt cache; a head reads the states of padded rows.
+    plan = replace(plan, shares_prefixes=False, packs=False)
+    fresh_caches = replace(fresh_caches, plan=plan)
     profile = replace(measure(draft.network, fresh_caches), has_own_lengths=plan.has_own_lengths)
     return LoadedDraft(draft, fresh_caches, profile)
 
