@@ -1,15 +1,18 @@
 """The number of drafted tokens that promises the most tokens per second."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.drafts.draft_model import ModelSource
 from backend.engine.drafts.sources import Source
 from backend.engine.drafts.trust import Trust
 from backend.engine.rows.row import Row
+
+_Seconds: TypeAlias = tuple[float, float]
 
 TRIAL_TOKENS = 3
 # Of all rows together: each token has logits as wide as the vocabulary.
@@ -83,7 +86,7 @@ class Prices:
 
     def writing_s(self, plan: Plan) -> float:
         """Return the seconds in which the draft model writes the drafts of a plan."""
-        return _written_s(plan, self._writing_s(plan.writing))
+        return _total_s(self._writing_s(plan.writing), plan.written_depth)
 
     def best(self, offers: Mapping[Row, Offer], writing: Sequence[Row] = ()) -> Plan:
         """Return the plan with the most tokens per second; it is empty if no draft helps.
@@ -92,34 +95,36 @@ class Prices:
             offers: Of the rows that have one.
             writing: The rows whose drafts the draft model has yet to write.
         """
-        best = Plan({}, _LEAST_GAIN * self.rows / self.plain_s)
         token_s = self._writing_s(writing)
-        for depths in self._packed(offers) if self.packs else self._padded(offers):
+        if self.packs:
+            return self._best_packed(offers, writing, token_s)
+        best = Plan({}, self._least_rate)
+        longest = max((offer.length for offer in offers.values()), default=0)
+        for depth in range(1, longest + 1):
+            # All rows cost as much as the longest.
+            depths = {row: min(offer.length, depth) for row, offer in offers.items()}
             plan = Plan(depths, 0.0, writing)
-            if (rate := self._rate(offers, plan, _written_s(plan, token_s))) > best.rate:
+            if (rate := self._rate(offers, plan, token_s)) > best.rate:
                 best = plan._replace(rate=rate)
         return best
 
-    def _padded(self, offers: Mapping[Row, Offer]) -> Iterator[Mapping[Row, int]]:
-        """Yield drafts that are cut at the same depth, as all rows cost as much as the longest."""
-        longest = max((offer.length for offer in offers.values()), default=0)
-        for depth in range(1, longest + 1):
-            yield {row: min(offer.length, depth) for row, offer in offers.items()}
+    def _best_packed(
+        self, offers: Mapping[Row, Offer], writing: Sequence[Row], token_s: _Seconds
+    ) -> Plan:
+        """Return the best plan that can be had by adding the likeliest token that is left."""
+        likeliest = _likeliest(offers)[: MAX_PASS_TOKENS - self.rows]
+        taken, rate, expected, written = 0, self._least_rate, 0.0, 0
+        for count, (chance, place, row) in enumerate(likeliest, start=1):
+            expected += chance
+            written = max(written, place) if row in writing else written
+            seconds = self.costs.of(self.rows, self.rows + count) + _total_s(token_s, written)
+            if (found := (self.rows + expected) / seconds) > rate:
+                taken, rate = count, found
+        return Plan(Counter(row for *_, row in likeliest[:taken]), rate, writing)
 
-    def _packed(self, offers: Mapping[Row, Offer]) -> Iterator[Mapping[Row, int]]:
-        """Yield drafts to which the likeliest token that is left is added each time."""
-        chances = [
-            (offer.trust.chance**place, row)
-            for row, offer in offers.items()
-            for place in range(1, offer.length + 1)
-        ]
-        chances.sort(key=lambda each: each[0], reverse=True)
-        depths: dict[Row, int] = {}
-        for chance, row in chances[: MAX_PASS_TOKENS - self.rows]:
-            if chance < _LEAST_CHANCE:
-                return
-            depths = {**depths, row: depths.get(row, 0) + 1}
-            yield depths
+    @property
+    def _least_rate(self) -> float:
+        return _LEAST_GAIN * self.rows / self.plain_s
 
     def _tokens(self, depths: Mapping[Row, int]) -> int:
         """Return the tokens of a pass with its padding."""
@@ -127,15 +132,16 @@ class Prices:
             return self.rows + sum(depths.values())
         return self.rows * (1 + max(depths.values(), default=0))
 
-    def _writing_s(self, writing: Sequence[Row]) -> tuple[float, float]:
+    def _writing_s(self, writing: Sequence[Row]) -> _Seconds:
         """Return the seconds of the draft model's first token for some rows, and of each later."""
         return self.model.writing_s(writing) if writing and self.model else (0.0, 0.0)
 
-    def _rate(self, offers: Mapping[Row, Offer], plan: Plan, writing_s: float) -> float:
+    def _rate(self, offers: Mapping[Row, Offer], plan: Plan, token_s: _Seconds) -> float:
         """Return the tokens per second of a plan."""
         trusts = {row: offer.trust for row, offer in offers.items()}
         expected = {row: trusts[row].expected(depth) for row, depth in plan.depths.items()}
-        seconds = self.costs.of(self.rows, self._tokens(plan.depths)) + writing_s
+        seconds = self.costs.of(self.rows, self._tokens(plan.depths))
+        seconds += _total_s(token_s, plan.written_depth)
         if not self.keeps_parts:
             all_right = prod(trusts[row].chance ** depth for row, depth in plan.depths.items())
             seconds += (1.0 - all_right) * self._repeating_s(max(expected.values()))
@@ -146,7 +152,18 @@ class Prices:
         return self.costs.of(self.rows, self.rows * (2 + ceil(right))) - self.plain_s
 
 
-def _written_s(plan: Plan, token_s: tuple[float, float]) -> float:
-    """Return the seconds to write a plan's drafts, from those of the first and later tokens."""
+def _likeliest(offers: Mapping[Row, Offer]) -> list[tuple[float, int, Row]]:
+    """Return the chances of all tokens worth drafting, with their places, the likeliest first."""
+    chances = [
+        (offer.trust.chance**place, place, row)
+        for row, offer in offers.items()
+        for place in range(1, offer.length + 1)
+    ]
+    likely = [each for each in chances if each[0] >= _LEAST_CHANCE]
+    return sorted(likely, key=lambda each: each[0], reverse=True)
+
+
+def _total_s(token_s: _Seconds, count: int) -> float:
+    """Return the seconds of `count` tokens, from those of the first and of each later one."""
     first_s, next_s = token_s
-    return first_s + (plan.written_depth - 1) * next_s if plan.written_depth else 0.0
+    return first_s + (count - 1) * next_s if count else 0.0
