@@ -95,9 +95,9 @@ class Prices:
             offers: Of the rows that have one.
             writing: The rows whose drafts the draft model has yet to write.
         """
+        if self.packs and not writing:
+            return self._best_packed(offers)
         token_s = self._writing_s(writing)
-        if self.packs:
-            return self._best_packed(offers, writing, token_s)
         best = Plan({}, self._least_rate)
         longest = max((offer.length for offer in offers.values()), default=0)
         for depth in range(1, longest + 1):
@@ -108,19 +108,16 @@ class Prices:
                 best = plan._replace(rate=rate)
         return best
 
-    def _best_packed(
-        self, offers: Mapping[Row, Offer], writing: Sequence[Row], token_s: _Seconds
-    ) -> Plan:
+    def _best_packed(self, offers: Mapping[Row, Offer]) -> Plan:
         """Return the best plan that can be had by adding the likeliest token that is left."""
         likeliest = _likeliest(offers)[: MAX_PASS_TOKENS - self.rows]
-        taken, rate, expected, written = 0, self._least_rate, 0.0, 0
-        for count, (chance, place, row) in enumerate(likeliest, start=1):
+        taken, rate, expected = 0, self._least_rate, 0.0
+        for count, (chance, _) in enumerate(likeliest, start=1):
             expected += chance
-            written = max(written, place) if row in writing else written
-            seconds = self.costs.of(self.rows, self.rows + count) + _total_s(token_s, written)
-            if (found := (self.rows + expected) / seconds) > rate:
+            found = (self.rows + expected) / self.costs.of(self.rows, self.rows + count)
+            if found > rate:
                 taken, rate = count, found
-        return Plan(Counter(row for *_, row in likeliest[:taken]), rate, writing)
+        return Plan(Counter(row for _, row in likeliest[:taken]), rate)
 
     @property
     def _least_rate(self) -> float:
@@ -152,10 +149,10 @@ class Prices:
         return self.costs.of(self.rows, self.rows * (2 + ceil(right))) - self.plain_s
 
 
-def _likeliest(offers: Mapping[Row, Offer]) -> list[tuple[float, int, Row]]:
-    """Return the chances of all tokens worth drafting, with their places, the likeliest first."""
+def _likeliest(offers: Mapping[Row, Offer]) -> list[tuple[float, Row]]:
+    """Return the chances of all tokens worth drafting, and their rows, the likeliest first."""
     chances = [
-        (offer.trust.chance**place, place, row)
+        (offer.trust.chance**place, row)
         for row, offer in offers.items()
         for place in range(1, offer.length + 1)
     ]
