@@ -101,7 +101,7 @@ class Prices:
         best = Plan({}, self._least_rate)
         longest = max((offer.length for offer in offers.values()), default=0)
         for depth in range(1, longest + 1):
-            # All rows cost as much as the longest.
+            # A draft model writes for all rows at once; padded rows cost as much as the longest.
             depths = {row: min(offer.length, depth) for row, offer in offers.items()}
             plan = Plan(depths, 0.0, writing)
             if (rate := self._rate(offers, plan, token_s)) > best.rate:

@@ -135,8 +135,7 @@ class RaggedKV:
         ]
         partials = []
         for (keys, values), tokens in [*pieces, (kept, row.length + row.count)]:
-            is_all = window is None and start < 0
-            mask = None if is_all else row.visible(start, start + tokens, window)
+            mask = row.visible(start, start + tokens, window)
             partials.append(over_shared(own, keys, values, scale, mask))
             start += tokens
         return partials

@@ -160,28 +160,40 @@ class WideRow:
         self.length = length
         self.count = count
         self.tokens = slice(first, first + count)
+        self._masks: dict[tuple[int, int, int | None], mx.array] = {}
 
     def queries(self, array: mx.array) -> mx.array:
         """Return its part of an array [T, heads, 1, n] as [1, heads, count, n]."""
         return array[self.tokens].transpose(2, 1, 0, 3)
 
-    @cached_property
+    @property
     def causal(self) -> mx.array:
         """The positions of its tail visible to each token, [1, 1, count, length + count]."""
-        return self.visible(0, self.length + self.count, None)
+        return self._visible(0, self.length + self.count, None)
 
-    def visible(self, start: int, stop: int, window: int | None) -> mx.array:
-        """Return the positions of its tail that each token sees, [1, 1, count, stop - start].
+    def visible(self, start: int, stop: int, window: int | None) -> mx.array | None:
+        """Return the positions that each token sees, [1, 1, count, stop - start]; `None` is all.
 
         Args:
-            start: The first position; before the tail, it is negative.
+            start: The first position, counted from the tail: negative before it.
             stop: The position after the last.
             window: Number of latest positions; `None` is all.
         """
-        latest = mx.arange(self.length, self.length + self.count, dtype=mx.int32)[:, None]
-        positions = mx.arange(start, stop, dtype=mx.int32)
-        seen = positions <= latest
-        return (seen if window is None else seen & (positions > latest - window))[None, None]
+        if window is None and stop <= self.length:
+            return None
+        return self._visible(start, stop, window)
+
+    def _visible(self, start: int, stop: int, window: int | None) -> mx.array:
+        """Return the same as an array, which all layers share."""
+        key = start, stop, window
+        if key not in self._masks:
+            latest = mx.arange(self.length, self.length + self.count, dtype=mx.int32)[:, None]
+            positions = mx.arange(start, stop, dtype=mx.int32)
+            seen = positions <= latest
+            if window is not None:
+                seen &= positions > latest - window
+            self._masks[key] = seen[None, None]
+        return self._masks[key]
 
 
 class Pass:
