@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,14 +94,18 @@ async def serve(config: ServerConfig) -> int:
     stop_request.listen()
     server = BackendServer(config, _tracing() if config.traces else ())
     log.info("listening on %s", await server.start())
-    # Importing takes longer than all before: `Health` is answered meanwhile, other calls wait.
-    engine, services = await in_own_thread(_engine_and_services, config)
-    server.serve(services)
-    with _metrics_served(config.metrics_address, engine), _page_served(config, engine):
-        engine.prepare()
-        LASTING.leave_out_at_once()
-        is_broken = await _stopped_or_broken(stop_request, engine)
-        await server.stop()
+    with ExitStack() as others:
+        try:
+            # Importing takes longer than all before; `Health` is answered meanwhile.
+            engine, services = await in_own_thread(_engine_and_services, config)
+            server.serve(services)
+            others.enter_context(_metrics_served(config.metrics_address, engine))
+            others.enter_context(_page_served(config, engine))
+            engine.prepare()
+            LASTING.leave_out_at_once()
+            is_broken = await _stopped_or_broken(stop_request, engine)
+        finally:
+            await server.stop()
     log.info("stopped")
     return EXIT_BROKEN if is_broken else 0
 

@@ -233,6 +233,16 @@ def test_metrics_are_served_on_an_address_of_their_own(start):
     assert backend.stop() == 0
 
 
+def test_a_server_that_cannot_serve_metrics_ends_and_leaves_no_socket(start, tmp_path):
+    path = tmp_path / "backend.sock"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        backend = start(f"--addr=unix:{path}", "--metrics-addr", address)
+        assert backend.process.wait(START_TIMEOUT_S) == 1
+    assert f"cannot listen on {address}" in backend.lines()[-1]
+    assert not path.exists()
+
+
 def test_with_a_token_even_health_wants_it(start):
     backend = start("--addr=127.0.0.1:{port}", LOCALAI_GRPC_AUTH_TOKEN=SESAME)
     with pytest.raises(grpc.RpcError) as caught:
