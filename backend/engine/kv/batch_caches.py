@@ -138,8 +138,8 @@ class BatchCaches:
         """
         column = Column(list(map(len, inputs)))
         # Compressed keys are read one token at a time.
-        is_even = column.is_even and (column.width == 1 or self._plan.batching is Batching.RAGGED)
-        if self._ledger is None or is_even or not self.packs:
+        reads_several = column.width == 1 or self._plan.batching is Batching.RAGGED
+        if self._ledger is None or not self.packs or (column.is_even and reads_several):
             self._taken = [column.width] * len(inputs), column.counts
             return column.of(self._take_padded(network, inputs, column.width))
         self._taken = column.counts, column.counts

@@ -12,7 +12,7 @@ from backend.cache.layers import UpstreamCache
 from backend.cache.row_kv import Part, RowKV
 from backend.engine.kv.buffers import POSITIONS, Buffers, in_one, resized, taken
 from backend.engine.kv.ledger import Ledger, Recipe
-from backend.engine.kv.partial import Partial, joined, merged, over_own, over_shared
+from backend.engine.kv.partial import Partial, joined, merged, over_own, over_pieces, over_shared
 from backend.engine.kv.spans import Group, Pass, Span, WideRow
 
 
@@ -116,29 +116,20 @@ class RaggedKV:
         sinks: mx.array | None,
     ) -> mx.array:
         """Return the attention [1, heads, count, value width] of a row with several tokens."""
-        own = row.queries(queries)
-        kept = self.seen_by(row)
+        own, kept, end = row.queries(queries), self.seen_by(row), row.length + row.count
         if not row.path:
-            end = row.length + row.count
             mask = "causal" if window is None else row.visible(0, end, window)
             return self._attend(own, kept, scale, mask, sinks)
-        return merged(self._wide_partials(own, kept, row, scale, window), sinks, own.dtype)
-
-    def _wide_partials(
-        self, own: mx.array, kept: Buffers, row: WideRow, scale: float, window: int | None
-    ) -> list[Partial]:
-        """Return the partial attention of a wide row's references, and of its tail."""
-        start = -sum(reference.tokens for reference in row.path)
         pieces = [
-            (tuple(a[:, :, : r.tokens] for a in self._references[r.source]), r.tokens)
+            (r.tokens, [array[:, :, : r.tokens] for array in self._references[r.source]])
             for r in row.path
         ]
-        partials = []
-        for (keys, values), tokens in [*pieces, (kept, row.length + row.count)]:
-            mask = row.visible(start, start + tokens, window)
-            partials.append(over_shared(own, keys, values, scale, mask))
-            start += tokens
-        return partials
+        first = -sum(tokens for tokens, _ in pieces)
+
+        def visible(start: int, stop: int) -> mx.array | None:
+            return row.visible(first + start, first + stop, window)
+
+        return over_pieces(own, [*pieces, (end, kept)], scale, visible, sinks)
 
     def regroup(self, recipes: Sequence[Recipe], arrivals: Sequence[UpstreamCache]) -> None:
         """Build the buffers of new groups; the others are not touched.

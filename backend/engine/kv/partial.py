@@ -1,6 +1,6 @@
 """Attention in parts: over some of the keys at a time, joined by one softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -91,6 +91,30 @@ def merged(partials: Sequence[Partial], sinks: mx.array | None, dtype: mx.Dtype)
         output = output + weight * partial.output
         total = total + weight * partial.total
     return (output / total).astype(dtype)
+
+
+def over_pieces(
+    queries: mx.array,
+    pieces: Sequence[tuple[int, Sequence[mx.array]]],
+    scale: float,
+    visible: Callable[[int, int], mx.array | None],
+    sinks: mx.array | None,
+) -> mx.array:
+    """Return the attention [1, heads, width, value width] of one row over keys in pieces.
+
+    Args:
+        queries: [1, heads, width, head width].
+        pieces: For each in order, the number of its positions, its keys and its values.
+        scale: Of the scores.
+        visible: Returns the visible ones of some positions, as `over_shared` takes them.
+        sinks: [heads] scores of an empty position.
+    """
+    partials, start = [], 0
+    for tokens, (keys, values) in pieces:
+        mask = visible(start, start + tokens)
+        partials.append(over_shared(queries, keys, values, scale, mask))
+        start += tokens
+    return merged(partials, sinks, queries.dtype)
 
 
 def joined(partials: Sequence[Partial]) -> Partial:

@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from backend.cache.row_kv import RowKV
-from backend.engine.kv.partial import merged, over_shared
+from backend.engine.kv.partial import over_pieces
 
 
 def attend_row(
@@ -26,10 +26,10 @@ def attend_row(
     if mask is None and width > 1:
         latest = mx.arange(row.offset - width, row.offset)[:, None]
         mask = mx.arange(row.offset) <= latest
-    partials, start = [], 0
+
+    def visible(start: int, stop: int) -> mx.array | None:
+        return None if mask is None else mask[None, None, :, start:stop]
+
     pieces = [(part.tokens, part.cut()) for part in row.parts]
-    for tokens, (keys, values) in [*pieces, (row.tail, row.tail_arrays())]:
-        seen = None if mask is None else mask[None, None, :, start : start + tokens]
-        partials.append(over_shared(queries, keys, values, scale, seen))
-        start += tokens
-    return merged(partials, sinks, queries.dtype)
+    pieces.append((row.tail, row.tail_arrays()))
+    return over_pieces(queries, pieces, scale, visible, sinks)

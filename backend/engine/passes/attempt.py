@@ -1,10 +1,10 @@
 """A pass over drafted tokens: its inputs, and the accepted ones among them."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from backend.core.step import StepLogprobs, TokenStep
+from backend.engine.kv.packed import Column
 from backend.engine.passes.drawn import Drawn
 from backend.engine.rows.row import Row
 
@@ -25,7 +25,7 @@ class Attempt:
     Attributes:
         inputs: [B] of each row.
         starts: [B] own tokens before the latest.
-        firsts: [B] the number of inputs of all rows before each row's first.
+        column: All inputs, row by row.
         drafts: [B] of each row.
         accepted: [B] accepted tokens of each draft, once known.
         kept: [B] inputs that stay in the KV cache of each row.
@@ -46,14 +46,9 @@ class Attempt:
             [*row.token_ids[row.fed :], *draft] for row, draft in zip(rows, drafts, strict=True)
         ]
         self.starts = [row.unfed - 1 for row in rows]
-        self.firsts = [0, *accumulate(self.counts)][:-1]
+        self.column = Column(list(map(len, self.inputs)))
         self.accepted: list[int] = []
         self.kept: list[int] = []
-
-    @property
-    def counts(self) -> list[int]:
-        """The number of inputs of each row."""
-        return list(map(len, self.inputs))
 
     def confirmed(self, drawn: Drawn) -> list[RowStep]:
         """Give the rows their own tokens, and return them.
@@ -65,7 +60,7 @@ class Attempt:
         logprobs = drawn.read_logprobs()
         steps: list[RowStep] = []
         for i, row in enumerate(self._rows):
-            latest = self.firsts[i] + self.starts[i]
+            latest = self.column.firsts[i] + self.starts[i]
             own = row.confirm(self.drafts[i], found[latest : latest + 1 + len(self.drafts[i])])
             self._keep(row, i, len(own) - 1)
             steps += (taken(row, t, logprobs.get(latest + n)) for n, t in enumerate(own))

@@ -167,7 +167,7 @@ class Batch:
         drafting.see(self._rows, attempt.kept, self._caches.by_row)
         latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
-        self._observe(self._caches.computed(attempt.counts), self._clock() - started)
+        self._observe(self._caches.computed(attempt.column.counts), self._clock() - started)
 
     def _drafts(self, before: _Flight | None) -> Drafts:
         """Return the drafts worth trying in the next pass; none while tokens are in flight.

@@ -55,14 +55,15 @@ class Draws:
             logits: [N, V] float32, row by row.
             attempt: The pass.
         """
+        counts = attempt.column.counts
         adjusted = self._adjuster.adjust_all(logits, attempt.inputs)
-        latest = [a + b for a, b in zip(attempt.firsts, attempt.starts, strict=True)]
+        latest = [a + b for a, b in zip(attempt.column.firsts, attempt.starts, strict=True)]
         adjusted = self._masks.apply_all(adjusted, attempt.drafts, latest)
         firsts = [row.drawn - start for row, start in zip(self._rows, attempt.starts, strict=True)]
-        counted = list(zip(firsts, attempt.counts, strict=True))
+        counted = zip(firsts, counts, strict=True)
         positions = [max(first + place, 0) for first, count in counted for place in range(count)]
-        tokens = self._sampler(attempt.counts).draw(adjusted, positions)
-        return self._drawn(logits, tokens, _repeated(self._wanted, attempt.counts))
+        tokens = self._sampler(counts).draw(adjusted, positions)
+        return self._drawn(logits, tokens, _repeated(self._wanted, counts))
 
     def keep(self, counts: Sequence[int]) -> None:
         """Count the first inputs of the latest `verify` for the penalties of each row."""
