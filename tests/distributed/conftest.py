@@ -16,14 +16,6 @@ async def engine():
     await until(lambda: not workers())
 
 
-@pytest.fixture(autouse=True)
-def _forked_ranks(nursery):
-    """Ranks, too, are forked from a process that has done their imports."""
-    nursery.has_ranks = True
-    yield
-    nursery.has_ranks = False
-
-
 @pytest.fixture(scope="session")
 def small_llama(tmp_path_factory):
     return build_divisible("llama", tmp_path_factory.mktemp("small_llama"), 1)

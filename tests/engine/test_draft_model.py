@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from drafting import FEW, FREE, Cycle, Free, assert_same, requests_of, samplings
+from drafting import CROWDS, FEW, FREE, Cycle, Free, assert_same, requests_of, samplings
 from engine_driver import VOCAB, Driver, make_request, model_of, prompt_of, room_for
 from vision import picture
 from wrapped_network import WrappedNetwork
@@ -52,10 +52,10 @@ def driver_of(network, draft, **options):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("rows", "other"), [(1, "qwen3"), (4, "llama")])
-def test_a_reply_is_the_same_whoever_drafts(networks, family, rows, other):
+@pytest.mark.parametrize(("rows", "seeds", "other"), [(*CROWDS[0], "qwen3"), (*CROWDS[1], "llama")])
+def test_a_reply_is_the_same_whoever_drafts(networks, family, rows, seeds, other):
     network, drafted = networks(family), 0
-    for seed in range(2):
+    for seed in seeds:
         requests = requests_of(seed, rows)
         expected = Driver(network).run(*requests)
         driver = driver_of(network, networks(other))

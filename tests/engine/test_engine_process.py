@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import grpc.aio
@@ -51,7 +52,11 @@ class Server:
 
 
 def open_files(process_id):
-    return {str(each.readlink()) for each in Path(f"/proc/{process_id}/fd").iterdir()}
+    found = set()
+    for each in Path(f"/proc/{process_id}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(str(each.readlink()))
+    return found
 
 
 def has_mlx(process_id):

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from drafting import FEW, assert_same, head_driver, head_pair, requests_of, samplings
+from drafting import CROWDS, FEW, assert_same, head_driver, head_pair, requests_of, samplings
 from engine_driver import Driver, make_request, prompt_of, room_for
 from fp8 import store_fp8
 
@@ -88,10 +88,10 @@ def pairs(tmp_path_factory):
         *[("llama", False), ("llama", True), ("gpt_oss", False)],
     ],
 )
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, rows, is_right):
+@pytest.mark.parametrize(("rows", "seeds"), CROWDS)
+def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, rows, seeds, is_right):
     pair, drafted = pairs(family, is_right=is_right), 0
-    for seed in range(2):
+    for seed in seeds:
         requests = requests_of(seed, rows)
         expected = Driver(pair[0]).run(*requests)
         driver = head_driver(pair)
@@ -164,11 +164,11 @@ def test_a_deepseek_in_8_bits_brings_its_head(tmp_path):
     directory = build("deepseek_v3", tmp_path, num_hidden_layers=61)
     store_fp8(add_nextn(directory, is_right=True))
     pair = head_pair(directory, directory)
-    requests = [make_request(f"r{n}", prompt_of(30 + 9 * n, n), max_tokens=60) for n in range(2)]
+    requests = [make_request(f"r{n}", prompt_of(30 + 9 * n, n), max_tokens=25) for n in range(2)]
     expected = Driver(pair[0]).run(*requests)
     driver = head_driver(pair)
     assert_same(driver.run(*requests), expected)
-    assert driver.session.status().accepted_tokens > 80
+    assert driver.session.status().accepted_tokens > 30
 
 
 def test_a_head_that_fails_is_left_out_and_costs_no_reply(pairs, caplog):

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from drafting import FEW, FREE, Cycle, assert_same, requests_of, samplings
+from drafting import CROWDS, FEW, FREE, Cycle, assert_same, requests_of, samplings
 from engine_driver import VOCAB, Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
@@ -33,11 +33,11 @@ def repeating(name, **options):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_a_reply_is_the_same_with_drafts_and_without(networks, family, rows):
+@pytest.mark.parametrize(("rows", "seeds"), CROWDS)
+def test_a_reply_is_the_same_with_drafts_and_without(networks, family, rows, seeds):
     network = networks(family)
     accepted = 0
-    for seed in range(3 if rows == 1 else 2):
+    for seed in seeds:
         requests = requests_of(seed, rows)
         expected = Driver(network).run(*requests)
         driver = Driver(network, pass_seconds=FREE)

@@ -19,6 +19,8 @@ from backend.model.loader import load
 FREE = {1: 1.0, 64: 1.0}
 # Replies of so few tokens repeat themselves: many drafts are right, and many nearly are.
 FEW = dict.fromkeys((5, 9), 60.0)
+# How many rows there are, and the seeds of `requests_of`: together they have every sampling.
+CROWDS = [(1, (4, 5)), (4, (0,))]
 
 
 class Free(FixedCosts):

@@ -1,8 +1,9 @@
-"""Forks the engines of tests from one process that has done their imports.
+"""Forks the engines of tests, and what renders templates, from one process with their imports.
 
 An engine process spends two thirds of its start on imports. Here it is what `python -m
 backend.rank` would be: a child of this process, with its arguments, environment, connection and
-stderr, fresh from the imports. As a program, this module is the process that it is forked from.
+stderr, fresh from the imports; likewise the process that renders templates. As a program, this
+module is the process that they are forked from.
 """
 
 import ctypes
@@ -24,6 +25,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 SUPPORT = str(Path(__file__).parent)
 NAME = "backend.rank"
+RANKS, TEMPLATES = "backend.engine.processes", "backend.model.text.isolated.template"
 # What an engine would import in the end, for one model or another.
 MODULES = (
     *(NAME, "backend.engine.leading.leader", "backend.engine.leading.injected_fault"),
@@ -56,15 +58,11 @@ class Forked(subprocess.Popen):
 
 
 class Nursery:
-    """Starts engines; one that might differ from a forked one is started as the product does."""
+    """Starts processes; one that might differ from a forked one is started as the product does."""
 
-    def __init__(
-        self,
-        start: Callable[..., subprocess.Popen],
-        trials: str,
-        orders: socket.socket | None = None,
-    ) -> None:
-        self._start = start
+    def __init__(self, trials: str, orders: socket.socket | None = None) -> None:
+        # How the product starts processes, by the module that does.
+        self._starts: dict[str, Callable[..., subprocess.Popen]] = {}
         # Where engines keep what they found of models.
         self._trials = trials
         self._environment = _fixed(os.environ)
@@ -72,10 +70,22 @@ class Nursery:
         self._thread = threading.current_thread()
         self._process: subprocess.Popen | None = None
         self._orders = orders
-        # Whether engines fork the other ranks of their groups, too.
-        self.has_ranks = False
+        self._lock = threading.Lock()
 
-    def start(
+    def install(self) -> None:
+        """Start engines here, and from the first one on what renders templates."""
+        self._replace(RANKS, self.start_rank)
+        if self._orders is not None:
+            self._replace(TEMPLATES, self.start_template)
+
+    def close(self) -> None:
+        for name, start in self._starts.items():
+            sys.modules[name]._start = start
+        if self._process is not None:
+            self._orders.close()
+            self._process.wait()
+
+    def start_rank(
         self,
         arguments: Sequence[str],
         *,
@@ -84,15 +94,21 @@ class Nursery:
     ) -> subprocess.Popen:
         is_alike = environment is None and _fixed(os.environ) == self._environment
         if not is_alike or threading.current_thread() is not self._thread:
-            return self._start(arguments, inherited=inherited, environment=environment)
-        return Forked(arguments, lambda: self._fork(arguments, inherited))
+            return self._starts[RANKS](arguments, inherited=inherited, environment=environment)
+        words = ["--parent", str(os.getpid()), *arguments]
+        return Forked(arguments, lambda: self._fork("rank", words, inherited))
 
-    def close(self) -> None:
-        if self._process is not None:
-            self._orders.close()
-            self._process.wait()
+    def start_template(self, number: int) -> subprocess.Popen:
+        if _fixed(os.environ) != self._environment:
+            return self._starts[TEMPLATES](number)
+        return Forked([], lambda: self._fork("template", [], [number]))
 
-    def _fork(self, arguments: Sequence[str], inherited: Sequence[int]) -> int:
+    def _replace(self, name: str, start: Callable[..., subprocess.Popen]) -> None:
+        if name not in self._starts:
+            module = importlib.import_module(name)
+            self._starts[name], module._start = module._start, start
+
+    def _fork(self, program: str, words: Sequence[str], inherited: Sequence[int]) -> int:
         if self._orders is None:
             self._orders, theirs = connection()
             with theirs:
@@ -104,10 +120,11 @@ class Nursery:
                     cwd="/",
                     env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 )
-        words = ["--parent", str(os.getpid()), *arguments]
-        order = [words, dict(os.environ), list(inherited), self.has_ranks]
-        socket.send_fds(self._orders, [json.dumps(order).encode()], [2, *inherited])
-        return int(self._orders.recv(LIMIT_BYTES))
+            self.install()
+        order = [program, words, dict(os.environ), list(inherited)]
+        with self._lock:
+            socket.send_fds(self._orders, [json.dumps(order).encode()], [2, *inherited])
+            return int(self._orders.recv(LIMIT_BYTES))
 
 
 def connection() -> tuple[socket.socket, socket.socket]:
@@ -125,16 +142,12 @@ def forked_engines(trials: Path) -> Iterator[Nursery]:
     Args:
         trials: The directory of what they found of models.
     """
-    from backend.engine import processes
-
-    start = processes._start
-    nursery = Nursery(start, str(trials))
+    nursery = Nursery(str(trials))
     if sys.platform == "linux" and SYSCALL_CLONE is not None:
-        processes._start = nursery.start
+        nursery.install()
     try:
         yield nursery
     finally:
-        processes._start = start
         nursery.close()
 
 
@@ -157,23 +170,38 @@ def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     import known_trials
 
     from backend import rank
-    from backend.engine import processes
 
-    arguments, environment, numbers, has_ranks = order
+    _, arguments, environment, numbers = order
     stderr, *inherited = descriptors
-    orders = fork_nursery(descriptors) if has_ranks else None
+    orders = fork_nursery(descriptors)
     for number in (1, 2):
         os.dup2(stderr, number)
     os.close(stderr)
     Path("/proc/self/comm").write_text(NAME)
     os.environ.clear()
     os.environ.update(environment)
-    if orders is not None:
-        processes._start = Nursery(processes._start, sys.argv[2], orders).start
+    Nursery(sys.argv[2], orders).install()
     known_trials.remember_trials(Path(sys.argv[2]))
     given = dict(zip(map(str, numbers), map(str, inherited), strict=True))
     sys.argv = [NAME, *(given.get(word, word) for word in arguments)]
     sys.exit(rank.main())
+
+
+def be_template(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
+    """Become the process that renders templates."""
+    from backend.model.text.isolated.process import main
+
+    _, _, environment, _ = order
+    stderr, connection = descriptors
+    os.close(stderr)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    os.environ.clear()
+    os.environ.update(environment)
+    main(connection)
+    sys.exit()
 
 
 def fork_nursery(descriptors: Sequence[int]) -> socket.socket:
@@ -215,7 +243,10 @@ def serve(orders: socket.socket) -> None:
         if process_id == 0:
             orders.close()
             os.close(begun)
-            _, _, inherited, _ = order
+            program, _, _, inherited = order
+            if program == "template":
+                os.close(beginning)
+                be_template(order, descriptors)
             if inherited:
                 os.setsid()
             os.close(beginning)

@@ -42,6 +42,7 @@ from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm
 from backend.model.loaded import RunnableModel
+from backend.model.text.isolated.template import PROCESSES
 from backend.model.vision.media_trial import Examiner
 from backend.model.vision.vision_network import VisionNetwork
 
@@ -150,6 +151,8 @@ def _with_checked_media(
         return model
     examiner = Examiner(model.media, model.tokenizer, model.template)
     refused, single = media_faults(network, fresh_caches, examiner)
+    # Prompts are rendered elsewhere from here on.
+    PROCESSES.close()
     card = replace(
         model.card, refused_media={**model.card.refused_media, **refused}, single_media=single
     )

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Protocol
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from backend.errors import GrammarError
-from backend.sampling.grammar.charset import MAX_CODE_POINT, CharSet
+from backend.sampling.grammar.charset import MAX_CODE_POINT, CharSet, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from backend.core.model import ModelCard
 
 _BITS_PER_WORD = 32
 _MAX_RANGES = 256
+# The part of a character that a continuation byte of UTF-8 holds.
+_SIX_BITS = 0x00, 0x3F
 _ASCII = CharSet.of([(0x00, 0x7F)])
 # Characters of two, three and four bytes in UTF-8.
 _SPELLABLE = {
@@ -121,17 +123,24 @@ class _Tokens:
 def _writable(alphabet: Collection[int]) -> CharSet:
     """Return the characters whose UTF-8 consists of these bytes."""
     written = CharSet.of((byte, byte) for byte in alphabet if byte < 0x80)
-    continuations = [byte & 0x3F for byte in alphabet if byte & 0xC0 == 0x80]
-    last_bytes = CharSet.of((bits, bits) for bits in continuations).ranges
+    ends = CharSet.of((byte & 0x3F, byte & 0x3F) for byte in alphabet if byte & 0xC0 == 0x80)
     for length, spellable in _SPELLABLE.items():
         lead = 0xFF00 >> length & 0xFF
         starts = [byte ^ lead for byte in alphabet if byte & ~(0x7F >> length) == lead]
-        for _ in range(length - 2):
-            starts = [start << 6 | bits for start in starts for bits in continuations]
-        spelled = CharSet.of(
-            (s << 6 | low, s << 6 | high) for s in starts for low, high in last_bytes
-        )
+        spelled = CharSet.of((start, start) for start in starts)
+        for _ in range(length - 1):
+            spelled = CharSet.of(_followed(spelled.ranges, ends.ranges))
         written |= spelled & spellable
     if len(written.ranges) > _MAX_RANGES:  # as good as all characters, and cheaper to write
         return (written & _ASCII) | ~_ASCII
     return written
+
+
+def _followed(starts: Sequence[Range], ends: Sequence[Range]) -> Iterator[Range]:
+    """Return the numbers of any start followed by any end of six bits."""
+    for first, last in starts:
+        if ends == (_SIX_BITS,):
+            yield first << 6, last << 6 | 0x3F
+            continue
+        for start in range(first, last + 1):
+            yield from ((start << 6 | low, start << 6 | high) for low, high in ends)

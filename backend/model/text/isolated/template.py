@@ -48,6 +48,21 @@ class TooLateError(Exception):
     """The time limit was exceeded."""
 
 
+def _start(number: int) -> subprocess.Popen[bytes]:
+    """Start a process that takes its jobs from a file descriptor."""
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"from backend.model.text.isolated.process import main; main({number})"
+    )
+    return subprocess.Popen(  # noqa: S603 (our own program)
+        [sys.executable, "-c", code],
+        pass_fds=[number],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
 class TemplateProcess:
     """One process and its socket; used by one thread at a time."""
 
@@ -55,18 +70,7 @@ class TemplateProcess:
         """Start the process."""
         self._socket, theirs = socket.socketpair()
         with theirs:
-            number = theirs.fileno()
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}; "
-                f"from backend.model.text.isolated.process import main; main({number})"
-            )
-            self._process = subprocess.Popen(  # noqa: S603 (our own program)
-                [sys.executable, "-c", code],
-                pass_fds=[number],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            self._process = _start(theirs.fileno())
         self._socket.settimeout(0.0)
         self._is_ready = False
 
