@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple
 
 from backend.demo import WEATHER_TOOL
@@ -172,16 +172,30 @@ HEAD_CASES = {
 
 
 class _Run(NamedTuple):
-    """The time of one mode for a case's requests: seconds, and processor seconds if known."""
+    """The replies of one mode to a case's requests.
 
-    tokens: int
-    seconds: float
+    Attributes:
+        replies: The seconds and tokens of each.
+        processor_s: The processor seconds of all, if known.
+    """
+
+    replies: Sequence[tuple[float, int]]
     processor_s: float | None
 
     @property
+    def tokens(self) -> int:
+        """The tokens of all replies."""
+        return sum(tokens for _, tokens in self.replies)
+
+    @property
     def per_s(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
+        """Tokens per second, until the last reply ends."""
+        return self.tokens / max(seconds for seconds, _ in self.replies)
+
+    @property
+    def reply_per_s(self) -> float:
+        """Tokens per second of a reply, on average."""
+        return mean(tokens / seconds for seconds, tokens in self.replies)
 
     @property
     def per_processor_s(self) -> float | None:
@@ -252,10 +266,10 @@ def _requested(case: Case, prompt: str, seed: int, mode: str) -> pb.PredictOptio
 
 async def _timed(server: Served, requests: Sequence[pb.PredictOptions]) -> _Run:
     before = await server.engine_seconds()
-    seconds, tokens = await server.time_together(requests)
+    replies = await server.time_together(requests)
     after = await server.engine_seconds()
     used = None if before is None or after is None else after - before
-    return _Run(tokens, seconds, used)
+    return _Run(replies, used)
 
 
 def _figure(
@@ -270,6 +284,7 @@ def _figure(
     context = {
         "plain tokens/s": median(run.per_s for run in plain),
         "tokens/s": median(run.per_s for run in drafted),
+        "by reply": median(one.reply_per_s / other.reply_per_s for one, other in pairs),
         **({"by processor time": median(gains)} if gains else {}),
     }
     samples = tuple(one.per_s / other.per_s for one, other in pairs)

@@ -136,11 +136,11 @@ class Served:
         started = time.perf_counter()
         return speed(started, await asyncio.gather(*map(self.send, requests)))
 
-    async def time_together(self, requests: Sequence[pb.PredictOptions]) -> tuple[float, int]:
-        """Generate one row per request at the same time; return seconds, and tokens of all."""
+    async def time_together(self, requests: Sequence[pb.PredictOptions]) -> list[tuple[float, int]]:
+        """Generate one row per request at the same time; return seconds and tokens of each."""
         started = time.perf_counter()
         rows = await asyncio.gather(*map(self.send, requests))
-        return time.perf_counter() - started, sum(row.counts[-1] for row in rows)
+        return [(row.times[-1] - started, row.counts[-1]) for row in rows]
 
     async def engine_seconds(self) -> float | None:
         """Return the processor time of the engine so far, if the system reports it."""
