@@ -9,8 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from serving import chat, code_of, served, stream, user
+from transformers import AutoTokenizer
 from vision import Reference, parts, picture, shown, token_ids, wav
 
+from backend.config import ModelOptions
+from backend.model.loader import load
 from scripts.sweep.verdict import Outcome
 from scripts.sweep.vision_check import check_vision, vision_reference
 from scripts.sweep.vision_models import SWEPT_VISION_FAMILIES, build_vision_model
@@ -108,6 +111,19 @@ async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
     theirs = reference.tokens([SYSTEM, user("Text, be bi bo.")], COUNT)
     assert len(theirs) > 1
     assert token_ids(*reply.replies)[: len(theirs)] == theirs
+
+
+@NO_TORCH
+def test_a_processor_that_loads_itself_is_given_up_at_once(tmp_path, monkeypatch):
+    """Upstream contract: phi4_siglip asks AutoProcessor for itself until the stack is full."""
+    directory = build_vision_model("phi4_siglip", tmp_path)
+    tokenizers, read = [], AutoTokenizer.from_pretrained
+    monkeypatch.setattr(
+        AutoTokenizer, "from_pretrained", lambda *a, **k: tokenizers.append(a) or read(*a, **k)
+    )
+    refused = load(ModelOptions(model=str(directory)), directory).card.refused_media
+    assert "it needs the packages torch" in str(refused)
+    assert len(tokenizers) < 10
 
 
 PROCESSOR = """\

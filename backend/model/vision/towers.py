@@ -1,7 +1,8 @@
 """Loads checkpoints with towers for pictures or sounds, through mlx-vlm."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from inspect import getclosurevars
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -83,10 +84,11 @@ def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
     from mlx_vlm.utils import load_processor as load_upstream
 
     trust = {"trust_remote_code": options.trusts_remote_code}
-    processor = load_upstream(directory, add_detokenizer=False, **trust)
     own_class = _processor_class(read_config(directory)["model_type"])
-    if own_class is not None and is_tokenizer(processor):
-        processor = _own_processor(own_class, directory, trust)
+    with _without_recursion(own_class):
+        processor = load_upstream(directory, add_detokenizer=False, **trust)
+        if own_class is not None and is_tokenizer(processor):
+            processor = _own_processor(own_class, directory, trust)
     # Some models have their own class for pictures.
     if own := load_image_processor(directory, **trust):
         processor.image_processor = own
@@ -103,6 +105,31 @@ def _own_processor(own_class: Untyped, directory: Path, trust: Mapping[str, bool
         if needed is None:
             raise
         raise OSError(f"it needs {needed}: {one_line(error)}") from error
+
+
+@contextmanager
+def _without_recursion(own_class: Untyped | None) -> Iterator[None]:
+    """Let a processor class fail that loads itself: mlx-vlm has one that does, without torch."""
+    if own_class is None:
+        yield
+        return
+    load, is_loading = own_class.from_pretrained, False
+
+    def load_once(*args: Untyped, **kwargs: Untyped) -> HfProcessor:
+        nonlocal is_loading
+        if is_loading:
+            raise OSError("mlx-vlm's processor loads itself")
+        is_loading = True
+        try:
+            return load(*args, **kwargs)
+        finally:
+            is_loading = False
+
+    own_class.from_pretrained = load_once
+    try:
+        yield
+    finally:
+        own_class.from_pretrained = load
 
 
 def is_tokenizer(processor: HfProcessor) -> bool:
