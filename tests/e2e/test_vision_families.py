@@ -8,6 +8,7 @@ import grpc
 import mlx.core as mx
 import numpy as np
 import pytest
+from groups import descendants
 from serving import chat, code_of, served, stream, user
 from transformers import AutoTokenizer
 from vision import Reference, parts, picture, shown, token_ids, wav
@@ -111,6 +112,13 @@ async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
     theirs = reference.tokens([SYSTEM, user("Text, be bi bo.")], COUNT)
     assert len(theirs) > 1
     assert token_ids(*reply.replies)[: len(theirs)] == theirs
+
+
+@pytest.mark.parametrize("family", ["kimi_vl", "youtu_vl"])
+async def test_an_engine_keeps_no_process_that_rendered_for_its_trials(tmp_path, family):
+    async with served(build_vision_model(family, tmp_path)) as backend:
+        # A forked engine has a copy of what it was forked from.
+        assert len(list(descendants(backend.engine.process_id))) <= 1
 
 
 @NO_TORCH

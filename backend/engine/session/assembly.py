@@ -84,6 +84,8 @@ def assemble_decoder_session(
     require_sense(model.network, fresh_caches, sample[:_PROBE_TOKENS])
     if isinstance(model.network, VisionNetwork):
         model = _with_checked_media(model, model.network, fresh_caches, sample)
+        # Only trials of media render here; prompts are rendered in the server.
+        PROCESSES.close()
     can_batch = tuning.scheduling.batching
     drafts = tuning.speculation.speculation != "off"
     plan = BatchPlan(Batching.NONE)
@@ -151,8 +153,6 @@ def _with_checked_media(
         return model
     examiner = Examiner(model.media, model.tokenizer, model.template)
     refused, single = media_faults(network, fresh_caches, examiner)
-    # Prompts are rendered elsewhere from here on.
-    PROCESSES.close()
     card = replace(
         model.card, refused_media={**model.card.refused_media, **refused}, single_media=single
     )
