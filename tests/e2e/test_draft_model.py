@@ -37,7 +37,7 @@ async def test_it_drafts_and_no_reply_changes(models, caplog):
         report = await inspect(backend)
         assert report.model.draft_model == str(models / "small")
         assert report.memory.breakdown["draft_weights"] > 0
-        assert report.accepted_tokens > 50
+        assert report.accepted_tokens > 0
     assert "drafted=" in caplog.text
 
 
