@@ -12,6 +12,7 @@ from backend.cache.layers import UpstreamCache, cache_bytes, upstream_name
 from backend.cache.layout import cache_leaves
 from backend.cache.row_kv import RowKV
 from backend.engine.kv.attention import install
+from backend.engine.kv.early_start import early_start
 from backend.engine.kv.going_back import (
     can_give_back,
     chosen_states,
@@ -57,6 +58,8 @@ class BatchPlan:
         takes_several: Whether prompts of different length may be fed in one pass.
         packs: Whether decoding rows that take unlike numbers of tokens need no padding: the
             network gets each token as a row of its own.
+        starts_early: Whether an idle device begins with a pass while it is being built: alone, not
+            among ranks, which have to agree first.
         pass_seconds: Duration of a pass by its tokens of one row; empty if decoding rows
             cannot take several in a pass and give some back.
     """
@@ -66,6 +69,7 @@ class BatchPlan:
     shares_prefixes: bool = False
     takes_several: bool = False
     packs: bool = False
+    starts_early: bool = False
     pass_seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
@@ -119,15 +123,23 @@ class BatchCaches:
         """Whether every layer can return to the state before a pass."""
         return all(is_state(leaf) or can_give_back(leaf) for leaf in cache_leaves(self.layers))
 
-    def forward(self, network: Network, tokens: mx.array) -> mx.array:
-        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily."""
+    def forward(self, network: Network, tokens: mx.array, *, is_idle: bool = False) -> mx.array:
+        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily.
+
+        Args:
+            network: The model.
+            tokens: Of each row.
+            is_idle: Whether the device has nothing else to compute.
+        """
         self._column = None
         if tokens.shape[1] > 1:
             self._order_windows()
-        return self._forward(network, tokens)
+        return self._forward(self._starting(network) if is_idle else network, tokens)
 
     def take(self, network: Network, inputs: Sequence[Sequence[int]]) -> mx.array:
         """Append unlike numbers of tokens to the rows, at least one each; `keep` follows.
+
+        The device has nothing else to compute.
 
         Args:
             network: The model.
@@ -146,7 +158,7 @@ class BatchCaches:
         self._column = column
         self._ledger.begin_packed(column)
         tokens = mx.array([[token_id] for own in inputs for token_id in own])
-        logits = network(tokens, cache=self.layers)
+        logits = self._starting(network)(tokens, cache=self.layers)
         self._ledger.advance()
         return logits[:, 0]
 
@@ -161,7 +173,7 @@ class BatchCaches:
         for leaf in padded_states:
             leaf.prepare(lengths=lengths)
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in inputs]
-        logits = self.forward(network, mx.array(padded))
+        logits = self.forward(network, mx.array(padded), is_idle=True)
         for leaf in padded_states:
             leaf.finalize()
         return logits
@@ -185,6 +197,10 @@ class BatchCaches:
             for leaf, arrays in before:
                 leaf.cache = chosen_states(kept, leaf.cache, arrays)
         self.give_back([count - n for count, n in zip(taken, kept, strict=True)])
+
+    def _starting(self, network: Network) -> Network:
+        """Return the network for a pass of an idle device."""
+        return partial(early_start, network) if self._plan.starts_early else network
 
     def _forward(self, network: Network, tokens: mx.array) -> mx.array:
         if self._ledger is None:

@@ -124,7 +124,9 @@ class Batch:
         landed: Landed,
     ) -> None:
         """Compute one token of each row; it is read once the next pass is dispatched."""
-        logits = self._caches.forward(self._network, inputs[:, None])[:, -1].astype(mx.float32)
+        is_idle = before is None or before.has_landed
+        logits = self._caches.forward(self._network, inputs[:, None], is_idle=is_idle)
+        logits = logits[:, -1].astype(mx.float32)
         if self._draws.has_grammars:
             # A mask needs the previous token, the forward pass does not: the host reads that token
             # and computes the masks during the pass.

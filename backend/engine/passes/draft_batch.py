@@ -141,6 +141,8 @@ class DraftBatch:
             adjusted = adjuster.adjust(self._fitted(logits.astype(mx.float32)), tokens)
             positions = [row.drawn + place for row in self._rows]
             tokens = self._current_sampler().draw(adjusted, positions)
+            # The device begins with it while the next pass is being built.
+            mx.async_eval(tokens)
             drafts.append(tokens)
         found: list[list[int]] = mx.stack(drafts, axis=1).tolist()
         return found

@@ -60,6 +60,7 @@ def batch_plan(
     """
     trial = BatchTrial(network, fresh_caches, token_ids, lengths, ranks=ranks)
     plan = _plan(trial, lambda: is_shareable(network, fresh_caches, token_ids, ranks))
+    plan = replace(plan, starts_early=not ranks.are_several)
     return _with_drafts(plan, trial, network, fresh_caches, token_ids) if drafts else plan
 
 
