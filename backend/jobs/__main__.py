@@ -6,6 +6,7 @@ error. The end of standard input ends the process.
 
 import logging
 import os
+import sys
 import threading
 from io import FileIO
 
@@ -30,6 +31,8 @@ def main() -> int:
     # Libraries print to stdout; the pipe must carry progress only.
     progress = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    # Its buffer would be lost when the process ends at once.
+    sys.stdout = sys.stderr
     # Unbuffered: exit hangs on a buffer's lock while a thread reads.
     commands = os.fdopen(0, "rb", buffering=0)
     line = commands.readline()

@@ -33,6 +33,7 @@ from benchmarks.soak.clients import Answer, Client, Tally, answer
 from benchmarks.soak.health import HealthReport, watch_apart
 from benchmarks.soak.host import Host, Replacements, on_small_disk
 from benchmarks.soak.requests import Ask, asks
+from common.memory.resident import resident_bytes
 
 CLIENTS = 32
 # In bfloat16 logits tie, and then it matters whether a prefix was computed or stored: a lost engine
@@ -254,12 +255,12 @@ async def _measures(seconds: float, pid: int) -> list[Measure]:
 
 
 def _measure(pid: int) -> Measure:
-    command = ["ps", "-o", "rss=", "-p", str(pid)]
-    resident = int(subprocess.check_output(command, text=True)) * 1024
     process = Path(f"/proc/{pid}")
     if not process.exists():
-        return Measure(resident, 0, 0)
-    return Measure(resident, *(len(list((process / name).iterdir())) for name in ("fd", "task")))
+        command = ["ps", "-o", "rss=", "-p", str(pid)]
+        return Measure(int(subprocess.check_output(command, text=True)) * 1024, 0, 0)
+    counts = (len(list((process / name).iterdir())) for name in ("fd", "task"))
+    return Measure(resident_bytes(pid), *counts)
 
 
 def _report(
