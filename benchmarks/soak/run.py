@@ -148,14 +148,14 @@ async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
         end = started + plan.seconds
         seeds = range(plan.seed, plan.seed + plan.clients)
         crowd = [Client(address, references, tally, host.replacements, seed) for seed in seeds]
-        measures, losses, health, *_ = await asyncio.gather(
-            _measures(plan.seconds, pid),
-            lose_engines(channel, plan.kill_every_s, end),
-            watch_apart(address, plan.seconds),
-            host.run_until(end, plan.replace_every_s),
-            *(client.run_until(end) for client in crowd),
-        )
-        watched = Watched(measures, health, losses, dict(host.done))
+        async with asyncio.TaskGroup() as group:
+            measures = group.create_task(_measures(plan.seconds, pid))
+            losses = group.create_task(lose_engines(channel, plan.kill_every_s, end))
+            health = group.create_task(watch_apart(address, plan.seconds))
+            group.create_task(host.run_until(end, plan.replace_every_s))
+            for client in crowd:
+                group.create_task(client.run_until(end))
+        watched = Watched(measures.result(), health.result(), losses.result(), dict(host.done))
         await _settled(channel, tally)
         await _compare_again(stub, references, tally)
         reply = await _settled(channel, tally)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.soak.run import CACHE_BYTES, Plan, run
+from benchmarks.soak.run import CACHE_BYTES, Measure, Plan, run
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 
@@ -22,3 +22,13 @@ async def test_engines_that_are_lost_again_and_again_cost_no_reply():
     assert report.restarts > 0
     assert report.kv_active_bytes == 0
     assert not [end for end in report.ends if "INTERNAL" in end or "UNAVAILABLE" in end]
+
+
+async def test_a_soak_that_cannot_measure_ends_with_the_reason(monkeypatch):
+    def fail(*_):
+        raise OSError("no such process")
+
+    monkeypatch.setattr(Measure, "__init__", fail)
+    with pytest.raises(ExceptionGroup) as raised:
+        await run(Plan(seconds=1.0, clients=4, requests=4))
+    assert raised.group_contains(OSError, match="no such process")
