@@ -1,6 +1,7 @@
 #!/bin/sh
 # Try this checkout as a new user would on a bare Debian: `sh scripts/try_debian.sh trixie DIRECTORY`.
 # Needs root and debootstrap. Debian is installed in DIRECTORY and kept, so that a second run is faster.
+# A grpcurl in its /usr/local/bin makes the calls of the docs.
 # A user without rights tries first and must be told how to go on; then root does, then the user again.
 set -eu
 release=$1
@@ -15,7 +16,7 @@ inside() {
     home=$2
     shift 2
     chroot --userspec="$user:$user" "$root" /usr/bin/env -i HOME="$home" TERM=dumb LANG=C.UTF-8 \
-        PATH=/usr/sbin:/usr/bin:/sbin:/bin PIP_CERT=$certificates SSL_CERT_FILE=$certificates \
+        PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PIP_CERT=$certificates SSL_CERT_FILE=$certificates \
         /bin/sh -ec "$*"
 }
 
