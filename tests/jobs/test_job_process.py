@@ -106,11 +106,14 @@ async def test_what_is_left_of_a_job_that_was_killed_is_told_and_in_nobodys_way(
 
 
 def start() -> subprocess.Popen:
+    # A host need not set it, and without it a buffer may be lost.
+    environment = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen(
         [sys.executable, "-m", "backend.jobs"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=environment,
     )
 
 
