@@ -4,7 +4,9 @@ The command line's demo, the benchmarks and the end-to-end tests use it.
 """
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +25,8 @@ LOOPBACK = "127.0.0.1"
 
 _RUN_SCRIPT = Path(__file__).parents[2] / "run.sh"
 _POLL_INTERVAL_S = 0.002
+# Below those that systems give to whoever asks for any: from 32768 on Linux, 49152 on macOS.
+_PORTS = range(10_000, 30_000)
 
 
 class ServerError(Exception):
@@ -132,9 +136,11 @@ def server_command() -> tuple[str, ...]:
 
 
 def free_port() -> int:
-    """Return a free port."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Return a free port that no system hands out by itself before the server has it."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)):
+            return port
 
 
 def _accepts(address: str) -> bool:

@@ -1,11 +1,18 @@
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from backend.cli.client import BackendClient
-from backend.cli.server_process import ServerError, ServerProcess, server_command
+from backend.cli.server_process import (
+    LOOPBACK,
+    ServerError,
+    ServerProcess,
+    free_port,
+    server_command,
+)
 
 PROGRAM = Path(__file__).with_name("health_server.py")
 
@@ -49,3 +56,8 @@ async def test_leaving_the_context_stops_the_server(start):
 
 def test_a_checkout_is_started_by_its_script():
     assert server_command() == (str(Path(__file__).parents[2] / "run.sh"),)
+
+
+def test_its_port_is_below_those_that_linux_and_macos_hand_out():
+    with socket.create_server((LOOPBACK, free_port())) as server:
+        assert server.getsockname()[1] < 32_768

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import random
 import re
 import signal
 import socket
@@ -17,6 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from backend.cli.server_process import free_port
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 
@@ -71,17 +71,6 @@ class Backend:
             if found := [match[1] for line in self.lines() if (match := pattern.search(line))]:
                 return found[0]
             time.sleep(0.01)
-
-
-def free_port():
-    """Return a port that no system hands out by itself before the backend has it."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 30_000)
-        with (
-            contextlib.suppress(OSError),
-            socket.create_server(("127.0.0.1", port)) as server,
-        ):
-            return server.getsockname()[1]
 
 
 @pytest.fixture
