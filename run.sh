@@ -51,9 +51,10 @@ preload_openblas() {
     fi
     echo "run.sh: preloading $library in place of MLX's reference BLAS" >&2
     LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
-    # Measured best for decoding; its own threads would compete with MLX's.
+    # Here it computes nothing; the engine process sets its own number. Idle threads sleep at once.
     OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
-    export LD_PRELOAD OPENBLAS_NUM_THREADS
+    OPENBLAS_THREAD_TIMEOUT=${OPENBLAS_THREAD_TIMEOUT:-4}
+    export LD_PRELOAD OPENBLAS_NUM_THREADS OPENBLAS_THREAD_TIMEOUT
 }
 
 if [ "$(uname -s)" = Linux ] && [ ! -e /dev/nvidiactl ] && [ "${MLX_BACKEND_PRELOAD_BLAS:-1}" != 0 ]; then

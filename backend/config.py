@@ -19,8 +19,7 @@ MAX_LAYERS = 4096
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS = 64, 1024
 MAX_LOGIT_BIASES = 4096
-MAX_MESSAGES, MAX_TOOLS = 10_000, 1024
-MAX_CANDIDATES = 1024
+MAX_MESSAGES, MAX_TOOLS, MAX_CANDIDATES = 10_000, 1024, 1024
 MAX_JOBS, MAX_ENDED_JOBS = 2, 64
 MAX_TARGET_MODULES = 256
 JOB_STOP_TIMEOUT_S, JOB_REPORT_INTERVAL_S = 60.0, 0.5
@@ -309,6 +308,7 @@ class ModelOptions:
         max_model_len: Explicit context limit; `None` leaves the model's own.
         dtype: Weights are cast to it; `None` leaves them.
         memory_utilization: The usable share of the device's memory, from 0 to 1.
+        threads: Maximum for matrix products on a Linux CPU; `None` is one per core.
     """
 
     model: str
@@ -319,6 +319,7 @@ class ModelOptions:
     max_model_len: int | None = None
     dtype: str | None = None
     memory_utilization: float = MEMORY_UTILIZATION
+    threads: int | None = None
     adapters: tuple[Adapter, ...] = ()
     grammar_triggers: tuple[str, ...] = ()
     media_limits: MediaLimits = MediaLimits()

@@ -1,5 +1,6 @@
 """Replaces the reference BLAS of MLX's Linux wheel with the system's OpenBLAS."""
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -13,6 +14,12 @@ SWITCH = "MLX_BACKEND_PRELOAD_BLAS"
 
 _NVIDIA = Path("/dev/nvidiactl")
 _SYSTEM_PATHS = "/sbin:/usr/sbin:/bin:/usr/bin"
+# For processes that compute nothing; one that computes sets its own number.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    # An idle thread sleeps after 2^4 cycles, not after 2^26: others want its core.
+    "OPENBLAS_THREAD_TIMEOUT": "4",
+}
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
@@ -40,8 +47,23 @@ def preloading(environment: Mapping[str, str], library: Path) -> dict[str, str]:
     """Return the environment variables that make a process load its BLAS from a library."""
     before = environment.get("LD_PRELOAD")
     return {
-        # Fastest for decoding as measured; its threads compete with MLX's.
-        "OPENBLAS_NUM_THREADS": "1",
+        **_ENVIRONMENT,
         **environment,
         "LD_PRELOAD": f"{library}:{before}" if before else str(library),
     }
+
+
+def has_openblas() -> bool:
+    """Tell whether the matrix products of this process are those of OpenBLAS."""
+    return hasattr(ctypes.CDLL(None), "openblas_set_num_threads")
+
+
+def threads() -> int:
+    """Return the number of threads for each matrix product; requires `has_openblas`."""
+    count: int = ctypes.CDLL(None).openblas_get_num_threads()
+    return count
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads for each matrix product from now on; requires `has_openblas`."""
+    ctypes.CDLL(None).openblas_set_num_threads(count)

@@ -57,6 +57,7 @@ def test_a_preloaded_library_stands_before_others_and_chosen_threads_stay():
     assert preloading(environment, Path("/lib/blas.so")) == {
         "LD_PRELOAD": "/lib/blas.so:/other.so",
         "OPENBLAS_NUM_THREADS": "3",
+        "OPENBLAS_THREAD_TIMEOUT": "4",
         "HOME": "/h",
     }
     assert preloading({}, Path("/lib/blas.so"))["OPENBLAS_NUM_THREADS"] == "1"

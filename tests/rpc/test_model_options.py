@@ -29,6 +29,7 @@ def test_every_field_is_taken_over():
         TrustRemoteCode=True,
         MaxModelLen=8192,
         DType="bf16",
+        Threads=3,
         Options=["max_slots:4"],
     ) == ModelOptions(
         model="org/name",
@@ -38,8 +39,14 @@ def test_every_field_is_taken_over():
         trust_remote_code=True,
         max_model_len=8192,
         dtype="bfloat16",
+        threads=3,
         tuning=TuningOptions.of(max_slots=4),
     )
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_threads_that_are_not_set_are_not_limited(threads):
+    assert read(Threads=threads).threads is None
 
 
 @pytest.mark.parametrize(

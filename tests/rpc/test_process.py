@@ -19,6 +19,8 @@ import pytest
 from backend.cli.server_process import free_port
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from common.openblas import find_openblas
+from common.process.cores import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_SH = str(ROOT / "run.sh")
@@ -27,6 +29,7 @@ EXIT_TIMEOUT_S = 30.0
 SESAME = "s3cret"
 LISTENING = re.compile(r"listening on 127\.0\.0\.1:([1-9]\d*)$")
 DASHBOARD = re.compile(r"dashboard on http://127\.0\.0\.1:([1-9]\d*)/$")
+PRODUCT_THREADS = re.compile(r"threads for each matrix product: (\d+)$")
 METRICS = re.compile(r"metrics on 127\.0\.0\.1:([1-9]\d*)$")
 
 
@@ -65,8 +68,8 @@ class Backend:
     def lines(self):
         return self.stderr.read_text().splitlines()
 
-    def announced_port(self, pattern):
-        """Wait for the line with a port; `Health` answers before there are other servers."""
+    def announced(self, pattern):
+        """Wait for the line with a number; `Health` answers before there are other servers."""
         while True:
             if found := [match[1] for line in self.lines() if (match := pattern.search(line))]:
                 return found[0]
@@ -106,6 +109,21 @@ def test_a_host_starts_asks_and_stops_it(start, arguments):
     assert backend.health() == b"OK"
     assert backend.stop() == 0
     assert backend.lines()[-1].endswith("stopped")
+
+
+@pytest.mark.mlx
+@pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
+@pytest.mark.parametrize(("given", "most"), [({}, usable_cores()), ({"Threads": 1}, 1)])
+def test_matrix_products_take_no_more_threads_than_cores_and_host_allow(start, given, most):
+    backend = start("--addr", "127.0.0.1:{port}", MLX_BACKEND_PRELOAD_BLAS="1")
+    with grpc.insecure_channel(f"127.0.0.1:{backend.port}") as channel:
+        load = backend_pb2_grpc.BackendStub(channel).LoadModel
+        loaded = load(
+            pb.ModelOptions(Model=str(ROOT / "backend/demo/model"), DType="float32", **given),
+            wait_for_ready=True,
+        )
+    assert loaded.success
+    assert 1 <= int(backend.announced(PRODUCT_THREADS)) <= most
 
 
 def heaps_of(pid):
@@ -207,7 +225,7 @@ def test_port_0_takes_a_free_one_and_logs_it():
 def test_the_dashboard_is_served_on_loopback(start):
     backend = start("--addr=127.0.0.1:{port}", "--dashboard", "0")
     assert backend.health() == b"OK"
-    port = backend.announced_port(DASHBOARD)
+    port = backend.announced(DASHBOARD)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/inspect") as reply:
         assert b'"state": "UNINITIALIZED"' in reply.read()
     assert backend.stop() == 0
@@ -216,7 +234,7 @@ def test_the_dashboard_is_served_on_loopback(start):
 def test_metrics_are_served_on_an_address_of_their_own(start):
     backend = start("--addr=127.0.0.1:{port}", "--metrics-addr", "127.0.0.1:0")
     assert backend.health() == b"OK"
-    port = backend.announced_port(METRICS)
+    port = backend.announced(METRICS)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
         assert b'mlx_backend_state{state="uninitialized"} 1.0' in reply.read()
     assert backend.stop() == 0

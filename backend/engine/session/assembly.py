@@ -33,11 +33,13 @@ from backend.engine.trials.draft_model import LoadedDraft
 from backend.engine.trials.drafter import load_draft
 from backend.engine.trials.kv_profile import measure
 from backend.engine.trials.media_check import media_faults, text_fault
+from backend.engine.trials.product_threads import adjust_product_threads
 from backend.engine.trials.self_check import (
     require_numbers,
     require_sense,
     trial_lengths,
 )
+from backend.engine.trials.trial_steps import prefilled
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm
@@ -62,7 +64,9 @@ log = logging.getLogger(__name__)
 def assemble_session(model: RunnableModel, options: ModelOptions, outlets: Outlets) -> Session:
     """Return an idle session, after checking the abilities of the model."""
     if model.card.kind is not ModelKind.DECODER:
-        require_numbers(Encoder(model.network).look(_sample(model)[:_PROBE_TOKENS]))
+        encoder, probe = Encoder(model.network), _sample(model)[:_PROBE_TOKENS]
+        require_numbers(encoder.look(probe))
+        adjust_product_threads(lambda: require_numbers(encoder.look(probe)), options.threads)
         return EncoderSession(model, outlets)
     return assemble_decoder_session(model, options, outlets)
 
@@ -81,7 +85,13 @@ def assemble_decoder_session(
     tuning = options.tuning
     fresh_caches = make_cache_factory(model.network, tuning, ranks)
     sample = _sample(model)
-    require_sense(model.network, fresh_caches, sample[:_PROBE_TOKENS])
+    probe = sample[:_PROBE_TOKENS]
+    require_sense(model.network, fresh_caches, probe)
+    # Ranks on one machine share its cores.
+    if not ranks.are_several:
+        adjust_product_threads(
+            lambda: prefilled(ALONE, model.network, fresh_caches(), probe), options.threads
+        )
     if isinstance(model.network, VisionNetwork):
         model = _with_checked_media(model, model.network, fresh_caches, sample)
         # Only trials of media render here; prompts are rendered in the server.

@@ -67,6 +67,8 @@ def model_options(
         max_model_len=_max_model_len(request.MaxModelLen),
         dtype=_dtype(request.DType),
         memory_utilization=_memory_utilization(request.GPUMemoryUtilization),
+        # Hosts send -1 or 0 for as many as there are cores.
+        threads=request.Threads if request.Threads > 0 else None,
         adapters=_adapters(request),
         grammar_triggers=tuple(trigger.word for trigger in request.GrammarTriggers if trigger.word),
         media_limits=_media_limits(request),
