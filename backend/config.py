@@ -11,8 +11,7 @@ DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 DRAIN_TIMEOUT_S = 8.0
-# A longer turn of the engine is reported as stuck.
-LONG_TURN_S = 120.0
+LONG_TURN_S = 120.0  # a longer one of the engine is reported as stuck
 # In one list of config.json: mlx-lm builds them all, without a chance to cancel.
 MAX_LAYERS = 4096
 # Limits of one request; `docs/reference/security.md` lists them.
@@ -50,8 +49,9 @@ PROMPT_CACHE_MEMORY_SHARE = 0.25
 MEMORY_UTILIZATION = 0.9
 # Of the memory, if the device reports no working set: other processes share that of a CPU, and
 # MLX itself stops at this share of a CUDA device.
-CPU_MEMORY_SHARE = 0.75
-CUDA_MEMORY_SHARE = 0.95
+CPU_MEMORY_SHARE, CUDA_MEMORY_SHARE = 0.75, 0.95
+# Of the memory, for weights that a CPU computes faster in float32 than in their 16 bits.
+FLOAT32_MEMORY_SHARE = 0.5
 # Of the memory besides the weights, for activations and copies of KV.
 RESERVE_SHARE = 0.1
 # Of the usable memory: the minimum for KV caches, however large the weights are.

@@ -20,6 +20,7 @@ from benchmarks.cases import (
     storm,
     streams,
     structure,
+    weight_types,
 )
 from benchmarks.harness.figure import Figure, Settings
 from benchmarks.harness.models import ensure_built
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "prompt_cache": prompt_cache.measure,
     "ragged": ragged.measure,
     "quantised": quantised.measure,
+    "weight_types": weight_types.measure,
     "speculation": speculation.measure,
     "heads": speculation.measure_heads,
     "agents": agents.measure,

@@ -53,8 +53,16 @@ def preloading(environment: Mapping[str, str], library: Path) -> dict[str, str]:
     }
 
 
+def attach(library: Path) -> None:
+    """Make a library known to this process, which then foresees the products of a server.
+
+    Its own products remain those of the BLAS that it was started with.
+    """
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
 def has_openblas() -> bool:
-    """Tell whether the matrix products of this process are those of OpenBLAS."""
+    """Tell whether this process knows OpenBLAS, as one does that was started with it."""
     return hasattr(ctypes.CDLL(None), "openblas_set_num_threads")
 
 

@@ -28,6 +28,7 @@ from backend.model.checkpoint.weights import (
     weights_bytes,
 )
 from backend.model.loaded import RunnableModel
+from backend.model.products import prepare_products
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 
 _SENTENCE_CONFIG = "sentence_bert_config.json"
@@ -197,6 +198,7 @@ def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind, label
     )
     if options.dtype is not None:
         cast(network, options.dtype)
+    prepare_products(network, keeps_type=options.dtype is not None)
     return network
 
 

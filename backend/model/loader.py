@@ -30,6 +30,7 @@ from backend.model.checkpoint.config import (
     read_generation_config,
     require_weights,
 )
+from backend.model.checkpoint.draft import asks_for_several
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error, one_line
 from backend.model.checkpoint.libraries import (
     is_installed,
@@ -52,6 +53,7 @@ from backend.model.checkpoint.weights import (
 )
 from backend.model.encoder import is_encoder, load_encoder
 from backend.model.loaded import RunnableModel
+from backend.model.products import prepare_products
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
@@ -246,6 +248,9 @@ def _adjust(network: Network, options: ModelOptions) -> None:
     apply_adapters(network, options.adapters, options.models_dir)
     if options.dtype is not None:
         cast(network, options.dtype)
+    # Ranks on other machines may compute otherwise, and their results are added.
+    keeps_type = options.dtype is not None or asks_for_several(options)
+    prepare_products(network, keeps_type=keeps_type)
     if widen_experts(network):
         log.warning("experts need float32 on a CPU: all weights are cast and take more memory")
 

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+from mlx_lm import convert
+
 from benchmarks.harness.models import ALL, BenchModel
 from scripts.draft_pair import split_off
 from scripts.eagle_head import add_eagle
@@ -17,8 +19,8 @@ def build_model(model: BenchModel) -> None:
     if not model.shape:
         build(model.family, model.directory)
         return
-    if model.family in PAIRED:
-        PAIRED[model.family](model)
+    if model.family in SPECIAL:
+        SPECIAL[model.family](model)
         return
     hidden, layers, vocab = model.shape
     SIZED[model.family](model.directory, hidden=hidden, layers=layers, vocab=vocab)
@@ -62,6 +64,17 @@ def _build_with_eagle(model: BenchModel) -> None:
     part.rename(model.directory)
 
 
+def _build_stored(model: BenchModel) -> None:
+    hidden, layers, vocab, bits = model.shape
+    part = _empty(model)
+    wide = part.with_suffix(".draft")
+    build_llama(wide, hidden=hidden, layers=layers, vocab=vocab)
+    is_quantised = bits < 16
+    convert(str(wide), str(part), quantize=is_quantised, q_bits=bits, dtype="bfloat16")
+    shutil.rmtree(wide)
+    part.rename(model.directory)
+
+
 def _empty(model: BenchModel) -> Path:
     """Return a directory to build a model in, without what an earlier attempt left."""
     part = model.directory.with_suffix(".part")
@@ -70,10 +83,11 @@ def _empty(model: BenchModel) -> Path:
     return part
 
 
-PAIRED = {
+SPECIAL = {
     "paired_llama": _build_pair,
     "mtp_qwen3_5": _build_with_mtp,
     "eagle_llama": _build_with_eagle,
+    "stored_llama": _build_stored,
 }
 
 

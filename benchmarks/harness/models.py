@@ -14,14 +14,14 @@ CACHE = ROOT / "build" / "bench"
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A float32 model.
+    """A model, of float32 unless its name says otherwise.
 
     Attributes:
         name: Its name in reports: its parameters, or its family.
         family: A key of `FAMILIES` in `scripts/tiny_models.py`.
         shape: Hidden size, layers and vocabulary; empty for the family's tiny model. Of a
             `paired_llama` also the contribution of all layers but the first, in percent; of a model
-            with a head also whether the head is right.
+            with a head also whether the head is right; of a `stored_llama` the bits of a weight.
     """
 
     name: str
@@ -48,6 +48,10 @@ SMALL = BenchModel("4M", "llama", (256, 4, 2048))
 """So small that the cost of everything around the model shows."""
 
 LARGE = BenchModel("60M", "llama", (640, 8, 16384))
+
+BFLOAT16 = BenchModel("60M, bfloat16", "stored_llama", (640, 8, 16384, 16))
+FOUR_BITS = BenchModel("60M, 4 bits", "stored_llama", (640, 8, 16384, 4))
+"""`LARGE` in bfloat16, and quantised from it, as published checkpoints are."""
 
 WIDE = BenchModel("60M, 32k tokens", "llama", (512, 8, 32_000))
 
@@ -86,7 +90,20 @@ TINY = {
 }
 """One of each family, by its name."""
 
-ALL = (SMALL, LARGE, WIDE, WIDEST, RECURRENT, RIGHT, NEAR, WRONG, *HEADED, *TINY.values())
+ALL = (
+    SMALL,
+    LARGE,
+    BFLOAT16,
+    FOUR_BITS,
+    WIDE,
+    WIDEST,
+    RECURRENT,
+    RIGHT,
+    NEAR,
+    WRONG,
+    *HEADED,
+    *TINY.values(),
+)
 
 
 def ensure_built() -> None:

@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from io import StringIO
 
@@ -9,12 +11,17 @@ from rich.console import Console
 
 from backend.cli.app import main
 from backend.demo import MODEL_DIR
+from common.openblas import find_openblas
 
 pytestmark = pytest.mark.mlx
 
 
+# OpenBLAS would stay with this process, and change what later tests compute.
+ENVIRONMENT = {"COLUMNS": "100", "MLX_BACKEND_PRELOAD_BLAS": "0"}
+
+
 def fit(*arguments, **environment):
-    return CliRunner(env={"COLUMNS": "100", **environment}).invoke(main, ["fit", *arguments])
+    return CliRunner(env=ENVIRONMENT | environment).invoke(main, ["fit", *arguments])
 
 
 def printed(foretold):
@@ -48,6 +55,18 @@ def test_json_has_the_sizes_in_bytes():
     assert told["fits"]
     assert [cache["kv_bits"] for cache in told["caches"]] == [None, 8, 4]
     assert set(told["caches"][0]["requests"]) == {"2048", "4096"}
+
+
+@pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
+def test_weights_that_the_server_would_cast_are_counted_as_float32():
+    command = [sys.executable, "-m", "backend.cli", "fit", str(MODEL_DIR), "--json"]
+    narrow, wide = (
+        json.loads(
+            subprocess.check_output(command, env=os.environ | {"MLX_BACKEND_PRELOAD_BLAS": preload})
+        )["weights_bytes"]
+        for preload in ("0", "1")
+    )
+    assert wide == 2 * narrow
 
 
 def test_a_draft_model_takes_memory_beside_the_model():

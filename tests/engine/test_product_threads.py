@@ -78,4 +78,5 @@ def test_without_openblas_nothing_is_tried():
 def test_with_openblas_the_number_is_set_unless_the_environment_sets_it():
     environment = preloading({}, find_openblas())
     assert told(1, environment) == ["1", "0"]
-    assert told(None, environment | {"OPENBLAS_NUM_THREADS": "3"}) == [f"{min(3, usable_cores())}", "0"]
+    chosen = told(None, environment | {"OPENBLAS_NUM_THREADS": "3"})
+    assert chosen == [f"{min(3, usable_cores())}", "0"]

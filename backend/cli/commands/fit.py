@@ -13,6 +13,7 @@ from rich.console import Console
 from backend.cli.render import printable
 from backend.config import ModelOptions, TuningOptions
 from backend.errors import BackendError, DownloadError, LoadError, ModelNotFoundError
+from common.openblas import attach, find_openblas, is_wanted
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
@@ -43,6 +44,9 @@ def command(
     from backend.cli.fit.report import table, values
     from backend.engine.forecast import forecast
 
+    # As the server on this machine would have it.
+    if is_wanted(os.environ) and (library := find_openblas()):
+        attach(library)
     tuning = TuningOptions.of(draft_model=draft_model)
     options = ModelOptions(model=model, models_dir=models_path, tuning=tuning)
     try:

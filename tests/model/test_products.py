@@ -1,0 +1,134 @@
+"""On a CPU with OpenBLAS weights are float32, and several tokens meet dequantised ones."""
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from backend.model import products
+from backend.model.products import prepare_products
+
+pytestmark = pytest.mark.mlx
+
+WIDTH = 64
+MODES = [("affine", 32, 4), ("affine", 64, 8), ("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
+
+
+class Network(nn.Module):
+    """An embedding, which is the last layer too, and a layer with and one without a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(96, WIDTH)
+        self.layers = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)]
+
+    def __call__(self, tokens):
+        states = self.embedding(tokens)
+        for layer in self.layers:
+            states = states + layer(states)
+        return self.embedding.as_linear(states)
+
+
+def network(dtype=mx.float32, quantisation=None):
+    mx.random.seed(3)
+    made = Network()
+    if quantisation:
+        mode, group_size, bits = quantisation
+        nn.quantize(made, group_size=group_size, bits=bits, mode=mode)
+    made.set_dtype(dtype)
+    return made
+
+
+def types(made):
+    return {weight.dtype for _, weight in tree_flatten(made.parameters())}
+
+
+@pytest.fixture(autouse=True)
+def openblas(monkeypatch):
+    """The products stay those of the reference BLAS, which differ in rounding only."""
+    monkeypatch.setattr(products, "has_openblas", lambda: True)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(products, "_PIECE_WEIGHTS", 7 * WIDTH)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_weights_of_16_bits_are_cast_to_float32(dtype, caplog):
+    made = network(dtype)
+    with caplog.at_level("INFO"):
+        prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.float32}
+    name = str(dtype).removeprefix("mlx.core.")
+    assert f"{name} is cast to float32" in caplog.text
+    assert f"DType {name} keeps it" in caplog.text
+
+
+def test_the_scales_of_quantised_weights_are_cast_and_the_weights_stay():
+    made = network(mx.bfloat16, ("affine", 32, 4))
+    prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.float32, mx.uint32}
+
+
+def test_a_type_that_the_host_chose_is_kept(caplog):
+    made = network(mx.bfloat16)
+    prepare_products(made, keeps_type=True)
+    assert types(made) == {mx.bfloat16}
+    assert not caplog.text
+
+
+def test_without_openblas_nothing_changes(monkeypatch):
+    monkeypatch.setattr(products, "has_openblas", lambda: False)
+    made = network(mx.bfloat16, ("affine", 32, 4))
+    prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.bfloat16, mx.uint32}
+    assert type(made.layers[0]) is nn.QuantizedLinear
+
+
+def test_weights_that_would_take_more_than_half_of_the_memory_stay(monkeypatch, caplog):
+    made = network(mx.bfloat16)
+    wide_bytes = 2 * sum(weight.nbytes for _, weight in tree_flatten(made.parameters()))
+    monkeypatch.setattr(products, "memory_bytes", lambda: 2 * wide_bytes - 1)
+    prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.bfloat16}
+    assert "the weights stay bfloat16" in caplog.text
+    monkeypatch.setattr(products, "memory_bytes", lambda: 2 * wide_bytes)
+    prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.float32}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("quantisation", MODES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (1, 5), (3, 2), (2, 40)], ids=str)
+def test_any_number_of_tokens_has_the_logits_of_mlx(quantisation, shape):
+    plain, prepared = network(quantisation=quantisation), network(quantisation=quantisation)
+    prepare_products(prepared, keeps_type=False)
+    tokens = mx.random.randint(0, 96, shape)
+    assert mx.allclose(plain(tokens), prepared(tokens), rtol=1e-4, atol=1e-3)
+
+
+def test_only_several_tokens_are_worth_dequantising_weights(monkeypatch):
+    made = network(quantisation=("affine", 32, 4))
+    prepare_products(made, keeps_type=False)
+    asked = []
+    product = products._dequantised_product
+    monkeypatch.setattr(
+        products,
+        "_dequantised_product",
+        lambda module, inputs: asked.append(inputs.shape) or product(module, inputs),
+    )
+    made(mx.array([[1, 2, 3, 4]]))
+    assert not asked
+    made(mx.array([[1], [2], [3], [4], [5]]))
+    assert len(asked) == 3
+
+
+def test_a_layer_of_another_class_keeps_its_products():
+    class Turned(nn.QuantizedLinear):
+        pass
+
+    made = network()
+    made.layers[1] = Turned(WIDTH, WIDTH, bias=False, group_size=32)
+    prepare_products(made, keeps_type=False)
+    assert type(made.layers[1]) is Turned
