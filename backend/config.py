@@ -41,8 +41,7 @@ MAX_RENDER_S = 10.0
 MAX_RENDER_MEMORY_BYTES = 2**30
 # For its text, in characters.
 MAX_RENDER_BYTES = 64 * 2**20
-# Started when they are needed.
-TEMPLATE_PROCESSES = 2
+TEMPLATE_PROCESSES = 2  # started when they are needed
 # Of the memory for KV caches, unless `max_cache_bytes` is set.
 PROMPT_CACHE_MEMORY_SHARE = 0.25
 # Of the device's memory, unless the host sets it.
@@ -50,8 +49,8 @@ MEMORY_UTILIZATION = 0.9
 # Of the memory, if the device reports no working set: other processes share that of a CPU, and
 # MLX itself stops at this share of a CUDA device.
 CPU_MEMORY_SHARE, CUDA_MEMORY_SHARE = 0.75, 0.95
-# Of the memory, for weights that a CPU computes faster in float32 than in their 16 bits.
-FLOAT32_MEMORY_SHARE = 0.5
+# Weights of 16 bits that a CPU computes in float32: at least so many, at most this share of memory.
+FLOAT32_MIN_BYTES, FLOAT32_MEMORY_SHARE = 16 * 2**20, 0.5
 # Of the memory besides the weights, for activations and copies of KV.
 RESERVE_SHARE = 0.1
 # Of the usable memory: the minimum for KV caches, however large the weights are.

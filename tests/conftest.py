@@ -102,6 +102,19 @@ def tiny_vision_models(shared_directory: Path) -> TinyModels:
 
 
 @pytest.fixture(scope="session")
+def bfloat16_model(shared_directory: Path) -> Path:
+    """Build a model of 16 bits that is large enough for a CPU to compute it in float32."""
+    from scripts.tiny_models import build_llama
+
+    built = shared_directory / "bfloat16_model"
+    with FileLock(f"{built}.lock"):
+        if not built.is_dir():
+            part = Path(f"{built}.part")
+            build_llama(part, hidden=256, layers=8, vocab=8192, dtype="bfloat16").rename(built)
+    return built
+
+
+@pytest.fixture(scope="session")
 def networks(tiny_models: TinyModels) -> Callable[[str], Any]:
     """Load a tiny network of a family, once."""
     loaded: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from backend.config import FLOAT32_MEMORY_SHARE
+from backend.config import FLOAT32_MEMORY_SHARE, FLOAT32_MIN_BYTES
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import cast, memory_bytes
 from common.openblas import has_openblas
@@ -31,8 +31,8 @@ def prepare_products(network: Network, *, keeps_type: bool) -> None:
 
     Args:
         network: A network whose weights may still be lazy.
-        keeps_type: Whether 16-bit weights keep their type; others are cast to float32 if that
-            takes at most a half of the memory.
+        keeps_type: Whether 16-bit weights keep their type. Otherwise they are cast to float32
+            if there are enough of them to notice, and few enough for the memory.
     """
     if mx.default_device() != mx.Device(mx.cpu) or not has_openblas():
         return
@@ -47,9 +47,9 @@ def prepare_products(network: Network, *, keeps_type: bool) -> None:
 def _widen(network: Network) -> None:
     weights = [weight for _, weight in tree_flatten(network.parameters())]
     halves = {weight.dtype for weight in weights if weight.dtype in _HALVES}
-    if not halves:
-        return
     before = sum(weight.nbytes for weight in weights)
+    if not halves or before < FLOAT32_MIN_BYTES:
+        return
     after = before + sum(weight.nbytes for weight in weights if weight.dtype in _HALVES)
     name = str(halves.pop()).removeprefix("mlx.core.")
     if after > FLOAT32_MEMORY_SHARE * memory_bytes():

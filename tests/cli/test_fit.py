@@ -58,8 +58,8 @@ def test_json_has_the_sizes_in_bytes():
 
 
 @pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
-def test_weights_that_the_server_would_cast_are_counted_as_float32():
-    command = [sys.executable, "-m", "backend.cli", "fit", str(MODEL_DIR), "--json"]
+def test_weights_that_the_server_would_cast_are_counted_as_float32(bfloat16_model):
+    command = [sys.executable, "-m", "backend.cli", "fit", str(bfloat16_model), "--json"]
     narrow, wide = (
         json.loads(
             subprocess.check_output(command, env=os.environ | {"MLX_BACKEND_PRELOAD_BLAS": preload})

@@ -47,6 +47,7 @@ def types(made):
 def openblas(monkeypatch):
     """The products stay those of the reference BLAS, which differ in rounding only."""
     monkeypatch.setattr(products, "has_openblas", lambda: True)
+    monkeypatch.setattr(products, "FLOAT32_MIN_BYTES", 0)
 
 
 @pytest.fixture
@@ -69,6 +70,17 @@ def test_the_scales_of_quantised_weights_are_cast_and_the_weights_stay():
     made = network(mx.bfloat16, ("affine", 32, 4))
     prepare_products(made, keeps_type=False)
     assert types(made) == {mx.float32, mx.uint32}
+
+
+def test_so_few_weights_that_nobody_notices_stay_as_mlx_lm_computes_them(monkeypatch):
+    made = network(mx.bfloat16)
+    size = sum(weight.nbytes for _, weight in tree_flatten(made.parameters()))
+    monkeypatch.setattr(products, "FLOAT32_MIN_BYTES", size + 1)
+    prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.bfloat16}
+    monkeypatch.setattr(products, "FLOAT32_MIN_BYTES", size)
+    prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.float32}
 
 
 def test_a_type_that_the_host_chose_is_kept(caplog):
