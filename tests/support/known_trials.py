@@ -15,6 +15,7 @@ from typing import Any
 
 from backend.engine.session import assembly
 from backend.model.checkpoint.fingerprint import fingerprint
+from backend.model.checkpoint.weights import weight_types
 from backend.rank import FAULT_VARIABLE
 
 LOGGERS = ("batch_check", "sharing_check", "media_check")
@@ -46,7 +47,9 @@ class KnownTrials:
         media, text = assembly.media_faults, assembly.text_fault
 
         def assembled(model: Any, options: Any, outlets: Any) -> Any:
-            files, level = fingerprint(options, Path(model.card.path)), logging.root.level
+            types = weight_types(model.network)
+            files = fingerprint(options, Path(model.card.path), types)
+            level = logging.root.level
             text_side = options.tokenizer, options.tuning.text, options.tuning.checkpoint
             self._model = repr((model.card.path, files, text_side, options.media_limits, level))
             return assemble(model, options, outlets)

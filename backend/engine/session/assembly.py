@@ -43,6 +43,7 @@ from backend.engine.trials.trial_steps import prefilled
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm
+from backend.model.checkpoint.weights import weight_types
 from backend.model.loaded import RunnableModel
 from backend.model.text.isolated.template import PROCESSES
 from backend.model.vision.media_trial import Examiner
@@ -109,7 +110,7 @@ def assemble_decoder_session(
         model = replace(model, card=replace(model.card, draft_model=draft.model.card.path))
     budget_bytes = _kv_budget_bytes(options, model, draft)
     cache_bytes = prompt_cache_bytes(tuning, budget_bytes)
-    disk = _disk_settings(Path(model.card.path), options, outlets.post)
+    disk = _disk_settings(model, options, outlets.post)
     packing = Packing(tuning.prompt_cache.cache_bits)
     prefixes = make_prefix_store(
         fresh_caches, cache_bytes, packing, disk, is_replicated=ranks.are_several
@@ -205,13 +206,13 @@ def _batch_plan(
 
 
 def _disk_settings(
-    directory: Path, options: ModelOptions, post: Callable[[DiskNews], None]
+    model: RunnableModel, options: ModelOptions, post: Callable[[DiskNews], None]
 ) -> DiskSettings:
     cache = options.tuning.prompt_cache
     return DiskSettings(
         root=Path(cache.cache_dir).expanduser() if cache.cache_dir else None,
         models_dir=options.models_dir,
-        fingerprint=fingerprint(options, directory),
+        fingerprint=fingerprint(options, Path(model.card.path), weight_types(model.network)),
         budget_bytes=cache.max_cache_disk_bytes,
         post=post,
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.config import ModelOptions
@@ -14,7 +14,7 @@ _DIGEST_BYTES = 12
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")
 
 
-def fingerprint(options: ModelOptions, directory: Path) -> str:
+def fingerprint(options: ModelOptions, directory: Path, types: Sequence[str]) -> str:
     """Return an alphanumeric name for a model, its adapters and the way it is run.
 
     Weights are identified by name, size and time: reading them all would take too long.
@@ -22,6 +22,7 @@ def fingerprint(options: ModelOptions, directory: Path) -> str:
     Args:
         options: Options that it was loaded with.
         directory: Directory of the model.
+        types: The data types of its weights in memory, which may not be those of its files.
     """
     adapters = [
         (list(_files(adapter_directory(adapter, options.models_dir))), adapter.scale)
@@ -31,7 +32,7 @@ def fingerprint(options: ModelOptions, directory: Path) -> str:
     identity = {
         "model": list(_files(directory)),
         "adapters": adapters,
-        "dtype": options.dtype,
+        "types": list(types),
         "vision": options.tuning.checkpoint.vision,
         "kv": [memory.kv_bits, memory.kv_group_size, options.tuning.prompt_cache.cache_bits],
         "versions": [version_of(name) for name in _PACKAGES],

@@ -60,6 +60,11 @@ def weights_bytes(network: Network) -> int:
     return sum(weight.nbytes for _, weight in tree_flatten(network.parameters()))
 
 
+def weight_types(network: Network) -> list[str]:
+    """Return the names of the data types of all weights, in order."""
+    return sorted({str(weight.dtype) for _, weight in tree_flatten(network.parameters())})
+
+
 def memory_bytes() -> int:
     """Return the memory that weights may take, in bytes: the device's, or else the machine's."""
     device = mx.device_info()
