@@ -1,7 +1,7 @@
 """Matrix products on a Linux CPU with OpenBLAS, which computes float32 many times faster than MLX.
 
-MLX 0.32 passes only products of float32 to a BLAS. Its own of 16-bit and of quantised weights run
-on one thread, and those of quantised weights take 8 (bfloat16) or 35 times (float16) as long with
+MLX 0.32 passes only products of float32 to a BLAS. It computes those of 16-bit and of quantised
+weights itself, on one thread; the latter take 8 (bfloat16) or 35 times (float16) as long with
 16-bit scales as with scales of float32.
 """
 
