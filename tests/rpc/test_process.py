@@ -129,6 +129,26 @@ def test_a_model_of_16_bits_is_computed_in_float32_unless_the_host_says_otherwis
 
 @pytest.mark.mlx
 @pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
+def test_a_quantised_model_writes_with_openblas_what_it_writes_without(
+    start, tiny_models, tmp_path
+):
+    from mlx_lm import convert
+
+    quantised = tmp_path / "quantised"
+    convert(str(tiny_models("llama")), str(quantised), quantize=True, q_group_size=32)
+    written = []
+    for preload in "01":
+        backend = start("--addr", "127.0.0.1:{port}", MLX_BACKEND_PRELOAD_BLAS=preload)
+        with grpc.insecure_channel(f"127.0.0.1:{backend.port}") as channel:
+            stub = backend_pb2_grpc.BackendStub(channel)
+            stub.LoadModel(pb.ModelOptions(Model=str(quantised)), wait_for_ready=True)
+            request = pb.PredictOptions(Prompt="ba be bi bo bu " * 8, Tokens=24, IgnoreEOS=True)
+            written.append(stub.Predict(request).message)
+    assert written[0] == written[1] != b""
+
+
+@pytest.mark.mlx
+@pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
 @pytest.mark.parametrize(("given", "most"), [({}, usable_cores()), ({"Threads": 1}, 1)])
 def test_matrix_products_take_no_more_threads_than_cores_and_host_allow(start, given, most):
     backend = start("--addr", "127.0.0.1:{port}", MLX_BACKEND_PRELOAD_BLAS="1")
