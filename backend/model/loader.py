@@ -248,11 +248,11 @@ def _adjust(network: Network, options: ModelOptions) -> None:
     apply_adapters(network, options.adapters, options.models_dir)
     if options.dtype is not None:
         cast(network, options.dtype)
+    if widen_experts(network):
+        log.warning("experts need float32 on a CPU: all weights are cast and take more memory")
     # Ranks on other machines may compute otherwise, and their results are added.
     keeps_type = options.dtype is not None or asks_for_several(options)
     prepare_products(network, keeps_type=keeps_type)
-    if widen_experts(network):
-        log.warning("experts need float32 on a CPU: all weights are cast and take more memory")
 
 
 def _media_support(

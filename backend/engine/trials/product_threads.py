@@ -37,7 +37,7 @@ def adjust_product_threads(run_pass: Callable[[], object], limit: int | None) ->
     most = most_threads(limit)
     threads = fewest_threads(pass_s, most) if most > 1 else 1
     openblas.set_threads(threads)
-    log.info("threads for each matrix product: %d", threads)
+    log.info("threads for each matrix product: %d of at most %d", threads, most)
 
 
 def most_threads(limit: int | None) -> int:
