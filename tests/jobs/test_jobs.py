@@ -160,7 +160,7 @@ async def test_a_trained_checkpoint_loads_as_an_adapter(tmp_path, dataset, kind)
 
 async def test_training_lowers_the_loss_on_what_it_is_shown(tmp_path, dataset):
     async with served() as backend:
-        fields = lora(dataset, tmp_path / "out", max_steps=30, learning_rate=0.01)
+        fields = lora(dataset, tmp_path / "out", max_steps=10, learning_rate=0.002)
         updates = await train(backend, **fields)
     losses = [update.loss for update in updates if update.status == "training"]
     assert losses[-1] < losses[0]
