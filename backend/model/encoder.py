@@ -27,6 +27,7 @@ from backend.model.checkpoint.weights import (
     require_memory,
     weights_bytes,
 )
+from backend.model.exponentials import prepare_gates
 from backend.model.loaded import RunnableModel
 from backend.model.products import prepare_products
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
@@ -199,6 +200,7 @@ def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind, label
     if options.dtype is not None:
         cast(network, options.dtype)
     prepare_products(network, keeps_type=options.dtype is not None)
+    prepare_gates()
     return network
 
 

@@ -52,6 +52,7 @@ from backend.model.checkpoint.weights import (
     widen_experts,
 )
 from backend.model.encoder import is_encoder, load_encoder
+from backend.model.exponentials import prepare_gates
 from backend.model.loaded import RunnableModel
 from backend.model.products import prepare_products
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
@@ -253,6 +254,7 @@ def _adjust(network: Network, options: ModelOptions) -> None:
     # Ranks on other machines may compute otherwise, and their results are added.
     keeps_type = options.dtype is not None or asks_for_several(options)
     prepare_products(network, keeps_type=keeps_type)
+    prepare_gates()
 
 
 def _media_support(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from backend.model.exponentials import exp
+
 
 @dataclass(frozen=True, slots=True)
 class Partial:
@@ -79,6 +81,8 @@ def merged(partials: Sequence[Partial], sinks: mx.array | None, dtype: mx.Dtype)
         sinks: [heads] scores of an empty position.
         dtype: Of the result.
     """
+    if len(partials) == 1 and sinks is None:
+        return (partials[0].output / partials[0].total).astype(dtype)
     top = mx.max(mx.stack([partial.top for partial in partials]), axis=0)
     total = mx.zeros_like(top)
     if sinks is not None:
@@ -133,7 +137,7 @@ def _weights(scores: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     scores = scores.astype(mx.float32)
     top = scores.max(axis=-1, keepdims=True)
     # A query that sees none of these keys has no largest score.
-    weights = mx.exp(scores - mx.where(mx.isinf(top), 0.0, top))
+    weights = exp(scores - mx.where(mx.isinf(top), 0.0, top))
     return weights, top, weights.sum(axis=-1, keepdims=True)
 
 

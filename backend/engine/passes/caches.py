@@ -43,8 +43,8 @@ class CacheFactory:
     def __call__(self) -> Caches:
         """Return fresh caches."""
         caches: Caches = make_prompt_cache(self.network)
+        install()
         if self.plan.shares_prefixes:
-            install()
             return [_referring(cache) for cache in caches]
         if not self.group_sizes:
             return caches

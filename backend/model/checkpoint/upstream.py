@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import resource
 import sys
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,9 @@ Network: TypeAlias = Any
 HfTokenizer: TypeAlias = Any
 
 _PACKAGE = "mlx_lm"
+_FAMILIES = ("mlx_lm.models.", "mlx_vlm.models.", "mlx_vlm.speculative.drafters.")
+# An attribute of a replacement: upstream's function.
+_REPLACED = "replaced_upstream_function"
 
 
 def import_mlx_lm() -> ModuleType:
@@ -69,3 +73,26 @@ def _package_directory() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"No module named {_PACKAGE!r}", name=_PACKAGE)
     return Path(spec.submodule_search_locations[0])
+
+
+def reroute(name: str, sources: Iterable[str], route: Callable[[Any], Any]) -> None:
+    """Replace a function in its modules and in those families that import it by name.
+
+    Args:
+        name: Of the function.
+        sources: The modules that define it; those that are not imported are left out.
+        route: Returns the replacement of an upstream function; not called for a replacement.
+    """
+    modules = {name: module for name, module in sys.modules.items() if name.startswith(_FAMILIES)}
+    routes = {}
+    for source in sources:
+        if source in modules:
+            current = getattr(modules[source], name)
+            if not hasattr(current, _REPLACED):
+                upstream, current = current, route(current)
+                setattr(current, _REPLACED, upstream)
+            routes[getattr(current, _REPLACED)] = current
+    for module in modules.values():
+        replacement = routes.get(getattr(module, name, None))
+        if replacement is not None:
+            setattr(module, name, replacement)
