@@ -1,0 +1,132 @@
+"""Attention over whole keys is that of MLX, also where it is computed in pieces."""
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.kv import attention, whole
+from backend.engine.kv.whole import attend_whole
+from backend.model import exponentials
+
+pytestmark = pytest.mark.mlx
+
+HEADS, KV_HEADS, POSITIONS, WIDTH, HEAD_WIDTH, VALUE_WIDTH = 4, 2, 50, 11, 16, 8
+SCALE = HEAD_WIDTH**-0.5
+
+
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch):
+    """However few scores there are, as many as those of three tokens are a piece."""
+    monkeypatch.setattr(exponentials, "_are_slow", lambda: True)
+    monkeypatch.setattr(exponentials, "_LEAST_NUMBERS", 0)
+    monkeypatch.setattr(whole, "_PIECE_SCORES", 3 * HEADS * POSITIONS)
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Refuse MLX's own function."""
+    monkeypatch.setattr(whole.mx, "fast", None)
+
+
+def arrays(rows, width=WIDTH, dtype=mx.float32):
+    mx.random.seed(5)
+    queries = mx.random.normal((rows, HEADS, width, HEAD_WIDTH)) * 3
+    keys = mx.random.normal((rows, KV_HEADS, POSITIONS, HEAD_WIDTH))
+    values = mx.random.normal((rows, KV_HEADS, POSITIONS, VALUE_WIDTH))
+    return tuple(array.astype(dtype) for array in (queries, keys, values))
+
+
+def mlx_attention(given, mask, sinks=None):
+    return mx.fast.scaled_dot_product_attention(*given, scale=SCALE, mask=mask, sinks=sinks)
+
+
+def selecting(*shape):
+    mx.random.seed(6)
+    mask = mx.random.uniform(shape=shape) < 0.5
+    mask[..., 0] = True
+    return mask
+
+
+MASKS = {
+    "none": lambda _: None,
+    "causal": lambda _: "causal",
+    "matrix": lambda _: selecting(WIDTH, POSITIONS),
+    "for all heads": lambda _: selecting(1, WIDTH, POSITIONS),
+    "for all rows": lambda _: selecting(1, 1, WIDTH, POSITIONS),
+    "by row": lambda rows: selecting(rows, 1, WIDTH, POSITIONS),
+    "for all queries": lambda rows: selecting(rows, 1, 1, POSITIONS),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_it_is_that_of_mlx(request, mask, has_sinks, rows):
+    given, mask = arrays(rows), MASKS[mask](rows)
+    sinks = mx.array([-1.0, 0.5, 2.0, 9.0]) if has_sinks else None
+    expected = mlx_attention(given, mask, sinks)
+    request.getfixturevalue("in_pieces")
+    output = attend_whole(*given, SCALE, mask, sinks)
+    assert output.shape == expected.shape
+    assert mx.allclose(output, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_query_of_a_causal_piece_computes_scores_of_later_positions(monkeypatch):
+    seen, over_own = [], whole.over_own
+
+    def noted(queries, keys, *rest):
+        seen.append((queries.shape[2], keys.shape[2]))
+        return over_own(queries, keys, *rest)
+
+    monkeypatch.setattr(whole, "over_own", noted)
+    attend_whole(*arrays(1), SCALE, "causal", None)
+    assert seen == [(3, 42), (3, 45), (3, 48), (2, 50)]
+
+
+@pytest.mark.parametrize(
+    "mask", [selecting(1, HEADS, WIDTH, POSITIONS), mx.zeros((WIDTH, POSITIONS))]
+)
+def test_masks_of_heads_and_masks_that_are_added_are_left_to_mlx(mask):
+    given = arrays(1)
+    assert mx.array_equal(attend_whole(*given, SCALE, mask, None), mlx_attention(given, mask))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_16_bits_are_left_to_mlx(dtype):
+    given = arrays(1, dtype=dtype)
+    assert mx.array_equal(attend_whole(*given, SCALE, None, None), mlx_attention(given, None))
+
+
+def test_few_scores_are_left_to_mlx(monkeypatch):
+    monkeypatch.setattr(exponentials, "_LEAST_NUMBERS", HEADS * WIDTH * POSITIONS + 1)
+    given = arrays(1)
+    assert mx.array_equal(attend_whole(*given, SCALE, None, None), mlx_attention(given, None))
+
+
+def test_scores_that_are_no_numbers_show_in_the_output():
+    given = arrays(1)
+    given[0][0, 0, 4, 0] = mx.nan
+    bad = mx.isnan(attend_whole(*given, SCALE, "causal", None)).any(axis=-1)
+    assert bad[0, 0, 4].item()
+    assert int(bad.sum()) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "qwen3_moe"])
+def test_a_network_with_its_own_caches_has_its_attention_in_pieces(networks, family, monkeypatch):
+    """Upstream's attention is routed here, and the scores of the next token stay the same."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    attention.install()
+    network, tokens = networks(family), mx.arange(3, 20)[None]
+    pieces, over_own = [], whole.over_own
+
+    def counted(*given):
+        pieces.append(1)
+        return over_own(*given)
+
+    monkeypatch.setattr(whole, "over_own", counted)
+    logits = network(tokens, cache=make_prompt_cache(network))
+    mx.eval(logits)
+    assert pieces
+    monkeypatch.setattr(exponentials, "_are_slow", lambda: False)
+    expected = network(tokens, cache=make_prompt_cache(network))
+    assert mx.allclose(logits, expected, rtol=1e-4, atol=1e-4)
