@@ -16,7 +16,7 @@ from scripts.host_suite.hosted import HostedBackend, OrphanError, StartError
 
 ROOT = Path(__file__).parent.parent
 SEEN = pb.Reply(message=b"red", prompt_tokens=7)
-SUBJECT = Subject(model="some/model", capabilities=("load",))
+SUBJECT = Subject(model="some/model", capabilities=("load",), directory=Path())
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def script(tmp_path):
 
 
 @pytest.mark.mlx
-def test_the_embedded_model_passes_as_the_host_sees_it():
+def test_the_embedded_model_passes_as_the_host_sees_it(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "scripts.host_suite"],
         cwd=ROOT,
-        env=os.environ | {"PATH": "/usr/bin:/bin"},
+        env=os.environ | {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
@@ -45,6 +45,7 @@ def test_the_embedded_model_passes_as_the_host_sees_it():
     assert done.returncode == 0, done.stdout + done.stderr
     passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("grpc ")]
     assert passed == list(TEXT_CAPABILITIES)
+    assert not list(tmp_path.glob("host-suite-*"))
 
 
 def test_a_script_that_ends_fails_the_suite_with_its_last_words(script):
@@ -119,7 +120,7 @@ def test_raw_requests_bring_no_more_than_the_host_sends():
 
 def test_a_directory_is_loaded_by_its_path_and_all_else_by_its_name(tmp_path):
     load = CAPABILITIES["load"].request
-    by_path = load(Subject(model=str(tmp_path), capabilities=()))
+    by_path = load(Subject(model=str(tmp_path), capabilities=(), directory=tmp_path))
     assert (by_path.Model, by_path.ModelFile) == (str(tmp_path), str(tmp_path))
     by_name = load(SUBJECT)
     assert (by_name.Model, by_name.ModelFile, by_name.Embeddings) == ("some/model", "", False)

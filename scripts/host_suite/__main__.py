@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,12 +58,16 @@ def main(run_script: Path, model: str, capabilities: Sequence[str]) -> None:
     """Run the suite, and exit with 1 at the first failure."""
     script = run_script.resolve()
     model_path = Path(model).expanduser() if model else script.parent / EMBEDDED_MODEL
-    subject = Subject(
-        model=str(model_path.resolve()) if model_path.is_dir() else model,
-        capabilities=capabilities,
-    )
     try:
-        with HostedBackend(script) as backend:
+        with (
+            tempfile.TemporaryDirectory(prefix="host-suite-") as directory,
+            HostedBackend(script) as backend,
+        ):
+            subject = Subject(
+                model=str(model_path.resolve()) if model_path.is_dir() else model,
+                capabilities=capabilities,
+                directory=Path(directory),
+            )
             passed = run(backend, subject)
             if not passed:
                 click.echo(f"the backend's log ends:\n{backend.log_tail()}", err=True)

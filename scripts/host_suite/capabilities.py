@@ -40,10 +40,16 @@ class Subject:
 
     Attributes:
         model: A directory, or a name that the backend looks up itself.
+        directory: For the files of the requests.
     """
 
     model: str
     capabilities: Sequence[str]
+    directory: Path
+
+    def new_directory(self) -> Path:
+        """Return an empty directory for the files of one request."""
+        return Path(tempfile.mkdtemp(dir=self.directory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +115,9 @@ def image_request(*images: str) -> Callable[[Subject], pb.PredictOptions]:
     )
 
 
-def transcription_request(_: Subject) -> pb.TranscriptRequest:
+def transcription_request(subject: Subject) -> pb.TranscriptRequest:
     """Return a request for two seconds of a tone, in a file."""
-    path = Path(tempfile.mkdtemp(prefix="host-suite-"), "tone.wav")
+    path = subject.new_directory() / "tone.wav"
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
@@ -139,14 +145,14 @@ def quantisation_request(subject: Subject) -> pb.QuantizationRequest:
     return pb.QuantizationRequest(
         model=subject.model,
         quantization_type="q8",
-        output_dir=tempfile.mkdtemp(prefix="host-suite-"),
+        output_dir=str(subject.new_directory()),
         job_id="mlx-quantize",
     )
 
 
 def training_request(subject: Subject) -> pb.FineTuneRequest:
     """Return a request for one step of training on four short conversations."""
-    directory = Path(tempfile.mkdtemp(prefix="host-suite-"))
+    directory = subject.new_directory()
     dataset = directory / "dataset.jsonl"
     row = {"prompt": PROMPT, "completion": "Paris."}
     dataset.write_text("\n".join([json.dumps(row)] * 4), encoding="utf-8")
