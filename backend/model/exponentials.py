@@ -61,6 +61,14 @@ def exp(numbers: mx.array) -> mx.array:
     return _exp2(numbers * _LOG2_E)
 
 
+def log_sum_exp(numbers: mx.array) -> mx.array:
+    """Return the logarithm [..., 1] of the sums of e to the power of numbers [..., N]."""
+    if not pays(numbers.size, numbers.dtype):
+        return mx.logsumexp(numbers, axis=-1, keepdims=True)
+    top = numbers.max(axis=-1, keepdims=True)
+    return top + mx.log(exp(numbers - top).sum(axis=-1, keepdims=True))
+
+
 def sigmoid(numbers: mx.array) -> mx.array:
     """Return the logistic function of float32 numbers."""
     return 1.0 / (1.0 + _exp2(numbers * -_LOG2_E))

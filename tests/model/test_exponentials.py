@@ -11,7 +11,7 @@ from mlx_lm.models import activations, gemma4_text, llama, switch_layers
 
 from backend.model import exponentials
 from backend.model.checkpoint.upstream import reroute
-from backend.model.exponentials import exp, pays, prepare_gates
+from backend.model.exponentials import exp, log_sum_exp, pays, prepare_gates
 
 pytestmark = pytest.mark.mlx
 
@@ -43,6 +43,14 @@ def test_a_power_errs_by_little_more_than_the_rounding_of_its_exponent(first, la
     largest = max(abs(first), abs(last))
     error = np.abs(as_float64(exp(numbers)) / exact - 1)
     assert error.max() < 3e-7 + largest * 1e-7
+
+
+@pytest.mark.parametrize("largest", [-300.0, 0.0, 300.0])
+def test_the_logarithm_of_a_sum_is_that_of_mlx(largest):
+    numbers = spread(largest - 40, largest).reshape(2, -1)
+    numbers[:, ::3] = -math.inf
+    expected = mx.logsumexp(numbers, axis=-1, keepdims=True)
+    assert mx.allclose(log_sum_exp(numbers), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [-70.0, -200.0, -1e30, -math.inf])

@@ -122,6 +122,28 @@ def test_xtc_leaves_a_token_when_top_p_keeps_only_one():
     assert Sampler([params], VOCAB).draw(row, [0]).item() == 0
 
 
+def test_a_neighbour_that_looks_at_more_tokens_changes_nothing_even_between_equal_ones():
+    vocab_size = 20_000
+    x = mx.random.randint(-9, 9, (2, vocab_size), key=mx.random.key(3)).astype(mx.float32)
+    few = SamplingParams(temperature=1.0, top_k=3, top_p=0.9, seed=1)
+    many = SamplingParams(temperature=1.0, top_k=500, seed=2)
+    for position in range(20):
+        alone = Sampler([few], vocab_size).draw(x[:1], [position]).item()
+        together = Sampler([few, many], vocab_size).draw(x, [position, 0])
+        assert together[0].item() == alone
+
+
+def test_a_token_keeps_its_noise_when_others_of_nearly_its_logit_change_their_order():
+    x = mx.round(logits(1))
+    params = [SamplingParams(temperature=1.0, top_k=40, seed=seed) for seed in range(100)]
+    near = x + mx.random.normal(x.shape, key=mx.random.key(9)) * 1e-6
+    draws = [
+        Sampler(params, VOCAB).draw(mx.broadcast_to(each, (100, VOCAB)), [0] * 100).tolist()
+        for each in (x, near)
+    ]
+    assert draws[0] == draws[1]
+
+
 def test_top_k_over_the_vocabulary_means_all():
     x = logits(1)
     wide = SamplingParams(temperature=1.0, top_k=10 * VOCAB, seed=3)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from backend.core.step import StepLogprobs
+from backend.model.exponentials import log_sum_exp
+from backend.sampling.largest import largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,7 @@ class LogprobsInFlight:
     Attributes:
         rows: Index in the batch, and number of alternatives, of each row that requests them.
         chosen: [R, 1] of the drawn token.
-        top_ids: [R, K] likeliest ids, unordered; K is the largest requested number.
+        top_ids: [R, K] likeliest ids, the likeliest first; K is the largest requested number.
         top: [R, K] their log-probabilities.
     """
 
@@ -35,10 +37,7 @@ class LogprobsInFlight:
             self.rows, self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist(), strict=True
         )
         return {
-            row: StepLogprobs(
-                logprob=chosen,
-                top=tuple(sorted(zip(ids, top, strict=True), key=_by_logprob)[:count]),
-            )
+            row: StepLogprobs(logprob=chosen, top=tuple(zip(ids[:count], top[:count], strict=True)))
             for (row, count), (chosen,), ids, top in values
         }
 
@@ -56,14 +55,11 @@ def logprobs_in_flight(
     rows = tuple((i, count) for i, count in enumerate(wanted) if count is not None)
     if not rows:
         return None
-    index = mx.array([i for i, _ in rows])
-    logprobs = logits[index]
-    logprobs = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(logprobs, tokens[index][:, None], axis=-1)
+    if len(rows) < len(wanted):
+        index = mx.array([i for i, _ in rows])
+        logits, tokens = logits[index], tokens[index]
+    total = log_sum_exp(logits)
+    chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1)
     count = min(max(max(n for _, n in rows), 1), logits.shape[-1])
-    ids = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[:, :count]
-    return LogprobsInFlight(rows, chosen, ids, mx.take_along_axis(logprobs, ids, axis=-1))
-
-
-def _by_logprob(entry: tuple[int, float]) -> float:
-    return -entry[1]
+    ids, top = largest(logits, count)
+    return LogprobsInFlight(rows, chosen - total, ids, top - total)
