@@ -24,7 +24,10 @@ class History:
 
 
 class LogitsAdjuster:
-    """Keeps token counts on the device and applies them; rebuilt whenever the rows change."""
+    """Keeps token counts on the device and applies them; rebuilt whenever the rows change.
+
+    Only the logits of tokens that a row has seen, or has a bias for, are touched.
+    """
 
     def __init__(self, histories: Sequence[History], vocab_size: int) -> None:
         self._rows = [i for i, h in enumerate(histories) if h.params.adjusts_logits]
@@ -44,9 +47,11 @@ class LogitsAdjuster:
         """
         if self.counts is None:
             return logits
-        self.counts = self._counted(self.counts, inputs[mx.array(self._rows)])
+        fed = inputs[mx.array(self._rows)]
+        self._touch(fed[:, None])
+        self.counts = self._counted(self.counts, fed)
         self._lengths = [length + 1 for length in self._lengths]
-        return self._adjusted(logits, self._rows, self.counts)
+        return self._adjusted(logits, self._rows, self._of_touched(self.counts))
 
     def adjust_all(self, logits: mx.array, inputs: Sequence[Sequence[int]]) -> mx.array:
         """Do the same for several positions of each row; call `keep` afterwards.
@@ -59,12 +64,16 @@ class LogitsAdjuster:
             return logits
         fed = [inputs[row] for row in self._rows]
         self._columns = [self.counts]
-        for place in range(max(map(len, fed))):
-            ids = mx.array([tokens[min(place, len(tokens) - 1)] for tokens in fed])
-            self._columns.append(self._counted(self._columns[-1], ids, fed, place))
+        width = max(map(len, fed))
+        columns = mx.array([[*tokens, *tokens[-1:] * (width - len(tokens))] for tokens in fed])
+        self._touch(columns)
+        for place in range(width):
+            counted = self._counted(self._columns[-1], columns[:, place], fed, place)
+            self._columns.append(counted)
+        touched = [self._of_touched(column) for column in self._columns[1:]]
         firsts = [0, *accumulate(map(len, inputs))]
         places = [(n, place) for n, tokens in enumerate(fed) for place in range(len(tokens))]
-        counts = mx.stack([self._columns[place + 1][n] for n, place in places])
+        counts = mx.stack([touched[place][n] for n, place in places])
         targets = [firsts[self._rows[n]] + place for n, place in places]
         return self._adjusted(logits, targets, counts, mx.array([n for n, _ in places]))
 
@@ -88,18 +97,32 @@ class LogitsAdjuster:
 
         Args:
             logits: [N, V].
-            targets: [M] indices of the logits to adjust.
-            counts: [M, V] for each of them.
+            targets: [M] indices of the logits to adjust, in ascending order.
+            counts: [M, S] for each of them, of the touched tokens.
             owners: [M] the row of each, among those that adjust; by default the rows in order.
         """
-        places = mx.array(targets)
         repetition, presence, frequency = (values[owners] for values in self._penalties)
+        ids, bias = self._touched[owners], self._of_touched(self._bias)[owners]
+        places = None if len(targets) == len(logits) else mx.array(targets)
+        chosen = logits if places is None else logits[places]
         seen = counts > 0
-        x = logits[places]
+        x = mx.take_along_axis(chosen, ids, axis=1)
         x = mx.where(seen, mx.where(x > 0, x / repetition, x * repetition), x)
+        x = x - presence * seen - frequency * counts + bias
+        chosen = mx.put_along_axis(chosen, ids, x, axis=1)
+        if places is None:
+            return chosen
         adjusted = logits[:]
-        adjusted[places] = x - presence * seen - frequency * counts + self._bias[owners]
+        adjusted[places] = chosen
         return adjusted
+
+    def _touch(self, ids: mx.array) -> None:
+        """Let tokens [R, n] be adjusted from now on; any number of times the same."""
+        self._touched = mx.concatenate([self._touched, ids.astype(mx.int32)], axis=1)
+
+    def _of_touched(self, values: mx.array) -> mx.array:
+        """Return the values [R, S] of the touched tokens from those of all [R, V]."""
+        return mx.take_along_axis(values, self._touched, axis=1)
 
     def _prepare(self, vocab_size: int) -> None:
         counts, bias = np.zeros((2, len(self._rows), vocab_size), np.float32)
@@ -109,6 +132,12 @@ class LogitsAdjuster:
             np.add.at(counts[row], np.array(history.token_ids[start : history.length], int), 1.0)
             biases = history.params.logit_bias
             bias[row, list(biases)] = list(biases.values())
+        touched = [np.flatnonzero(row) for row in (counts != 0) | (bias != 0)]
+        # Any token fills up a row: one that is neither seen nor biased keeps its logit.
+        ids = np.zeros((len(touched), max(map(len, touched))), np.int32)
+        for row, own in zip(ids, touched, strict=True):
+            row[: len(own)] = own
+        self._touched = mx.array(ids)
         params = [h.params for h in self._histories]
         self._penalties = [
             mx.array(values)[:, None]

@@ -67,3 +67,43 @@ def test_nobody_asking_costs_nothing():
     adjuster = LogitsAdjuster([History(SamplingParams(), [1], 1)], VOCAB)
     logits = mx.zeros((1, VOCAB))
     assert adjuster.adjust(logits, mx.array([0])) is logits
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_several_tokens_in_a_pass_are_adjusted_as_one_after_another(window):
+    params = SamplingParams(
+        repetition_penalty=1.3,
+        frequency_penalty=0.25,
+        penalty_window=window,
+        logit_bias={3: 2.0},
+    )
+    histories = [[1, 2, 2], [7], [4, 5, 6, 4]]
+    inputs = [[8, 9, 8], [7], [4, 10]]
+    kept = [2, 1, 1]
+    kinds = [params, SamplingParams(), params]
+
+    def adjuster():
+        made = [
+            History(kind, [*own, *fed], len(own))
+            for kind, own, fed in zip(kinds, histories, inputs, strict=True)
+        ]
+        return LogitsAdjuster(made, VOCAB)
+
+    logits = mx.random.normal((7, VOCAB), key=mx.random.key(0))
+    together = adjuster()
+    found = together.adjust_all(logits[:6], inputs)
+    together.keep(kept)
+    single = adjuster()
+    rows = [[0, 1, 2], [3, 3, 3], [4, 5, 5]]
+    for place in range(2):
+        fed = [own[min(place, len(own) - 1)] for own in inputs]
+        expected = single.adjust(logits[mx.array([row[place] for row in rows])], mx.array(fed))
+        for row, own in enumerate(inputs):
+            if place < len(own):
+                assert mx.array_equal(found[rows[row][place]], expected[row])
+    last = mx.broadcast_to(logits[6:], (3, VOCAB))
+    after = together.adjust(last, mx.array([9, 7, 11]))
+    alone = [History(kinds[0], [1, 2, 2, 8, 9, 9], 5), History(kinds[2], [4, 5, 6, 4, 4, 11], 5)]
+    expected = LogitsAdjuster(alone, VOCAB).adjust(last[:2], mx.array([9, 11]))
+    assert mx.array_equal(after[mx.array([0, 2])], expected)
+    assert mx.array_equal(after[1], last[1])
