@@ -34,6 +34,7 @@ class LogitsAdjuster:
         self._histories = [histories[i] for i in self._rows]
         self._lengths = [history.length for history in self._histories]
         self._columns: list[mx.array] = []
+        self._touched = mx.zeros((0, 0), mx.int32)
         self.counts: mx.array | None = None
         if self._rows:
             self._prepare(vocab_size)
@@ -65,7 +66,7 @@ class LogitsAdjuster:
         fed = [inputs[row] for row in self._rows]
         self._columns = [self.counts]
         width = max(map(len, fed))
-        columns = mx.array([[*tokens, *tokens[-1:] * (width - len(tokens))] for tokens in fed])
+        columns = mx.array([[*own, *[own[-1]] * (width - len(own))] for own in fed])
         self._touch(columns)
         for place in range(width):
             counted = self._counted(self._columns[-1], columns[:, place], fed, place)
@@ -132,11 +133,11 @@ class LogitsAdjuster:
             np.add.at(counts[row], np.array(history.token_ids[start : history.length], int), 1.0)
             biases = history.params.logit_bias
             bias[row, list(biases)] = list(biases.values())
-        touched = [np.flatnonzero(row) for row in (counts != 0) | (bias != 0)]
+        touched = [np.flatnonzero(own) for own in (counts != 0) | (bias != 0)]
         # Any token fills up a row: one that is neither seen nor biased keeps its logit.
         ids = np.zeros((len(touched), max(map(len, touched))), np.int32)
-        for row, own in zip(ids, touched, strict=True):
-            row[: len(own)] = own
+        for row, own in enumerate(touched):
+            ids[row, : len(own)] = own
         self._touched = mx.array(ids)
         params = [h.params for h in self._histories]
         self._penalties = [
