@@ -127,13 +127,15 @@ class LogitsAdjuster:
 
     def _prepare(self, vocab_size: int) -> None:
         counts, bias = np.zeros((2, len(self._rows), vocab_size), np.float32)
+        touched = []
         for row, history in enumerate(self._histories):
             window = history.params.penalty_window
             start = max(0, history.length - window) if window else 0
-            np.add.at(counts[row], np.array(history.token_ids[start : history.length], int), 1.0)
+            seen = np.array(history.token_ids[start : history.length], int)
+            np.add.at(counts[row], seen, 1.0)
             biases = history.params.logit_bias
             bias[row, list(biases)] = list(biases.values())
-        touched = [np.flatnonzero(own) for own in (counts != 0) | (bias != 0)]
+            touched.append(np.union1d(seen, np.array(list(biases), int)))
         # Any token fills up a row: one that is neither seen nor biased keeps its logit.
         ids = np.zeros((len(touched), max(map(len, touched))), np.int32)
         for row, own in enumerate(touched):
