@@ -27,7 +27,7 @@ from backend.model.checkpoint.weights import (
     require_memory,
     weights_bytes,
 )
-from backend.model.exponentials import prepare_gates
+from backend.model.gates import prepare_gates
 from backend.model.loaded import RunnableModel
 from backend.model.products import prepare_products
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer

@@ -6,15 +6,9 @@ of a polynomial together, at 2 to 3 ns for each.
 
 import math
 import sys
-from collections.abc import Callable
-from functools import cache, wraps
-from typing import TypeAlias
+from functools import cache
 
 import mlx.core as mx
-
-from backend.model.checkpoint.upstream import reroute
-
-Gated: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 
 # Of fewer, the calls of MLX's functions take longer than they save.
 _LEAST_NUMBERS = 2**13
@@ -27,31 +21,17 @@ _MANTISSA_BITS = 23
 # Powers beyond are as good as zero, or as large as matters; none leaves the normal floats.
 _LARGEST_POWER = 100.0
 _LOG2_E = math.log2(math.e)
-_GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
-_GELU_CUBE = 0.044715
-
-# The functions in which families multiply an activated gate with something, and their modules.
-_GATED = {
-    "swiglu": ("mlx_lm.models.activations", "mlx_vlm.models.activations"),
-    "geglu": (
-        "mlx_lm.models.gemma4_text",
-        "mlx_vlm.models.gemma4.language",
-        "mlx_vlm.models.gemma4_text.language",
-    ),
-}
 
 
-def prepare_gates() -> None:
-    """Have the gates of all imported families computed here; cheap if nothing is new."""
-    if not _are_slow():
-        return
-    for name, modules in _GATED.items():
-        reroute(name, modules, _ROUTES[name])
+@cache
+def are_slow() -> bool:
+    """Tell whether MLX computes exponentials one by one on this device."""
+    return sys.platform == "linux" and bool(mx.default_device() == mx.Device(mx.cpu))
 
 
 def pays(numbers: int, dtype: mx.Dtype) -> bool:
     """Tell whether the exponentials of some numbers are computed faster here than by MLX."""
-    return numbers >= _LEAST_NUMBERS and dtype == mx.float32 and _are_slow()
+    return numbers >= _LEAST_NUMBERS and dtype == mx.float32 and are_slow()
 
 
 def exp(numbers: mx.array) -> mx.array:
@@ -83,33 +63,3 @@ def _exp2(powers: mx.array) -> mx.array:
         value = (value + coefficient) * rest
     exponent = mx.left_shift(mx.view(rounded, mx.int32), _MANTISSA_BITS)
     return mx.view(mx.view(value + 1.0, mx.int32) + exponent, mx.float32)
-
-
-def _swiglu(gate: mx.array, inputs: mx.array) -> mx.array:
-    return gate * sigmoid(gate) * inputs
-
-
-def _geglu(gate: mx.array, inputs: mx.array) -> mx.array:
-    slope = (mx.square(gate) * _GELU_CUBE + 1.0) * (gate * _GELU_SLOPE)
-    return gate * sigmoid(slope) * inputs
-
-
-def _gated(compute: Gated) -> Callable[[Gated], Gated]:
-    """Return a function from upstream's to one that computes many numbers with `compute`."""
-
-    def route(upstream: Gated) -> Gated:
-        @wraps(upstream)
-        def gated(gate: mx.array, x: mx.array) -> mx.array:
-            return (compute if pays(gate.size, gate.dtype) else upstream)(gate, x)
-
-        return gated
-
-    return route
-
-
-_ROUTES = {"swiglu": _gated(_swiglu), "geglu": _gated(_geglu)}
-
-
-@cache
-def _are_slow() -> bool:
-    return sys.platform == "linux" and bool(mx.default_device() == mx.Device(mx.cpu))
