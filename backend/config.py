@@ -51,6 +51,8 @@ MEMORY_UTILIZATION = 0.9
 CPU_MEMORY_SHARE, CUDA_MEMORY_SHARE = 0.75, 0.95
 # Weights of 16 bits that a CPU computes in float32: at least so many, at most this share of memory.
 FLOAT32_MIN_BYTES, FLOAT32_MEMORY_SHARE = 16 * 2**20, 0.5
+# Quantised weights that it dequantises at load: at most this share of memory.
+DEQUANTISED_MEMORY_SHARE = 0.25
 # Of the memory besides the weights, for activations and copies of KV.
 RESERVE_SHARE = 0.1
 # Of the usable memory: the minimum for KV caches, however large the weights are.
@@ -189,6 +191,7 @@ class CheckpointOptions:
 
     trust_remote_code: bool = False
     vision: bool = True
+    dequantize: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

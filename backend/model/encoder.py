@@ -199,7 +199,11 @@ def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind, label
     )
     if options.dtype is not None:
         cast(network, options.dtype)
-    prepare_products(network, keeps_type=options.dtype is not None)
+    prepare_products(
+        network,
+        keeps_type=options.dtype is not None,
+        dequantises=options.tuning.checkpoint.dequantize,
+    )
     prepare_gates()
     return network
 

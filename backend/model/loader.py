@@ -253,7 +253,9 @@ def _adjust(network: Network, options: ModelOptions) -> None:
         log.warning("experts need float32 on a CPU: all weights are cast and take more memory")
     # Ranks on other machines may compute otherwise, and their results are added.
     keeps_type = options.dtype is not None or asks_for_several(options)
-    prepare_products(network, keeps_type=keeps_type)
+    prepare_products(
+        network, keeps_type=keeps_type, dequantises=options.tuning.checkpoint.dequantize
+    )
     prepare_gates()
 
 

@@ -6,18 +6,20 @@ weights itself, on one thread; the latter take 8 (bfloat16) or 35 times (float16
 """
 
 import logging
+import sys
 
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from backend.config import FLOAT32_MEMORY_SHARE, FLOAT32_MIN_BYTES
+from backend.config import DEQUANTISED_MEMORY_SHARE, FLOAT32_MEMORY_SHARE, FLOAT32_MIN_BYTES
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import cast, memory_bytes
 from common.openblas import has_openblas
 
 _GB = 1e9
 _HALVES = (mx.bfloat16, mx.float16)
+_QUANTISED = ("weight", "scales", "biases")
 # Fewer tokens are multiplied with quantised weights in less time than it takes to dequantise those.
 _LEAST_TOKENS = 5
 # Dequantised at once, as they are needed: 4 MiB.
@@ -26,17 +28,20 @@ _PIECE_WEIGHTS = 2**20
 log = logging.getLogger(__name__)
 
 
-def prepare_products(network: Network, *, keeps_type: bool) -> None:
+def prepare_products(network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:
     """Have a network computed by OpenBLAS as far as possible, if this process has it.
 
     Args:
         network: A network whose weights may still be lazy.
-        keeps_type: Whether 16-bit weights keep their type. Otherwise they are cast to float32
-            if there are enough of them to notice, and few enough for the memory.
+        keeps_type: Whether weights keep their type. Otherwise they become float32 if there are
+            enough of them to notice, and few enough for the memory.
+        dequantises: Whether that goes for quantised weights too, and not only for their scales.
     """
     if mx.default_device() != mx.Device(mx.cpu) or not has_openblas():
         return
-    if not keeps_type:
+    if not keeps_type and _size(network) >= FLOAT32_MIN_BYTES:
+        if dequantises:
+            _dequantise(network)
         _widen(network)
     for module in network.modules():
         # Not those of subclasses, which compute something else.
@@ -44,13 +49,60 @@ def prepare_products(network: Network, *, keeps_type: bool) -> None:
             module.__class__ = replacement
 
 
-def _widen(network: Network) -> None:
-    weights = [weight for _, weight in tree_flatten(network.parameters())]
-    halves = {weight.dtype for weight in weights if weight.dtype in _HALVES}
-    before = sum(weight.nbytes for weight in weights)
-    if not halves or before < FLOAT32_MIN_BYTES:
+def _dequantise(network: Network) -> None:
+    """Replace quantised layers by such of float32, if those of all fit into a part of memory."""
+    layers = [
+        (module, plain)
+        for module in network.modules()
+        if (plain := _plain_class(module)) and module.get("global_scale") is None
+    ]
+    if not layers:
         return
-    after = before + sum(weight.nbytes for weight in weights if weight.dtype in _HALVES)
+    weights = [_dequantised(module) for module, _ in layers]
+    quantised = [
+        module[name] for module, _ in layers for name in _QUANTISED if module.get(name) is not None
+    ]
+    others = _widened_size(network) - sum(map(_widened, quantised))
+    before, after = _size(network), others + sum(weight.nbytes for weight in weights)
+    if after > DEQUANTISED_MEMORY_SHARE * memory_bytes():
+        log.info(
+            "the weights stay quantised: as float32, which this CPU computes several times "
+            "faster, they would take %.2f GB instead of %.2f, more than a quarter of the memory",
+            *(after / _GB, before / _GB),
+        )
+        return
+    for (module, plain), weight in zip(layers, weights, strict=True):
+        for name in _QUANTISED:
+            module.pop(name, None)
+        module.weight = weight
+        module.__class__ = plain
+    log.info(
+        "quantised weights are dequantised to float32, which this CPU computes several times "
+        "faster: %.2f GB of weights instead of %.2f (option dequantize:false keeps them)",
+        *(after / _GB, before / _GB),
+    )
+
+
+def _plain_class(module: Network) -> type[nn.Module] | None:
+    """Return the class of a quantised layer's unquantised counterpart.
+
+    Not that of a subclass, which computes something else.
+    """
+    kind = type(module)
+    if kind.__name__ == "QuantizedSwitchLinear":
+        experts: type[nn.Module] | None = getattr(
+            sys.modules[kind.__module__], "SwitchLinear", None
+        )
+        return experts
+    return _PLAIN.get(kind)
+
+
+def _widen(network: Network) -> None:
+    """Cast weights of 16 bits to float32, if those fit into a part of memory."""
+    halves = {array.dtype for array in _arrays(network) if array.dtype in _HALVES}
+    if not halves:
+        return
+    before, after = _size(network), _widened_size(network)
     name = str(halves.pop()).removeprefix("mlx.core.")
     if after > FLOAT32_MEMORY_SHARE * memory_bytes():
         log.warning(
@@ -65,6 +117,24 @@ def _widen(network: Network) -> None:
         "instead of %.2f (DType %s keeps it)",
         *(name, after / _GB, before / _GB, name),
     )
+
+
+def _arrays(network: Network) -> list[mx.array]:
+    return [array for _, array in tree_flatten(network.parameters())]
+
+
+def _size(network: Network) -> int:
+    return sum(array.nbytes for array in _arrays(network))
+
+
+def _widened_size(network: Network) -> int:
+    return sum(map(_widened, _arrays(network)))
+
+
+def _widened(array: mx.array) -> int:
+    """Return the size of an array in bytes once it has no numbers of 16 bits."""
+    size: int = array.nbytes
+    return 2 * size if array.dtype in _HALVES else size
 
 
 class _QuantizedLinear(nn.QuantizedLinear):  # type: ignore[misc]
@@ -84,6 +154,7 @@ class _QuantizedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
         return _dequantised_product(self, inputs) if _is_wide(inputs) else super().as_linear(inputs)
 
 
+_PLAIN = {nn.QuantizedLinear: nn.Linear, nn.QuantizedEmbedding: nn.Embedding}
 _REPLACEMENTS = {
     nn.QuantizedLinear: _QuantizedLinear,
     nn.QuantizedEmbedding: _QuantizedEmbedding,
@@ -97,19 +168,29 @@ def _is_wide(inputs: mx.array) -> bool:
 
 def _dequantised_product(module: Network, inputs: mx.array) -> mx.array:
     """Multiply inputs [..., width] with a module's weights [outputs, width]."""
-    weights, scales, biases = module["weight"], module["scales"], module.get("biases")
+    outputs = module["weight"].shape[0]
     rows = max(1, _PIECE_WEIGHTS // inputs.shape[-1])
-    pieces = []
-    for first in range(0, weights.shape[0], rows):
-        piece = slice(first, first + rows)
-        matrix = mx.dequantize(
-            weights[piece],
-            scales[piece],
-            None if biases is None else biases[piece],
-            group_size=module.group_size,
-            bits=module.bits,
-            mode=module.mode,
-            dtype=inputs.dtype,
-        )
-        pieces.append(inputs @ matrix.T)
+    pieces = [
+        inputs @ _dequantised(module, slice(first, first + rows)).T
+        for first in range(0, outputs, rows)
+    ]
     return mx.concatenate(pieces, axis=-1)
+
+
+def _dequantised(module: Network, rows: slice = slice(None)) -> mx.array:
+    """Return some rows of the weights of a quantised layer, as float32."""
+    weights, scales, *biases = (
+        module[name][rows] for name in _QUANTISED if module.get(name) is not None
+    )
+    if scales.dtype in _HALVES:
+        scales, *biases = (array.astype(mx.float32) for array in (scales, *biases))
+    matrix: mx.array = mx.dequantize(
+        weights,
+        scales,
+        *biases,
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+        dtype=mx.float32,
+    )
+    return matrix

@@ -4,6 +4,8 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
+from mlx_lm.models import switch_layers
+from mlx_vlm.models import switch_layers as vlm_switch_layers
 
 from backend.model import products
 from backend.model.products import prepare_products
@@ -68,8 +70,79 @@ def test_weights_of_16_bits_are_cast_to_float32(dtype, caplog):
 
 def test_the_scales_of_quantised_weights_are_cast_and_the_weights_stay():
     made = network(mx.bfloat16, ("affine", 32, 4))
-    prepare_products(made, keeps_type=False)
+    prepare_products(made, keeps_type=False, dequantises=False)
     assert types(made) == {mx.float32, mx.uint32}
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+def test_quantised_weights_are_dequantised_if_a_quarter_of_the_memory_holds_them(
+    dtype, monkeypatch, caplog
+):
+    made = network(dtype, ("affine", 32, 4))
+    wide_bytes = 4 * sum(array.size for _, array in tree_flatten(network(mx.float32).parameters()))
+    monkeypatch.setattr(products, "memory_bytes", lambda: 4 * wide_bytes - 1)
+    with caplog.at_level("INFO"):
+        prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.float32, mx.uint32}
+    assert "the weights stay quantised" in caplog.text
+    plain = network(dtype, ("affine", 32, 4))
+    monkeypatch.setattr(products, "memory_bytes", lambda: 4 * wide_bytes)
+    made = network(dtype, ("affine", 32, 4))
+    with caplog.at_level("INFO"):
+        prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.float32}
+    assert [type(layer) for layer in made.layers] == [nn.Linear, nn.Linear]
+    assert "option dequantize:false keeps them" in caplog.text
+    plain.set_dtype(mx.float32)
+    tokens = mx.random.randint(0, 96, (2, 9))
+    assert mx.allclose(plain(tokens), made(tokens), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("quantisation", MODES, ids=str)
+def test_the_weights_of_every_kind_are_dequantised(quantisation):
+    plain, made = network(quantisation=quantisation), network(quantisation=quantisation)
+    prepare_products(made, keeps_type=False)
+    assert types(made) == {mx.float32}
+    inputs = mx.random.normal((3, WIDTH))
+    for ours, theirs in zip(made.layers, plain.layers, strict=True):
+        assert mx.allclose(ours(inputs), theirs(inputs), rtol=1e-4, atol=1e-4)
+    ours, theirs = made.embedding, plain.embedding
+    assert mx.allclose(ours(mx.arange(96)), theirs(mx.arange(96)), rtol=1e-2, atol=1e-2)
+    assert mx.allclose(ours.as_linear(inputs), theirs.as_linear(inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_a_chosen_type_keeps_quantised_weights_too():
+    made = network(mx.bfloat16, ("affine", 32, 4))
+    prepare_products(made, keeps_type=True)
+    assert types(made) == {mx.bfloat16, mx.uint32}
+
+
+class Experts(nn.Module):
+    """Three experts, of which each token asks two."""
+
+    def __init__(self, module, **options):
+        super().__init__()
+        mx.random.seed(5)
+        self.experts = module.QuantizedSwitchLinear(
+            WIDTH, WIDTH, 3, group_size=32, bits=4, **options
+        )
+
+
+@pytest.mark.parametrize("module", [switch_layers, vlm_switch_layers])
+def test_quantised_experts_are_dequantised(module):
+    plain, made = Experts(module).experts, Experts(module)
+    prepare_products(made, keeps_type=False)
+    assert type(made.experts) is module.SwitchLinear
+    inputs = mx.random.normal((1, 7, 1, 1, WIDTH))
+    asked = mx.random.randint(0, 3, (1, 7, 2))
+    assert mx.allclose(made.experts(inputs, asked), plain(inputs, asked), rtol=1e-4, atol=1e-4)
+
+
+def test_experts_with_a_scale_for_all_weights_stay_quantised():
+    made = Experts(switch_layers)
+    made.experts.global_scale = mx.array(2.0)
+    prepare_products(made, keeps_type=False)
+    assert type(made.experts) is switch_layers.QuantizedSwitchLinear
 
 
 def test_so_few_weights_that_nobody_notices_stay_as_mlx_lm_computes_them(monkeypatch):
@@ -115,14 +188,14 @@ def test_weights_that_would_take_more_than_half_of_the_memory_stay(monkeypatch, 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (1, 5), (3, 2), (2, 40)], ids=str)
 def test_any_number_of_tokens_has_the_logits_of_mlx(quantisation, shape):
     plain, prepared = network(quantisation=quantisation), network(quantisation=quantisation)
-    prepare_products(prepared, keeps_type=False)
+    prepare_products(prepared, keeps_type=False, dequantises=False)
     tokens = mx.random.randint(0, 96, shape)
     assert mx.allclose(plain(tokens), prepared(tokens), rtol=1e-4, atol=1e-3)
 
 
 def test_only_several_tokens_are_worth_dequantising_weights(monkeypatch):
     made = network(quantisation=("affine", 32, 4))
-    prepare_products(made, keeps_type=False)
+    prepare_products(made, keeps_type=False, dequantises=False)
     asked = []
     product = products._dequantised_product
     monkeypatch.setattr(

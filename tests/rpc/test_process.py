@@ -149,6 +149,30 @@ def test_a_quantised_model_writes_with_openblas_what_it_writes_without(
 
 @pytest.mark.mlx
 @pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
+def test_a_quantised_model_is_dequantised_unless_an_option_says_otherwise(start, tmp_path):
+    from mlx_lm import convert
+
+    from scripts.tiny_models import build_llama
+
+    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
+    build_llama(plain, hidden=384, layers=8, vocab=8192, dtype="bfloat16")
+    convert(str(plain), str(quantised), quantize=True, q_bits=8)
+    written = []
+    backend = start("--addr", "127.0.0.1:{port}", MLX_BACKEND_PRELOAD_BLAS="1")
+    with grpc.insecure_channel(f"127.0.0.1:{backend.port}") as channel:
+        stub = backend_pb2_grpc.BackendStub(channel)
+        for options in ([], ["dequantize:false"]):
+            model = pb.ModelOptions(Model=str(quantised), Options=options)
+            assert stub.LoadModel(model, wait_for_ready=True).success
+            request = pb.PredictOptions(Prompt="ba be bi bo bu " * 8, Tokens=24, IgnoreEOS=True)
+            written.append(stub.Predict(request).message)
+    assert written[0] == written[1] != b""
+    lines = [line for line in backend.lines() if "are dequantised to float32" in line]
+    assert len(lines) == 1
+
+
+@pytest.mark.mlx
+@pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
 @pytest.mark.parametrize(("given", "most"), [({}, usable_cores()), ({"Threads": 1}, 1)])
 def test_matrix_products_take_no_more_threads_than_cores_and_host_allow(start, given, most):
     backend = start("--addr", "127.0.0.1:{port}", MLX_BACKEND_PRELOAD_BLAS="1")
