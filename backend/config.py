@@ -49,14 +49,12 @@ MEMORY_UTILIZATION = 0.9
 # Of the memory, if the device reports no working set: other processes share that of a CPU, and
 # MLX itself stops at this share of a CUDA device.
 CPU_MEMORY_SHARE, CUDA_MEMORY_SHARE = 0.75, 0.95
-# Weights of 16 bits that a CPU computes in float32: at least so many, at most this share of memory.
-FLOAT32_MIN_BYTES, FLOAT32_MEMORY_SHARE = 16 * 2**20, 0.5
-# Quantised weights that it dequantises at load: at most this share of memory.
-DEQUANTISED_MEMORY_SHARE = 0.25
-# Of the memory besides the weights, for activations and copies of KV.
-RESERVE_SHARE = 0.1
-# Of the usable memory: the minimum for KV caches, however large the weights are.
-MIN_KV_SHARE = 0.02
+# Weights that a CPU computes in float32: at least so many bytes, and these shares of memory at most.
+FLOAT32_MIN_BYTES = 16 * 2**20
+FLOAT32_MEMORY_SHARE, DEQUANTISED_MEMORY_SHARE = 0.5, 0.25
+# Of the memory besides the weights, for activations and copies of KV; and of the usable memory the
+# minimum for KV caches, however large the weights are.
+RESERVE_SHARE, MIN_KV_SHARE = 0.1, 0.02
 # How long weights and requests wait for memory held by other backends on the machine.
 LOAD_ROOM_WAIT_S, MEMORY_WAIT_S = 3.0, 30.0
 # Recent outputs of towers, and of processors.
@@ -66,8 +64,7 @@ PREPARED_MEDIA_BYTES = 64 * 2**20
 LIGHT_THREADS, HEAVY_THREADS, MEDIA_THREADS = 4, 2, 2
 LIGHT_WORK_BYTES = 32 * 1024
 # Maximum requests of a kind that wait for their threads, and their total size.
-MAX_QUEUED_WORK = 1024
-MAX_QUEUED_WORK_BYTES = 2**30
+MAX_QUEUED_WORK, MAX_QUEUED_WORK_BYTES = 1024, 2**30
 
 # Limits of one medium, as a file and decoded.
 MAX_IMAGE_BYTES, MAX_AUDIO_BYTES, MAX_VIDEO_BYTES = 20 * 2**20, 32 * 2**20, 32 * 2**20
