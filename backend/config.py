@@ -49,7 +49,7 @@ MEMORY_UTILIZATION = 0.9
 # Of the memory, if the device reports no working set: other processes share that of a CPU, and
 # MLX itself stops at this share of a CUDA device.
 CPU_MEMORY_SHARE, CUDA_MEMORY_SHARE = 0.75, 0.95
-# Weights that a CPU computes in float32: at least so many bytes, and these shares of memory at most.
+# Weights that a CPU computes in float32: at least so many bytes, at most these shares of memory.
 FLOAT32_MIN_BYTES = 16 * 2**20
 FLOAT32_MEMORY_SHARE, DEQUANTISED_MEMORY_SHARE = 0.5, 0.25
 # Of the memory besides the weights, for activations and copies of KV; and of the usable memory the
