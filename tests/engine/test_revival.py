@@ -126,7 +126,8 @@ async def test_requests_of_every_kind_go_on_with_the_same_tokens(engine, tiny_mo
         "SIGSEGV",
     ]
     assert status.lost_s > 0.0
-    assert status.generated_tokens >= 2 * sum(len(outcome.tokens) for outcome in alone) - 100
+    # Fewer than all: what a process has counted since its last report is lost with it.
+    assert status.generated_tokens >= 1.5 * sum(len(outcome.tokens) for outcome in alone)
 
 
 async def test_a_process_that_is_stopped_is_given_up_and_its_requests_go_on(engine, tiny_models):
