@@ -30,6 +30,21 @@ def test_upstream_failures_are_told_in_a_users_words(
     assert words in str(error)
 
 
+@pytest.mark.mlx
+def test_kernels_for_apple_gpus_are_named_as_the_reason():
+    import mlx.core as mx
+
+    if mx.metal.is_available():
+        pytest.skip("they can be computed here")
+    kernel = mx.fast.metal_kernel("copied", ["a"], ["b"], "b[0] = a[0];")
+    one = {"grid": (1, 1, 1), "threadgroup": (1, 1, 1)}
+    with pytest.raises(RuntimeError) as raised:
+        kernel(inputs=[mx.ones(1)], output_shapes=[(1,)], output_dtypes=[mx.float32], **one)
+    error = as_load_error(raised.value, WHERE)
+    assert type(error) is UnsupportedModelError
+    assert "kernels for Apple GPUs only" in str(error)
+
+
 def test_a_long_failure_is_cut_to_one_line():
     text = str(as_load_error(ValueError("Missing 900 parameters: " + "a,\n" * 900), WHERE))
     assert "\n" not in text

@@ -23,6 +23,7 @@ _OUT_OF_MEMORY = re.compile(
 _UNKNOWN_TYPE = re.compile(r"Model type (\S+) not supported")
 _MISFIT = re.compile(r"parameters not in model|Missing \d+ parameters|Expected shape")
 _REMOTE_CODE = "trust_remote_code"
+_NO_METAL = "No Metal back-end"
 
 
 def as_load_error(failure: BaseException, directory: Path) -> LoadError:
@@ -49,6 +50,8 @@ def _unsupported(failure: BaseException, text: str) -> str | None:
         return f"is of the model type {match[1]!r}, which mlx-lm does not support"
     if _REMOTE_CODE in text:
         return "has its own Python code: set trust_remote_code to run it"
+    if _NO_METAL in text:
+        return "computes with kernels for Apple GPUs only: it cannot run on this machine"
     if isinstance(failure, SystemExit):
         return "needs a package that is not installed"
     if isinstance(failure, ImportError):
