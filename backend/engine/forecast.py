@@ -35,6 +35,7 @@ class Forecast:
     """A model on this machine; sizes are in bytes.
 
     Attributes:
+        files_bytes: Of the model's weights as they are stored.
         draft: The card of its draft model, if one was named; its KV is a part of each profile.
         media_bytes: Kept for images and audio; 0 for a text model.
         memory_bytes: The device's memory.
@@ -43,6 +44,7 @@ class Forecast:
     """
 
     card: ModelCard
+    files_bytes: int
     draft: ModelCard | None
     media_bytes: int
     memory_bytes: int
@@ -90,6 +92,7 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
         profiles.setdefault(profile, KvForecast(bits, profile))
     return Forecast(
         card=model.card,
+        files_bytes=sum(file.stat().st_size for file in directory.glob("*.safetensors")),
         draft=draft,
         media_bytes=media_bytes,
         memory_bytes=memory_bytes(),

@@ -52,6 +52,7 @@ def test_json_has_the_sizes_in_bytes():
     told = json.loads(fit(str(MODEL_DIR), "--json").output)
     weights = sum(file.stat().st_size for file in MODEL_DIR.glob("*.safetensors"))
     assert told["weights_bytes"] == pytest.approx(weights, rel=0.01)
+    assert told["files_bytes"] == weights
     assert told["fits"]
     assert [cache["kv_bits"] for cache in told["caches"]] == [None, 8, 4]
     assert set(told["caches"][0]["requests"]) == {"2048", "4096"}
@@ -59,14 +60,21 @@ def test_json_has_the_sizes_in_bytes():
 
 @pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
 def test_weights_that_the_server_would_cast_are_counted_as_float32(bfloat16_model):
-    command = [sys.executable, "-m", "backend.cli", "fit", str(bfloat16_model), "--json"]
+    command = [sys.executable, "-m", "backend.cli", "fit", str(bfloat16_model)]
     narrow, wide = (
-        json.loads(
-            subprocess.check_output(command, env=os.environ | {"MLX_BACKEND_PRELOAD_BLAS": preload})
-        )["weights_bytes"]
-        for preload in ("0", "1")
+        os.environ | {"MLX_BACKEND_PRELOAD_BLAS": preload, "COLUMNS": "120"} for preload in "01"
     )
-    assert wide == 2 * narrow
+    counted = [
+        json.loads(subprocess.check_output([*command, "--json"], env=environment))
+        for environment in (narrow, wide)
+    ]
+    assert counted[1]["weights_bytes"] == 2 * counted[0]["weights_bytes"]
+    assert counted[0]["files_bytes"] == counted[1]["files_bytes"]
+    texts = [
+        subprocess.check_output(command, env=environment, text=True)
+        for environment in (narrow, wide)
+    ]
+    assert ["in float32, from" in text for text in texts] == [False, True]
 
 
 def test_a_draft_model_takes_memory_beside_the_model():

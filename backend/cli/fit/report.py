@@ -17,6 +17,8 @@ COMMON_TOKENS = 8_192
 # With fewer at once, a narrower KV cache is worth its loss of precision.
 FEWEST_ROWS = 4
 _UNIT_TOKENS = 1000
+# Weights that take so many times their files are computed in another type.
+_GROWN = 1.5
 
 
 def table(forecast: Forecast) -> RenderableType:
@@ -39,6 +41,7 @@ def values(forecast: Forecast) -> dict[str, Any]:
         "type": forecast.card.model_type,
         "context_length": forecast.card.context_length,
         "weights_bytes": forecast.card.weights_bytes,
+        "files_bytes": forecast.files_bytes,
         "draft_model": forecast.draft.name if forecast.draft else "",
         "draft_weights_bytes": forecast.draft.weights_bytes if forecast.draft else 0,
         "media_bytes": forecast.media_bytes,
@@ -101,7 +104,7 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
     card = forecast.card
     context = f"context {card.context_length:,}" if card.context_length else "no context limit"
     yield "model", f"{card.name} ({card.model_type}), {context}"
-    yield "weights", decimal(card.weights_bytes)
+    yield "weights", _weights(forecast)
     if draft := forecast.draft:
         unit = decimal(_UNIT_TOKENS * _draft_bytes(forecast.caches[0]))
         size = f"{decimal(draft.weights_bytes)}, and {unit} of KV for 1,000 tokens"
@@ -112,6 +115,13 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
     yield "memory", usable
     if forecast.has_room:
         yield "KV", f"{decimal(forecast.budget_bytes)} for requests and prompt cache"
+
+
+def _weights(forecast: Forecast) -> str:
+    """Return the size of the weights, and of their files if it is much smaller."""
+    taken, stored = forecast.card.weights_bytes, forecast.files_bytes
+    size = decimal(taken)
+    return f"{size} in float32, from {decimal(stored)}" if taken > _GROWN * stored > 0 else size
 
 
 def _requests(forecast: Forecast) -> Table:
