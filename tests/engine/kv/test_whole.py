@@ -16,7 +16,7 @@ SCALE = HEAD_WIDTH**-0.5
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch):
     """However few scores there are, as many as those of three tokens are a piece."""
-    monkeypatch.setattr(exponentials, "_are_slow", lambda: True)
+    monkeypatch.setattr(exponentials, "are_slow", lambda: True)
     monkeypatch.setattr(exponentials, "_LEAST_NUMBERS", 0)
     monkeypatch.setattr(whole, "_PIECE_SCORES", 3 * HEADS * POSITIONS)
 
@@ -127,6 +127,6 @@ def test_a_network_with_its_own_caches_has_its_attention_in_pieces(networks, fam
     logits = network(tokens, cache=make_prompt_cache(network))
     mx.eval(logits)
     assert pieces
-    monkeypatch.setattr(exponentials, "_are_slow", lambda: False)
+    monkeypatch.setattr(exponentials, "are_slow", lambda: False)
     expected = network(tokens, cache=make_prompt_cache(network))
     assert mx.allclose(logits, expected, rtol=1e-4, atol=1e-4)
