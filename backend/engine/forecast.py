@@ -35,7 +35,7 @@ class Forecast:
     """A model on this machine; sizes are in bytes.
 
     Attributes:
-        files_bytes: Of the model's weights as they are stored.
+        files_bytes: Of the safetensors files in its directory.
         draft: The card of its draft model, if one was named; its KV is a part of each profile.
         media_bytes: Kept for images and audio; 0 for a text model.
         memory_bytes: The device's memory.

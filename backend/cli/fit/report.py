@@ -121,7 +121,7 @@ def _weights(forecast: Forecast) -> str:
     """Return the size of the weights, and of their files if it is much smaller."""
     taken, stored = forecast.card.weights_bytes, forecast.files_bytes
     size = decimal(taken)
-    return f"{size} in float32, from {decimal(stored)}" if taken > _GROWN * stored > 0 else size
+    return f"{size}, stored in {decimal(stored)}" if taken > _GROWN * stored > 0 else size
 
 
 def _requests(forecast: Forecast) -> Table:
