@@ -33,6 +33,7 @@ class ReplySpec:
         stop_strings: Content that ends the reply; never shown.
         prompt_tail: The end of the prompt, which determines the reply's first channel.
         max_calls: Ends the reply after this many calls; `None` means no limit.
+        used_ids: The ids of all earlier calls of the conversation, which do not come again.
     """
 
     format: OutputFormat
@@ -41,6 +42,7 @@ class ReplySpec:
     prompt_tail: str = ""
     wants_logprobs: bool = False
     max_calls: int | None = None
+    used_ids: tuple[str, ...] = ()
 
 
 class ReplyCursor:
@@ -64,7 +66,12 @@ class ReplyCursor:
         self._spec = spec
         self._detokenizer = detokenizer
         self._token_bytes = token_bytes
-        self._router = Router(spec.format, tools=spec.tools, prompt_tail=spec.prompt_tail)
+        self._router = Router(
+            spec.format,
+            tools=spec.tools,
+            prompt_tail=spec.prompt_tail,
+            used_ids=spec.used_ids,
+        )
         self._stop = StopMatcher(spec.stop_strings)
         self._deltas: list[Delta] = []
         self._logprobs: list[TokenLogprob] = []

@@ -145,6 +145,9 @@ def _reply_cursor(call: GenerationCall, prompt: Prompt, model: ServedModel) -> R
         prompt_tail=prompt.tail,
         wants_logprobs=call.top_logprobs is not None,
         max_calls=None if call.parallel_tool_calls else 1,
+        used_ids=tuple(
+            called.call_id for message in call.messages for called in message.tool_calls
+        ),
     )
     return ReplyCursor(spec, detokenizer, model.tokenizer.token_bytes)
 

@@ -1,25 +1,14 @@
 """The interface of readers, which turn the text after an opener into deltas."""
 
-import secrets
-import string
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from backend.core.delta import Delta, ToolCallDelta
+from backend.output.readers.call_ids import CallIds, name_in_id
 from backend.output.readers.values.schema import JsonSchema, ParameterTypes
 
 MAX_NAME_CHARS = 256
-
-
-_ALPHANUMERIC = string.ascii_letters + string.digits
-
-
-def new_call_id(chars: int = 0) -> str:
-    """Return a unique id, with `chars` letters and digits if not zero."""
-    if chars:
-        return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(chars))
-    return f"call_{secrets.token_hex(12)}"
 
 
 class NotACallError(Exception):
@@ -34,17 +23,17 @@ class CallLedger:
     """The calls of one reply: which names are valid, which calls were begun and completed."""
 
     def __init__(
-        self, tools: Mapping[str, JsonSchema] | None, make_id: Callable[[], str] = new_call_id
+        self, tools: Mapping[str, JsonSchema] | None, call_ids: CallIds | None = None
     ) -> None:
         """Begin a reply.
 
         Args:
             tools: The offered names and the schemas of their arguments; `None` accepts any
                 name.
-            make_id: Makes an id for a call without one.
+            call_ids: The ids of the conversation; by default there are none yet.
         """
         self._tools = tools
-        self._make_id = make_id
+        self._call_ids = call_ids or CallIds()
         self._ids: list[str] = []
         self._arguments: list[str] = []
         self._open_name = ""
@@ -92,6 +81,19 @@ class CallLedger:
             return len(beginning) <= MAX_NAME_CHARS
         return any(name.startswith(beginning) for name in self._tools)
 
+    def name_in_id(self, call_id: str) -> str:
+        """Return the offered name that an id contains; empty without one."""
+        return name_in_id(call_id, self._tools or ())
+
+    def names_fitting(self, keys: Set[str]) -> Iterable[str]:
+        """Return the tools whose schemas allow exactly these arguments."""
+        return [name for name in self._tools or () if self.parameter_types(name).fit(keys)]
+
+    @property
+    def only_name(self) -> str:
+        """The only offered name; empty if there are several."""
+        return next(iter(self._tools)) if self._tools and len(self._tools) == 1 else ""
+
     def parameter_types(self, name: str) -> ParameterTypes:
         """Return the argument types of a tool."""
         return ParameterTypes((self._tools or {}).get(name, {}))
@@ -103,8 +105,7 @@ class CallLedger:
             name: An offered name.
             call_id: The id written by the model; a repeated one is replaced.
         """
-        if not call_id or call_id in self._ids:
-            call_id = self._make_id()
+        call_id = self._call_ids.take(name, call_id)
         self._ids.append(call_id)
         self._arguments = []
         self._open_name = name
@@ -117,7 +118,8 @@ class CallLedger:
         Args:
             call_id: The id; if it is empty or repeated, the call keeps its present one.
         """
-        if call_id and call_id not in self._ids:
+        if self._call_ids.accepts(call_id):
+            self._call_ids.note(call_id)
             self._ids[-1] = call_id
         return ToolCallDelta(len(self._ids) - 1, call_id=self._ids[-1])
 

@@ -1,7 +1,7 @@
 """Splits the text of a reply into content, thoughts and tool calls, incrementally."""
 
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from functools import lru_cache, partial
 from traceback import format_tb
 
@@ -10,12 +10,12 @@ from backend.formats.code_span import CodeTracker
 from backend.formats.format import ToolFormat
 from backend.output.format import OutputFormat, opens_in_reasoning
 from backend.output.readers.build import make_reader
+from backend.output.readers.call_ids import ids_of
 from backend.output.readers.reader import (
     CallLedger,
     Reader,
     ReaderContext,
     ReaderOutput,
-    new_call_id,
 )
 from backend.output.readers.values.schema import JsonSchema
 from backend.output.routing.block import Block
@@ -51,6 +51,7 @@ class Router:
         *,
         tools: Mapping[str, JsonSchema] | None,
         prompt_tail: str = "",
+        used_ids: Collection[str] = (),
         make_reader: Callable[[ToolFormat, ReaderContext], Reader] = make_reader,
     ) -> None:
         """Begin a reply.
@@ -60,12 +61,13 @@ class Router:
             tools: The offered names and the schemas of their arguments; `None` accepts any name.
                 If empty, calls are content.
             prompt_tail: The end of the prompt, which determines the reply's first channel.
+            used_ids: The ids of all earlier calls of the conversation.
             make_reader: Makes a reader of calls after an opener.
         """
         self._format = output_format
         self._tools = tools
         self._prompt_tail = prompt_tail
-        self._calls = CallLedger(tools, partial(new_call_id, output_format.tools.id_chars))
+        self._calls = CallLedger(tools, ids_of(output_format.tools, used_ids))
         self._make_reader = partial(make_reader, output_format.tools)
         self._scanner = Scanner(_automaton(self._markers()))
         self._leavable = (*output_format.tools.closers, *output_format.tools.leaks)

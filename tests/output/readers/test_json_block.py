@@ -1,5 +1,4 @@
 import json
-from itertools import count
 
 import pytest
 from hypothesis import given
@@ -7,8 +6,9 @@ from hypothesis import strategies as st
 
 from backend.core.delta import ToolCallDelta
 from backend.formats.dialects import JSON_CALLS, Reading
+from backend.output.readers.call_ids import CallIds, new_call_id
 from backend.output.readers.calls.call_block import CallBlockReader
-from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput, new_call_id
+from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
 from backend.output.readers.shapes.json_calls import object_block
 
 TOOLS = {"f": {}, "get": {}}
@@ -16,8 +16,7 @@ OPENER, CLOSER = "<tool_call>", "</tool_call>"
 
 
 def make_cursor(tools=TOOLS, *, in_thought=False):
-    ids = count()
-    calls = CallLedger(tools, lambda: f"id{next(ids)}")
+    calls = CallLedger(tools, CallIds(lambda _name, number: f"id{number}"))
     context = ReaderContext(opener=OPENER, calls=calls, in_thought=in_thought)
     block = object_block(Reading(dialect=JSON_CALLS, end=CLOSER), JSON_CALLS)
     return CallBlockReader(context, block=block)

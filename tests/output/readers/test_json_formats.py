@@ -7,7 +7,7 @@ import pytest
 
 from backend.core.delta import ContentDelta, ToolCallDelta
 from backend.formats.named.mistral import FORMAT
-from backend.output.readers.reader import new_call_id
+from backend.output.readers.call_ids import new_call_id
 from backend.output.routing.router import Router
 
 TOOLS = {"f": {}, "get-weather.v2": {}}

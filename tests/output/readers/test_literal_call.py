@@ -1,6 +1,5 @@
 import ast
 import json
-from itertools import count
 
 import pytest
 from hypothesis import given
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 from backend.core.delta import ToolCallDelta
 from backend.formats.dialects import Literals
 from backend.formats.literal import gemma4, pythonic
+from backend.output.readers.call_ids import CallIds
 from backend.output.readers.calls.literal_call import LiteralCallReader
 from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
 from backend.output.readers.shapes.literals import literal_dialect
@@ -41,8 +41,7 @@ VALUES = st.recursive(
 
 
 def make_cursor(dialect=BARE_LIST, opener="["):
-    ids = count()
-    calls = CallLedger(TOOLS, lambda: f"id{next(ids)}")
+    calls = CallLedger(TOOLS, CallIds(lambda _name, number: f"id{number}"))
     return LiteralCallReader(
         ReaderContext(opener=opener, calls=calls, in_thought=False), dialect=dialect
     )

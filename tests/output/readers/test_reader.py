@@ -1,23 +1,21 @@
-from itertools import count
-
 from backend.core.delta import ToolCallDelta
+from backend.output.readers.call_ids import CallIds
 from backend.output.readers.reader import CallLedger, Outbox
 
 
 def make_ledger(tools=None):
-    ids = count()
-    return CallLedger(tools, lambda: f"new{next(ids)}")
+    return CallLedger(tools, CallIds(lambda _name, number: f"new{number}"))
 
 
 def test_an_id_that_the_model_wrote_is_kept():
     calls = make_ledger()
     assert calls.open("f", "functions.f:0") == ToolCallDelta(0, "functions.f:0", "f")
-    assert calls.open("f") == ToolCallDelta(1, "new0", "f")
+    assert calls.open("f") == ToolCallDelta(1, "new1", "f")
 
 
 def test_an_id_is_never_used_twice():
     calls = make_ledger()
-    assert [calls.open("f", "x").call_id for _ in range(3)] == ["x", "new0", "new1"]
+    assert [calls.open("f", "x").call_id for _ in range(3)] == ["x", "new1", "new2"]
 
 
 def test_an_id_that_comes_late_replaces_the_first():

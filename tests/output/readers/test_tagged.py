@@ -1,6 +1,5 @@
 import json
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 from backend.core.delta import ToolCallDelta
 from backend.formats.dialects import Reading, Tags
 from backend.formats.template import ARGUMENTS, KEY, NAME, TYPE, VALUE
+from backend.output.readers.call_ids import CallIds
 from backend.output.readers.calls.tagged import TaggedReader
 from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
 from backend.output.readers.shapes.tags import tagged_dialect
@@ -33,8 +33,7 @@ HOSTILE = ["</arg>", "</call>", "</calls>", '<arg name="b">', '<arg name="x">', 
 
 
 def make_cursor(opener="<calls>", dialect=DIALECT):
-    ids = count()
-    calls = CallLedger(TOOLS, lambda: f"id{next(ids)}")
+    calls = CallLedger(TOOLS, CallIds(lambda _name, number: f"id{number}"))
     return TaggedReader(
         ReaderContext(opener=opener, calls=calls, in_thought=False), dialect=dialect
     )

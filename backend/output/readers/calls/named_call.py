@@ -1,12 +1,14 @@
 """Reads one tool call with its name before its arguments, `f[ARGS]{…}`, incrementally."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from backend.output.readers.call_ids import is_nameless
 from backend.output.readers.markup import REFUTED, UNDECIDED, after, span_end
-from backend.output.readers.patterns import Pattern
+from backend.output.readers.patterns import NO_MATCH, Pattern
 from backend.output.readers.reader import CallLedger, NotACallError, Outbox
 from backend.output.readers.values.json_arguments import JsonArguments
 
@@ -22,10 +24,12 @@ class CallHead:
     Attributes:
         patterns: The ways to write it; the first match wins. A pattern may end before the brace
             that begins the arguments.
+        loose: A head in which any word is the id, in formats whose ids contain the name.
         lead_ins: Meaningless texts, one of which may follow; longer ones first.
     """
 
     patterns: tuple[Pattern, ...]
+    loose: Pattern | None = None
     lead_ins: tuple[str, ...] = ()
 
 
@@ -49,6 +53,8 @@ class NamedCall:
         self._head = head
         self._step: _Step = self._in_head
         self._name = self._id = ""
+        self._is_nameless = False
+        self._unsent = ""
         self._has_lead_in = False
         self._arguments = JsonArguments()
         self.is_over = False
@@ -61,7 +67,8 @@ class NamedCall:
     @property
     def can_close(self) -> bool:
         """Whether the call is complete if the reply ends here: arguments may be missing."""
-        return self.is_over or (self._step == self._before_arguments and not self._has_lead_in)
+        may_lack_arguments = self._step == self._before_arguments and not self._has_lead_in
+        return self.is_over or (may_lack_arguments and not self._is_nameless)
 
     def read(self, text: str, position: int) -> int:
         """Return the position after the consumed text, or a negative number if more is needed.
@@ -78,6 +85,9 @@ class NamedCall:
 
     def _send(self, piece: str, settled: int) -> None:
         """Emit a piece of the arguments; the first piece begins the call."""
+        if self._is_nameless:
+            self._unsent += piece
+            return
         if self._name:
             self._outbox.send(self._calls.open(self._name, self._id), settled)
             self._name = ""
@@ -92,7 +102,20 @@ class NamedCall:
                 self._name, self._id = found.name, found.call_id
                 self._step = self._before_arguments
                 return found.end
-        raise NotACallError(position)
+        return self._in_loose_head(text, position)
+
+    def _in_loose_head(self, text: str, position: int) -> int:
+        """Read an id in another form; without a name in it, the arguments tell the tool."""
+        found = self._head.loose.match(text, position) if self._head.loose else NO_MATCH
+        if found.end == UNDECIDED:
+            return UNDECIDED
+        self._name = self._calls.name_in_id(found.name)
+        if found.end < 0 or not (self._name or is_nameless(found.name)):
+            raise NotACallError(position)
+        self._name = self._name or self._calls.only_name
+        self._is_nameless = not self._name
+        self._step = self._before_arguments
+        return found.end
 
     def _before_arguments(self, text: str, position: int) -> int:
         start = span_end(_SPACE, text, position)
@@ -107,6 +130,7 @@ class NamedCall:
         if end == REFUTED and self._has_lead_in:
             raise NotACallError(position)
         if end == REFUTED:
+            self._find_name(position)
             self.is_over = True
             return position
         self._has_lead_in = end >= 0
@@ -127,5 +151,19 @@ class NamedCall:
             self._send(piece, position - self._arguments.kept_back)
         if self._arguments.is_malformed:
             raise NotACallError(position)
-        self.is_over = self._arguments.is_whole
+        if self._arguments.is_whole:
+            self._find_name(position)
+            self.is_over = True
         return position
+
+    def _find_name(self, position: int) -> None:
+        """Choose the only tool that takes the arguments, if no name has told it."""
+        if not self._is_nameless:
+            return
+        keys = json.loads(self._unsent + self._arguments.missing_end).keys()
+        self._name, *others = (*self._calls.names_fitting(keys), "")
+        if not self._name or len(others) > 1:
+            raise NotACallError(position)
+        self._is_nameless = False
+        if self._unsent:
+            self._send(self._unsent, position - 1)

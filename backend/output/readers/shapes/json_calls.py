@@ -37,6 +37,7 @@ _KEY = re.compile(r'"(\w+)": "?$')
 _FENCE = "```"
 _JSON_FENCE = f"{_FENCE}json"
 _ID = any_of(r"[^\s\[{<]", group="id")
+_WORD = any_of(r"[^\s<>{}\[\]\"'`]", least=0, group="name")
 _NAMES = {
     Slot.NAME: (any_of(r"[^\s<>{}\[\]\"'`]", group="name"),),
     Slot.QUOTED_NAME: (fixed('"'), any_of(r'[^"\\]', group="name"), fixed('"')),
@@ -72,6 +73,7 @@ def named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
     return CallBlock(
         call=CallHead(
             patterns=tuple(pattern for template in dialect.calls for pattern in _heads(template)),
+            loose=_loose_head(dialect.call),
             lead_ins=(_JSON_FENCE, _FENCE),
         ),
         call_start=begin[0] if isinstance(begin[0], str) else "",
@@ -90,10 +92,20 @@ def _heads(template: Template) -> Iterator[Pattern]:
     yield Pattern((SPACE, *_head_pieces(head)))
     for part in head:
         if isinstance(part, Id) and NAME in part.template:
-            # An id that contains the name may be missing.
-            name = part.template[: part.template.index(NAME) + 1]
+            # Only an id as the templates write it is kept.
             rest = head[head.index(part) + 1 :]
-            yield Pattern((SPACE, *_head_pieces((*name, *rest))))
+            end = part.template.index(NAME) + 1
+            for name in (part.template, part.template[:end]):
+                yield Pattern((SPACE, *_name_pieces(name), *_pieces_after_name(rest)))
+
+
+def _loose_head(template: Template) -> Pattern | None:
+    """Return the pattern of a head whose id is any word, in formats whose ids contain the name."""
+    begin, _ = split_at(template, ARGUMENTS)
+    for place, part in enumerate(begin):
+        if isinstance(part, Id) and NAME in part.template:
+            return Pattern((SPACE, _WORD, *_pieces_after_name(begin[place + 1 :])))
+    return None
 
 
 def _head_pieces(head: Template) -> Iterator[Piece]:
@@ -146,13 +158,17 @@ def _spaced(text: str) -> Iterator[Piece]:
 
 def _id_pieces(inner: Template) -> Iterator[Piece]:
     for part in inner:
-        match part:
-            case str() if part == inner[0]:
-                yield maybe(fixed(part))
-            case str():
-                yield fixed(part)
-            case Slot():
-                yield from _NAMES[part]
+        if isinstance(part, str):
+            yield fixed(part)
+        elif isinstance(part, Slot):
+            yield from _NAMES[part]
+
+
+def _name_pieces(inner: Template) -> Iterator[Piece]:
+    """Yield the pieces of an id whose beginning may be missing."""
+    first, *rest = inner
+    yield maybe(*_id_pieces((first,)))
+    yield from _id_pieces(tuple(rest))
 
 
 def _optional_pieces(inner: Template) -> Iterator[Piece]:

@@ -4,7 +4,7 @@ Only types are read: checking values is up to the tool.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, islice
 from typing import TypeAlias, cast
 
@@ -34,13 +34,20 @@ _MARKS = {"properties": "object", "items": "array"}
 
 
 class ParameterTypes:
-    """The names and types of a tool's arguments."""
+    """The names and types of a tool's arguments.
+
+    Attributes:
+        required: The names of those that a call must have.
+    """
 
     def __init__(self, schema: JsonSchema, root: JsonSchema | None = None) -> None:
         """Read a schema; its references are relative to `root`, or to itself."""
         self._root = root or schema
         self._properties = _mapping(schema.get("properties"))
         self._is_open = not self._properties or schema.get("additionalProperties") is True
+        self.required = frozenset(
+            name for name in _sequence(schema.get("required")) if isinstance(name, str)
+        )
 
     @property
     def names(self) -> Iterable[str]:
@@ -50,6 +57,10 @@ class ParameterTypes:
     def is_declared(self, name: str) -> bool:
         """Tell whether an argument may have this name; any name may without declarations."""
         return self._is_open or name in self._properties
+
+    def fit(self, keys: Set[str]) -> bool:
+        """Tell whether arguments with these names are complete, and all of them declared."""
+        return self.required <= keys and all(map(self.is_declared, keys))
 
     def of(self, name: str) -> JsonTypes:
         """Return the JSON types that an argument may have."""
