@@ -39,6 +39,7 @@ class TaggedReader(TagLookahead):
         self._value = ValueWriter(UNKNOWN)
         self._value_ends: tuple[str, ...] = ("",)
         self._may_lack_end = False
+        self._is_padded = False
         self._is_scalar = False
         self._json = JsonScanner()
         self._doubtful = ""
@@ -178,9 +179,9 @@ class TaggedReader(TagLookahead):
         if verbatim == UNDECIDED:
             return verbatim
         self._step = self._in_value
+        self._is_padded = self._dialect.pads_values and self._buffer.startswith("\n", position)
         if verbatim == REFUTED:
-            is_padded = self._dialect.pads_values and self._buffer.startswith("\n", position)
-            return position + is_padded
+            return position + self._is_padded
         self._value_ends = (end + self._value_ends[0],)
         self._may_lack_end = False
         return verbatim
@@ -206,8 +207,11 @@ class TaggedReader(TagLookahead):
         return len(self._buffer), UNDECIDED
 
     def _without_padding(self, start: int, end: int) -> int:
-        """Return the true end of a value whose end may begin with a newline."""
-        is_padding = self._dialect.pads_values or self._closer_at(start) == REFUTED
+        """Return the true end of a value whose end may begin with a newline.
+
+        The newline belongs to a closing tag only if the opening one has its own.
+        """
+        is_padding = self._is_padded or self._closer_at(start) == REFUTED
         has_newline = end >= 0 and self._buffer.startswith("\n", start)
         return start + 1 if has_newline and not is_padding else start
 

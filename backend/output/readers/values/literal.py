@@ -16,7 +16,9 @@ from backend.output.readers.values.python_escape import read_escape
 from backend.output.readers.values.schema import NOT_A_STRING, STRING, UNKNOWN, JsonTypes
 from backend.output.readers.values.typed_value import ValueWriter, json_string, json_value
 
+MAX_QUOTED_CHARS = 4096
 _SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"\w")
 _NULLS = ("null", "none")
 _JSON_BRACKETS = {"{": "{", "}": "}", "[": "[", "]": "]", "(": "[", ")": "]"}
 
@@ -67,7 +69,7 @@ class LiteralValue:
         self._is_first = True
         self._is_key = False
         self._quote = ""
-        self._is_string_empty = True
+        self._last = ""
         self._writer = ValueWriter(STRING)
         self._bare: list[str] = []
         self.is_complete = False
@@ -104,7 +106,7 @@ class LiteralValue:
             self._step = self._in_bare
             return self._separator(), position
         self._quote = quote
-        self._is_string_empty = True
+        self._last = ""
         is_typed = not self._closers and self._types and "string" not in self._types
         self._writer = ValueWriter(self._types if is_typed else STRING)
         self._step = self._in_string
@@ -191,12 +193,39 @@ class LiteralValue:
     def _doubtful_quote(self, text: str, position: int) -> tuple[str, int]:
         """Treat a character that may begin a quote as text; skip a doubled opening quote."""
         end = after(text, position, self._quote)
-        if self._is_token and self._is_string_empty and end >= 0:
+        if not self._is_token or end < 0:
+            return self._text(text[position]), position + 1
+        if not self._last:
             return "", end
-        return self._text(text[position]), position + 1
+        partner = self._partner_of(text, end)
+        if partner == UNDECIDED:
+            return "", partner
+        if partner == REFUTED:
+            return self._text(self._quote), end
+        return self._text(f'"{text[end:partner]}"'), partner + len(self._quote)
+
+    def _partner_of(self, text: str, start: int) -> int:
+        """Return the position of the token that quotes something with the one before `start`.
+
+        Models write the token where they mean a quotation mark: before a word, and after it.
+        """
+        if start == len(text):
+            return UNDECIDED
+        if _WORD.match(self._last) or text[start].isspace():
+            return REFUTED
+        limit = start + MAX_QUOTED_CHARS
+        partner = text.find(self._quote, start, limit)
+        end = partner + len(self._quote)
+        if partner < 0 or end == len(text):
+            return UNDECIDED if len(text) < limit else REFUTED
+        is_end = self._string_end_at(text, partner)
+        if is_end == UNDECIDED:
+            return UNDECIDED
+        is_inside = _WORD.match(text, end) or text[partner - 1].isspace()
+        return REFUTED if is_end >= 0 or is_inside else partner
 
     def _text(self, text: str) -> str:
-        self._is_string_empty = False
+        self._last = text[-1:] or self._last
         return self._writer.feed(text)
 
     @property
