@@ -76,6 +76,7 @@ def read_recording(line: str | bytes) -> Recording:
         ),
         tools=_tools(fields.get("tools")),
         prompt_tail=_text(fields, "prompt_tail", ""),
+        is_ruled=_flag(fields, "ruled"),
     )
     return Recording(fields.get("id"), spec, _chunks(fields.get("chunks")), _STOPS[stop])
 
@@ -176,6 +177,13 @@ def _text(fields: Mapping[str, JsonValue], name: str, default: str | None = None
     if not isinstance(value, str):
         raise RecordingError(f'"{name}" is missing' if value is None else f'"{name}" is not text')
     return value
+
+
+def _flag(fields: Mapping[str, JsonValue], name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RecordingError(f'"{name}" is neither true nor false')
+    return bool(value)
 
 
 def _named(formats: Sequence[FormatT], field: str, name: str) -> FormatT:

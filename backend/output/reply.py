@@ -20,6 +20,7 @@ from backend.output.detokenizer import Detokenizer
 from backend.output.format import OutputFormat
 from backend.output.readers.values.schema import JsonSchema
 from backend.output.routing.router import Router
+from backend.output.routing.ruled import RuledRouter
 from backend.output.stop import StopMatcher
 
 
@@ -34,6 +35,9 @@ class ReplySpec:
         prompt_tail: The end of the prompt, which determines the reply's first channel.
         max_calls: Ends the reply after this many calls; `None` means no limit.
         used_ids: The ids of all earlier calls of the conversation, which do not come again.
+        is_ruled: Whether the caller's grammar rules the answer, which is then content to its end
+            unless it begins with a call.
+        triggers: Texts from which on it does; without any it rules the whole answer.
     """
 
     format: OutputFormat
@@ -43,6 +47,8 @@ class ReplySpec:
     wants_logprobs: bool = False
     max_calls: int | None = None
     used_ids: tuple[str, ...] = ()
+    is_ruled: bool = False
+    triggers: tuple[str, ...] = ()
 
 
 class ReplyCursor:
@@ -66,12 +72,7 @@ class ReplyCursor:
         self._spec = spec
         self._detokenizer = detokenizer
         self._token_bytes = token_bytes
-        self._router = Router(
-            spec.format,
-            tools=spec.tools,
-            prompt_tail=spec.prompt_tail,
-            used_ids=spec.used_ids,
-        )
+        self._router = _router(spec)
         self._stop = StopMatcher(spec.stop_strings)
         self._deltas: list[Delta] = []
         self._logprobs: list[TokenLogprob] = []
@@ -178,6 +179,18 @@ class ReplyCursor:
             for other, logprob in logprobs.top
         )
         return TokenLogprob(token_id, self._token_bytes(token_id), logprobs.logprob, top)
+
+
+def _router(spec: ReplySpec) -> Router | RuledRouter:
+    router = Router(
+        spec.format, tools=spec.tools, prompt_tail=spec.prompt_tail, used_ids=spec.used_ids
+    )
+    if not spec.is_ruled:
+        return router
+    may_call = spec.tools is None or bool(spec.tools)
+    return RuledRouter(
+        router, spec.format, spec.prompt_tail, may_call=may_call, triggers=spec.triggers
+    )
 
 
 def _joined(deltas: Iterable[Delta]) -> tuple[Delta, ...]:

@@ -119,13 +119,11 @@ class Constraints:
         Raises:
             GrammarError: A requirement is malformed or cannot be enforced.
         """
-        is_forced = _is_forced(call)
-        offers_calls = bool(call.messages and call.shown_tools)
-        if call.grammar and not (offers_calls and is_forced):
-            return self._text_grammar(call, prompt, offers_calls=offers_calls)
+        if rules_answer(call):
+            return self._text_grammar(call, prompt, offers_calls=_offers_calls(call))
         if not call.shown_tools:
             return None
-        if is_forced:
+        if _is_forced(call):
             return self._forced_grammar(call, prompt)
         # A grammar would end a reply that must not end of its own accord.
         is_free = call.ignore_eos or not call.constrains_calls
@@ -201,6 +199,15 @@ class Constraints:
         if thought := _thought(prompt, self._format, answer):
             grammar = after_thought(grammar, thought, compiler.vocabulary)
         return compiler.compile(grammar)
+
+
+def rules_answer(call: GenerationCall) -> bool:
+    """Tell whether the caller's grammar rules the answer; a demanded call wins over it."""
+    return bool(call.grammar) and not (_offers_calls(call) and _is_forced(call))
+
+
+def _offers_calls(call: GenerationCall) -> bool:
+    return bool(call.messages and call.shown_tools)
 
 
 def _is_forced(call: GenerationCall) -> bool:

@@ -53,6 +53,13 @@ def test_without_tools_any_name_counts(tools):
     assert report(recording, recording.chunks)["finish_reason"] == "tool_calls"
 
 
+def test_the_answer_of_a_grammar_is_content():
+    recording = read_recording(line(tools=[TOOL], ruled=True))
+    assert report(recording, recording.chunks)["content"] == TEXT
+    with pytest.raises(RecordingError, match='"ruled" is neither true nor false'):
+        read_recording(line(ruled="yes"))
+
+
 def test_a_name_that_was_not_offered_is_content():
     recording = read_recording(line(tools=[{"name": "g"}]))
     assert report(recording, recording.chunks)["content"] == TEXT

@@ -100,6 +100,15 @@ class Router:
         """Whether the reply ended inside a call."""
         return self._ended_mid_call
 
+    @property
+    def held(self) -> str:
+        """Text that would be content if routing ended here; not whitespace around a thought."""
+        if self._in_thought:
+            return ""
+        waiting = self._block.held if self._block else self._scanner.held
+        quoted = self._quotation.text if self._quotation else ""
+        return self._segment.held + quoted + waiting
+
     def feed(self, text: str) -> list[Delta]:
         """Return the deltas that this text makes certain."""
         self._rest += text
