@@ -141,6 +141,21 @@ class GenerationCall:
         """Tools that the model sees and may call."""
         return () if self.tool_choice.mode is ToolMode.NONE else self.tools
 
+    @property
+    def offers_calls(self) -> bool:
+        """Whether the model may call a tool in a conversation, which a raw prompt is not."""
+        return bool(self.messages and self.shown_tools)
+
+    @property
+    def demands_calls(self) -> bool:
+        """Whether the tool choice demands a call."""
+        return self.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether the caller's grammar rules the answer; a demanded call wins over it."""
+        return bool(self.grammar) and not (self.offers_calls and self.demands_calls)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:

@@ -91,7 +91,7 @@ class Constraints:
 
     def _rules_all_but_thought(self, call: GenerationCall) -> bool:
         has_grammar = bool(call.grammar) and not self._card.grammar_triggers
-        return has_grammar or bool(call.shown_tools and _is_forced(call))
+        return has_grammar or bool(call.shown_tools and call.demands_calls)
 
     def _thought_marks(self, call: GenerationCall) -> ThoughtMarks | None:
         """Return the thought marks, or `None` without any or if their end would end the reply."""
@@ -119,11 +119,11 @@ class Constraints:
         Raises:
             GrammarError: A requirement is malformed or cannot be enforced.
         """
-        if rules_answer(call):
-            return self._text_grammar(call, prompt, offers_calls=_offers_calls(call))
+        if call.is_ruled:
+            return self._text_grammar(call, prompt, offers_calls=call.offers_calls)
         if not call.shown_tools:
             return None
-        if _is_forced(call):
+        if call.demands_calls:
             return self._forced_grammar(call, prompt)
         # A grammar would end a reply that must not end of its own accord.
         is_free = call.ignore_eos or not call.constrains_calls
@@ -199,19 +199,6 @@ class Constraints:
         if thought := _thought(prompt, self._format, answer):
             grammar = after_thought(grammar, thought, compiler.vocabulary)
         return compiler.compile(grammar)
-
-
-def rules_answer(call: GenerationCall) -> bool:
-    """Tell whether the caller's grammar rules the answer; a demanded call wins over it."""
-    return bool(call.grammar) and not (_offers_calls(call) and _is_forced(call))
-
-
-def _offers_calls(call: GenerationCall) -> bool:
-    return bool(call.messages and call.shown_tools)
-
-
-def _is_forced(call: GenerationCall) -> bool:
-    return call.tool_choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
 
 
 def _most_calls(call: GenerationCall) -> int:

@@ -14,7 +14,6 @@ from backend.errors import BackendError
 from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from backend.output.reply import ReplyCursor, ReplySpec
 from backend.pipeline import worker_pool
-from backend.pipeline.constraints import rules_answer
 from backend.pipeline.engines import GenerationEngine
 from backend.pipeline.prompt.rendering import render, token_ids_of
 from backend.pipeline.request_log import RequestLog
@@ -149,7 +148,7 @@ def _reply_cursor(call: GenerationCall, prompt: Prompt, model: ServedModel) -> R
         used_ids=tuple(
             called.call_id for message in call.messages for called in message.tool_calls
         ),
-        is_ruled=rules_answer(call),
+        is_ruled=call.is_ruled,
         triggers=model.card.grammar_triggers,
     )
     return ReplyCursor(spec, detokenizer, model.tokenizer.token_bytes)
