@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["backend", "common"]):
     from backend.pb import backend_pb2 as pb
     from backend.rpc.decoding import decode_request
     from backend.rpc.parsing.sampling_fields import sampling_params
-    from backend.rpc.parsing.tool_fields import tool_choice, tools
+    from backend.rpc.parsing.tool_fields import offer, tool_choice
     from backend.rpc.parsing.tuning_options import tuning_options
     from backend.sampling.grammar.gbnf.translation import gbnf_to_lark
     from backend.sampling.grammar.schema.translation import schema_to_lark
@@ -79,7 +79,7 @@ def grammars(data: atheris.FuzzedDataProvider) -> None:
 
 def fields(data: atheris.FuzzedDataProvider) -> None:
     """Texts in fields are parsed or refused."""
-    offered = tools(_text(data, PIECES))
+    offered = offer(_text(data, PIECES))
     tool_choice(_text(data, PIECES), offered)
     sampling_params(pb.PredictOptions(LogitBias=_text(data, PIECES)), TuningOptions().requests)
     name = data.PickValueInList(list(TuningOptions().by_name()))

@@ -16,7 +16,7 @@ from backend.rpc.parsing.message_fields import messages
 from backend.rpc.parsing.model_options import model_options
 from backend.rpc.parsing.requests import generation_call
 from backend.rpc.parsing.scoring_fields import rerank_call, score_call
-from backend.rpc.parsing.tool_fields import tools
+from backend.rpc.parsing.tool_fields import offer
 
 OPTIONS = ModelOptions(model="org/tiny")
 
@@ -26,7 +26,7 @@ def predict(**fields):
 
 
 def offered(count):
-    return tools(json.dumps([{"name": f"f{number}"} for number in range(count)]))
+    return offer(json.dumps([{"name": f"f{number}"} for number in range(count)])).tools
 
 
 def nested(depth):

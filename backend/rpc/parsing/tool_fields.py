@@ -1,12 +1,14 @@
 """`Tools` and `ToolChoice`, in every spelling that reaches a backend."""
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backend.config import MAX_TOOLS
 from backend.core.prompt import JsonValue, Tool, ToolChoice, ToolMode
 from backend.errors import InvalidRequestError
+from backend.output.warn import warn_once
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.json_fields import (
     JsonObject,
@@ -24,12 +26,46 @@ _MODES = {
     "required": ToolMode.REQUIRED,
     "any": ToolMode.REQUIRED,
 }
-_NAMED_TYPES = ("function", "tool")
+_FUNCTION = "function"
+_NAMED_TYPES = (_FUNCTION, "tool", "custom")
+# Keys of the parameters in the forms of Anthropic and MCP.
+_PARAMETER_KEYS = ("input_schema", "inputSchema")
+# Anthropic's keys that address the API rather than the model.
+_CALLER_KEYS = ("cache_control",)
+# The host writes tools of other kinds like this.
+_NAMELESS = "a function without a name"
+# Of a kind in JSON, in the log.
+_MAX_KIND_CHARS = 64
 _SUBSET_TYPE = "allowed_tools"
 _PARALLEL_KEY = "parallel_tool_calls"
 _NOT_PARALLEL_KEY = "disable_parallel_tool_use"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What `Tools` offers.
+
+    Attributes:
+        skipped: Kinds of the tools that cannot be called, by name or else by kind.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tools."""
+        return frozenset(tool.name for tool in self.tools)
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """A tool that is no function of the caller's, or has no name."""
+
+    kind: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +87,46 @@ def tool_use(request: pb.PredictOptions) -> ToolUse:
     Raises:
         InvalidRequestError: `Tools` or `ToolChoice` is malformed, or they do not fit.
     """
-    offered = tools(request.Tools)
+    offered = offer(request.Tools)
     value = _choice_value(request.ToolChoice)
     if isinstance(value, Mapping) and value.get("type") == _SUBSET_TYPE:
         offered, value = _allowed(offered, value)
     choice = _checked(_choice(value), offered)
     forbids = isinstance(value, Mapping) and value.get(_NOT_PARALLEL_KEY) is True
-    return ToolUse(offered, choice, not forbids and _allows_parallel(request.Metadata))
+    return ToolUse(offered.tools, choice, not forbids and _allows_parallel(request.Metadata))
 
 
-def tools(text: str) -> tuple[Tool, ...]:
-    """Return the functions of an OpenAI-style JSON array; a bare function gets its wrapper.
+def offer(text: str) -> Offer:
+    """Return the functions of a JSON array, each in OpenAI's form.
+
+    A function may also come without its wrapper, or in the form of Anthropic or MCP. Tools of other
+    kinds, such as `web_search`, and functions without a name are skipped: only a function of the
+    caller's can be called. If two functions share a name, the last one counts: callers look up a
+    call by its name.
 
     Raises:
-        InvalidRequestError: There are too many, one has no name, or two different ones
-            share a name; duplicates are allowed.
+        InvalidRequestError: There are too many, or one is malformed.
     """
-    offered = parse_json("Tools", text) if text.strip() else None
-    if offered is None:
-        return ()
-    entries = require_array("Tools", offered)
+    entries = parse_json("Tools", text) if text.strip() else None
+    if entries is None:
+        return Offer()
+    entries = require_array("Tools", entries)
     require_at_most("Tools", entries, MAX_TOOLS)
     parsed: dict[str, Tool] = {}
+    skipped: dict[str, str] = {}
     for index, entry in enumerate(entries):
         tool = _tool(f"Tools[{index}]", entry)
+        if isinstance(tool, _Other):
+            skipped[tool.name or tool.kind] = tool.kind
+            warn_once(f"Tools: {tool.kind} is skipped: only functions with a name can be called")
+            continue
         if parsed.get(tool.name, tool) != tool:
-            raise InvalidRequestError(
-                f"Tools[{index}]", f"{tool.name!r} is offered twice, with other words"
-            )
+            warn_once(f"Tools: {tool.name!r} is offered twice, with other words: the last counts")
         parsed[tool.name] = tool
-    return tuple(parsed.values())
+    return Offer(tuple(parsed.values()), skipped)
 
 
-def tool_choice(text: str, offered: Sequence[Tool]) -> ToolChoice:
+def tool_choice(text: str, offered: Offer) -> ToolChoice:
     """Return the choice given by a bare word, a JSON string or an object.
 
     JSON may be encoded twice. Objects are OpenAI's, its older flat form, or Anthropic's.
@@ -94,22 +137,57 @@ def tool_choice(text: str, offered: Sequence[Tool]) -> ToolChoice:
     return _checked(_choice(_choice_value(text)), offered)
 
 
-def _tool(field: str, entry: JsonValue) -> Tool:
-    schema = require_object(field, entry)
-    if "function" not in schema and "name" in schema:
-        schema = {"type": "function", "function": _without_type(schema)}
-    if schema.get("type", "function") != "function":
-        raise InvalidRequestError(f"{field}.type", f"{schema['type']!r} is not 'function'")
-    function = require_object(f"{field}.function", schema.get("function"))
-    name = require_name(f"{field}.function.name", function.get("name"))
-    parameters = function.get("parameters")
+def _tool(field: str, entry: JsonValue) -> Tool | _Other:
+    schema = _wrapped(require_object(field, entry))
+    kind = schema.get("type")
+    if kind not in (None, _FUNCTION):
+        return _Other(json.dumps(kind)[:_MAX_KIND_CHARS], _name_of(schema))
+    value = schema.get("function")
+    function = {} if value is None else require_object(f"{field}.function", value)
+    name = function.get("name")
+    if name is None or (isinstance(name, str) and not name.strip()):
+        return _Other(_NAMELESS)
+    name = require_name(f"{field}.function.name", name)
+    return Tool(name=name, schema={**schema, "function": _without_nulls(name, function)})
+
+
+def _wrapped(entry: JsonObject) -> JsonObject:
+    """Return an entry in OpenAI's form, if it is a function without its wrapper."""
+    if entry.get("function") is not None or "name" not in entry:
+        return entry
+    parameters = next((key for key in _PARAMETER_KEYS if key in entry), None)
+    if parameters is None and entry.get("type") not in (None, _FUNCTION):
+        return entry
+    left_out = ("type", "function") if parameters is None else ("type", *_CALLER_KEYS)
+    function = {key: value for key, value in entry.items() if key not in left_out}
     if parameters is not None:
-        require_object(f"{field}.function.parameters", parameters)
-    return Tool(name=name, schema=schema)
+        function = {
+            "parameters" if key == parameters else key: value for key, value in function.items()
+        }
+    return {"type": _FUNCTION, "function": function}
 
 
-def _without_type(function: JsonObject) -> JsonObject:
-    return {key: value for key, value in function.items() if key != "type"}
+def _without_nulls(name: str, function: JsonObject) -> JsonObject:
+    """Return a function without a null in place of its description or parameters.
+
+    So are parameters that are no object: such a function can be called with anything.
+    """
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        warn_once(f"Tools: the parameters of {name!r} are {json_type(parameters)}: any are allowed")
+        parameters = None
+    is_absent = {
+        "description": function.get("description") is None,
+        "parameters": parameters is None,
+    }
+    return {key: value for key, value in function.items() if not is_absent.get(key)}
+
+
+def _name_of(schema: JsonObject) -> str:
+    """Return the name of a tool of another kind, flat or in an object of that kind."""
+    inner = schema.get(str(schema["type"]))
+    name = (inner if isinstance(inner, Mapping) else schema).get("name")
+    return name if isinstance(name, str) else ""
 
 
 def _choice_value(text: str) -> JsonValue:
@@ -134,34 +212,42 @@ def _choice(value: JsonValue) -> ToolChoice:
             raise InvalidRequestError("ToolChoice", problem)
 
 
-def _checked(choice: ToolChoice, offered: Sequence[Tool]) -> ToolChoice:
-    if choice.mode is ToolMode.REQUIRED and not offered:
-        raise InvalidRequestError("ToolChoice", "wants a tool call, but Tools is empty")
-    if choice.mode is ToolMode.NAMED and choice.name not in {tool.name for tool in offered}:
-        raise InvalidRequestError("ToolChoice", f"names {choice.name!r}, which is not in Tools")
+def _checked(choice: ToolChoice, offered: Offer) -> ToolChoice:
+    if choice.mode is ToolMode.REQUIRED and not offered.tools:
+        kinds = ", ".join(sorted(set(offered.skipped.values())))
+        rest = f"has only what is skipped: {kinds}" if kinds else "is empty"
+        raise InvalidRequestError("ToolChoice", f"wants a tool call, but Tools {rest}")
+    if choice.mode is ToolMode.NAMED and choice.name not in offered.names:
+        kind = offered.skipped.get(choice.name)
+        problem = (
+            f"is of the type {kind}: only functions can be called" if kind else "is not in Tools"
+        )
+        raise InvalidRequestError("ToolChoice", f"names {choice.name!r}, which {problem}")
     return choice
 
 
-def _allowed(
-    offered: Sequence[Tool], choice: Mapping[str, JsonValue]
-) -> tuple[tuple[Tool, ...], JsonValue]:
+def _allowed(offered: Offer, choice: Mapping[str, JsonValue]) -> tuple[Offer, JsonValue]:
     """Return the tools left by OpenAI's `allowed_tools`, and the choice among them."""
     field_name = f"ToolChoice.{_SUBSET_TYPE}"
     # The Responses API writes mode and tools flat; Chat Completions has them in an object.
     subset = require_object(field_name, choice.get(_SUBSET_TYPE, choice))
     entries = require_array(f"{field_name}.tools", subset.get("tools"))
     names = {_allowed_name(f"{field_name}.tools[{i}]", entry) for i, entry in enumerate(entries)}
-    if unknown := names.difference(tool.name for tool in offered):
+    if unknown := names - offered.names - offered.skipped.keys() - {""}:
         problem = f"names {min(unknown)!r}, which is not in Tools"
         raise InvalidRequestError(f"{field_name}.tools", problem)
     mode = subset.get("mode", ToolMode.AUTO.value)
     if not isinstance(mode, str) or mode not in _MODES:
         raise InvalidRequestError(f"{field_name}.mode", f"{mode!r} is not one of {list(_MODES)}")
-    return tuple(tool for tool in offered if tool.name in names), mode
+    left = tuple(tool for tool in offered.tools if tool.name in names)
+    return Offer(left, offered.skipped), mode
 
 
 def _allowed_name(field_name: str, entry: JsonValue) -> str:
+    """Return the name of an allowed function, or "" for a tool of another kind."""
     value = require_object(field_name, entry)
+    if value.get("type") not in (None, _FUNCTION):
+        return ""
     function = require_object(f"{field_name}.function", value.get("function", value))
     return require_name(f"{field_name}.name", function.get("name"))
 
@@ -175,10 +261,12 @@ def _allows_parallel(metadata: Mapping[str, str]) -> bool:
 
 
 def _choice_object(choice: JsonObject) -> ToolChoice:
-    kind = choice.get("type", "function")
+    kind = choice.get("type", _FUNCTION)
     if kind in _NAMED_TYPES:
-        function = require_object("ToolChoice.function", choice.get("function", choice))
+        inner = choice.get("function", choice.get(str(kind), choice))
+        function = require_object("ToolChoice.function", inner)
         return ToolChoice(ToolMode.NAMED, require_name("ToolChoice.name", function.get("name")))
     if isinstance(kind, str) and kind in _MODES:
         return ToolChoice(_MODES[kind])
-    raise InvalidRequestError("ToolChoice.type", f"{kind!r} is not a kind of choice")
+    hint = ": only functions can be called" if isinstance(kind, str) else ""
+    raise InvalidRequestError("ToolChoice.type", f"{kind!r} is not a kind of choice{hint}")
