@@ -38,8 +38,8 @@ BAD_REQUESTS = {
     ],
     "TopLogprobs": [raw(TopLogprobs=1000, Logprobs=1)],
     "Tools": [
-        chat([user("ba")], tools=[{}]),
-        chat([user("ba")], tools=[{"type": "function", "function": {}}]),
+        chat([user("ba")], tools=[{"function": 3}]),
+        chat([user("ba")], tools=[{"type": "function", "function": {"name": 3}}]),
         pb.PredictOptions(UseTokenizerTemplate=True, Messages=[pb.Message(role="user")], Tools="{"),
     ],
     "ToolChoice": [

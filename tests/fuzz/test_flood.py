@@ -51,7 +51,7 @@ MALFORMED = [
     predict(PromptCachePath="\0"),
     predict(CorrelationId="\n"),
     chat(Tools="[" * 5000),
-    chat(Tools="[{}]"),
+    chat(Tools='[{"function": 3}]'),
     chat(ToolChoice="{"),
     chat(Metadata={"chat_template_kwargs": "[]"}),
 ]

@@ -4,15 +4,22 @@ They are there after `make templates`; without them these tests are skipped. Wha
 is expected of each was read in the template itself.
 """
 
+import functools
+import json
+
 import pytest
+from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
 from transformers import PreTrainedTokenizerFast
 
+from backend.core.prompt import Tool
 from backend.formats.evidence import FormatEvidence
 from backend.model.text.hf_renderer import make_jinja_renderer
+from backend.model.text.renderer import render_with_tools
 from backend.model.text.template import ChatTemplate
+from backend.model.text.turns import CallStyle, to_turns
 from backend.output.detection import detect
 from scripts.real_templates import TARGET
 
@@ -126,6 +133,7 @@ LOSING = {
 }
 
 
+@functools.cache
 def template(name):
     text = (TARGET / f"{name}.jinja").read_text(encoding="utf-8")
     tokenizer = PreTrainedTokenizerFast(
@@ -158,3 +166,26 @@ def test_a_conversation_with_calls_keeps_all_its_parts(name, messages):
 @pytest.mark.parametrize("name", [name for name in NAMES if name != DEMANDING])
 def test_a_question_is_rendered(name):
     assert QUESTION.content in template(name).render([QUESTION], [], {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_tools_are_shown(name):
+    found = template(name)
+    if not found.supports_tools:
+        pytest.skip("it shows no tools")
+    for odd in ODD_TOOLS.values():
+        text = found.render([QUESTION], [Tool(name=NAME, schema=odd)], {})
+        parts = [part for part in (NAME, PURPOSE, "odd_one") if part in json.dumps(odd)]
+        assert [part for part in parts if part not in text] == [], odd
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_ordinary_tool_is_rendered_as_it_is(name):
+    found = template(name)
+    if not found.supports_tools:
+        pytest.skip("it shows no tools")
+    tools = [WEATHER, Tool(name=NAME, schema=WELL_FORMED)]
+    schemas = [tool.schema for tool in tools]
+    turns = to_turns([QUESTION], CallStyle())
+    own = render_with_tools(found._renderer, turns, schemas, {})
+    assert found.render([QUESTION], tools, {}) == own

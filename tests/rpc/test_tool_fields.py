@@ -4,6 +4,7 @@ import pytest
 
 from backend.core.prompt import Tool, ToolChoice, ToolMode
 from backend.errors import InvalidRequestError
+from backend.output.warn import warn_once
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.tool_fields import Offer, offer, tool_choice, tool_use
 
@@ -101,13 +102,19 @@ def test_tools_of_other_kinds_are_skipped(entry, choice):
         assert tool_use(request).tools == left
 
 
-def test_skipping_is_logged_once_for_each_kind(caplog):
-    entries = json.dumps([{"type": "image_generation"}, {"type": "image_generation"}])
+def test_skipping_is_logged_once_for_each_kind_without_the_callers_words(caplog):
+    warn_once.cache_clear()
+    private = {"type": "my words", "name": "mine"}
+    entries = json.dumps([*OTHERS.values(), private, private, {"type": "bash_20250124"}])
     tools(entries)
     tools(entries)
-    assert [record.getMessage() for record in caplog.records] == [
-        'Tools: "image_generation" is skipped: only functions with a name can be called'
-    ]
+    logged = [record.getMessage() for record in caplog.records]
+    kinds = ("web_search", "local_shell", "mcp", "custom", "builtin_function", "bash")
+    expected = {f"a tool of the type {kind}" for kind in kinds}
+    expected |= {"a tool of an unknown type", "a function without a name"}
+    assert sorted(logged) == sorted(
+        f"Tools: {what} is skipped: only functions can be called" for what in expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from backend.model.text.renderer import (
     render_with_tools,
 )
 from backend.model.text.repairs import in_style
+from backend.model.text.tool_forms import ToolForms
 from backend.model.text.turns import check_roles, to_turns
 
 # Branches not rendered within this time are left out.
@@ -55,6 +56,7 @@ class ChatTemplate:
         self._renderer = renderer
         if abilities is None:
             abilities = probe(renderer, text) if renderer else Abilities()
+        self._tool_forms = ToolForms(renderer) if renderer else None
         self._call_style = abilities.call_style
         self.supports_tools = abilities.supports_tools
         self.supports_thinking = abilities.supports_thinking
@@ -72,7 +74,7 @@ class ChatTemplate:
             InvalidRequestError: The template refuses the conversation, with its own message, or
                 would lose the tools, or an option would replace a part of the request.
         """
-        if self._renderer is None:
+        if self._renderer is None or self._tool_forms is None:
             raise InvalidRequestError("Messages", _NO_TEMPLATE)
         if not messages:
             raise InvalidRequestError("Messages", "is empty")
@@ -84,7 +86,7 @@ class ChatTemplate:
         try:
             if not tools:
                 return render(self._renderer, turns, None, options)
-            schemas = [dict(tool.schema) for tool in tools]
+            schemas = self._tool_forms.fitted([dict(tool.schema) for tool in tools])
             text = render_with_tools(self._renderer, turns, schemas, options)
         except (RenderError, RenderTimeoutError) as error:
             raise InvalidRequestError("Messages", str(error)) from error

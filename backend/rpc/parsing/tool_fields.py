@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,9 +34,17 @@ _PARAMETER_KEYS = ("input_schema", "inputSchema")
 # Anthropic's keys that address the API rather than the model.
 _CALLER_KEYS = ("cache_control",)
 # The host writes tools of other kinds like this.
-_NAMELESS = "a function without a name"
-# Of a kind in JSON, in the log.
-_MAX_KIND_CHARS = 64
+_NAMELESS = "function without a name"
+# Kinds of tools that other servers run; the log names no words of a caller's own.
+_KNOWN_KINDS = frozenset(
+    {
+        *("web_search", "web_search_preview", "web_fetch", "file_search", "image_generation"),
+        *("code_interpreter", "code_execution", "computer", "computer_use_preview", "bash"),
+        *("text_editor", "memory", "local_shell", "shell", "apply_patch", "mcp", "mcp_toolset"),
+        *("custom", "namespace", "tool_search", "builtin_function"),
+    }
+)
+_DATE = re.compile(r"_[0-9]{8}$")
 _SUBSET_TYPE = "allowed_tools"
 _PARALLEL_KEY = "parallel_tool_calls"
 _NOT_PARALLEL_KEY = "disable_parallel_tool_use"
@@ -118,10 +127,10 @@ def offer(text: str) -> Offer:
         tool = _tool(f"Tools[{index}]", entry)
         if isinstance(tool, _Other):
             skipped[tool.name or tool.kind] = tool.kind
-            warn_once(f"Tools: {tool.kind} is skipped: only functions with a name can be called")
+            warn_once(f"Tools: {_logged(tool.kind)} is skipped: only functions can be called")
             continue
         if parsed.get(tool.name, tool) != tool:
-            warn_once(f"Tools: {tool.name!r} is offered twice, with other words: the last counts")
+            warn_once("Tools: two functions share a name: the last one counts")
         parsed[tool.name] = tool
     return Offer(tuple(parsed.values()), skipped)
 
@@ -141,14 +150,14 @@ def _tool(field: str, entry: JsonValue) -> Tool | _Other:
     schema = _wrapped(require_object(field, entry))
     kind = schema.get("type")
     if kind not in (None, _FUNCTION):
-        return _Other(json.dumps(kind)[:_MAX_KIND_CHARS], _name_of(schema))
+        return _Other(json.dumps(kind), _name_of(schema))
     value = schema.get("function")
     function = {} if value is None else require_object(f"{field}.function", value)
     name = function.get("name")
     if name is None or (isinstance(name, str) and not name.strip()):
         return _Other(_NAMELESS)
     name = require_name(f"{field}.function.name", name)
-    return Tool(name=name, schema={**schema, "function": _without_nulls(name, function)})
+    return Tool(name=name, schema={**schema, "function": _without_nulls(function)})
 
 
 def _wrapped(entry: JsonObject) -> JsonObject:
@@ -167,20 +176,28 @@ def _wrapped(entry: JsonObject) -> JsonObject:
     return {"type": _FUNCTION, "function": function}
 
 
-def _without_nulls(name: str, function: JsonObject) -> JsonObject:
+def _without_nulls(function: JsonObject) -> JsonObject:
     """Return a function without a null in place of its description or parameters.
 
     So are parameters that are no object: such a function can be called with anything.
     """
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
-        warn_once(f"Tools: the parameters of {name!r} are {json_type(parameters)}: any are allowed")
+        warn_once("Tools: parameters that are not an object are left out")
         parameters = None
     is_absent = {
         "description": function.get("description") is None,
         "parameters": parameters is None,
     }
     return {key: value for key, value in function.items() if not is_absent.get(key)}
+
+
+def _logged(kind: str) -> str:
+    """Return the words of the log for a kind in JSON."""
+    if kind == _NAMELESS:
+        return f"a {kind}"
+    word = _DATE.sub("", kind.strip('"'))
+    return f"a tool of the type {word}" if word in _KNOWN_KINDS else "a tool of an unknown type"
 
 
 def _name_of(schema: JsonObject) -> str:

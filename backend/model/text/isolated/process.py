@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from backend.config import MAX_RENDER_BYTES, MAX_RENDER_MEMORY_BYTES
@@ -28,6 +29,8 @@ LENGTH = struct.Struct("<Q")
 JSON, TEXT = b"J", b"T"
 # Limit per job, in case no one is left to kill it.
 MAX_CPU_S = 60
+# Templates that a process keeps between jobs.
+MAX_TEMPLATES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,10 @@ def _send(connection: socket.socket, answer: Mapping[str, Any] | str) -> None:
 
 
 def _answers(job: Job) -> Iterator[Mapping[str, Any] | str]:
-    renderer = make_jinja_renderer(job.source)
     if job.abilities is None:
-        yield asdict(probe(renderer, job.source.with_tools))
+        yield asdict(probe(make_jinja_renderer(job.source), job.source.with_tools))
         return
-    template = ChatTemplate(renderer, job.source.with_tools, job.abilities)
+    template = _template(job.source, job.abilities)
     try:
         text = _bounded(template.render(job.messages, job.tools, job.options))
     except InvalidRequestError as error:
@@ -87,6 +89,12 @@ def _answers(job: Job) -> Iterator[Mapping[str, Any] | str]:
         texts = template.render_branches(job.branches, job.tools, job.options)
         bounded = [each if len(each) <= MAX_RENDER_BYTES else "" for each in texts]
         yield {"branches": [_difference(text, each) for each in bounded]}
+
+
+@lru_cache(maxsize=MAX_TEMPLATES)
+def _template(source: JinjaSource, abilities: Abilities) -> ChatTemplate:
+    """Return a template, which remembers the forms of tools that it takes."""
+    return ChatTemplate(make_jinja_renderer(source), source.with_tools, abilities)
 
 
 def _difference(text: str, other: str) -> tuple[int, str]:

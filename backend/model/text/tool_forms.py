@@ -1,0 +1,403 @@
+"""Fits tools to a chat template that refuses them, or loses part of them.
+
+Clients leave out what templates read without asking, and send schemas that templates do not expect.
+Whether a template takes a tool is found by rendering it. A tool that it takes stays as it is;
+any other gets the nearest form that it takes. Nothing here changes what a call may contain.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from backend.core.prompt import JsonValue, Message
+from backend.model.text.renderer import Renderer, RenderError, Schema, render
+from backend.model.text.turns import CallStyle, Turn, to_turns
+
+Form: TypeAlias = Callable[[Schema], Schema]
+
+# Forms are remembered for this many tools.
+MAX_REMEMBERED = 4096
+
+_QUESTIONS: tuple[Sequence[Turn], ...] = (
+    to_turns([Message(role="user", content="?")], CallStyle()),
+    to_turns([Message(role="system"), Message(role="user", content="?")], CallStyle()),
+)
+_EXAMPLE: Schema = {
+    "type": "function",
+    "function": {
+        "name": "sample",
+        "description": "purpose",
+        "parameters": {"type": "object", "properties": {"detail": {"type": "string"}}},
+    },
+}
+_WORD = re.compile(r"[0-9A-Za-z_]+")
+_NO_PARAMETERS: Schema = {"type": "object", "properties": {}}
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+# Names of types in other languages.
+_SYNONYMS = {
+    **dict.fromkeys(("str", "text"), "string"),
+    **dict.fromkeys(("float", "double"), "number"),
+    **dict.fromkeys(("dict", "map"), "object"),
+    "int": "integer",
+    "bool": "boolean",
+    "list": "array",
+    "none": "null",
+}
+_UNIONS = ("anyOf", "oneOf", "allOf")
+_NULLABLE = ("const", "default")
+_SCHEMAS_BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+
+
+class ToolForms:
+    """Finds the form of a tool that a template takes, and remembers it."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._plain: dict[int, str | None] = {}
+        self._known: dict[str, Schema] = {}
+        self._shown: frozenset[str] | None = None
+
+    def fitted(self, tools: Sequence[Schema]) -> list[Schema]:
+        """Return tools in forms that the template takes, each for itself: prompts keep prefixes.
+
+        Raises:
+            RenderTimeoutError: The template takes too long.
+        """
+        return [self._fitted(tool) for tool in tools]
+
+    def _fitted(self, tool: Schema) -> Schema:
+        key = json.dumps(tool)
+        if key not in self._known:
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.clear()
+            self._known[key] = self._nearest(tool, _whole_forms(tool), self._by_properties)
+        return self._known[key]
+
+    def _by_properties(self, tool: Schema) -> Iterator[Schema]:
+        """Yield the tool with those properties changed that the template does not take alone."""
+        plain = plain_root(tool)
+        properties = {
+            name: self._property(plain, name, schema) for name, schema in _properties(plain).items()
+        }
+        yield _with_properties(plain, properties)
+        yield all_in_words(tool)
+
+    def _property(self, tool: Schema, name: str, schema: JsonValue) -> JsonValue:
+        """Return the nearest form of a property that the template takes."""
+        forms = (_with_properties(tool, {name: form}) for form in _property_forms(schema))
+        return _properties(self._nearest(_with_properties(tool, {name: schema}), forms))[name]
+
+    def _nearest(
+        self,
+        tool: Schema,
+        forms: Iterator[Schema],
+        more: Callable[[Schema], Iterator[Schema]] = lambda _: iter(()),
+    ) -> Schema:
+        """Return the first form that loses nothing, or else the first that loses least."""
+        wanted = self._wanted(tool)
+        least, nearest = None, tool
+        for source in (iter((tool,)), forms, more(tool)):
+            for form in source:
+                lost = self._lost(form, wanted)
+                if lost == 0:
+                    return form
+                if lost is not None and (least is None or lost < least):
+                    least, nearest = lost, form
+        return nearest
+
+    def _wanted(self, tool: Schema) -> frozenset[str]:
+        """Return the words of a tool that the template writes for other tools."""
+        if self._shown is None:
+            words = _words_by_part(_EXAMPLE)
+            text = self._text(_EXAMPLE) or ""
+            self._shown = frozenset(
+                part for part, of_part in words.items() if all(word in text for word in of_part)
+            )
+        words = _words_by_part(tool)
+        return frozenset(word for part in self._shown for word in words[part])
+
+    def _lost(self, tool: Schema, wanted: frozenset[str]) -> int | None:
+        """Return how many words the template loses, or `None` if it refuses the tool."""
+        text = self._text(tool)
+        return None if text is None else sum(word not in text for word in wanted)
+
+    def _text(self, tool: Schema) -> str | None:
+        """Return the text with a question and the tool, or `None` if the template refuses it.
+
+        Some templates write tools only into a system message.
+        """
+        for number, question in enumerate(_QUESTIONS):
+            if number not in self._plain:
+                self._plain[number] = self._rendered(question, None)
+            text = self._rendered(question, [tool])
+            if text is not None and text != self._plain[number]:
+                return text
+        return None
+
+    def _rendered(self, turns: Sequence[Turn], tools: Sequence[Schema] | None) -> str | None:
+        try:
+            return render(self._renderer, turns, tools, {})
+        except RenderError:
+            return None
+
+
+def described(tool: Schema) -> Schema:
+    """Give a tool a description that is text."""
+    function = _function(tool)
+    description = function.get("description")
+    if isinstance(description, str):
+        return tool
+    text = "" if description is None else json.dumps(description, ensure_ascii=False)
+    return {**tool, "function": {**function, "description": text}}
+
+
+def with_parameters(tool: Schema) -> Schema:
+    """Give a tool parameters with a type and properties."""
+    function = _function(tool)
+    parameters = function.get("parameters")
+    given = parameters if isinstance(parameters, Mapping) else {}
+    return {**tool, "function": {**function, "parameters": {**_NO_PARAMETERS, **given}}}
+
+
+def plain_root(tool: Schema) -> Schema:
+    """Make the parameters an object of named properties, whatever their schema is."""
+    function = _function(tool)
+    parameters = function.get("parameters")
+    root = {**tidied(parameters if isinstance(parameters, Mapping) else {}), "type": "object"}
+    root["properties"] = _all_properties(root)
+    return {**tool, "function": {**function, "parameters": root}}
+
+
+def all_in_words(tool: Schema) -> Schema:
+    """Write the parameters as JSON into the description."""
+    function = _function(described(tool))
+    schema = json.dumps(function.get("parameters", {}), ensure_ascii=False)
+    text = f"{function['description']}\nParameters, as a JSON schema: {schema}".lstrip()
+    return {**tool, "function": {**function, "description": text, "parameters": _NO_PARAMETERS}}
+
+
+def tidied(schema: JsonValue) -> Schema:
+    """Return a schema that is an object, as are the schemas in it; keywords have their types.
+
+    A keyword of another type says nothing that a template could show.
+    """
+    match schema:
+        case str():
+            known = schema in _TYPES or schema in _SYNONYMS
+            return {"type" if known else "description": schema}
+        case Mapping():
+            tidy = {key: _tidy_keyword(key, value) for key, value in schema.items()}
+            return {key: tidy[key] for key in tidy if tidy[key] is not None or key in _NULLABLE}
+        case list() if _is_texts(schema):
+            return {"type": schema}
+        case _:
+            return {}
+
+
+def one_type_each(schema: Schema) -> Schema:
+    """Replace lists of types by a choice of schemas, and types that JSON lacks by others or none.
+
+    Args:
+        schema: A tidied schema.
+    """
+    changed = _with_inner(schema, one_type_each)
+    kind = changed.get("type")
+    if kind is None:
+        return changed
+    rest = {key: value for key, value in changed.items() if key != "type"}
+    names = [kind] if isinstance(kind, str) else _texts(kind)
+    known = [name for name in map(_json_type, names) if name]
+    if len(known) == 1:
+        return {**changed, "type": known[0]}
+    if not known or "anyOf" in rest:
+        return rest
+    return {**rest, "anyOf": [{"type": name} for name in known]}
+
+
+def first_of_each(schema: Schema) -> Schema:
+    """Replace choices by their first schema that is not null.
+
+    Args:
+        schema: A schema with one type each.
+    """
+    chosen = dict(schema)
+    for key in _UNIONS:
+        found = chosen.pop(key, None)
+        choices = [each for each in _sequence(found) if isinstance(each, Mapping)]
+        first = next((each for each in choices if each.get("type") != "null"), {})
+        chosen = {**first, **chosen}
+    return _with_inner(chosen, first_of_each)
+
+
+def in_words(schema: JsonValue) -> Schema:
+    """Write a schema as JSON into its description; its type stays."""
+    first = first_of_each(one_type_each(tidied(schema)))
+    kind, description = first.get("type", "string"), first.get("description", "")
+    text = f"{description}\nJSON schema: {json.dumps(schema, ensure_ascii=False)}".lstrip()
+    return {"type": kind, "description": text}
+
+
+def _whole_forms(tool: Schema) -> Iterator[Schema]:
+    """Yield forms of a tool with the schemas of its properties unchanged."""
+    for form in (described, with_parameters, plain_root):
+        tool = form(tool)
+        yield tool
+
+
+def _property_forms(schema: JsonValue) -> Iterator[Schema]:
+    form = tidied(schema)
+    yield form
+    form = one_type_each(form)
+    yield form
+    yield first_of_each(form)
+    yield in_words(schema)
+    yield {"type": "string", "description": in_words(schema)["description"]}
+
+
+def _tidy_keyword(key: str, value: JsonValue) -> JsonValue:
+    """Return the value of a keyword, or `None` if it has a type that says nothing."""
+    tidy = _TIDY.get(key)
+    return value if tidy is None or value is None else tidy(value)
+
+
+def _tidy_text(value: JsonValue) -> JsonValue:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _tidy_type(value: JsonValue) -> JsonValue:
+    return value if isinstance(value, str) else _texts(value) or None
+
+
+def _tidy_items(value: JsonValue) -> JsonValue:
+    """Return the schema of items; older drafts list one for each place."""
+    schemas = [tidied(each) for each in _sequence(value)]
+    return {"anyOf": schemas} if schemas else tidied(value)
+
+
+def _tidy_by_name(value: JsonValue) -> JsonValue:
+    return {name: tidied(each) for name, each in _by_name(value).items()}
+
+
+def _tidy_choices(value: JsonValue) -> JsonValue:
+    return [tidied(each) for each in _sequence(value)] or None
+
+
+_TIDY: Mapping[str, Callable[[JsonValue], JsonValue]] = {
+    **dict.fromkeys(("description", "title"), _tidy_text),
+    **dict.fromkeys(_SCHEMAS_BY_NAME, _tidy_by_name),
+    **dict.fromkeys(_UNIONS, _tidy_choices),
+    "type": _tidy_type,
+    "required": lambda value: _texts(value),
+    "enum": lambda value: value if isinstance(value, list) else [value],
+    "items": _tidy_items,
+    "not": tidied,
+    "additionalProperties": lambda value: value if isinstance(value, bool) else tidied(value),
+}
+
+
+def _with_inner(schema: Schema, change: Form) -> Schema:
+    """Return a tidied schema with the schemas directly in it changed."""
+    changed = dict(schema)
+    for key, value in schema.items():
+        if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            changed[key] = {
+                name: change(each) for name, each in value.items() if isinstance(each, Mapping)
+            }
+        elif key in _UNIONS:
+            changed[key] = [change(each) for each in _sequence(value) if isinstance(each, Mapping)]
+        elif key in ("items", "additionalProperties", "not") and isinstance(value, Mapping):
+            changed[key] = change(value)
+    return changed
+
+
+def _all_properties(root: Schema) -> dict[str, JsonValue]:
+    """Return the properties of a tidied schema and of its choices, with references followed."""
+    found: dict[str, JsonValue] = {}
+    seen: set[str] = set()
+    schemas: list[JsonValue] = [root]
+    for schema in schemas:
+        if not isinstance(schema, Mapping):
+            continue
+        for name, each in _by_name(schema.get("properties")).items():
+            found.setdefault(name, each)
+        for key in _UNIONS:
+            schemas += _sequence(schema.get(key))
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            schemas.append(_referenced(root, reference))
+    return found
+
+
+def _referenced(root: Schema, reference: str) -> JsonValue:
+    value: JsonValue = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _words_by_part(tool: Schema) -> Mapping[str, frozenset[str]]:
+    """Return the words that a template writes for a tool, by the part that they come from.
+
+    Escapes differ between templates, so only letters, digits and underscores count.
+    """
+    function = _function(tool)
+    parameters = function.get("parameters")
+    given = tidied(parameters if isinstance(parameters, Mapping) else {})
+    texts: dict[str, list[JsonValue]] = {
+        "name": [function.get("name")],
+        "description": [function.get("description")],
+        "properties": list(_all_properties(given)),
+    }
+    return {
+        part: frozenset(word for text in of_part for word in _WORD.findall(str(text or "")))
+        for part, of_part in texts.items()
+    }
+
+
+def _function(tool: Schema) -> Schema:
+    function = tool.get("function")
+    return function if isinstance(function, Mapping) else {}
+
+
+def _properties(tool: Schema) -> Mapping[str, JsonValue]:
+    parameters = _function(tool).get("parameters")
+    found = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _with_properties(tool: Schema, properties: Mapping[str, JsonValue]) -> Schema:
+    function = _function(tool)
+    parameters = function["parameters"]
+    given = parameters if isinstance(parameters, Mapping) else {}
+    return {
+        **tool,
+        "function": {**function, "parameters": {**given, "properties": properties}},
+    }
+
+
+def _by_name(value: JsonValue) -> Mapping[str, JsonValue]:
+    """Return schemas by name; some clients send a list of objects with their names."""
+    if isinstance(value, Mapping):
+        return value
+    named = [each for each in _sequence(value) if isinstance(each, Mapping)]
+    return {str(each["name"]): each for each in named if isinstance(each.get("name"), str)}
+
+
+def _json_type(name: JsonValue) -> str | None:
+    word = str(name).lower()
+    known = _SYNONYMS.get(word, word)
+    return known if known in _TYPES else None
+
+
+def _sequence(value: JsonValue) -> Sequence[JsonValue]:
+    return value if isinstance(value, list) else ()
+
+
+def _texts(value: JsonValue) -> list[JsonValue]:
+    return [each for each in _sequence(value) if isinstance(each, str)]
+
+
+def _is_texts(value: JsonValue) -> bool:
+    return isinstance(value, list) and bool(value) and len(_texts(value)) == len(value)

@@ -1,0 +1,66 @@
+"""Tools as clients send them, through the socket, with templates of real models and our own."""
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED, tool
+from serving import chat, code_of, user
+
+from backend.pb import backend_pb2 as pb
+from scripts.real_templates import TARGET
+
+pytestmark = pytest.mark.mlx
+
+OWN = Path(__file__).parent.parent / "model" / "templates"
+# The first three refuse most odd tools.
+REAL = ["openai-gpt-oss-120b", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "ByteDance-Seed-OSS"]
+TEMPLATES = [OWN / "hermes_tool_use.jinja", *(TARGET / f"{name}.jinja" for name in REAL)]
+# What the host makes of tools of the Responses API.
+SHORT = {"Tokens": 60, "Metadata": {"thinking_budget": "0"}}
+HOSTS = tool() | {"function": {"name": "", "description": "", "parameters": None}}
+
+
+async def prompt(backend, request):
+    ids = (await backend.stub.TokenizeString(request)).tokens
+    return (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=ids))).content
+
+
+@pytest.fixture(params=TEMPLATES, ids=lambda path: path.stem)
+def options(request):
+    if not request.param.exists():
+        pytest.skip("make templates has not run")
+    return [f"chat_template:{request.param}"]
+
+
+async def test_odd_tools_are_in_the_prompt(shared, tiny_models, options):
+    async with shared(tiny_models("llama"), Options=options) as backend:
+        for odd in (*ODD_TOOLS.values(), {"name": NAME, "input_schema": {}}):
+            text = await prompt(backend, chat([user("U")], tools=[odd]))
+            assert NAME in text
+            assert PURPOSE in text or PURPOSE not in json.dumps(odd)
+
+
+async def test_tools_of_other_kinds_change_nothing(shared, tiny_models, options):
+    async with shared(tiny_models("llama"), Options=options) as backend:
+        plain = await prompt(backend, chat([user("U")]))
+        with_one = await prompt(backend, chat([user("U")], tools=[WELL_FORMED]))
+        for other in ({"type": "web_search"}, {"type": "custom", "name": "x"}, HOSTS):
+            assert await prompt(backend, chat([user("U")], tools=[other])) == plain
+            both = chat([user("U")], tools=[other, WELL_FORMED])
+            assert await prompt(backend, both) == with_one
+            code, details = await code_of(
+                backend.stub.Predict(chat([user("U")], tools=[other], ToolChoice="required"))
+            )
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert details.startswith("ToolChoice: wants a tool call, but Tools has only")
+
+
+async def test_a_required_call_of_an_odd_tool_is_made(shared, tiny_models, options):
+    odd = ODD_TOOLS["only a name"]
+    request = chat([user("U")], tools=[odd], ToolChoice="required", **SHORT)
+    async with shared(tiny_models("llama"), Options=options) as backend:
+        reply = await backend.stub.Predict(request)
+    names = [call.name for delta in reply.chat_deltas for call in delta.tool_calls]
+    assert NAME in names
