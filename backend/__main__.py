@@ -4,10 +4,12 @@ import argparse
 import asyncio
 import logging
 import os
+import platform
+import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +22,10 @@ from common.arguments import described, unknown_options
 from common.log import setup as logs
 from common.memory.garbage import LASTING
 from common.memory.heap import share_heaps
+from common.process.environment import for_children, withhold_secrets
 from common.process.lifecycle import StopRequest, exit_with_parent, parse_interval
 from common.process.own_thread import in_own_thread
+from common.user_directories import state_directory
 
 if TYPE_CHECKING:
     from backend.engine.engine import Engine
@@ -41,9 +45,8 @@ DESCRIPTION = (
 OPTIONS = ("--addr", "--metrics-addr", "--dashboard", "--help")
 # Names that other servers use for the address.
 SYNONYMS = dict.fromkeys(("--port", "--host", "--listen", "--bind", "-p"), "--addr HOST:PORT")
-# Its directory belongs to one user and is removed with the last session.
-RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
-LEDGER_NAME = "mlx-grpc-backend"
+# A directory for the ledger of the machine's memory.
+LEDGER_VARIABLE = "MLX_BACKEND_LEDGER"
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
 # No engine process could load the model again.
@@ -69,19 +72,26 @@ def main() -> int:
         log.critical("%s", error)
         return 1
     config = server_config(sys.argv[1:], os.environ)
-    # Not for child processes: they have another parent.
+    # Not for child processes: they have another parent, and no need for secrets.
     os.environ.pop(PARENT_VARIABLE, None)
+    secrets = withhold_secrets(os.environ)
+    if secrets:
+        log.info("kept from child processes: %s", ", ".join(sorted(secrets)))
     if config.watches_parent:
         exit_with_parent(config.parent_watch_interval_s, config.parent)
     try:
-        return asyncio.run(serve(config))
+        return asyncio.run(serve(config, secrets))
     except (AddressError, MissingPackageError) as error:
         log.critical("%s", error)
         return 1
 
 
-async def serve(config: ServerConfig) -> int:
+async def serve(config: ServerConfig, secrets: Mapping[str, str]) -> int:
     """Serve until a signal, or until the engine has failed for good; then let requests finish.
+
+    Args:
+        config: Of the process.
+        secrets: Variables that only the download of a model gets.
 
     Returns:
         The exit code.
@@ -97,7 +107,7 @@ async def serve(config: ServerConfig) -> int:
     with ExitStack() as others:
         try:
             # Importing takes longer than all before; `Health` is answered meanwhile.
-            engine, services = await in_own_thread(_engine_and_services, config)
+            engine, services = await in_own_thread(_engine_and_services, config, secrets)
             server.serve(services)
             others.enter_context(_metrics_served(config.metrics_address, engine))
             others.enter_context(_page_served(config, engine))
@@ -110,18 +120,22 @@ async def serve(config: ServerConfig) -> int:
     return EXIT_BROKEN if is_broken else 0
 
 
-def _engine_and_services(config: ServerConfig) -> tuple["Engine[ServedModel]", "Services"]:
+def _engine_and_services(
+    config: ServerConfig, secrets: Mapping[str, str]
+) -> tuple["Engine[ServedModel]", "Services"]:
     from backend.engine.engine import Engine
-    from backend.engine.processes import engine_environment
+    from backend.model.checkpoint.hub import locate
     from backend.pipeline.served_model import ServedModel
     from backend.rpc.services import Services
 
+    download_environment = {**os.environ, **secrets}
     engine = Engine(
         serve=ServedModel.of,
-        environment=engine_environment(os.environ),
+        locate=partial(locate, environment=download_environment),
+        environment=for_children(os.environ),
         memory_ledger=memory_ledger(os.environ),
     )
-    return engine, Services(config, engine)
+    return engine, Services(config, engine, download_environment)
 
 
 async def _stopped_or_broken(stop_request: StopRequest, engine: "Engine[ServedModel]") -> bool:
@@ -228,11 +242,17 @@ def _max_slots(environment: Mapping[str, str], default: int) -> int:
 
 
 def memory_ledger(environment: Mapping[str, str]) -> Path:
-    """Return the directory shared by the backends of this user."""
-    runtime = environment.get(RUNTIME_VARIABLE, "")
-    if Path(runtime).is_absolute() and Path(runtime).is_dir():
-        return Path(runtime) / LEDGER_NAME
-    return Path(tempfile.gettempdir()) / f"{LEDGER_NAME}-{os.geteuid()}"
+    """Return the directory in which this user's backends on this machine share its memory.
+
+    A home may be on a network, so the directory has the machine's name.
+    """
+    told = environment.get(LEDGER_VARIABLE, "")
+    if Path(told).is_absolute():
+        return Path(told)
+    if told:
+        log.warning("%s: %r is not an absolute path; ignored", LEDGER_VARIABLE, told)
+    machine = re.sub(r"[^\w.-]", "_", platform.node()) or "machine"
+    return state_directory(environment) / f"memory-{machine}"
 
 
 def _interval_s(text: str, default: float) -> float:

@@ -34,6 +34,8 @@ MAX_PATH_BYTES, MAX_NAME_BYTES = 1024, 255
 MAX_JSON_CHARS = 4 * 2**20
 MAX_JSON_DEPTH = 128
 MAX_GRAMMAR_BYTES = 256 * 1024
+# Names and values of a load's environment variables.
+MAX_ENVIRONMENT_BYTES = 64 * 1024
 # A larger request is parsed on a worker thread.
 INLINE_REQUEST_BYTES = 256 * 1024
 # For one rendering of a chat template, which is a program and may loop.
@@ -55,6 +57,8 @@ FLOAT32_MEMORY_SHARE, DEQUANTISED_MEMORY_SHARE = 0.5, 0.25
 # Of the memory besides the weights, for activations and copies of KV; and of the usable memory the
 # minimum for KV caches, however large the weights are.
 RESERVE_SHARE, MIN_KV_SHARE = 0.1, 0.02
+# Of its limit, for a backend that cannot tell whether others take memory too.
+UNTOLD_MEMORY_SHARE = 0.5
 # How long weights and requests wait for memory held by other backends on the machine.
 LOAD_ROOM_WAIT_S, MEMORY_WAIT_S = 3.0, 30.0
 # Recent outputs of towers, and of processors.
@@ -308,6 +312,7 @@ class ModelOptions:
         dtype: Weights are cast to it; `None` leaves them.
         memory_utilization: The usable share of the device's memory, from 0 to 1.
         threads: Maximum for matrix products on a Linux CPU; `None` is one per core.
+        environment: Variables of the engine process, in place of inherited ones.
     """
 
     model: str
@@ -319,6 +324,7 @@ class ModelOptions:
     dtype: str | None = None
     memory_utilization: float = MEMORY_UTILIZATION
     threads: int | None = None
+    environment: tuple[tuple[str, str], ...] = ()
     adapters: tuple[Adapter, ...] = ()
     grammar_triggers: tuple[str, ...] = ()
     media_limits: MediaLimits = MediaLimits()

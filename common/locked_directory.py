@@ -37,7 +37,7 @@ class LockedDirectory:
         """Create the directory if it is missing.
 
         Args:
-            path: Its parent must exist.
+            path: Missing parents are created too.
 
         Raises:
             ForeignDirectoryError: Other users own it or have access.
@@ -128,7 +128,7 @@ class LockedDirectory:
 def _opened(path: Path) -> int:
     """Open the directory, creating it if it is missing."""
     with suppress(FileExistsError):
-        path.mkdir(mode=stat.S_IRWXU)
+        path.mkdir(mode=stat.S_IRWXU, parents=True)
     directory = os.open(path, _OPEN_DIRECTORY)
     try:
         _require_private(path, os.fstat(directory))

@@ -41,7 +41,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nursery(
-    runtime_directory: Path,  # noqa: ARG001 (set in the environment)
+    state_directory: Path,  # noqa: ARG001 (set in the environment)
     shared_directory: Path,
 ) -> Iterator[Nursery]:
     """Engines that need not import anything, unless a test starts a backend of its own."""
@@ -52,11 +52,11 @@ def nursery(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A runtime directory: servers that tests start share no memory with others of this user."""
-    directory = tmp_path_factory.mktemp("run")
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state directory: servers that tests start share no memory with others of this user."""
+    directory = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        patch.setenv("XDG_STATE_HOME", str(directory))
         yield directory
 
 

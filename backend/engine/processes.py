@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,13 +20,6 @@ _BOOT = (
 )
 # Output of libraries must not reach the reader of the server's output.
 _STDERR = 2
-_KNOWN_NAME = re.compile(
-    r"(PATH|HOME|USER|LOGNAME|SHELL|LANG|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV|CC|CXX)$"
-    r"|(LC|LD|DYLD|PYTHON|XDG|HF|HUGGINGFACE|TRANSFORMERS|TOKENIZERS|COVERAGE)_|PYTHON"
-    r"|(MLX|METAL|MTL|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|OMP|OPENBLAS|MKL|BLIS|VECLIB|ACCELERATE)_"
-    r"|LOCALAI_LOG_LEVEL$"
-)
-_SECRET_NAME = re.compile(r"TOKEN$|TOKEN_|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUTH")
 _OOM_STEP = 200
 _OOM_WORST = 1000
 
@@ -79,15 +71,6 @@ def _start(
             env=environment,
         )
     )
-
-
-def engine_environment(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the part of an environment for a computing process, without secrets."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if _KNOWN_NAME.match(name) and not _SECRET_NAME.search(name)
-    }
 
 
 def die_with_parent(parent: int) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+
+from msgspec.structs import replace
 
 from backend.config import MAX_ENDED_JOBS, MAX_JOBS
 from backend.errors import InvalidRequestError, OverloadedError, ShuttingDownError
@@ -13,7 +15,13 @@ from backend.jobs.process import JobProcess
 class JobBoard:
     """Starts jobs and finds them again; lives on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, download_environment: Mapping[str, str]) -> None:
+        """Start without jobs.
+
+        Args:
+            download_environment: Of the downloads of models.
+        """
+        self._download_environment = dict(download_environment)
         self._jobs: dict[str, JobProcess] = {}
         self._is_closed = False
 
@@ -31,6 +39,7 @@ class JobBoard:
             del self._jobs[ended]
         # Moves a reused id to the end of the order.
         self._jobs.pop(job_id, None)
+        job = replace(job, download_environment=self._download_environment)
         self._jobs[job_id] = JobProcess(job)
         return job_id
 

@@ -36,7 +36,7 @@ def export(job: Export, report: Report) -> Progress:
 def _merge(job: Export, adapter: Path, name: str, partial: Path) -> None:
     if not name:
         raise InvalidRequestError("model", "is empty, and the checkpoint names none")
-    source = find_model(name, job.models_dir)
+    source = find_model(name, job)
     model, tokenizer, config = load(str(source), adapter_path=str(adapter), return_config=True)
     layers = [
         (path, layer.fuse()) for path, layer in model.named_modules() if hasattr(layer, "fuse")

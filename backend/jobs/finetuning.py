@@ -117,7 +117,7 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
     )
     schedule = schedule_of(job, len(dataset.train), resumed.step if resumed else 0)
     report(Progress(status="loading_model", message=job.model))
-    source = find_model(job.model, job.models_dir)
+    source = find_model(job.model, job)
     model, tokenizer = load(str(source))
     with scratch(work):
         begun = Progress(status="training", message=note)

@@ -15,7 +15,16 @@ EXPORT_FORMS = "lora", "merged_16bit", "merged_4bit"
 FINAL_STATES = frozenset({COMPLETED, FAILED, STOPPED})
 
 
-class _Job(Struct, frozen=True):
+class _Job(Struct, frozen=True, kw_only=True):
+    """Common to all jobs.
+
+    Attributes:
+        download_environment: Of the download of its model, which may need secrets; empty for that
+            of the job.
+    """
+
+    download_environment: dict[str, str] = {}
+
     @property
     def target_field(self) -> str:
         """The request field that names the target."""

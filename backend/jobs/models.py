@@ -7,18 +7,20 @@ from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.errors import InvalidRequestError
+from backend.jobs.job import Job
 from backend.jobs.scratch import scratch
 from backend.model.checkpoint.hub import locate
 
 
-def find_model(model: str, models_dir: str) -> Path:
-    """Return the directory of a model, fetching it from the hub if it is not on disk.
+def find_model(model: str, job: Job) -> Path:
+    """Return the directory of a job's model, fetching it from the hub if it is not on disk.
 
     Raises:
         LoadError: There is no such model, or it could not be fetched.
     """
-    directory = Path(models_dir) if models_dir else None
-    return asyncio.run(locate(ModelOptions(model=model, models_dir=directory)))
+    directory = Path(job.models_dir) if job.models_dir else None
+    options = ModelOptions(model=model, models_dir=directory)
+    return asyncio.run(locate(options, job.download_environment or None))
 
 
 def require_new(field: str, target: Path) -> None:

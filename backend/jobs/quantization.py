@@ -34,7 +34,7 @@ def quantize(job: Quantization, report: Report) -> Progress:
     if begins_anew:
         log.warning("an earlier job that wrote to %s was cut off", target)
     report(Progress(status="downloading", message=job.model))
-    source = find_model(job.model, job.models_dir)
+    source = find_model(job.model, job)
     metrics: dict[str, float] = {}
     with written_whole(job.target_field, target) as partial:
         report(Progress(status="quantizing", message=_recipe(job), percent=10.0))

@@ -2,7 +2,7 @@
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,14 @@ class JobServicer:
         models_dir: The models directory of the latest LoadModel; empty for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, download_environment: Mapping[str, str]) -> None:
+        """Start without jobs.
+
+        Args:
+            download_environment: Of the downloads of jobs' models.
+        """
         self.models_dir = ""
-        self._jobs = JobBoard()
+        self._jobs = JobBoard(download_environment)
 
     async def close_jobs(self) -> None:
         """End all jobs."""

@@ -3,7 +3,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Protocol
 
@@ -72,14 +72,20 @@ class ServedEngine(GenerationEngine, ComputeEngine, FallibleEngine, Protocol):
 class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     """Answers the host. Errors leave as exceptions: `StatusInterceptor` translates them."""
 
-    def __init__(self, engine: ServedEngine, defaults: TuningOptions) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        defaults: TuningOptions,
+        download_environment: Mapping[str, str],
+    ) -> None:
         """Create the service of an engine.
 
         Args:
             engine: Computes, and owns the model.
             defaults: Used for options that a LoadModel omits.
+            download_environment: Of the downloads of jobs' models.
         """
-        super().__init__()
+        super().__init__(download_environment)
         self._engine = engine
         self._defaults = defaults
         self._heap = Heap()

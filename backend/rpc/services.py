@@ -1,5 +1,8 @@
 """The services of one engine. Importing them takes longer than starting to listen."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from backend.config import DRAIN_TIMEOUT_S, ServerConfig, TuningOptions
 from backend.pb import backend_pb2_grpc
 from backend.rpc.inspector import InspectorServicer
@@ -10,9 +13,22 @@ from common.rpc.late_services import LateServices
 class Services:
     """What a server offers once it has an engine."""
 
-    def __init__(self, config: ServerConfig, engine: ServedEngine) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: ServedEngine,
+        download_environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Create the services.
+
+        Args:
+            config: Of the process.
+            engine: Computes, and owns the model.
+            download_environment: Of the downloads of jobs' models; empty for this process's.
+        """
         self.engine = engine
-        self._backend = BackendServicer(engine, TuningOptions.of(max_slots=config.max_slots))
+        tuning = TuningOptions.of(max_slots=config.max_slots)
+        self._backend = BackendServicer(engine, tuning, download_environment)
         self._inspector = InspectorServicer(engine, has_token=bool(config.auth_token))
 
     @property

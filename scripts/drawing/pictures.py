@@ -75,7 +75,7 @@ def started(directory: str, name: str, *arguments: str) -> ServerProcess:
     return ServerProcess.start(
         Path(directory, f"{name}.log"),
         command=(*server_command(), *arguments),
-        environment={**os.environ, "XDG_RUNTIME_DIR": directory},
+        environment={**os.environ, "MLX_BACKEND_LEDGER": f"{directory}/ledger"},
     )
 
 

@@ -178,6 +178,34 @@ async def test_a_bad_field_of_a_side_call_is_named_whatever_is_loaded(shared):
                 assert await code_of(streamed) == (code, details)
 
 
+@pytest.mark.parametrize(
+    ("method", "field", "data"),
+    [
+        ("TokenClassify", "labels", b"\x0a\x01t\x22\x06person"),
+        ("TokenClassify", "labels", b"\x0a\x01t\x20\x01"),
+        ("Score", "question_type", b"\x0a\x01p\x12\x01c\x3a\x04bool"),
+        ("Score", "question_type", b"\x0a\x01p\x12\x01c\x38\x02"),
+    ],
+)
+async def test_a_newer_hosts_question_is_refused_by_name_in_whatever_type_it_comes(
+    shared, method, field, data
+):
+    async with shared() as backend:
+        code, details = await code_of(
+            backend.channel.unary_unary(f"/backend.Backend/{method}")(data)
+        )
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert details.startswith(f"{field}: is not served")
+
+
+async def test_what_a_newer_host_says_beside_the_model_is_tolerated(tiny_models):
+    own = pb.ModelOptions(Model=str(tiny_models("llama"))).SerializeToString()
+    newer = b"\xd2\x04\x02\x08\x01" + b"\xea\x04\x05a.yml" + b"\xf2\x04\x01x"  # 74, 77, 78
+    async with served() as backend:
+        load = backend.channel.unary_unary("/backend.Backend/LoadModel")
+        assert pb.Result.FromString(await load(own + newer)).success
+
+
 async def test_paths_where_nothing_is_are_refused_by_their_field(tmp_path):
     nothing = str(tmp_path / "none")
     async with served() as backend:

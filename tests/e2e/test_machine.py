@@ -74,7 +74,7 @@ def require_status(backend):
 def test_three_backends_share_a_machine_that_is_too_small_for_their_wishes(tiny_models, tmp_path):
     directory = tmp_path / "run"
     directory.mkdir(mode=0o700)
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
+    environment = {**os.environ, "MLX_BACKEND_LEDGER": str(directory)}
     with real_backends(tmp_path, 3, environment) as backends:
         first, second, third = backends
         model = tiny_models("llama")
@@ -121,7 +121,7 @@ def is_bounded():
 def test_three_backends_share_the_control_group_that_they_are_in(tiny_models, tmp_path):
     directory = tmp_path / "run"
     directory.mkdir(mode=0o700)
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
+    environment = {**os.environ, "MLX_BACKEND_LEDGER": str(directory)}
     with real_backends(tmp_path, 3, environment) as backends:
         first, *others = backends
         first.load(tiny_models("llama"), Options=["batching:false"])

@@ -282,12 +282,35 @@ def test_backends_of_other_devices_and_damaged_entries_do_not_count(path, caplog
     other.leave()
 
 
-def test_a_directory_that_is_not_ours_leaves_a_backend_alone(path, caplog):
+def test_a_directory_that_is_not_ours_is_no_ledger(path):
     path.mkdir()
     path.chmod(0o777)
-    with caplog.at_level(logging.WARNING):
-        assert MemoryLedger.opened(path, entry(), USABLE) is None
-    assert "memory is not shared with other backends" in caplog.text
+    with pytest.raises(OSError, match="lets other users in"):
+        MemoryLedger.opened(path, entry(), USABLE)
+
+
+@pytest.mark.mlx
+def test_a_backend_without_a_ledger_takes_a_cautious_share(path, caplog):
+    from backend.engine.leading.machine_share import MachineShare
+
+    path.mkdir()
+    path.chmod(0o777)
+    load = MachineShare().join(Load(ModelOptions(model="m", memory_utilization=0.8), path, path))
+    assert load.options.memory_utilization == pytest.approx(0.4)
+    assert "Other backends may be at work unseen" in caplog.text
+
+
+@pytest.mark.mlx
+def test_a_backend_says_which_ledger_it_joined_and_how_many_it_met(path, caplog):
+    from backend.engine.leading.machine_share import MachineShare
+
+    first, second = MachineShare(), MachineShare()
+    load = Load(ModelOptions(model="m"), path, path)
+    with caplog.at_level(logging.INFO):
+        assert first.join(load) == second.join(load) == load
+    first.leave()
+    second.leave()
+    assert [record.args for record in caplog.records] == [(path, 0), (path, 1)]
 
 
 @pytest.mark.mlx

@@ -1,7 +1,4 @@
-import os
 import re
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +12,18 @@ def test_nothing_given_is_the_defaults():
     assert server_config([], {}) == ServerConfig()
 
 
-def test_backends_of_a_user_meet_in_the_runtime_directory_or_beside_temporary_files(tmp_path):
-    def ledger(runtime):
-        return memory_ledger({"XDG_RUNTIME_DIR": runtime})
+def test_backends_of_a_user_meet_in_one_directory_whatever_is_temporary(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    own = {"TMPDIR": str(tmp_path / "own"), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    assert memory_ledger(home) == memory_ledger(home | own)
+    assert memory_ledger(home).is_relative_to(tmp_path)
+    assert memory_ledger({"MLX_BACKEND_LEDGER": str(tmp_path)}) == tmp_path
 
-    assert ledger(str(tmp_path)) == tmp_path / "mlx-grpc-backend"
-    beside = Path(tempfile.gettempdir()) / f"mlx-grpc-backend-{os.geteuid()}"
-    assert memory_ledger({}) == ledger("") == ledger("not/absolute") == beside
-    assert ledger(str(tmp_path / "missing")) == beside
+
+def test_a_ledger_at_a_relative_path_is_none(caplog, tmp_path):
+    home = {"HOME": str(tmp_path)}
+    assert memory_ledger(home | {"MLX_BACKEND_LEDGER": "here"}) == memory_ledger(home)
+    assert "'here' is not an absolute path" in caplog.text
 
 
 @pytest.mark.parametrize(

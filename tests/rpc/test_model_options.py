@@ -233,3 +233,30 @@ def test_cache_types_set_the_bits_where_the_option_does_not():
 def test_a_base_for_an_adapter_is_ignored_with_a_warning(caplog):
     assert read(LoraBase="base").adapters == ()
     assert "LoraBase is ignored" in caplog.text
+
+
+def map_entry(name, value):
+    return pb.ModelOptions.EnvVar(key=name, value=value).SerializeToString()
+
+
+def test_variables_of_the_engine_come_as_entries_of_a_map_or_as_assignments():
+    given = [map_entry("B", "x=y"), b"A=1=2", map_entry("EMPTY", ""), b"A=3"]
+    assert read(EnvVars=given).environment == (("A", "3"), ("B", "x=y"), ("EMPTY", ""))
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (b"no assignment", "is not of the form NAME=value"),
+        (b"=x", "is not a name of a variable"),
+        (b"9A=x", "is not a name of a variable"),
+        (b"A\0B=x", "is not a name of a variable"),
+        (b"\xff\xfe", "is neither UTF-8 nor an entry of a map"),
+        (b"A=x\0y", "contains a zero byte"),
+        (b"A=" + b"x" * 70_000, "holds 70001 characters"),
+    ],
+)
+def test_variables_that_cannot_be_set_are_refused(entry, problem):
+    with pytest.raises(InvalidRequestError, match=problem) as refused:
+        read(EnvVars=[entry])
+    assert str(refused.value).startswith("EnvVars")

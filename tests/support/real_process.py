@@ -75,11 +75,14 @@ def real_backends(
 
 @contextmanager
 def real_backend(
-    log: Path, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+    log: Path,
+    environment: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    token: str = "",
 ) -> Iterator[RealBackend]:
     """Start a backend by a command before its own, and end it."""
     command = (*prefix, *server_command())
     with ServerProcess.start(log, command=command, environment=environment) as process:
-        asyncio.run(process.wait_until_ready())
+        asyncio.run(process.wait_until_ready(token))
         with grpc.insecure_channel(process.address) as channel:
             yield RealBackend(channel, process, log)

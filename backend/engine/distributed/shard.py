@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -63,7 +64,10 @@ def exchange(value: float) -> Sequence[float]:
 
 def _directory(options: ModelOptions, directory: Path) -> Path:
     """Return the model's directory on this machine: the same path, or the hub's."""
-    return directory if directory.is_dir() else asyncio.run(locate(options))
+    if directory.is_dir():
+        return directory
+    # This process has these variables already.
+    return asyncio.run(locate(replace(options, environment=())))
 
 
 def _set_wired_limit(options: ModelOptions) -> None:

@@ -115,7 +115,7 @@ class Leader:
             note_pass=self._note_pass,
             make_room=self._share.make_room,
         )
-        self._share.join(load)
+        load = self._share.join(load)
         topology = topology_of(load.options.tuning)
         if topology is None:
             make_room = self._share.make_room

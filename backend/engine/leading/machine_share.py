@@ -5,7 +5,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from backend.config import LOAD_ROOM_WAIT_S, MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES
+import msgspec
+
+from backend.config import (
+    LOAD_ROOM_WAIT_S,
+    MEDIA_MEMO_BYTES,
+    PREPARED_MEDIA_BYTES,
+    UNTOLD_MEMORY_SHARE,
+)
 from backend.core.status import EngineState, EngineStatus
 from backend.engine.machine.entry import MAX_NAME_CHARS, Entry
 from backend.engine.machine.ledger import Books, MemoryLedger
@@ -20,6 +27,12 @@ from backend.engine.rows.memory_budget import (
 
 log = logging.getLogger(__name__)
 
+_NO_LEDGER = (
+    "the ledger of the machine's memory cannot be used: %s. Other backends may be at work unseen, "
+    "so this one takes %.1f of %.1f GiB. MLX_BACKEND_LEDGER names another directory for it; "
+    "the option memory_ledger:false takes all"
+)
+
 
 class MachineShare:
     """This engine's share of the machine's memory; does nothing without a ledger."""
@@ -29,19 +42,35 @@ class MachineShare:
         self._ledger: MemoryLedger | None = None
         self._answered = 0
 
-    def join(self, load: Load) -> None:
-        """Open the ledger named by a load, unless its options disable it."""
-        if load.ledger is None or not load.options.tuning.memory.memory_ledger:
-            return
-        usable = usable_bytes(load.options, working_set_bytes())
-        name = (load.options.model or load.directory.name)[:MAX_NAME_CHARS]
+    def join(self, load: Load) -> Load:
+        """Open the ledger named by a load, unless its options disable it.
+
+        Returns:
+            The load. If the ledger cannot be used, it takes a smaller share of the memory: others
+            may be at work unseen.
+        """
+        options = load.options
+        if load.ledger is None or not options.tuning.memory.memory_ledger:
+            return load
+        usable = usable_bytes(options, working_set_bytes())
+        name = (options.model or load.directory.name)[:MAX_NAME_CHARS]
         entry = Entry(
             process_id=os.getpid(),
             model=name,
             device=device_name()[:MAX_NAME_CHARS],
             least=least_kv_bytes(usable),
         )
-        self._ledger = MemoryLedger.opened(load.ledger, entry, usable)
+        try:
+            ledger = MemoryLedger.opened(load.ledger, entry, usable)
+        except OSError as error:
+            log.warning(_NO_LEDGER, error, UNTOLD_MEMORY_SHARE * usable / 2**30, usable / 2**30)
+            share = UNTOLD_MEMORY_SHARE * options.memory_utilization
+            cautious = replace(options, memory_utilization=share)
+            return msgspec.structs.replace(load, options=cautious)
+        place, others = load.ledger, ledger.others
+        log.info("memory is shared through %s with %d other backends", place, others)
+        self._ledger = ledger
+        return load
 
     def make_room(self, weights_bytes: int) -> None:
         """Have other backends free memory before weights are read."""

@@ -80,19 +80,29 @@ class MemoryLedger:
         self._post: Callable[[Resize], None] = lambda _: None
 
     @classmethod
-    def opened(cls, path: Path, entry: Entry, usable_bytes: int) -> Self | None:
-        """Return the ledger in a directory; `None`, with a log line, if it cannot be used.
+    def opened(cls, path: Path, entry: Entry, usable_bytes: int) -> Self:
+        """Return the ledger in a directory, entered and read once.
 
         Args:
             path: The directory.
             entry: Identifies this backend.
             usable_bytes: The memory for all backends together.
+
+        Raises:
+            OSError: It cannot be read and written.
         """
+        ledger = cls(LockedDirectory(path), entry, usable_bytes)
         try:
-            return cls(LockedDirectory(path), entry, usable_bytes)
-        except OSError as error:
-            log.warning("memory is not shared with other backends: no ledger: %s", error)
-            return None
+            ledger.enter()
+        except OSError:
+            ledger.close()
+            raise
+        return ledger
+
+    @property
+    def others(self) -> int:
+        """The number of other backends on this device, at the last read."""
+        return len(self._others)
 
     @property
     def status(self) -> MachineStatus:
@@ -100,6 +110,16 @@ class MemoryLedger:
         own = _status(self._entry, is_own=True)
         others = (_status(other, is_own=False) for other in self._others)
         return MachineStatus(usable_bytes=self._usable_bytes, backends=(own, *others))
+
+    def enter(self) -> None:
+        """Write the entry for the first time, and read the others.
+
+        Raises:
+            OSError: The directory cannot be used, or another process holds it.
+        """
+        with self._directory.exclusive(_LOCK_TIMEOUT_S):
+            self._others = self._read()
+            self._announce()
 
     def make_room(self, held: int, timeout_s: float) -> None:
         """Announce weights before they are read, and let the others free memory.

@@ -37,14 +37,20 @@ class Starter:
         if (spare := await self._taken_spare()) is not None:
             await spare.end()
 
-    async def started(self) -> EngineProcess:
+    async def started(self, variables: Mapping[str, str] | None = None) -> EngineProcess:
         """Return a new process.
+
+        Args:
+            variables: Added to its environment.
 
         Raises:
             LoadFailedError: The system cannot start one.
         """
+        environment = self._environment
+        if variables:
+            environment = {**(environment or {}), **variables}
         try:
-            return await EngineProcess.started(self._hear, self._note_end, self._environment)
+            return await EngineProcess.started(self._hear, self._note_end, environment)
         except (OSError, subprocess.SubprocessError) as error:
             raise LoadFailedError(f"the engine's process cannot be started: {error}") from error
 
@@ -56,7 +62,9 @@ class Starter:
             InvalidRequestError: An option cannot be met.
             UnsupportedError: The model cannot be loaded as asked.
         """
-        process = await self._taken_spare()
+        variables = dict(charge.options.environment)
+        # A process that is running keeps the environment in which it began.
+        process = None if variables else await self._taken_spare()
         if process is not None and process.is_alive:
             try:
                 return process, await _loaded(process, charge)
@@ -65,7 +73,7 @@ class Starter:
                 if not process.is_mute:
                     raise
                 log.warning("%s; another process tries it", error)
-        process = await self.started()
+        process = await self.started(variables)
         return process, await _loaded(process, charge)
 
     async def _taken_spare(self) -> EngineProcess | None:

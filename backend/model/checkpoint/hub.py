@@ -35,10 +35,14 @@ class HubModel:
     repo_id: str
 
 
-async def locate(options: ModelOptions) -> Path:
+async def locate(options: ModelOptions, environment: Mapping[str, str] | None = None) -> Path:
     """Return the directory of a model, fetching it from the hub if it is not on disk.
 
     Cancelling this stops the download.
+
+    Args:
+        options: Name the model; their own variables come on top of a given environment.
+        environment: Of the download; `None` means this process's own.
 
     Raises:
         LoadError: There is no such model, or it could not be fetched.
@@ -46,7 +50,12 @@ async def locate(options: ModelOptions) -> Path:
     place = await in_own_thread(resolve, options)
     if isinstance(place, Path):
         return place
-    return await download(place.repo_id, with_code=options.trusts_remote_code)
+    own = dict(options.environment)
+    return await download(
+        place.repo_id,
+        with_code=options.trusts_remote_code,
+        environment={**(environment or {}), **own} if own else environment,
+    )
 
 
 def resolve(options: ModelOptions) -> Path | HubModel:

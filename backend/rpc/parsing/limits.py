@@ -2,6 +2,9 @@
 
 from collections.abc import Sized
 
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from backend.config import MAX_NAME_BYTES, MAX_PATH_BYTES
 from backend.errors import InvalidRequestError
 
@@ -29,3 +32,16 @@ def require_path(field: str, text: str) -> str:
     if max(len(name.encode()) for name in text.split("/")) > MAX_NAME_BYTES:
         raise InvalidRequestError(field, f"holds a name of more than {MAX_NAME_BYTES} bytes")
     return text
+
+
+def refuse_unserved(request: Message, field: str, why: str) -> None:
+    """Refuse a request with a field that must not be ignored, in whatever type a host sends it.
+
+    Raises:
+        InvalidRequestError: It has the field.
+    """
+    number = request.DESCRIPTOR.fields_by_name[field].number
+    others = UnknownFieldSet(request)
+    unknown = {others[index].field_number for index in range(len(others))}
+    if number in unknown or any(each.number == number for each, _ in request.ListFields()):
+        raise InvalidRequestError(field, why)

@@ -15,6 +15,7 @@ from backend.config import (
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.cache_types import kv_bits
+from backend.rpc.parsing.environment_fields import environment_of
 from backend.rpc.parsing.limits import require_path
 from backend.rpc.parsing.tuning_options import check_range, tuning_options
 
@@ -72,6 +73,7 @@ def model_options(
         adapters=_adapters(request),
         grammar_triggers=tuple(trigger.word for trigger in request.GrammarTriggers if trigger.word),
         media_limits=_media_limits(request),
+        environment=environment_of(request.EnvVars),
         tuning=_with_group_size(tuning, request.TensorParallelSize),
     )
 

@@ -6,15 +6,17 @@ from backend.config import MAX_CANDIDATES
 from backend.core.scoring import Ranking, RerankCall, ScoreCall, ScoredCandidate
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.limits import require_at_most
+from backend.rpc.parsing.limits import refuse_unserved, require_at_most
 
 
 def score_call(request: pb.ScoreRequest) -> ScoreCall:
     """Return the call.
 
     Raises:
-        InvalidRequestError: There are no candidates, too many, or one of them is empty.
+        InvalidRequestError: There are no candidates, too many, or one of them is empty, or the
+            request is a question of a typed kind.
     """
+    refuse_unserved(request, "question_type", "is not served: candidates are scored as plain text")
     _require_texts("candidates", request.candidates)
     for i, candidate in enumerate(request.candidates):
         if not candidate:

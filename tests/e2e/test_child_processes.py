@@ -1,0 +1,104 @@
+"""The environment of every process that a backend starts: the host's variables, no secret."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from real_process import TIMEOUT_S, real_backend
+
+from backend.demo import MODEL_DIR
+from backend.pb import backend_pb2 as pb
+
+pytestmark = [
+    pytest.mark.mlx,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+SECRETS = {
+    "LOCALAI_GRPC_AUTH_TOKEN": "t0ken",
+    "HF_TOKEN": "hf",
+    "AWS_SECRET_ACCESS_KEY": "aws",
+    "AWS_ACCESS_KEY_ID": "id",
+    "OPENAI_API_KEY": "key",
+    "DB_PASSWORD": "word",
+}
+SETTINGS = {
+    "AGX_RELAX_CDM_CTXSTORE_TIMEOUT": "1",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MLX_METAL_JIT": "1",
+    "A_VARIABLE_OF_MINE": "kept",
+}
+AUTHORISED = (("authorization", "Bearer t0ken"),)
+
+
+def descendants(process_id):
+    """Return the processes below one, each with its command line."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int(place.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+            command = place.joinpath("cmdline").read_bytes()
+        except (OSError, ValueError):
+            continue
+        found[int(place.name)] = (parent, command)
+    below, known = {}, {process_id}
+    while new := {each for each, (parent, _) in found.items() if parent in known} - known:
+        known |= new
+        below |= {each: found[each][1] for each in new}
+    return below
+
+
+def environment_of(process_id):
+    entries = Path(f"/proc/{process_id}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def named(process_id, part):
+    return [each for each, command in descendants(process_id).items() if part in command]
+
+
+def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
+    environment = {**os.environ, **SECRETS, **SETTINGS}
+    with real_backend(tmp_path / "log", environment, token="t0ken") as backend:
+        pid = backend.process.pid
+        request = pb.ModelOptions(
+            Model=str(MODEL_DIR),
+            EnvVars=[
+                pb.ModelOptions.EnvVar(key="MLX_OF_THIS_MODEL", value="a=b").SerializeToString(),
+                b"A_VARIABLE_OF_MINE=replaced",
+            ],
+        )
+        assert backend.stub.LoadModel(request, timeout=TIMEOUT_S, metadata=AUTHORISED).success
+        message = pb.PredictOptions(
+            Messages=[pb.Message(role="user", content="hi")], UseTokenizerTemplate=True, Tokens=1
+        )
+        backend.stub.Predict(message, timeout=TIMEOUT_S, metadata=AUTHORISED)
+        job = pb.QuantizationRequest(
+            model=str(MODEL_DIR), output_dir=str(tmp_path), quantization_type="q4"
+        )
+        backend.stub.StartQuantization(job, timeout=TIMEOUT_S, metadata=AUTHORISED)
+        (job_process,) = wait_for(lambda: named(pid, b"backend.jobs"))
+        engines = [environment_of(each) for each in named(pid, b"backend.rank")]
+        found = {each: environment_of(each) for each in descendants(pid)}
+        assert job_process in found
+        for variables in found.values():
+            assert not variables.keys() & SECRETS.keys()
+        loaded = [each for each in engines if "MLX_OF_THIS_MODEL" in each]
+        assert len(loaded) == 1
+        expected = {**SETTINGS, "A_VARIABLE_OF_MINE": "replaced", "MLX_OF_THIS_MODEL": "a=b"}
+        assert expected.items() <= loaded[0].items()
+        log = backend.log_text
+    assert "kept from child processes:" in log
+    assert "HF_TOKEN" in log
+    assert not [value for value in ("t0ken", "word") if value in log]
