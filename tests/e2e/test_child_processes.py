@@ -16,8 +16,9 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
+SESAME = "t0ken"
 SECRETS = {
-    "LOCALAI_GRPC_AUTH_TOKEN": "t0ken",
+    "LOCALAI_GRPC_AUTH_TOKEN": SESAME,
     "HF_TOKEN": "hf",
     "AWS_SECRET_ACCESS_KEY": "aws",
     "AWS_ACCESS_KEY_ID": "id",
@@ -31,7 +32,7 @@ SETTINGS = {
     "MLX_METAL_JIT": "1",
     "A_VARIABLE_OF_MINE": "kept",
 }
-AUTHORISED = (("authorization", "Bearer t0ken"),)
+AUTHORISED = (("authorization", f"Bearer {SESAME}"),)
 
 
 def descendants(process_id):
@@ -70,7 +71,7 @@ def named(process_id, part):
 
 def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
     environment = {**os.environ, **SECRETS, **SETTINGS}
-    with real_backend(tmp_path / "log", environment, token="t0ken") as backend:
+    with real_backend(tmp_path / "log", environment, token=SESAME) as backend:
         pid = backend.process.pid
         request = pb.ModelOptions(
             Model=str(MODEL_DIR),
@@ -101,4 +102,4 @@ def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
         log = backend.log_text
     assert "kept from child processes:" in log
     assert "HF_TOKEN" in log
-    assert not [value for value in ("t0ken", "word") if value in log]
+    assert not [value for value in (SESAME, "word") if value in log]
