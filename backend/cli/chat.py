@@ -158,6 +158,7 @@ class Chat:
             Tools=settings.toolbox.schemas if settings.toolbox else "",
             Tokens=settings.max_tokens,
             Temperature=settings.temperature,
+            Seed=-1,
             Metadata={} if thinking is None else {"enable_thinking": str(thinking).lower()},
         )
 

@@ -49,3 +49,11 @@ async def test_the_likeliest_tokens_are_listed_in_order_and_a_greedy_reply_takes
 
 def entries(reply):
     return json.loads(reply.logprobs)["content"]
+
+
+async def test_seed_0_writes_the_same_again_and_a_negative_seed_something_else(model):
+    async with served(model) as backend:
+        again = [await stream(backend.stub, spoken(Temperature=1.0, Seed=0)) for _ in range(2)]
+        fresh = [await stream(backend.stub, spoken(Temperature=1.0, Seed=-1)) for _ in range(2)]
+    assert again[0].message == again[1].message
+    assert len({reply.message for reply in (again[0], *fresh)}) == 3

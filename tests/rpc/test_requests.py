@@ -116,9 +116,17 @@ def test_the_token_limit_of_the_request_wins():
     assert call(TUNING, Tokens=5000).max_tokens == 5000
 
 
+def test_a_negative_seed_is_fresh_in_each_request():
+    assert len({sampling(Seed=-1).seed for _ in range(20)}) > 1
+
+
+def test_0_is_a_seed_because_the_host_draws_one_for_a_request_without():
+    assert sampling(Seed=0).seed == 0
+
+
 @pytest.mark.parametrize("seed", [0, -1])
-def test_an_unset_seed_is_fresh_in_each_request(seed):
-    assert len({sampling(Seed=seed).seed for _ in range(20)}) > 1
+def test_the_seed_of_the_options_is_for_requests_without_one(seed):
+    assert sampling(TuningOptions.of(seed=7), Seed=seed).seed == 7
 
 
 @pytest.mark.parametrize("repeat", [0, -1])

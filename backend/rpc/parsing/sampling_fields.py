@@ -1,6 +1,7 @@
 """The sampling of a request: its own fields, then the model's options, then off.
 
-In these fields proto3's zero stands for "unset", except in `Temperature`, where it is greedy.
+In these fields proto3's zero stands for "unset", except in `Temperature`, where it is greedy, and
+in `Seed`, where it is a seed.
 """
 
 import math
@@ -65,7 +66,11 @@ def _top_k(top_k: int, default: int | None) -> int:
 
 
 def _seed(seed: int, default: int | None) -> int:
-    if seed > 0:
+    """Return the seed: a negative one, or 0 if the model's options set one, is not the caller's.
+
+    The host draws one itself for a request without, so its 0 is a caller's.
+    """
+    if seed > 0 or (seed == 0 and default is None):
         return seed
     return secrets.randbits(SEED_BITS) if default is None else default
 
