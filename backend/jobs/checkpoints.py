@@ -69,6 +69,11 @@ def require_checkpoint(field: str, text: str) -> Checkpoint:
     return checkpoint
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether a training wrote this directory, and completed it."""
+    return _read(path) is not None
+
+
 def base_model(checkpoint: Checkpoint) -> str:
     """Return the model that a checkpoint was trained from."""
     config = json.loads((checkpoint.path / CONFIG).read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ import logging
 import math
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from backend.jobs.checkpoints import (
     WEIGHTS,
     Checkpoint,
     checkpoint_path,
+    is_checkpoint,
     list_checkpoints,
     require_checkpoint,
     write_state,
@@ -33,7 +35,7 @@ from backend.jobs.checkpoints import (
 from backend.jobs.datasets import Dataset, read_dataset
 from backend.jobs.job import COMPLETED, STOPPED, FineTuning, Progress, Report
 from backend.jobs.models import find_model, written_whole
-from backend.jobs.scratch import scratch
+from backend.jobs.scratch import leftovers, scratch
 
 _VALIDATION_BATCHES = 25
 _VALIDATIONS = 50
@@ -106,8 +108,8 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
         LoadError: The model cannot be found or read.
         InvalidRequestError: A file, a row or a name does not fit.
     """
-    work = job.target / ".training"
-    note = _cut_off(job.target) if work.exists() and not job.resume_from else ""
+    place = job.target / ".training"
+    note = _cut_off(job.target) if leftovers(place) and not job.resume_from else ""
     if note:
         log.warning("%s", note)
     report(Progress(status="loading_dataset", message=job.dataset))
@@ -119,7 +121,12 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
     report(Progress(status="loading_model", message=job.model))
     source = find_model(job.model, job)
     model, tokenizer = load(str(source))
-    with scratch(work):
+    with ExitStack() as stack:
+        try:
+            work = stack.enter_context(scratch(place))
+        except OSError as error:
+            problem = f"{job.target}: {error.strerror or error}"
+            raise InvalidRequestError(job.target_field, problem) from error
         begun = Progress(status="training", message=note)
         training = _Training(job, schedule, model, source, report, stopping, work, begun)
         return training.run(dataset, tokenizer, resumed)
@@ -283,7 +290,8 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
             return
         target = checkpoint_path(self.job.target, step)
         self.report(self._with(status="saving"))
-        with written_whole(self.job.target_field, target) as partial:
+        output = self.job.target_field
+        with written_whole(output, target, may_replace=is_checkpoint) as partial:
             partial.mkdir()
             weights = dict(tree_flatten(self.model.trainable_parameters()))
             mx.save_safetensors(str(partial / WEIGHTS), weights)

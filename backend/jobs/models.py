@@ -1,14 +1,15 @@
 """Models of jobs: found as by LoadModel, and written completely or not at all."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.errors import InvalidRequestError
 from backend.jobs.job import Job
-from backend.jobs.scratch import scratch
+from backend.jobs.scratch import leftovers, scratch
 from backend.model.checkpoint.hub import locate
 
 
@@ -29,41 +30,45 @@ def require_new(field: str, target: Path) -> None:
     Raises:
         InvalidRequestError: The target exists.
     """
-    if target.exists():
+    if os.path.lexists(target):
         raise InvalidRequestError(field, f"{target} exists already")
 
 
 def was_cut_off(target: Path) -> bool:
     """Tell whether a process died while writing a target."""
-    return _partial(target).exists()
+    return bool(leftovers(_partial(target)))
 
 
 @contextmanager
-def written_whole(field: str, target: Path) -> Iterator[Path]:
-    """Yield a directory to write to, which replaces the target once everything is written.
+def written_whole(
+    field: str, target: Path, *, may_replace: Callable[[Path], bool] = lambda _: False
+) -> Iterator[Path]:
+    """Yield a path for a directory, which becomes the target once everything is written.
 
     An existing target stays until then.
 
     Args:
         field: The request field that names the target.
-        target: A directory; it and its parents need not exist.
+        target: A directory; its parents need not exist.
+        may_replace: Tells whether an existing one is ours.
 
     Raises:
-        InvalidRequestError: The target cannot be written.
+        InvalidRequestError: The target cannot be written, or exists and is not ours.
     """
-    with scratch(_partial(target)) as partial:
+    if target.is_symlink() or not may_replace(target):
+        require_new(field, target)
+    with ExitStack() as stack:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = stack.enter_context(scratch(_partial(target)))
+        except OSError as error:
+            raise InvalidRequestError(field, f"{target}: {error.strerror or error}") from error
+        yield partial
+        try:
+            if target.exists():
+                target.rename(partial.with_name("replaced"))
+            partial.rename(target)
         except OSError as error:
             raise InvalidRequestError(field, f"{target}: {error.strerror}") from error
-        yield partial
-        with scratch(target.with_name(f".{target.name}.replaced")) as replaced:
-            try:
-                if target.exists():
-                    target.rename(replaced)
-                partial.rename(target)
-            except OSError as error:
-                raise InvalidRequestError(field, f"{target}: {error.strerror}") from error
 
 
 def _partial(target: Path) -> Path:

@@ -166,6 +166,22 @@ async def test_training_lowers_the_loss_on_what_it_is_shown(tmp_path, dataset):
     assert losses[-1] < losses[0]
 
 
+async def test_a_training_touches_nothing_of_its_users_whatever_the_name(tmp_path, dataset):
+    output, elsewhere = tmp_path / "output", tmp_path / "elsewhere"
+    for directory in (output, elsewhere):
+        directory.mkdir()
+    (output / ".training").symlink_to(elsewhere)
+    (output / ".checkpoint-4.partial").mkdir()
+    (output / ".checkpoint-4.partial" / "mine").write_text("mine")
+    async with served() as backend:
+        last = (await train(backend, **lora(dataset, output)))[-1]
+    assert last.status == "completed", last.message
+    assert list(elsewhere.iterdir()) == []
+    assert (output / ".checkpoint-4.partial" / "mine").read_text() == "mine"
+    names = {".training", ".checkpoint-4.partial", "checkpoint-4"}
+    assert {path.name for path in output.iterdir()} == names
+
+
 async def test_a_training_goes_on_from_a_checkpoint(tmp_path, dataset):
     async with served() as backend:
         first = await train(backend, **lora(dataset, tmp_path / "out", max_steps=2))
