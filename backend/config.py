@@ -180,6 +180,7 @@ class TextOptions:
     bos_token: str | None = None
     pad_token: str | None = None
     chat_template: str | None = None
+    write_tools: bool = True
     constrain_calls: bool = True
     tool_parser: str | None = None
     reasoning_parser: str | None = None

@@ -9,7 +9,11 @@ EXAMPLE_TOOL = Tool(
         "function": {
             "name": "probe_tool",
             "description": "probe",
-            "parameters": {"type": "object", "properties": {"probe_key": {"type": "string"}}},
+            "parameters": {
+                "type": "object",
+                # Some templates demand a description here too.
+                "properties": {"probe_key": {"type": "string", "description": "probe"}},
+            },
         },
     },
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backend.config import MAX_TRANSCRIPTIONS
+from backend.core.model import ModelKind
 from backend.core.prompt import new_scope
 from backend.formats.evidence import FormatEvidence
 from backend.output.detection import detect
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from backend.model.text.tokenizer import Tokenizer
     from backend.model.vision.media_processor import MediaPreparer
     from backend.output.format import OutputFormat
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -54,6 +58,11 @@ class ServedModel:
     @classmethod
     def of(cls, loaded: LoadedModel, options: ModelOptions) -> ServedModel:
         """Derive a served model from a loaded one and its load options."""
+        if loaded.template.writes_tools and loaded.card.kind is ModelKind.DECODER:
+            log.info(
+                "its chat template knows no tools: they are written into the system prompt, "
+                "unless write_tools is false"
+            )
         output_format = detect(
             FormatEvidence(
                 vocabulary=loaded.tokenizer.vocabulary,

@@ -325,10 +325,10 @@ async def test_what_a_model_cannot_do_is_unimplemented(shared, tiny_models):
             assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_template_without_tools_refuses_them(tiny_models, tmp_path):
+async def test_tools_that_may_not_be_written_are_refused(tiny_models, tmp_path):
     plain = tmp_path / "plain.jinja"
     plain.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    options = [f"chat_template:{plain}"]
+    options = [f"chat_template:{plain}", "write_tools:false"]
     async with served(tiny_models("llama"), Options=options) as backend:
         request = chat([user("ba")], tools=[TOOL], Tokens=3)
         code, details = await code_of(backend.stub.Predict(request))

@@ -6,7 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED, tool
-from serving import chat, code_of, user
+from serving import chat, code_of, served, stream, user
+from tool_conversations import QUESTION, WEATHER
 
 from backend.pb import backend_pb2 as pb
 from scripts.real_templates import TARGET
@@ -64,3 +65,50 @@ async def test_a_required_call_of_an_odd_tool_is_made(shared, tiny_models, optio
         reply = await backend.stub.Predict(request)
     names = [call.name for delta in reply.chat_deltas for call in delta.tool_calls]
     assert NAME in names
+
+
+PLAIN = [f"chat_template:{OWN / 'plain.jinja'}"]
+CALLED = [
+    user(QUESTION.content),
+    {
+        "role": "assistant",
+        "content": "Let me look.",
+        "tool_calls": json.dumps(
+            [{"id": "c1", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}]
+        ),
+    },
+    {"role": "tool", "content": "rain in Oslo", "tool_call_id": "c1"},
+]
+
+
+async def test_a_template_without_tools_gets_them_as_text(shared, tiny_models):
+    async with shared(tiny_models("llama"), Options=PLAIN) as backend:
+        text = await prompt(backend, chat(CALLED, tools=[WEATHER.schema]))
+        earlier = await prompt(backend, chat(CALLED[:1], tools=[WEATHER.schema]))
+        assert backend.engine.model.format.tools.name == "hermes_json"
+    assert text.startswith(earlier.removesuffix("<|im_start|>assistant\n"))
+    assert json.dumps(WEATHER.schema) in text
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    assert f"assistant\nLet me look.\n{call}<|im_end|>" in text
+    assert "user\n<tool_response>\nrain in Oslo\n</tool_response><|im_end|>" in text
+
+
+@pytest.mark.parametrize("choice", ["required", '{"type": "function", "name": "weather"}'])
+async def test_a_template_without_tools_makes_required_calls(shared, tiny_models, choice):
+    city = {"type": "string", "enum": ["Oslo", "Rome"]}
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    tools = [tool(parameters={"type": "object"}), tool(name="weather", parameters=parameters)]
+    request = chat(CALLED, tools=tools[-1:], ToolChoice=choice, **SHORT)
+    async with shared(tiny_models("llama"), Options=PLAIN) as backend:
+        reply = await stream(backend.stub, request)
+        assert (await backend.stub.Predict(chat(CALLED, tools=tools, Tokens=2))).tokens == 2
+    assert reply.message == ""
+    assert [call["name"] for call in reply.calls.values()][:1] == ["weather"]
+    assert json.loads(reply.calls[0]["arguments"])["city"] in ("Oslo", "Rome")
+
+
+async def test_the_load_says_that_tools_are_written(tiny_models, caplog):
+    caplog.set_level("INFO")
+    async with served(tiny_models("llama"), Options=PLAIN) as backend:
+        assert backend.engine.model.card.supports_tools
+    assert caplog.text.count("its chat template knows no tools: they are written into") == 1

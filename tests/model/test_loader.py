@@ -129,6 +129,14 @@ def test_a_special_token_outside_the_vocabulary_fails_the_load(
 def test_a_chat_template_is_taken_as_text(options: Options, tiny_models: Build):
     model = loaded(options({"chat_template": "{{ messages[0].content }}!"}), tiny_models("llama"))
     assert model.template.render([Message(role="user", content="hi")], [], {}) == "hi!"
+    assert model.template.writes_tools
+    assert model.card.supports_tools
+
+
+def test_an_option_leaves_a_template_without_tools(options: Options, tiny_models: Build):
+    tuning = {"chat_template": "{{ messages[0].content }}!", "write_tools": False}
+    model = loaded(options(tuning), tiny_models("llama"))
+    assert not model.template.writes_tools
     assert not model.card.supports_tools
 
 

@@ -184,7 +184,7 @@ def test_an_ordinary_tool_is_rendered_as_it_is(name):
     found = template(name)
     if not found.supports_tools:
         pytest.skip("it shows no tools")
-    tools = [WEATHER, Tool(name=NAME, schema=WELL_FORMED)]
+    tools = [Tool(name=NAME, schema=WELL_FORMED)]
     schemas = [tool.schema for tool in tools]
     turns = to_turns([QUESTION], CallStyle())
     own = render_with_tools(found._renderer, turns, schemas, {})

@@ -130,16 +130,17 @@ def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int 
 def _chat_template(
     options: ModelOptions, hf_tokenizer: HfTokenizer, defaults: Mapping[str, Any]
 ) -> ChatTemplate:
-    override = options.tuning.text.chat_template
+    override, writes_tools = options.tuning.text.chat_template, options.tuning.text.write_tools
     if override is None:
         if is_jinja(hf_tokenizer, defaults):
-            return IsolatedTemplate(jinja_source(hf_tokenizer))
+            return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
         # Code from mlx-lm, or from a checkpoint that the load trusts to run here.
         renderer = make_renderer(hf_tokenizer, defaults)
-        return ChatTemplate(renderer, template_text(hf_tokenizer))
+        writes_tools = writes_tools and renderer is not None
+        return ChatTemplate(renderer, template_text(hf_tokenizer), writes_tools=writes_tools)
     source = _template_source(override, options.models_dir)
     hf_tokenizer.chat_template = source
-    return IsolatedTemplate(jinja_source(hf_tokenizer))
+    return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
 
 
 def _template_source(option: str, models_dir: Path | None) -> str:

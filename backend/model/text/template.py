@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 
+from backend.core.example_call import EXAMPLE_CALL
 from backend.core.prompt import Message, Tool
 from backend.errors import InvalidRequestError
 from backend.model.text.probe import Abilities, probe
@@ -17,12 +18,13 @@ from backend.model.text.renderer import (
 from backend.model.text.repairs import in_style
 from backend.model.text.tool_forms import ToolForms
 from backend.model.text.turns import check_roles, to_turns
+from backend.model.text.written_tools import with_written_tools, written_call
 
 # Branches not rendered within this time are left out.
 BRANCHES_BUDGET_S = 2.0
 
 _NO_TEMPLATE = "this model has no chat template: send a Prompt, or set the option chat_template"
-_NO_TOOLS = "this model's chat template does not support tools"
+_NO_TOOLS = "this model's chat template does not support tools, and the option write_tools is false"
 _LOST_TOOLS = "this model's chat template shows no tools in this conversation"
 _RESERVED_OPTIONS = frozenset(
     {
@@ -37,13 +39,19 @@ class ChatTemplate:
 
     Attributes:
         text: Jinja source; empty if there is none or the template is Python code.
-        supports_tools: Whether tools appear in its output.
+        supports_tools: Whether tools appear in its output, or are written into it.
+        writes_tools: Whether it knows no tools, and they are written into the system prompt.
         supports_thinking: Whether it writes thoughts, or switches them on and off.
-        written_call: Its rendering of `EXAMPLE_CALL`, if it renders calls.
+        written_call: The text of `EXAMPLE_CALL` in a prompt, if calls are rendered.
     """
 
     def __init__(
-        self, renderer: Renderer | None, text: str = "", abilities: Abilities | None = None
+        self,
+        renderer: Renderer | None,
+        text: str = "",
+        abilities: Abilities | None = None,
+        *,
+        writes_tools: bool = False,
     ) -> None:
         """Probe the template, unless its abilities are given.
 
@@ -51,6 +59,7 @@ class ChatTemplate:
             renderer: Returns the text or raises `RenderError`; `None` without a template.
             text: The Jinja source.
             abilities: Earlier findings.
+            writes_tools: Whether to write tools as text if the template knows none.
         """
         self.text = text
         self._renderer = renderer
@@ -58,9 +67,12 @@ class ChatTemplate:
             abilities = probe(renderer, text) if renderer else Abilities()
         self._tool_forms = ToolForms(renderer) if renderer else None
         self._call_style = abilities.call_style
-        self.supports_tools = abilities.supports_tools
+        self.writes_tools = writes_tools and not abilities.supports_tools
+        self.supports_tools = abilities.supports_tools or writes_tools
         self.supports_thinking = abilities.supports_thinking
-        self.written_call = abilities.written_call
+        self.written_call = (
+            written_call(EXAMPLE_CALL) if self.writes_tools else abilities.written_call
+        )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
         """Return the prompt, up to the start of the reply.
@@ -82,6 +94,8 @@ class ChatTemplate:
         _check_options(options)
         if tools and not self.supports_tools:
             raise InvalidRequestError("Tools", _NO_TOOLS)
+        if tools and self.writes_tools:
+            messages, tools = with_written_tools(messages, tools), ()
         turns = in_style(to_turns(messages, self._call_style), self._call_style)
         try:
             if not tools:

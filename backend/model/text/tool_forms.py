@@ -28,7 +28,10 @@ _EXAMPLE: Schema = {
     "function": {
         "name": "sample",
         "description": "purpose",
-        "parameters": {"type": "object", "properties": {"detail": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"detail": {"type": "string", "description": "note"}},
+        },
     },
 }
 _WORD = re.compile(r"[0-9A-Za-z_]+")
@@ -246,11 +249,14 @@ def _whole_forms(tool: Schema) -> Iterator[Schema]:
 
 
 def _property_forms(schema: JsonValue) -> Iterator[Schema]:
-    form = tidied(schema)
-    yield form
-    form = one_type_each(form)
-    yield form
-    yield first_of_each(form)
+    """Yield forms of a property, the nearest first; some templates demand a description."""
+    if isinstance(schema, Mapping) and schema.get("description") is None:
+        yield {**schema, "description": ""}
+    tidy = tidied(schema)
+    single = one_type_each(tidy)
+    for form in (tidy, single, first_of_each(single)):
+        yield form
+        yield {"description": "", **form}
     yield in_words(schema)
     yield {"type": "string", "description": in_words(schema)["description"]}
 

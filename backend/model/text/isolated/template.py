@@ -26,6 +26,7 @@ from backend.model.text.probe import Abilities
 from backend.model.text.renderer import Options
 from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
 from backend.model.text.turns import CallStyle
+from backend.model.text.written_tools import with_written_tools
 from common.rpc.caller import require_caller
 
 # A new process spends a second or more on imports.
@@ -253,6 +254,7 @@ class IsolatedTemplate(ChatTemplate):
         self,
         source: JinjaSource,
         *,
+        writes_tools: bool = False,
         seconds: float = MAX_RENDER_S,
         processes: TemplateProcesses = PROCESSES,
     ) -> None:
@@ -260,6 +262,7 @@ class IsolatedTemplate(ChatTemplate):
 
         Args:
             source: The template.
+            writes_tools: Whether to write tools as text if the template knows none.
             seconds: Time limit for rendering a conversation.
             processes: Processes to render it in.
         """
@@ -267,7 +270,7 @@ class IsolatedTemplate(ChatTemplate):
         self._seconds = seconds
         self._processes = processes
         self._abilities = self._found()
-        super().__init__(None, source.with_tools, self._abilities)
+        super().__init__(None, source.with_tools, self._abilities, writes_tools=writes_tools)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
         """Return the prompt up to the start of the reply; see `ChatTemplate`."""
@@ -285,6 +288,10 @@ class IsolatedTemplate(ChatTemplate):
         if not messages:
             raise InvalidRequestError("Messages", "is empty")
         later = tuple(map(tuple, branches))
+        if tools and self.writes_tools:
+            messages = with_written_tools(messages, tools)
+            later = tuple(tuple(with_written_tools(each, tools)) for each in later)
+            tools = ()
         job = Job(
             self._source, self._abilities, tuple(messages), later, tuple(tools), dict(options)
         )
