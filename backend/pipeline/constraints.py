@@ -17,7 +17,7 @@ from backend.output.format import opens_after_thought, opens_in_reasoning, thoug
 from backend.sampling.grammar.tools.rule import MAX_PARALLEL_CALLS, CallRule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from backend.core.guide import ReplyGrammar
     from backend.core.model import ModelCard
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from backend.sampling.grammar.lark import LarkGrammar
     from backend.sampling.grammar.thought import Thought
     from backend.sampling.grammar.thought_marks import ThoughtMarks
+    from backend.sampling.grammar.tools.held import HeldTools
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Constraints:
         self._format = output_format
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
+        self._held: HeldTools | None = None
 
     def warm_up(self) -> None:
         """Prepare in advance, so that the first grammar does not wait."""
@@ -133,45 +135,66 @@ class Constraints:
         """Return the grammar of free text and valid calls, if a token announces a call.
 
         Without such a token, every step of the text would have to watch for the first letters of a
-        call, so the reply stays free. So it does if a tool's schema cannot be enforced.
+        call, so the reply stays free. So it does if there is no tool that could be called.
         """
         if self._format.tools.opener not in self.prepare().vocabulary.markers:
             return None
-        calls = self._enforceable_calls(call, CallRule(most=_most_calls(call)))
-        return None if calls is None else self._compiled(calls, prompt)
-
-    def _enforceable_calls(self, call: GenerationCall, rule: CallRule) -> LarkGrammar | None:
-        """Return the grammar of voluntary calls, if there is one."""
+        rule = CallRule(most=_most_calls(call))
         try:
-            return self._calls(call.tools, rule)
+            return self._compiled_calls(call.tools, rule, lambda calls: self._all(calls, prompt))
         except GrammarError as error:
-            # The problem may quote a schema, which is the caller's data.
-            problem = str(error) if call.debug else "a tool's schema cannot be enforced"
-            log.info("request id=%s: calls are not constrained: %s", call.request_id, problem)
+            _tell_unconstrained(call, error)
             return None
 
     def _forced_grammar(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar:
         choice = call.tool_choice
         is_named = choice.mode is ToolMode.NAMED
         offered = [tool for tool in call.tools if not is_named or tool.name == choice.name]
-        most = 1 if is_named else _most_calls(call)
-        calls = self._calls(offered, CallRule(least=1, most=most, has_text=False))
-        if calls is None:
+        rule = CallRule(least=1, most=1 if is_named else _most_calls(call), has_text=False)
+        found = self._compiled_calls(offered, rule, lambda calls: self._all(calls, prompt))
+        if found is None:
             raise GrammarError(
                 f"tool_choice {choice.mode.value!r} cannot be enforced for this model: its "
                 f"tool-call format ({self._format.tools.name}) has no grammar"
             )
-        return self._compiled(calls, prompt)
+        return found
 
-    def _calls(self, offered: Sequence[Tool], rule: CallRule) -> LarkGrammar | None:
-        """Return the grammar of a reply's calls, or `None` for a format without a grammar.
+    def _compiled_calls(
+        self,
+        offered: Sequence[Tool],
+        rule: CallRule,
+        whole: Callable[[LarkGrammar], LarkGrammar],
+    ) -> ReplyGrammar | None:
+        """Return the compiled grammar of a reply with calls; `None` for a format without one.
+
+        Args:
+            offered: Tools that may be called.
+            rule: The number of calls.
+            whole: Returns the grammar of the reply from that of the calls.
 
         Raises:
-            GrammarError: A tool's parameters cannot be enforced.
+            GrammarError: No tool can be called, or the rest of the reply cannot be enforced.
         """
-        from backend.sampling.grammar.tools.grammar import tool_grammar
+        compiler, held = self.prepare(), self._held_tools()
+        while (calls := held.grammar(offered, rule)) is not None:
+            try:
+                compiled = compiler.compile(whole(calls))
+            except GrammarError:
+                if not held.weaken(offered):
+                    raise
+            else:
+                held.tell(offered)
+                return compiled
+        return None
 
-        return tool_grammar(self._format.tools, offered, rule, self.prepare().vocabulary)
+    def _held_tools(self) -> HeldTools:
+        from backend.sampling.grammar.tools.held import HeldTools
+
+        compiler = self.prepare()
+        with self._lock:
+            if self._held is None:
+                self._held = HeldTools(self._format.tools, compiler)
+            return self._held
 
     def _text_grammar(
         self, call: GenerationCall, prompt: Prompt, *, offers_calls: bool
@@ -185,20 +208,34 @@ class Constraints:
         if triggers := self._card.grammar_triggers:
             return compiler.compile(after_trigger(grammar, triggers, compiler.vocabulary))
         answer = self._format.reasoning.answer
-        rule = CallRule(least=1, most=_most_calls(call), has_text=False)
-        calls = self._enforceable_calls(call, rule) if offers_calls else None
-        if calls is None:
-            return self._compiled(grammar, prompt, answer=answer)
-        return self._compiled(either(calls, grammar, answer, compiler.vocabulary), prompt)
+        alone = self._all(grammar, prompt, answer)
+        if offers_calls:
+            rule = CallRule(least=1, most=_most_calls(call), has_text=False)
 
-    def _compiled(self, grammar: LarkGrammar, prompt: Prompt, answer: str = "") -> ReplyGrammar:
-        """Compile a grammar that starts after the thought, if the model writes one."""
+            def whole(calls: LarkGrammar) -> LarkGrammar:
+                return self._all(either(calls, grammar, answer, compiler.vocabulary), prompt)
+
+            try:
+                if (found := self._compiled_calls(call.tools, rule, whole)) is not None:
+                    return found
+            except GrammarError as error:
+                # If the answer's grammar is at fault, it says so below.
+                _tell_unconstrained(call, error)
+        return compiler.compile(alone)
+
+    def _all(self, grammar: LarkGrammar, prompt: Prompt, answer: str = "") -> LarkGrammar:
+        """Return a grammar that starts after the thought, if the model writes one."""
         from backend.sampling.grammar.thought import after_thought
 
-        compiler = self.prepare()
         if thought := _thought(prompt, self._format, answer):
-            grammar = after_thought(grammar, thought, compiler.vocabulary)
-        return compiler.compile(grammar)
+            return after_thought(grammar, thought, self.prepare().vocabulary)
+        return grammar
+
+
+def _tell_unconstrained(call: GenerationCall, error: GrammarError) -> None:
+    # The problem may quote a schema, which is the caller's data.
+    problem = str(error) if call.debug else "no grammar can hold them"
+    log.info("request id=%s: calls are not constrained: %s", call.request_id, problem)
 
 
 def _most_calls(call: GenerationCall) -> int:

@@ -28,14 +28,15 @@ def chat(*, role="user", content=MARK, **fields):
     return pb.PredictOptions(UseTokenizerTemplate=True, Messages=messages, Tokens=4, **fields)
 
 
-def tool(**parameters):
-    function = {"name": MARK, "description": MARK, "parameters": {"type": "object", **parameters}}
+def tool(name=MARK, **parameters):
+    function = {"name": name, "description": MARK, "parameters": {"type": "object", **parameters}}
     return json.dumps([{"type": "function", "function": function}])
 
 
+# The log names the tool and the place of what it cannot enforce, and nothing else.
 ODD_SCHEMAS = (
-    {"properties": {MARK: {"pattern": f"(?<={MARK})x"}}},
-    {"properties": {MARK: {"type": MARK}}, "required": [MARK]},
+    {"properties": {"a": {"pattern": f"(?<={MARK})x"}}},
+    {"properties": {"a": {"type": MARK, "pattern": f"({MARK}"}}, "required": [MARK]},
     {"$ref": f"#/{MARK}"},
     {"not": {"const": MARK}},
 )
@@ -61,8 +62,8 @@ PREDICTIONS = [
     chat(Tools=tool()),
     chat(Tools=tool(), ToolChoice="required"),
     chat(Tools=tool(), ToolChoice=MARK),
-    *(chat(Tools=tool(**schema)) for schema in ODD_SCHEMAS),
-    *(chat(Tools=tool(**schema), ToolChoice="required") for schema in ODD_SCHEMAS),
+    *(chat(Tools=tool("odd", **schema)) for schema in ODD_SCHEMAS),
+    *(chat(Tools=tool("odd", **schema), ToolChoice="required") for schema in ODD_SCHEMAS),
     chat(Metadata={"chat_template_kwargs": json.dumps({MARK: MARK})}),
     chat(Metadata={"chat_template_kwargs": MARK, "reasoning_effort": MARK}),
 ]

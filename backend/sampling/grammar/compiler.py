@@ -76,6 +76,14 @@ class GrammarCompiler:
         """
         return self._compiled.find(grammar) or self._compiled.keep(grammar, self._compile(grammar))
 
+    def check(self, grammar: LarkGrammar) -> None:
+        """Compile a grammar that is a part of others, and keep nothing.
+
+        Raises:
+            GrammarError: It cannot be enforced.
+        """
+        self._compile(grammar)
+
     def _translate(self, text: str) -> LarkGrammar:
         if len(text.encode()) > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"is larger than {MAX_GRAMMAR_BYTES // 1024} KiB")

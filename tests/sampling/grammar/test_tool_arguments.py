@@ -9,7 +9,8 @@ from tool_walks import TinyVocabulary, is_whole
 
 from backend.errors import GrammarError
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tools.grammar import tool_grammar
+from backend.sampling.grammar.tools.grammar import tool_grammar, writable
+from backend.sampling.grammar.tools.parameters import Parameters
 from backend.sampling.grammar.tools.rule import CallRule
 
 VOCABULARY = TinyVocabulary()
@@ -248,38 +249,77 @@ def test_a_parameter_that_is_not_required_may_be_missing(family):
 
 @pytest.mark.parametrize("family", REPLIES)
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "left_out", "value", "wrong"),
     [
-        ({"type": "array", "uniqueItems": True}, "#/properties/a: the keyword 'uniqueItems'"),
-        ({"$ref": "#/$defs/nowhere"}, "#/properties/a: there is no schema"),
-        ({"properties": 1}, "#/properties/a/properties: must be an object"),
+        ({"type": "integer", "not": {"const": 1}}, "#/properties/a/not", "1", "x"),
+        ({"type": "int", "minimum": "5"}, "#/properties/a/minimum", "1", "x"),
+        ({"type": "boolean", "$ref": "#/$defs/no"}, "#/properties/a/$ref", "true", "1"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#/properties/a/oneOf", "1", "x"),
     ],
 )
-def test_what_cannot_be_enforced_is_told_with_tool_and_place(family, schema, told):
-    with pytest.raises(GrammarError) as caught:
-        grammar(family, schema)
-    assert caught.value.problem.startswith(f"tool 'f': {told}")
+def test_what_cannot_be_enforced_is_left_out_and_the_rest_holds(
+    family, schema, left_out, value, wrong
+):
+    assert accepted(family, schema, [value, wrong]) == [value]
+    assert list(held(family, schema).notes) == [left_out]
 
 
 @pytest.mark.parametrize(
-    ("family", "schema", "told"),
+    ("family", "schema", "left_out", "text"),
     [
-        ("glm4", {"type": "string", "pattern": "^a|b$"}, "#/properties/a/pattern: "),
-        ("gemma4", {"type": "string", "pattern": "(^a)"}, "#/properties/a/pattern: "),
-        ("glm4", {"allOf": [STRING, {"minLength": 1}]}, "#/properties/a/allOf: "),
-        ("glm4", {"type": "string", "anyOf": [{"minLength": 1}]}, "#/properties/a/anyOf: "),
-        ("glm4", {"enum": ["1", 1]}, "#/properties/a: '1' would be read as"),
-        ("glm4", {"const": "</arg_value>"}, "#/properties/a: a value contains '</arg_value>'"),
-        ("gemma4", {"type": "array", "prefixItems": [STRING]}, "#/properties/a/prefixItems: "),
-        ("pythonic", {"type": "object", "minProperties": 1}, "#/properties/a/minProperties: "),
-        ("glm4", {"type": "object", "properties": {"b": {"$ref": "#"}}}, "#: is referenced"),
-        ("glm4", False, "#/properties/a: no value is allowed"),
+        ("glm4", {"type": "string", "pattern": "^a|b$"}, "/pattern", "c"),
+        ("gemma4", {"type": "string", "pattern": "(^a)"}, "/pattern", f"{Q}c{Q}"),
+        ("glm4", {"enum": ["1", 1]}, "", "2"),
+        ("gemma4", {"type": "array", "prefixItems": [STRING]}, "/prefixItems", "[1]"),
+        (
+            "pythonic",
+            {"type": "object", "patternProperties": {"^b": STRING}},
+            "/patternProperties",
+            "{}",
+        ),
     ],
 )
-def test_what_only_some_formats_can_enforce_is_told_elsewhere(family, schema, told):
-    with pytest.raises(GrammarError) as caught:
+def test_what_only_some_formats_can_enforce_is_left_out_in_the_others(
+    family, schema, left_out, text
+):
+    assert accepted(family, schema, [text]) == [text]
+    assert list(held(family, schema).notes) == [f"#/properties/a{left_out}"]
+    assert not held("hermes_json", schema).notes
+
+
+def held(family, schema):
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    offered = Parameters.of(tool("f", parameters))
+    return writable(tool_format(family), offered, VOCABULARY)
+
+
+@pytest.mark.parametrize("family", REPLIES)
+@pytest.mark.parametrize("schema", [False, {"allOf": [STRING, {"type": "null"}]}])
+def test_a_tool_that_no_arguments_fit_is_told_by_its_name(family, schema):
+    with pytest.raises(GrammarError, match=r"tool 'f': #: no arguments are allowed"):
         grammar(family, schema)
-    assert caught.value.problem.startswith(f"tool 'f': {told}")
+    unwritten = grammar(family, {"anyOf": [schema, {"type": "integer"}]})
+    assert unwritten
+
+
+@pytest.mark.parametrize("family", REPLIES)
+def test_an_object_may_hold_what_is_required_although_it_is_not_declared(family):
+    parameters = {"type": "object", "properties": {"b": {}}, "required": ["a"]}
+    offered = [tool("f", parameters)]
+    allowed = tool_grammar(tool_format(family), offered, ONE_CALL, VOCABULARY)
+    compiled = GrammarCompiler(VOCABULARY).compile(allowed)
+    assert is_whole(compiled, REPLIES[family].replace("VALUE", "[1]"), VOCABULARY)
+
+
+@pytest.mark.parametrize("family", REPLIES)
+def test_schemas_that_must_all_match_are_joined(family):
+    base = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    others = {"type": "object", "properties": {"b": STRING}}
+    parameters = {"$defs": {"Base": base}, "allOf": [{"$ref": "#/$defs/Base"}, others]}
+    allowed = tool_grammar(tool_format(family), [tool("f", parameters)], ONE_CALL, VOCABULARY)
+    compiled = GrammarCompiler(VOCABULARY).compile(allowed)
+    assert is_whole(compiled, REPLIES[family].replace("VALUE", "1"), VOCABULARY)
+    assert not is_whole(compiled, REPLIES[family].replace("VALUE", "x"), VOCABULARY)
 
 
 def test_arguments_are_an_object():

@@ -8,8 +8,9 @@ from backend.formats.format import ToolFormat
 from backend.formats.grammar import CallGrammar, Section
 from backend.sampling.grammar.free_text import FreeText
 from backend.sampling.grammar.lark import LarkGrammar
+from backend.sampling.grammar.tools.arguments import arguments_in
 from backend.sampling.grammar.tools.frame import FramedCalls, is_written
-from backend.sampling.grammar.tools.parameters import Parameters
+from backend.sampling.grammar.tools.parameters import Parameters, PartError
 from backend.sampling.grammar.tools.rule import CallRule
 from backend.sampling.grammar.tools.surroundings import (
     AfterSection,
@@ -46,11 +47,43 @@ def tool_grammar(
         `None` for a format without a grammar.
 
     Raises:
-        GrammarError: A tool's parameters cannot be enforced; the message says which.
+        GrammarError: A tool cannot be called with any arguments; the message says which.
     """
+    held = [writable(tool_format, Parameters.of(tool), vocabulary) for tool in tools]
+    return call_grammar(tool_format, held, rule, vocabulary)
+
+
+def call_grammar(
+    tool_format: ToolFormat,
+    tools: Sequence[Parameters],
+    rule: CallRule,
+    vocabulary: Vocabulary,
+) -> LarkGrammar | None:
+    """Return the same for tools whose parameters are writable in the format."""
     if tool_format.grammar is None:
         return None
     return _ToolGrammar(tool_format, tool_format.grammar, tools, rule, vocabulary).written()
+
+
+def writable(tool_format: ToolFormat, parameters: Parameters, vocabulary: Vocabulary) -> Parameters:
+    """Return the parameters of a tool as far as a format can express them.
+
+    Each part that it cannot express is left out, which at worst leaves an object of any arguments.
+    """
+    if tool_format.grammar is None:
+        return parameters
+    dialects = {id(frame.dialect): frame.dialect for frame in tool_format.grammar.frames}
+    for dialect in dialects.values():
+        while True:
+            try:
+                writer = GrammarWriter("call", vocabulary)
+                arguments_in(dialect, tool_format.closers, parameters, writer)
+                break
+            except PartError as error:
+                if parameters.is_open:
+                    raise
+                parameters = parameters.without(error.pointer, "cannot be held in this format")
+    return parameters
 
 
 class _ToolGrammar:
@@ -60,11 +93,10 @@ class _ToolGrammar:
         self,
         tool_format: ToolFormat,
         grammar: CallGrammar,
-        tools: Sequence[Tool],
+        tools: Sequence[Parameters],
         rule: CallRule,
         vocabulary: Vocabulary,
     ) -> None:
-        parameters = [Parameters.of(tool) for tool in tools]
         frames = [frame for frame in grammar.frames if is_written(frame, vocabulary)]
         if not rule.has_text:
             frames = [frame for frame in frames if not frame.is_lapse]
@@ -72,7 +104,7 @@ class _ToolGrammar:
         self._around = grammar.around
         self._writer = GrammarWriter("call", vocabulary)
         self._frames = [
-            FramedCalls(frame, tool_format.closers, parameters, self._writer) for frame in frames
+            FramedCalls(frame, tool_format.closers, tools, self._writer) for frame in frames
         ]
         self._least = rule.least
         self._most = rule.most if grammar.most_calls is None else min(rule.most, grammar.most_calls)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import unquote
 
+from backend.sampling.grammar.schema.repair import token
 from backend.sampling.grammar.schema.tight import AnySchema, Schema, type_names
 from backend.sampling.grammar.tools.parameters import Parameters
 
@@ -90,19 +91,16 @@ def kinds(pointer: str, schema: AnySchema, parameters: Parameters) -> list[Kind]
     return found
 
 
-def arguments(parameters: Parameters) -> Kind:
-    """Return the kind of a tool's arguments: an object.
+def arguments(parameters: Parameters) -> list[Kind]:
+    """Return the kinds of a tool's arguments, each an object.
 
     Raises:
-        GrammarError: There are several kinds.
+        GrammarError: They cannot be split into such.
     """
-    schema = parameters.schema
-    if any(keyword in schema for keyword in _COMBINATIONS):
-        schema = {keyword: value for keyword, value in schema.items() if keyword != "type"}
-    match kinds("#", schema, parameters):
-        case [kind] if kind.types == {"object"}:
-            return kind
-    raise parameters.error("#", "the arguments are not simply an object with properties")
+    found = kinds("#", parameters.schema, parameters)
+    if any(kind.types != {"object"} or "const" in kind.schema for kind in found):
+        raise parameters.error("#", "the arguments are not simply an object with properties")
+    return found
 
 
 def properties(kind: Kind, parameters: Parameters) -> list[Property]:
@@ -118,11 +116,12 @@ def properties(kind: Kind, parameters: Parameters) -> list[Property]:
     return [
         Property(
             name,
-            f"{kind.pointer}/properties/{name}",
+            f"{kind.pointer}/properties/{token(name)}",
             declared.get(name, True),
             is_required=name in required,
         )
         for name in dict.fromkeys((*declared, *required))
+        if name in required or declared[name] is not False
     ]
 
 

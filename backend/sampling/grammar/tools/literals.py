@@ -43,8 +43,10 @@ class _Literals:
         self._writer = writer
 
     def arguments(self) -> str:
-        kind = arguments(self._parameters)
-        return self._members(kind, lambda name: quoted(name + self._assign))
+        return alternatives(
+            self._members(kind, lambda name: quoted(name + self._assign))
+            for kind in arguments(self._parameters)
+        )
 
     def _members(self, kind: Kind, begin: Callable[[str], str]) -> str:
         """Return the expression of an object's properties, separated by commas."""

@@ -1,15 +1,35 @@
 """The parameters of tools, as far as a grammar can enforce them."""
 
-import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
-from backend.sampling.grammar.schema.tight import Schema, type_names
-from backend.sampling.grammar.schema.translation import schema_to_lark
+from backend.sampling.grammar.schema.limits import require_bounded
+from backend.sampling.grammar.schema.normal import Normal
+from backend.sampling.grammar.schema.repair import Notes, Repair
+from backend.sampling.grammar.schema.tight import Schema
+from backend.sampling.grammar.schema.walk import walk
 
-_OPENING = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
+# Unless one of these is there, the arguments are exactly the declared ones.
+_OPENING = (
+    *("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf"),
+    *("$ref", "$dynamicRef", "$recursiveRef"),
+)
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "anyOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties")
+# In the order in which they are left out.
+_COSTLY = ("multipleOf", "patternProperties", "pattern")
+_OPEN: Schema = {"type": "object", "additionalProperties": True}
+
+
+class PartError(GrammarError):
+    """A part of a tool's schema cannot be enforced in a format."""
+
+    def __init__(self, tool: str, pointer: str, problem: str) -> None:
+        super().__init__(f"tool {tool!r}: {pointer}: {problem}")
+        self.pointer = pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,33 +37,103 @@ class Parameters:
     """The parameters of one tool.
 
     Attributes:
-        schema: Schema of an object, which is closed unless it says otherwise.
+        schema: Schema of an object in normal form, which is closed unless it says otherwise.
+        notes: Reasons why parts of the tool's own schema are not in it, by pointer.
     """
 
     tool: str
     schema: Schema
+    notes: Notes
 
     @classmethod
     def of(cls, tool: Tool) -> "Parameters":
-        """Return the parameters of a tool.
+        """Return the parameters of a tool; parts of its schema that mean nothing are left out.
 
         Raises:
-            GrammarError: The schema cannot be enforced; the message says where.
+            GrammarError: No arguments are allowed.
         """
-        text = json.dumps(tool.parameters)
-        try:
-            schema_to_lark(text)
-        except GrammarError as error:
-            raise GrammarError(f"tool {tool.name!r}: {error.problem}") from error
-        schema: dict[str, Any] = json.loads(text)
-        parameters = cls(tool.name, schema)
-        if "object" not in (type_names(schema) or {"object"}):
-            raise parameters.error("#/type", "arguments are an object")
-        schema["type"] = "object"
-        if not any(keyword in schema for keyword in _OPENING):
-            schema["additionalProperties"] = False
-        return parameters
+        repair = Repair(tool.parameters)
+        types = repair.root.get("type", ["object"]) if isinstance(repair.root, Mapping) else []
+        if types and "object" not in types:
+            raise PartError(tool.name, "#/type", "arguments are an object")
+        normal = Normal(repair, is_object=True)
+        if not isinstance(normal.root, Mapping):
+            raise PartError(tool.name, "#", "no arguments are allowed by the schema")
+        root = dict(normal.root)
+        is_lost = any(f"#/{keyword}" in normal.notes for keyword in ("properties", *_OPENING))
+        if not is_lost and not any(keyword in tool.parameters for keyword in _OPENING):
+            root["additionalProperties"] = False
+        schema = root | ({"$defs": normal.definitions} if normal.definitions else {})
+        return cls(tool.name, schema, normal.notes).bounded()
 
-    def error(self, pointer: str, problem: str) -> GrammarError:
+    def bounded(self) -> "Parameters":
+        """Return the parameters without what would keep llguidance busy for long."""
+        weaker = self
+        for keyword in _COSTLY:
+            if weaker.is_bounded:
+                return weaker
+            for pointer, fields in walk(weaker.schema).schemas.items():
+                if keyword in fields:
+                    weaker = weaker.without(f"{pointer}/{keyword}", "takes too long to enforce")
+        return weaker if weaker.is_bounded else self.without("#", "is too large")
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether llguidance can read the schema in reasonable time."""
+        try:
+            require_bounded(walk(self.schema))
+        except GrammarError:
+            return False
+        return True
+
+    def error(self, pointer: str, problem: str) -> PartError:
         """Return an error saying that a part of the schema cannot be enforced."""
-        return GrammarError(f"tool {self.tool!r}: {pointer}: {problem}")
+        return PartError(self.tool, pointer, problem)
+
+    def at(self, pointer: str) -> Any:  # noqa: ANN401 (a part of JSON)
+        """Return the part at a pointer, or `None`."""
+        found: Any = self.schema
+        for step in _steps(pointer):
+            try:
+                found = found[int(step) if isinstance(found, list) else step]
+            except (LookupError, TypeError, ValueError):
+                return None
+        return found
+
+    def without(self, pointer: str, reason: str) -> "Parameters":
+        """Return weaker parameters: without a keyword, or with any value for a part."""
+        schema: Schema = _OPEN
+        part, steps = self.at(pointer), _steps(pointer)
+        if steps and part is not None and part is not True:
+            schema = _without(self.schema, steps, is_map=False)
+        return replace(self, schema=schema, notes={**self.notes, pointer: reason})
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is known about the arguments."""
+        return self.schema is _OPEN
+
+
+def _steps(pointer: str) -> list[str]:
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+
+def _without(part: Any, steps: list[str], *, is_map: bool) -> Any:  # noqa: ANN401 (JSON)
+    """Return a copy of a part of a schema without a keyword, or with any value for a schema.
+
+    Args:
+        part: A schema, or schemas by name or number.
+        steps: The way to what is dropped.
+        is_map: Whether the part is a number of schemas.
+    """
+    step, *rest = steps
+    if isinstance(part, list):
+        inner = _without(part[int(step)], rest, is_map=False) if rest else True
+        return [inner if index == int(step) else each for index, each in enumerate(part)]
+    if rest:
+        inner = _without(part[step], rest, is_map=not is_map and step in _OF_SCHEMAS)
+    elif is_map or step in _SCHEMAS:
+        inner = True
+    else:
+        return {key: value for key, value in part.items() if key != step}
+    return {key: inner if key == step else value for key, value in part.items()}

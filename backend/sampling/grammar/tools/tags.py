@@ -58,9 +58,16 @@ def tagged_arguments(
     Raises:
         GrammarError: A parameter cannot be enforced.
     """
-    found = properties(arguments(parameters), parameters)
     texts = _forbidden(dialect, forbidden)
-    return chain(*(_Argument(item, dialect, texts, parameters, writer).write() for item in found))
+    return alternatives(
+        chain(
+            *(
+                _Argument(item, dialect, texts, parameters, writer).write()
+                for item in properties(kind, parameters)
+            )
+        )
+        for kind in arguments(parameters)
+    )
 
 
 class _Argument:

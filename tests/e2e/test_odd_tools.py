@@ -1,0 +1,98 @@
+"""Tools with odd schemas through the socket: no request is refused, the other tools stay held."""
+
+import json
+
+import grpc
+import pytest
+from odd_schemas import ROOTS, UNFIT
+from serving import chat, stream, user
+
+from backend.demo import MODEL_DIR
+
+pytestmark = pytest.mark.mlx
+
+FORMATS = ("hermes_json", "qwen3_coder_xml", "gemma4")
+QUESTION = user("What is the weather in Oslo?")
+WEATHER = {"type": "function", "function": {"name": "get_weather"}}
+# The requests of public reports.
+REPORTED = {
+    "looking ahead": {"properties": {"a": {"type": "string", "pattern": "^(?!x)"}}},
+    "overlapping choices": {
+        "properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}
+    },
+    "any": {"properties": {"a": {"type": "any"}}},
+    "a required name not declared": {"properties": {"a": {}}, "required": ["b"]},
+    "a number for a type": {"properties": {"a": {"type": 5}}},
+    "a number for a pattern": {"properties": {"a": {"type": "string", "pattern": 5}}},
+    "a reference and a base": {
+        "$defs": {
+            "Base": {
+                "type": "object",
+                "properties": {"x": {"type": "integer"}},
+                "required": ["x"],
+            }
+        },
+        "allOf": [
+            {"$ref": "#/$defs/Base"},
+            {"type": "object", "properties": {"y": {"type": "boolean"}}, "required": ["y"]},
+        ],
+    },
+}
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+}
+
+
+def other(schema, name="other"):
+    function = {"name": name, "description": "d", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+WEATHER_TOOL = other(CITY, "get_weather")
+
+
+def served_in(shared, name):
+    return shared(MODEL_DIR, Options=[f"tool_parser!:{name}"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_reported_schema_costs_no_request_anything(shared, name):
+    async with served_in(shared, name) as backend:
+        for schema in REPORTED.values():
+            tools = [WEATHER_TOOL, other(schema)]
+            reply = await stream(backend.stub, chat([QUESTION], tools=tools, Tokens=90))
+            assert reply.last.tokens
+            named = chat([QUESTION], tools=tools, Tokens=90, ToolChoice=json.dumps(WEATHER))
+            [call] = (await stream(backend.stub, named)).calls.values()
+            assert call["name"] == "get_weather"
+            assert isinstance(json.loads(call["arguments"])["city"], str)
+
+
+async def test_odd_tools_can_be_offered_and_required_together(shared):
+    roots = [schema for schema in ROOTS.values() if len(json.dumps(schema)) < 500]
+    tools = [other(schema, f"odd{number}") for number, schema in enumerate(roots)]
+    async with served_in(shared, "qwen3_coder_xml") as backend:
+        for begin in range(0, len(tools), 10):
+            offered = [WEATHER_TOOL, *tools[begin : begin + 10]]
+            for choice in ("auto", "required"):
+                request = chat([QUESTION], tools=offered, Tokens=3, ToolChoice=choice)
+                assert (await stream(backend.stub, request)).last.tokens
+
+
+async def test_a_tool_that_cannot_be_called_is_refused_only_if_it_must_be(shared):
+    odd = [other(schema, f"odd{number}") for number, schema in enumerate(UNFIT.values())]
+    async with served_in(shared, "qwen3_coder_xml") as backend:
+        assert (await stream(backend.stub, chat([QUESTION], tools=odd, Tokens=3))).last.tokens
+        request = chat([QUESTION], tools=[*odd, WEATHER_TOOL], Tokens=90, ToolChoice="required")
+        calls = (await stream(backend.stub, request)).calls.values()
+        assert {call["name"] for call in calls} == {"get_weather"}
+        only = json.dumps({"type": "function", "function": {"name": "odd0"}})
+        for tools, choice in (([*odd, WEATHER_TOOL], only), (odd, "required")):
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await stream(backend.stub, chat([QUESTION], tools=tools, ToolChoice=choice))
+            assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "tool 'odd0'" in refusal.value.details()

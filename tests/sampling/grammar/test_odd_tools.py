@@ -1,0 +1,223 @@
+"""An odd schema costs its own part of its own tool: the other tools keep theirs."""
+
+import logging
+from copy import deepcopy
+
+import pytest
+from golden import tool_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from odd_schemas import SCHEMAS, UNFIT, around
+from tool_replies import FORMATS, TOOLS, tool
+from tool_walks import TinyVocabulary, is_whole
+
+from backend.errors import GrammarError
+from backend.sampling.grammar.compiler import GrammarCompiler
+from backend.sampling.grammar.tools.held import HeldTools
+from backend.sampling.grammar.tools.rule import CallRule
+
+AUTO = CallRule(most=4)
+ONE_CALL = CallRule(least=1, most=1, has_text=False)
+NOTES, CLOCK = TOOLS
+# One of each dialect, and of each way to write its values.
+DIALECTS = (
+    *("hermes_json", "qwen3_coder_xml", "deepseek_dsml v4", "minicpm5", "minimax_m3"),
+    *("gemma4", "pythonic"),
+)
+BATCH = 40
+
+
+class Model:
+    """The calls of a model in one format."""
+
+    def __init__(self, name):
+        self.family = FORMATS[name]
+        self.vocabulary = TinyVocabulary(self.family.markers, (), self.family.ends)
+        self.compiler = GrammarCompiler(self.vocabulary)
+        self.held = HeldTools(tool_format(self.family.parser or name), self.compiler)
+
+    def grammar(self, tools, rule):
+        while True:
+            try:
+                return self.compiler.compile(self.held.grammar(tools, rule))
+            except GrammarError:
+                if not self.held.weaken(tools):
+                    raise
+
+    def refusal(self, tools):
+        """Return why no call of these tools can be required; nothing if one can."""
+        try:
+            self.grammar(tools, ONE_CALL)
+        except GrammarError as error:
+            return error.problem
+        return ""
+
+    def require_held(self, tools):
+        """Require that a sound tool beside others can be called, with what it allows only."""
+        grammar = self.grammar(tools, AUTO)
+        assert is_whole(grammar, self.family.one, self.vocabulary)
+        for valid, invalid in (("note_add", "note_del"), ("text", "test"), ("2", "12")):
+            wrong = self.family.one.replace(valid, invalid)
+            assert not is_whole(grammar, wrong, self.vocabulary)
+
+
+MODELS = {name: Model(name) for name in DIALECTS}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_odd_tools_leave_the_sound_ones_whole(name):
+    odd = [tool(f"odd{number}", schema) for number, schema in enumerate(SCHEMAS.values())]
+    unfit = [tool(f"unfit{number}", schema) for number, schema in enumerate(UNFIT.values())]
+    for begin in range(0, len(odd), BATCH):
+        MODELS[name].require_held([*unfit, NOTES, *odd[begin : begin + BATCH]])
+
+
+@pytest.mark.parametrize("name", ["hermes_json", "qwen3_coder_xml", "gemma4"])
+def test_an_odd_tool_can_be_required(name):
+    model = MODELS[name]
+    for schema in SCHEMAS.values():
+        grammar = model.grammar([tool("odd", schema)], ONE_CALL)
+        assert not is_whole(grammar, model.family.none, model.vocabulary)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("schema", UNFIT.values(), ids=UNFIT)
+def test_a_tool_that_cannot_be_called_is_named(name, schema):
+    with pytest.raises(GrammarError, match="tool 'odd': "):
+        MODELS[name].grammar([tool("odd", schema)], ONE_CALL)
+    assert MODELS[name].grammar([tool("odd", schema), CLOCK], ONE_CALL)
+
+
+def test_one_line_tells_tool_place_and_keyword_once(caplog):
+    model = Model("qwen3_coder_xml")
+    schema = around({"type": "string", "pattern": "^(?!secret)", "minLength": "secret"})
+    tools = [NOTES, tool("odd", schema)]
+    with caplog.at_level(logging.INFO):
+        for rule in (AUTO, ONE_CALL, AUTO):
+            model.grammar(tools, rule)
+            model.held.tell(tools)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "'odd'" in line
+    assert "'#/properties/a/pattern'" in line
+    assert "'#/properties/a/minLength'" in line
+    assert "secret" not in line
+
+
+def test_what_only_the_compiler_refuses_is_found_and_the_rest_of_the_tool_holds():
+    model = MODELS["hermes_json"]
+    schema = {
+        "type": "object",
+        "properties": {
+            "list": {"type": "array", "items": {"anyOf": [{"pattern": "(["}, {"type": "null"}]}},
+            "number": {"type": "integer", "maximum": 9},
+        },
+        "required": ["number"],
+    }
+    tools = [tool("odd", schema)]
+    grammar = model.grammar(tools, ONE_CALL)
+    call = '<tool_call>\n{{"name": "odd", "arguments": {}}}\n</tool_call>'
+    good = call.format('{"list": ["x", null], "number": 1}')
+    assert is_whole(grammar, good, model.vocabulary)
+    for arguments in ('{"list": [1], "number": 1}', '{"number": 12}', '{"list": []}'):
+        assert not is_whole(grammar, call.format(arguments), model.vocabulary)
+
+
+VALID = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "minLength": 1, "maxLength": 9, "pattern": "^[a-z ]+$"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 50, "default": 10},
+        "kind": {"enum": ["a", "b", None]},
+        "when": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/Tag"}, "minItems": 1, "maxItems": 4},
+        "filter": {
+            "allOf": [
+                {"$ref": "#/$defs/Tag"},
+                {"type": "object", "properties": {"not": {"type": "boolean"}}},
+            ]
+        },
+        "other": {"oneOf": [{"type": "number", "multipleOf": 0.5}, {"type": "string"}]},
+        "open": {"type": "object", "additionalProperties": {"type": "number"}},
+    },
+    "required": ["query", "kind"],
+    "additionalProperties": False,
+    "$defs": {
+        "Tag": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "inner": {"$ref": "#/$defs/Tag"}},
+            "required": ["name"],
+        }
+    },
+}
+KEYWORDS = (
+    *("type", "properties", "required", "items", "enum", "const", "pattern", "minimum", "format"),
+    *("maxLength", "minItems", "anyOf", "oneOf", "allOf", "$ref", "additionalProperties", "not"),
+    *("if", "nullable", "exclusiveMinimum", "multipleOf", "prefixItems", "patternProperties"),
+)
+VALUES = (
+    *(None, True, False, 0, -1, 1.5, 5, 10**18, "", "1", "x", "string", "int", "(", "#", "#/$defs"),
+    *([], {}, [None], [1], ["a"], ["name"], [{}], [False], {"a": 1}, {"a": {}}, {"type": "x"}),
+    *({"$ref": "#"}, {"$ref": "#/$defs/Tag"}, [{"$ref": "#/properties/filter"}], ["null", "int"]),
+)
+
+
+def places(value):
+    """Return all containers in a schema."""
+    inner = value.values() if isinstance(value, dict) else value
+    found = [part for part in inner if isinstance(part, dict | list)]
+    return [value, *(place for part in found for place in places(part))]
+
+
+def broken(schema, changes):
+    """Return a schema with some of its parts dropped, replaced, nested, null or as text."""
+    schema = deepcopy(schema)
+    for where, what, how, keyword in changes:
+        all_places = places(schema)
+        place = all_places[where % len(all_places)]
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = keys[what % len(keys)] if keys else None
+        match how:
+            case "add" if isinstance(place, dict):
+                place[keyword] = deepcopy(VALUES[what % len(VALUES)])
+            case "drop" if keys:
+                del place[key]
+            case "replace" if keys:
+                place[key] = deepcopy(VALUES[(what + where) % len(VALUES)])
+            case "nest" if keys:
+                place[key] = {keyword: place[key]} if what % 2 else [place[key]]
+            case "text" if keys:
+                place[key] = str(place[key])
+            case "move" if keys:
+                other = all_places[(where + what) % len(all_places)]
+                place[key] = deepcopy(other)
+    return schema
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 99),
+        st.integers(0, 99),
+        st.sampled_from(["add", "drop", "replace", "nest", "text", "move"]),
+        st.sampled_from(KEYWORDS),
+    ),
+    min_size=1,
+    max_size=5,
+)
+ORIGINALS = (VALID, NOTES.parameters, *SCHEMAS.values())
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(DIALECTS), st.integers(0, len(ORIGINALS) * 3), CHANGES)
+def test_whatever_is_broken_in_a_schema_no_other_tool_notices(name, number, changes):
+    original = ORIGINALS[number // 3 if number < len(ORIGINALS) * 3 else 0]
+    odd = tool("odd", broken(original, changes))
+    MODELS[name].require_held([odd, NOTES])
+    assert MODELS[name].refusal([odd])[:12] in ("", "tool 'odd': ")
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_sound_schema_keeps_all_its_conditions(name):
+    held = MODELS[name].held
+    held.grammar([NOTES, tool("search", VALID)], AUTO)
+    notes = [held._held(offered).parameters.notes for offered in (NOTES, tool("search", VALID))]
+    assert notes == [{}, {}]
