@@ -114,10 +114,6 @@ class Constraints:
     def grammar(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
         """Return the grammar of the reply, or `None` if the reply is free.
 
-        Args:
-            call: Its grammar, tools and tool choice count.
-            prompt: Shows whether the reply begins inside a thought.
-
         Raises:
             GrammarError: A requirement is malformed or cannot be enforced.
         """

@@ -296,7 +296,7 @@ def held(family, schema):
 @pytest.mark.parametrize("family", REPLIES)
 @pytest.mark.parametrize("schema", [False, {"allOf": [STRING, {"type": "null"}]}])
 def test_a_tool_that_no_arguments_fit_is_told_by_its_name(family, schema):
-    with pytest.raises(GrammarError, match=r"tool 'f': #: no arguments are allowed"):
+    with pytest.raises(GrammarError, match=r"tool 'f': #: the schema allows no object"):
         grammar(family, schema)
     unwritten = grammar(family, {"anyOf": [schema, {"type": "integer"}]})
     assert unwritten
@@ -323,7 +323,9 @@ def test_schemas_that_must_all_match_are_joined(family):
 
 
 def test_arguments_are_an_object():
-    with pytest.raises(GrammarError, match=r"tool 'f': #/type: arguments are an object"):
+    with pytest.raises(
+        GrammarError, match=r"tool 'f': #: the schema allows no object of arguments"
+    ):
         tool_grammar(tool_format("glm4"), [tool("f", {"type": "array"})], ONE_CALL, VOCABULARY)
 
 

@@ -7,7 +7,7 @@ keywords of one or more types, or `enum`. There is nothing beside `$ref` and `an
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from backend.sampling.grammar.schema.keywords import IMPLIED_TYPES
@@ -40,12 +40,7 @@ class Normal:
     """
 
     def __init__(self, repair: Repair, *, is_object: bool = False) -> None:
-        """Normalise a repaired schema.
-
-        Args:
-            repair: The schema.
-            is_object: Whether only objects are meant.
-        """
+        """Normalise a repaired schema, of which only the objects are meant if it says so."""
         self.notes: Notes = dict(repair.notes)
         self.definitions: dict[str, AnySchema] = {}
         self._sources = repair.definitions
@@ -91,19 +86,21 @@ class Normal:
         is_loop = False
         while waiting:
             part = waiting.pop(0)
-            if isinstance(part, bool) or not {"$ref", "anyOf"} & part.keys():
-                ways.append(part)
-            elif "anyOf" in part:
-                waiting = [*part["anyOf"], *waiting]
-            elif (target := part["$ref"].removeprefix(_DEFINITIONS)) not in known:
+            fields = part if isinstance(part, Mapping) else {}
+            target = fields.get("$ref", "").removeprefix(_DEFINITIONS)
+            if target and target not in known:
                 known.add(target)
                 waiting.insert(0, self.definitions[target])
-            else:
-                is_loop |= target == name
-        if is_loop and not ways:
-            self._drop(f"{_DEFINITIONS}{name}", "leads to itself")
+            is_loop |= target == name
+            waiting[:0] = fields.get("anyOf", ())
+            ways += [] if target or "anyOf" in fields else [part]
         if is_loop:
-            self.definitions[name] = _any_of(ways) if ways else True
+            self.definitions[name] = self._any_way(ways, f"{_DEFINITIONS}{name}")
+
+    def _any_way(self, ways: list[AnySchema], pointer: str) -> AnySchema:
+        if not ways:
+            self._drop(pointer, "leads to itself")
+        return _any_of(ways) if ways else True
 
     def _ways(
         self, schema: AnySchema, pointer: str, around: tuple[str, ...]
@@ -138,16 +135,10 @@ class Normal:
             yield "$ref", self._ways(self._sources[name], place, (*around, name))
         for index, part in enumerate(schema.get("allOf", ())):
             yield "allOf", self._ways(part, f"{pointer}/allOf/{index}", around)
-        if "anyOf" in schema:
-            yield (
-                "anyOf",
-                (
-                    way
-                    for index, part in enumerate(schema["anyOf"])
-                    if part not in [{"$ref": name} for name in around]
-                    for way in self._ways(part, f"{pointer}/anyOf/{index}", around)
-                ),
-            )
+        if parts := schema.get("anyOf"):
+            known = [{"$ref": name} for name in around]
+            ways = (self._ways(part, pointer, around) for part in parts if part not in known)
+            yield "anyOf", chain.from_iterable(ways)
 
     def _conditions(self, way: Mapping[str, Any], pointer: str, depth: int) -> AnySchema:
         """Return a set of conditions in normal form."""
@@ -156,10 +147,7 @@ class Normal:
             values = [value for value in way["enum"] if has_type(value, types)]
             return {"enum": values} if values else False
         fields = _of_its_types(way)
-        for low, high in _RANGES:
-            if low in fields and high in fields and fields[low] > fields[high]:
-                self._drop(f"{pointer}/{low}", f"is larger than {high}")
-                del fields[low], fields[high]
+        self._drop_empty_ranges(fields, pointer)
         self._normalise_items(fields, pointer, depth)
         if "object" in fields.get("type", ()) and not self._normalise_object(
             fields, pointer, depth
@@ -171,6 +159,12 @@ class Normal:
         if len(fields.get("type", ())) == 1:
             [fields["type"]] = fields["type"]
         return fields or True
+
+    def _drop_empty_ranges(self, fields: dict[str, Any], pointer: str) -> None:
+        for low, high in _RANGES:
+            if low in fields and high in fields and fields[low] > fields[high]:
+                self._drop(f"{pointer}/{low}", f"is larger than {high}")
+                del fields[low], fields[high]
 
     def _normalise_items(self, fields: dict[str, Any], pointer: str, depth: int) -> None:
         if "prefixItems" in fields:
@@ -193,10 +187,9 @@ class Normal:
                     name: self._value(part, f"{here}/{token(name)}", depth + 1)
                     for name, part in fields[keyword].items()
                 }
-        if "additionalProperties" in fields:
+        if others := fields.get("additionalProperties"):
             place = f"{pointer}/additionalProperties"
-            value = self._value(fields["additionalProperties"], place, depth + 1)
-            fields["additionalProperties"] = value
+            fields["additionalProperties"] = self._value(others, place, depth + 1)
         self._declare_required(fields, pointer)
         self._limit_properties(fields, pointer)
         declared = fields.get("properties", {})

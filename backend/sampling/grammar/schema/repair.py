@@ -5,7 +5,7 @@ Everything dropped is noted by its place.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -121,22 +121,22 @@ class Repair:
     def _parts(self, source: Schema, pointer: str, depth: int) -> dict[str, Any]:
         """Return the keywords whose values are schemas."""
         fields: dict[str, Any] = {}
-        for keyword in _NAMED:
-            if keyword in source:
-                fields |= self._named(keyword, source[keyword], pointer, depth)
-        for keyword in _CHOICES:
-            if keyword in source:
-                fields |= self._list(keyword, source[keyword], pointer, depth)
+        for keyword in filter(source.__contains__, _NAMED):
+            fields |= self._named(keyword, source[keyword], pointer, depth)
+        for keyword in filter(source.__contains__, _CHOICES):
+            fields |= self._list(keyword, source[keyword], pointer, depth)
         if "oneOf" in fields:
             self._open_choice(fields, pointer)
-        others = source.get("additionalProperties", True)
-        if isinstance(others, bool | Mapping):
-            if "additionalProperties" in source:
-                place = f"{pointer}/additionalProperties"
-                fields["additionalProperties"] = self._schema(others, place, depth + 1)
-        else:
-            self._drop(f"{pointer}/additionalProperties", "is no schema")
+        fields |= self._one("additionalProperties", source, pointer, depth)
         return fields | self._items(source, pointer, depth)
+
+    def _one(self, keyword: str, source: Schema, pointer: str, depth: int) -> dict[str, Any]:
+        if keyword not in source:
+            return {}
+        if not isinstance(source[keyword], bool | Mapping):
+            self._drop(f"{pointer}/{keyword}", "is no schema")
+            return {}
+        return {keyword: self._schema(source[keyword], f"{pointer}/{keyword}", depth + 1)}
 
     def _named(self, keyword: str, value: object, pointer: str, depth: int) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -181,12 +181,8 @@ class Repair:
         if first in source and source[first] != []:
             value = self._list(first, source[first], pointer, depth)
             fields |= {"prefixItems": value[first]} if value else {}
-        if isinstance(source.get(rest, {}), bool | Mapping):
-            if rest in source:
-                fields["items"] = self._schema(source[rest], f"{pointer}/{rest}", depth + 1)
-        else:
-            self._drop(f"{pointer}/{rest}", "is no schema")
-        return fields
+        found = self._one(rest, source, pointer, depth)
+        return fields | ({"items": found[rest]} if found else {})
 
     def _target(self, source: Schema, pointer: str) -> str:
         """Return the name of the definition that a schema refers to; empty for none."""
@@ -308,22 +304,23 @@ def _named_values(fields: Schema, name: str) -> list[Any]:
 
 
 def _marked(source: object) -> Iterator[tuple[str, str]]:
-    """Yield the anchors (`#name`) and definitions (`/name`) of a schema with their pointers."""
+    """Return the anchors (`#name`) and definitions (`/name`) of a schema with their pointers."""
     waiting: deque[tuple[str, object]] = deque([("#", source)])
-    count = 0
     found: list[tuple[str, str]] = []
-    while waiting and count < _MAX_SCHEMAS:
-        count += 1
+    while waiting and len(found) < _MAX_SCHEMAS:
         pointer, value = waiting.popleft()
-        if isinstance(value, Mapping):
-            found += [(f"#{value[key]}", pointer) for key in _ANCHORS if key in value]
-            for keyword in _DEFINITIONS:
-                named = value.get(keyword)
-                if isinstance(named, Mapping):
-                    here = f"{pointer}/{keyword}"
-                    found += [(f"/{name}", f"{here}/{token(name)}") for name in named]
-            waiting += [(f"{pointer}/{token(key)}", part) for key, part in value.items()]
-        elif isinstance(value, list):
-            waiting += [(f"{pointer}/{index}", part) for index, part in enumerate(value)]
+        for key, part in _entries(value):
+            here = f"{pointer}/{token(key)}"
+            waiting.append((here, part))
+            if key in _ANCHORS:
+                found.append((f"#{part}", pointer))
+            elif key in _DEFINITIONS:
+                found += [(f"/{name}", f"{here}/{token(name)}") for name, _ in _entries(part)]
     # The first of a name counts: it comes last here.
-    yield from reversed(found)
+    return reversed(found)
+
+
+def _entries(value: object) -> Iterable[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return ((str(i), part) for i, part in enumerate(value if isinstance(value, list) else ()))

@@ -11,16 +11,10 @@ from backend.sampling.grammar.writer import GrammarWriter
 def arguments_in(
     dialect: Dialect, forbidden: tuple[str, ...], parameters: Parameters, writer: GrammarWriter
 ) -> str:
-    """Return the expression of a tool's arguments.
-
-    Args:
-        dialect: Syntax of the arguments.
-        forbidden: Texts that raw values do not contain, besides those of the dialect.
-        parameters: The parameters of the tool.
-        writer: Collects the definitions.
+    """Return the expression of a tool's arguments; raw values do not contain forbidden texts.
 
     Raises:
-        GrammarError: A parameter cannot be enforced; the message says which.
+        PartError: A parameter cannot be enforced.
     """
     match dialect:
         case Tags():

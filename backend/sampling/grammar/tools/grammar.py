@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from backend.core.prompt import Tool
-from backend.formats.dialects import Literals, Messages
+from backend.formats.dialects import Dialect, Literals, Messages
 from backend.formats.format import ToolFormat
 from backend.formats.grammar import CallGrammar, Section
 from backend.sampling.grammar.free_text import FreeText
@@ -37,12 +37,6 @@ def tool_grammar(
 ) -> LarkGrammar | None:
     """Return the grammar of replies that call these tools, in a model's format.
 
-    Args:
-        tool_format: The model's format.
-        tools: Tools that may be called; at least one.
-        rule: The number of calls.
-        vocabulary: Tells which markers are tokens.
-
     Returns:
         `None` for a format without a grammar.
 
@@ -70,20 +64,22 @@ def writable(tool_format: ToolFormat, parameters: Parameters, vocabulary: Vocabu
 
     Each part that it cannot express is left out, which at worst leaves an object of any arguments.
     """
-    if tool_format.grammar is None:
-        return parameters
-    dialects = {id(frame.dialect): frame.dialect for frame in tool_format.grammar.frames}
-    for dialect in dialects.values():
-        while True:
-            try:
-                writer = GrammarWriter("call", vocabulary)
-                arguments_in(dialect, tool_format.closers, parameters, writer)
-                break
-            except PartError as error:
-                if parameters.is_open:
-                    raise
-                parameters = parameters.without(error.pointer, "cannot be held in this format")
+    frames = tool_format.grammar.frames if tool_format.grammar else ()
+    for dialect in dict.fromkeys(frame.dialect for frame in frames):
+        while problem := _problem(dialect, tool_format.closers, parameters, vocabulary):
+            parameters = parameters.without(problem.pointer, "cannot be held in this format")
     return parameters
+
+
+def _problem(
+    dialect: Dialect, closers: tuple[str, ...], parameters: Parameters, vocabulary: Vocabulary
+) -> PartError | None:
+    """Return the first part of a tool's schema that a dialect cannot express, if any."""
+    try:
+        arguments_in(dialect, closers, parameters, GrammarWriter("call", vocabulary))
+    except PartError as error:
+        return error
+    return None
 
 
 class _ToolGrammar:

@@ -67,14 +67,9 @@ class HeldTools:
         """
         if self._format.grammar is None:
             return None
-        held, refusals = [], []
-        for tool in tools:
-            try:
-                held.append(self._held(tool).parameters)
-            except PartError as error:
-                refusals.append(error)
+        held = [held.parameters for held in self._callable(tools)]
         if not held:
-            raise refusals[0]
+            self._held(tools[0])
         return call_grammar(self._format, held, rule, self._compiler.vocabulary)
 
     def weaken(self, tools: Sequence[Tool]) -> bool:
@@ -82,20 +77,22 @@ class HeldTools:
 
         If every tool can be compiled by itself, the larger half of them gets open arguments.
         """
-        is_changed = False
-        callable_tools = list(self._callable(tools))
-        for held in callable_tools:
-            if not held.is_compiled:
-                weaker = _Search(self._is_sound, held.parameters).weakened()
-                is_changed |= weaker is not held.parameters
-                held.parameters, held.is_compiled = weaker, True
-        if is_changed:
+        known = list(self._callable(tools))
+        if sum(map(self._is_weakened, known)):
             return True
-        closed = [held for held in callable_tools if not held.parameters.is_open]
+        closed = [held for held in known if not held.parameters.is_open]
         closed.sort(key=lambda held: len(json.dumps(held.parameters.schema)), reverse=True)
         for held in closed[: (len(closed) + 1) // 2]:
             held.parameters = held.parameters.without("#", "is too large beside other tools")
         return bool(closed)
+
+    def _is_weakened(self, held: _Held) -> bool:
+        """Leave out what cannot be compiled of one tool, and return whether there was anything."""
+        if held.is_compiled:
+            return False
+        before = held.parameters
+        held.parameters, held.is_compiled = _Search(self._is_sound, before).weakened(), True
+        return held.parameters is not before
 
     def tell(self, tools: Sequence[Tool]) -> None:
         """Log once for each tool what is not enforced."""

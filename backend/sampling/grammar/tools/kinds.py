@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
-from urllib.parse import unquote
 
 from backend.sampling.grammar.schema.repair import token
 from backend.sampling.grammar.schema.tight import AnySchema, Schema, type_names
@@ -33,7 +31,6 @@ _TYPES_OF_VALUES: tuple[tuple[type, str], ...] = (
     *((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string")),
     *((dict, "object"), (list, "array"), (type(None), "null")),
 )
-_IMPLIED_TYPES = {"properties": "object", "items": "array"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +101,18 @@ def arguments(parameters: Parameters) -> list[Kind]:
 
 
 def properties(kind: Kind, parameters: Parameters) -> list[Property]:
-    """Return the properties of an object in schema order, undeclared ones last.
+    """Return the properties of an object in schema order.
 
     Raises:
         GrammarError: They are restricted other than one by one.
     """
     for keyword in sorted(kind.constraints("properties", "required", "additionalProperties")):
         raise parameters.error(f"{kind.pointer}/{keyword}", "cannot be enforced in this format")
-    declared: Schema = kind.schema.get("properties", {})
-    required = kind.schema.get("required", [])
+    required, here = kind.schema.get("required", ()), f"{kind.pointer}/properties"
     return [
-        Property(
-            name,
-            f"{kind.pointer}/properties/{token(name)}",
-            declared.get(name, True),
-            is_required=name in required,
-        )
-        for name in dict.fromkeys((*declared, *required))
-        if name in required or declared[name] is not False
+        Property(name, f"{here}/{token(name)}", part, is_required=name in required)
+        for name, part in kind.schema.get("properties", {}).items()
+        if part is not False or name in required
     ]
 
 
@@ -149,47 +140,25 @@ def _kinds(
     if len(known) > _MAX_SCHEMAS:
         raise parameters.error(pointer, f"more than {_MAX_SCHEMAS} schemas are combined")
     fields: Schema = schema if isinstance(schema, Mapping) else {}
-    combination = next((keyword for keyword in _COMBINATIONS if keyword in fields), None)
-    if combination is None or "type" in fields:
+    if not {"$ref", "anyOf"} & fields.keys():
         yield from _simple_kinds(pointer, fields)
-        return
-    if others := _CONSTRAINTS & fields.keys() - {combination}:
-        raise parameters.error(f"{pointer}/{min(others)}", f"is combined with {combination!r}")
-    if combination == "allOf" and len(fields["allOf"]) > 1:
-        raise parameters.error(f"{pointer}/allOf", "cannot be enforced in this format")
-    for place, part in _parts(combination, pointer, fields, parameters):
+    for place in _parts(pointer, fields):
+        part = parameters.at(place)
         yield from _kinds(place, part, parameters, around | {pointer}, known)
 
 
-def _parts(
-    combination: str, pointer: str, fields: Schema, parameters: Parameters
-) -> Iterator[tuple[str, AnySchema]]:
-    if combination == "$ref":
-        yield fields["$ref"], _referred(fields["$ref"], parameters)
-    else:
-        for index, part in enumerate(fields[combination]):
-            yield f"{pointer}/{combination}/{index}", part
-
-
-def _referred(reference: str, parameters: Parameters) -> AnySchema:
-    """Return the schema that a reference denotes, which is known to exist."""
-    found: object = parameters.schema
-    for step in unquote(reference).split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        found = found[int(name)] if isinstance(found, list) else cast("Schema", found)[name]
-    return cast("AnySchema", found)
+def _parts(pointer: str, fields: Schema) -> Iterator[str]:
+    """Yield the pointers of the schemas of which a value matches one."""
+    if "$ref" in fields:
+        yield fields["$ref"]
+    yield from (f"{pointer}/anyOf/{index}" for index in range(len(fields.get("anyOf", ()))))
 
 
 def _simple_kinds(pointer: str, schema: Schema) -> Iterator[Kind]:
     types = type_names(schema)
-    if not types:
-        types = frozenset(name for mark, name in _IMPLIED_TYPES.items() if mark in schema)
-    if "const" in schema or "enum" in schema:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
-        for value in values:
-            name = _type_of(value)
-            if not types or name in types or (name == "integer" and "number" in types):
-                yield Kind(pointer, types or frozenset({name}), {"const": value})
+    for value in schema.get("enum", ()):
+        yield Kind(pointer, frozenset({_type_of(value)}), {"const": value})
+    if "enum" in schema:
         return
     for name in sorted(types):
         meant = {*_OF_TYPES.get(name, ()), *_COMBINATIONS}

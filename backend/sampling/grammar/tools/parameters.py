@@ -52,13 +52,9 @@ class Parameters:
         Raises:
             GrammarError: No arguments are allowed.
         """
-        repair = Repair(tool.parameters)
-        types = repair.root.get("type", ["object"]) if isinstance(repair.root, Mapping) else []
-        if types and "object" not in types:
-            raise PartError(tool.name, "#/type", "arguments are an object")
-        normal = Normal(repair, is_object=True)
+        normal = Normal(Repair(tool.parameters), is_object=True)
         if not isinstance(normal.root, Mapping):
-            raise PartError(tool.name, "#", "no arguments are allowed by the schema")
+            raise PartError(tool.name, "#", "the schema allows no object of arguments")
         root = dict(normal.root)
         is_lost = any(f"#/{keyword}" in normal.notes for keyword in ("properties", *_OPENING))
         if not is_lost and not any(keyword in tool.parameters for keyword in _OPENING):
@@ -121,10 +117,7 @@ def _steps(pointer: str) -> list[str]:
 def _without(part: Any, steps: list[str], *, is_map: bool) -> Any:  # noqa: ANN401 (JSON)
     """Return a copy of a part of a schema without a keyword, or with any value for a schema.
 
-    Args:
-        part: A schema, or schemas by name or number.
-        steps: The way to what is dropped.
-        is_map: Whether the part is a number of schemas.
+    The part is a schema, or schemas by name (`is_map`) or in a list.
     """
     step, *rest = steps
     if isinstance(part, list):

@@ -49,24 +49,16 @@ def tagged_arguments(
 ) -> str:
     """Return the expression of a tool's arguments in tags.
 
-    Args:
-        dialect: The tags.
-        forbidden: Texts that values do not contain, besides the tags of arguments and calls.
-        parameters: The parameters of the tool.
-        writer: Collects the definitions.
+    Values contain neither the forbidden texts nor the tags of arguments and calls.
 
     Raises:
-        GrammarError: A parameter cannot be enforced.
+        PartError: A parameter cannot be enforced.
     """
     texts = _forbidden(dialect, forbidden)
+    found = [properties(kind, parameters) for kind in arguments(parameters)]
     return alternatives(
-        chain(
-            *(
-                _Argument(item, dialect, texts, parameters, writer).write()
-                for item in properties(kind, parameters)
-            )
-        )
-        for kind in arguments(parameters)
+        chain(*(_Argument(item, dialect, texts, parameters, writer).write() for item in items))
+        for items in found
     )
 
 
