@@ -10,6 +10,7 @@ from backend.errors import InvalidRequestError
 from backend.jobs.checkpoints import CONFIG, WEIGHTS, base_model, require_checkpoint
 from backend.jobs.job import COMPLETED, Export, Progress, Report
 from backend.jobs.models import find_model, require_new, written_whole
+from backend.model.text.tokenizer_file import keep_files
 
 
 def export(job: Export, report: Report) -> Progress:
@@ -50,3 +51,4 @@ def _merge(job: Export, adapter: Path, name: str, partial: Path) -> None:
     if job.form == "merged_4bit" and not is_quantised:
         model, config = quantize_model(model, config, None, 4)
     save(partial, str(source), model, tokenizer, config)
+    keep_files(source, partial)

@@ -36,6 +36,7 @@ from backend.jobs.datasets import Dataset, read_dataset
 from backend.jobs.job import COMPLETED, STOPPED, FineTuning, Progress, Report
 from backend.jobs.models import find_model, written_whole
 from backend.jobs.scratch import leftovers, scratch
+from backend.model.text.tokenizer_file import follow_wrapped
 
 _VALIDATION_BATCHES = 25
 _VALIDATIONS = 50
@@ -121,6 +122,7 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
     report(Progress(status="loading_model", message=job.model))
     source = find_model(job.model, job)
     model, tokenizer = load(str(source))
+    follow_wrapped(tokenizer, source)
     with ExitStack() as stack:
         try:
             work = stack.enter_context(scratch(place))

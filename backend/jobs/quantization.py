@@ -13,6 +13,7 @@ from mlx_lm.utils import load
 from backend.errors import UnsupportedError
 from backend.jobs.job import COMPLETED, Progress, Quantization, Report
 from backend.jobs.models import find_model, require_new, was_cut_off, written_whole
+from backend.model.text.tokenizer_file import follow_wrapped, keep_files
 
 _DEFAULT_GROUP_SIZE = 64
 _SAMPLE = Path(__file__).parent / "sample.txt"
@@ -47,6 +48,7 @@ def quantize(job: Quantization, report: Report) -> Progress:
             q_mode=job.mode,
             quant_predicate=job.recipe or None,
         )
+        keep_files(source, partial)
         _require_quantised(partial)
         metrics["bytes_source"] = _weights_bytes(source)
         metrics["bytes_result"] = _weights_bytes(partial)
@@ -88,6 +90,7 @@ def _weights_bytes(directory: Path) -> int:
 def _perplexity(directory: Path) -> float:
     """Return the perplexity of the sample text, or of its first 1,024 tokens."""
     model, tokenizer = load(str(directory))
+    follow_wrapped(tokenizer, directory)
     ids = mx.array([tokenizer.encode(_SAMPLE.read_text(encoding="utf-8"))[:1024]])
     logits = model(ids[:, :-1]).astype(mx.float32)
     loss = nn.losses.cross_entropy(logits, ids[:, 1:], reduction="mean").item()

@@ -18,6 +18,7 @@ from backend.model.text.hf_renderer import is_jinja, jinja_source, make_renderer
 from backend.model.text.isolated.template import PROCESSES, IsolatedTemplate
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
+from backend.model.text.tokenizer_file import follow_file
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +44,23 @@ def load_bare_tokenizer(
     options: ModelOptions, directory: Path, defaults: Mapping[str, Any]
 ) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
     """Do the same as `load_tokenizer` without a template, for a process that never renders."""
-    return _finished(options, read_tokenizer(options, directory), defaults, ChatTemplate(None))
+    hf_tokenizer = read_tokenizer(options, directory, is_told=False)
+    return _finished(options, hf_tokenizer, defaults, ChatTemplate(None))
 
 
-def read_tokenizer(options: ModelOptions, directory: Path) -> HfTokenizer:
+def read_tokenizer(options: ModelOptions, directory: Path, *, is_told: bool = True) -> HfTokenizer:
     """Read the tokenizer with transformers, which is the slow part.
+
+    Args:
+        options: May name another tokenizer.
+        directory: Directory of the model.
+        is_told: Whether to log what transformers had changed.
 
     Raises:
         LoadError: There is no tokenizer.
     """
-    return _read(options, _tokenizer_directory(options, directory))
+    source = _tokenizer_directory(options, directory)
+    return follow_file(_read(options, source), source, is_told=is_told)
 
 
 def with_template(

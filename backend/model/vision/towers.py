@@ -14,6 +14,7 @@ from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config import WEIGHTS_PATTERN, read_config
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, one_line
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
+from backend.model.text.tokenizer_file import follow_held
 from backend.model.vision.processor_call import HfProcessor
 from backend.model.vision.processor_mends import mend_processor
 
@@ -93,6 +94,7 @@ def load_processor(options: ModelOptions, directory: Path) -> HfProcessor:
     if own := load_image_processor(directory, **trust):
         processor.image_processor = own
     mend_processor(processor)
+    follow_held(processor, directory)
     return processor
 
 
