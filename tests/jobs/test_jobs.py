@@ -50,6 +50,11 @@ def dataset(tmp_path):
     return path
 
 
+def tokens_of(directory):
+    """Return the files that define a checkpoint's tokens, as they are."""
+    return [(directory / f"{name}.json").read_bytes() for name in ("tokenizer", "tokenizer_config")]
+
+
 async def last_of(updates):
     """Read the rest of a stream and return its last message."""
     last = None
@@ -139,6 +144,7 @@ async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path):
         assert metrics["bytes_result"] < metrics["bytes_source"]
         assert metrics["perplexity_result"] == pytest.approx(metrics["perplexity_source"], rel=0.2)
         assert (await backend.load(last.output_file)).success
+    assert tokens_of(Path(last.output_file)) == tokens_of(MODEL_DIR)
     assert [path.name for path in tmp_path.iterdir()] == [f"{MODEL_DIR.name}-q8"]
 
 
@@ -209,6 +215,7 @@ async def test_a_checkpoint_is_exported_in_every_form_and_can_be_loaded(tmp_path
                 assert (await backend.load(MODEL_DIR, LoraAdapters=[str(target)])).success
             else:
                 assert (await backend.load(target)).success
+                assert tokens_of(target) == tokens_of(MODEL_DIR)
                 config = json.loads((target / "config.json").read_text(encoding="utf-8"))
                 bits = config.get("quantization", {}).get("bits")
                 assert bits == (4 if form == "merged_4bit" else None)
