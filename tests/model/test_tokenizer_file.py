@@ -217,6 +217,17 @@ def test_held_tokenizers_follow_too(tmp_path: Path):
         assert ids == bare(published, TEXTS[0])
 
 
+def test_a_tokenizer_from_elsewhere_stays(tmp_path: Path):
+    own, other = tmp_path / "own", tmp_path / "other"
+    for directory, kind in ((own, "single digits"), (other, "unigram")):
+        directory.mkdir()
+        write(kind, directory)
+    holder = Holder(AutoTokenizer.from_pretrained(other))
+    ids = holder.tokenizer.encode(TEXTS[0])
+    follow_held(holder, own)
+    assert holder.tokenizer.encode(TEXTS[0]) == ids
+
+
 def test_tokens_that_a_processor_adds_stay(tmp_path: Path):
     write("single digits", tmp_path, unk_token=TURN_END, bos_token=TURN_END)
     holder = Holder(AutoTokenizer.from_pretrained(tmp_path))

@@ -68,11 +68,12 @@ def follow_wrapped(wrapper: HfTokenizer, directory: Path) -> None:
 
 
 def follow_held(processor: HfTokenizer, directory: Path) -> None:
-    """Do the same for the tokenizer of a media processor, if it has one of transformers."""
+    """Do the same for the tokenizer of a media processor, if it was read from there."""
     held = getattr(processor, "tokenizer", None)
     if isinstance(processor, PreTrainedTokenizerBase):
         follow_file(processor, directory, is_told=False)
-    elif isinstance(held, PreTrainedTokenizerBase):
+    # Some of mlx-vlm's are from a place on the hub.
+    elif isinstance(held, PreTrainedTokenizerBase) and Path(held.name_or_path) == directory:
         processor.tokenizer = follow_file(held, directory, is_told=False)
 
 
