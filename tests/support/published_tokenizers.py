@@ -18,10 +18,12 @@ from tokenizers import (
 )
 
 TURN_START, TURN_END, PADDING = "<|im_start|>", "<|im_end|>", "<|pad|>"
+UNKNOWN, _UNKNOWN_WORD = "<unk>", "[UNK]"
 SPECIAL = (PADDING, TURN_START, TURN_END)
 _TEXT = (
-    "Rules: 1. Only 12345 tokens, 2. No more than 2024 of them!\n\n  two   spaces\t- yaml: [1, 22]\n"
-    "def walk(x_1):\n    return {'a': x**2}\n für Größe, naïve 日本語 中文 العربية 123 456 hello world "
+    "Rules: 1. Only 12345 tokens, 2. No more than 2024 of them!\n\n  two   spaces\t- yaml: [1, 2]\n"
+    "def walk(x_1):\n    return {'a': x**2}\n für Größe, naïve 日本語 中文 العربية 123 456 "
+    "hello world "
 )
 TEXTS = (
     "Rules\n\n1. Only 12345",
@@ -112,7 +114,7 @@ def _sentencepiece_bpe(*, prepends: bool) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
     )
-    trained = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    trained = Tokenizer(models.BPE(unk_token=UNKNOWN, fuse_unk=True))
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator([_TEXT], trainer)
     learnt = json.loads(trained.to_str())["model"]
@@ -121,7 +123,7 @@ def _sentencepiece_bpe(*, prepends: bool) -> Tokenizer:
         vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
     merges = [tuple(pair) for pair in learnt["merges"]]
     fast = Tokenizer(
-        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        models.BPE(vocabulary, merges, unk_token=UNKNOWN, fuse_unk=True, byte_fallback=True)
     )
     steps = [normalizers.Replace(" ", "▁")]
     fast.normalizer = normalizers.Sequence(
@@ -157,7 +159,7 @@ def _word_piece() -> Tokenizer:
     pieces = ["[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters)]
     pieces += ["Rules", "Only", "hello", "##les", "12", "##34"]
     fast = Tokenizer(
-        models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]")
+        models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token=_UNKNOWN_WORD)
     )
     # Neither lower case nor without accents, as the class would have it.
     fast.normalizer = normalizers.NFC()
