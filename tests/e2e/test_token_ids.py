@@ -60,6 +60,7 @@ async def test_a_template_and_a_grammar_use_the_same_tokens(checkpoint: Path):
         prompt = published.decode(ids, skip_special_tokens=False)
         assert ids == published.encode(prompt, add_special_tokens=False).ids
         assert prompt.count(TURN_END) >= 1
+        request.Metadata["enable_thinking"] = "false"
         request.Metadata["json_schema"] = json.dumps({"enum": [TEXTS[0]]})
         reply = await backend.stub.Predict(request)
         assert json.loads(reply.message) == TEXTS[0]
