@@ -20,6 +20,7 @@ from backend.model.text.renderer import (
     render_with_tools,
 )
 from backend.model.text.repairs import in_style, merge_turns, shorten_call_ids
+from backend.model.text.shapes import Form, find_form
 from backend.model.text.turns import CallStyle, to_turns
 
 log = logging.getLogger(__name__)
@@ -57,14 +58,14 @@ class Abilities:
     """The abilities of a chat template.
 
     Attributes:
-        call_style: The form that it needs for past calls.
+        form: The form that it needs for conversations.
         supports_tools: Whether tools appear in its output.
         supports_thinking: Whether it writes thoughts, or switches them on and off.
         written_call: Its rendering of `EXAMPLE_CALL`, with any text after it; empty if it renders
             no calls.
     """
 
-    call_style: CallStyle = field(default_factory=CallStyle)
+    form: Form = field(default_factory=Form)
     supports_tools: bool = False
     supports_thinking: bool = False
     written_call: str = ""
@@ -80,7 +81,7 @@ def probe(renderer: Renderer, text: str) -> Abilities:
     try:
         style = next((style for style in _STYLES if _writes_calls(renderer, style)), None)
         return Abilities(
-            call_style=_whole_style(renderer, style),
+            form=find_form(renderer, _whole_style(renderer, style)),
             written_call=_written_call(renderer, style) if style else "",
             supports_tools=_writes_tools(renderer),
             supports_thinking=any(marker in text for marker in _THOUGHT_MARKERS)

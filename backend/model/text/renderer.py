@@ -4,12 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from backend.core.prompt import JsonValue
-from backend.model.text.repairs import ALL_REPAIRS, Repair, forms_of
+from backend.model.text.conversation import Repair
+from backend.model.text.repairs import ALL_REPAIRS, forms_of
+from backend.model.text.shown import missing, stand_in, with_stand_ins
 from backend.model.text.turns import Turn
 
 Schema: TypeAlias = Mapping[str, JsonValue]
 Options: TypeAlias = Mapping[str, JsonValue]
 Renderer: TypeAlias = Callable[[Sequence[Turn], Sequence[Schema] | None, Options], str]
+# Texts of a conversation, each with the index of its message.
+Texts: TypeAlias = Sequence[tuple[int, str]]
+_LOST = "the chat template does not show the text of Messages[{}]"
 _EMPTY_SYSTEM: Turn = {"role": "system", "content": ""}
 
 
@@ -28,27 +33,64 @@ def render(
     options: Options,
     *,
     repairs: Sequence[Repair] = ALL_REPAIRS,
+    texts: Texts = (),
 ) -> str:
-    """Render a conversation, repairing it only if the template refuses it.
+    """Render a conversation, repairing it only if the template refuses it or loses a text.
 
     Some templates iterate over the tools without checking for `None`: they get an empty list
     instead.
 
+    Args:
+        renderer: Renderer of the template.
+        turns: The conversation.
+        schemas: The tools.
+        options: Template variables.
+        repairs: Repairs to try, one after another.
+        texts: Texts that the prompt has to show, with the indices of their messages.
+
     Raises:
-        RenderError: The template refuses every form of it; the message is from the first refusal.
+        RenderError: The template refuses every form of it, or loses a text in each; the message is
+            from the first failure.
     """
-    refusals: list[RenderError] = []
+    failures: list[RenderError] = []
     for tools in (None, ()) if schemas is None else (schemas,):
         for form in forms_of(turns, repairs):
             try:
-                return renderer(form, tools, options)
+                return _whole(renderer, form, tools, options, texts)
             except RenderError as error:
-                refusals.append(error)
-    raise refusals[0]
+                failures.append(error)
+    raise failures[0]
+
+
+def _whole(
+    renderer: Renderer,
+    form: Sequence[Turn],
+    tools: Sequence[Schema] | None,
+    options: Options,
+    texts: Texts,
+) -> str:
+    """Render one form of a conversation.
+
+    Raises:
+        RenderError: The template refuses it, or does not show one of the texts.
+    """
+    text = renderer(form, tools, options)
+    if absent := missing(texts, text):
+        # A template may change a text that it shows: a word in its place tells.
+        shown = renderer(with_stand_ins(form, absent), tools, options)
+        for place, _ in absent:
+            if stand_in(place) not in shown:
+                raise RenderError(_LOST.format(place))
+    return text
 
 
 def render_with_tools(
-    renderer: Renderer, turns: Sequence[Turn], schemas: Sequence[Schema], options: Options
+    renderer: Renderer,
+    turns: Sequence[Turn],
+    schemas: Sequence[Schema],
+    options: Options,
+    *,
+    texts: Texts = (),
 ) -> str | None:
     """Render with the tools in the text, or return `None` if they would be lost.
 
@@ -57,11 +99,11 @@ def render_with_tools(
     Raises:
         RenderError: The template refuses the conversation.
     """
-    text = render(renderer, turns, schemas, options)
+    text = render(renderer, turns, schemas, options, texts=texts)
     if text != render(renderer, turns, None, options):
         return text
     if not turns or turns[0]["role"] == "system":
         return None
     with_system = [_EMPTY_SYSTEM, *turns]
-    text = render(renderer, with_system, schemas, options)
+    text = render(renderer, with_system, schemas, options, texts=texts)
     return text if text != render(renderer, with_system, None, options) else None

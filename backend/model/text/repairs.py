@@ -2,16 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
 
 from backend.core.prompt import JsonValue
-from backend.model.text.turns import CallStyle, Turn
-
-Repair: TypeAlias = Callable[[Sequence[Turn]], Sequence[Turn]]
+from backend.model.text.conversation import AFTER_CALLS, BEFORE_CALLS, PARAGRAPH, Repair
+from backend.model.text.turns import CallStyle, Turn, calls_of
 
 CALL_ID_CHARS = 9
-_PARAGRAPH = "\n\n"
 
 
 def merge_turns(turns: Sequence[Turn]) -> list[Turn]:
@@ -24,7 +21,7 @@ def merge_turns(turns: Sequence[Turn]) -> list[Turn]:
             and _is_text(merged[-1])
             and turn["role"] == merged[-1]["role"]
         ):
-            text = f"{merged[-1]['content']}{_PARAGRAPH}{turn['content']}"
+            text = f"{merged[-1]['content']}{PARAGRAPH}{turn['content']}"
             merged[-1] = {"role": turn["role"], "content": text}
         else:
             merged.append(turn)
@@ -56,9 +53,9 @@ def part_content(turns: Sequence[Turn], empty: str | None) -> list[Turn]:
     """
     parted: list[Turn] = []
     for turn in turns:
-        if _calls(turn) and turn["content"]:
+        if calls_of(turn) and turn["content"]:
             parted.append({key: value for key, value in turn.items() if key != "tool_calls"})
-            parted.append({"role": turn["role"], "content": empty, "tool_calls": _calls(turn)})
+            parted.append({"role": turn["role"], "content": empty, "tool_calls": calls_of(turn)})
         else:
             parted.append(turn)
     return parted
@@ -71,7 +68,7 @@ def split_calls(turns: Sequence[Turn]) -> list[Turn]:
     while position < len(turns):
         turn = turns[position]
         end = position = position + 1
-        if len(calls := _calls(turn)) < 2:
+        if len(calls := calls_of(turn)) < 2:
             split.append(turn)
             continue
         while end < len(turns) and turns[end]["role"] == "tool":
@@ -85,10 +82,10 @@ def join_replies(turns: Sequence[Turn]) -> list[Turn]:
     """Move text before calls to the answer after the results: some templates keep one text."""
     joined = dict(enumerate(turns))
     for place, after in enumerate(turns[1:]):
-        if _is_answer(turns[place]) and _calls(after):
+        if _is_answer(turns[place]) and calls_of(after):
             answer = _next_answer(turns, place + 2)
             if answer is not None:
-                text = f"{joined.pop(place)['content']}{_PARAGRAPH}{turns[answer]['content']}"
+                text = f"{joined.pop(place)['content']}{PARAGRAPH}{turns[answer]['content']}"
                 joined[answer] = {**turns[answer], "content": text}
     return list(joined.values())
 
@@ -110,6 +107,8 @@ def spell_calls_and_results(turns: Sequence[Turn]) -> list[Turn]:
 ALL_REPAIRS: tuple[Repair, ...] = (
     merge_turns,
     shorten_call_ids,
+    *BEFORE_CALLS.values(),
+    *AFTER_CALLS.values(),
     split_calls,
     join_replies,
     spell_calls_and_results,
@@ -151,11 +150,6 @@ def _is_answer(turn: Turn) -> bool:
     return turn["role"] == "assistant" and _is_text(turn)
 
 
-def _calls(turn: Turn) -> list[JsonValue]:
-    calls = turn.get("tool_calls")
-    return calls if isinstance(calls, list) else []
-
-
 def _silent(turn: Turn) -> Turn:
     """Return a turn without its text and reasoning."""
     silent = {key: value for key, value in turn.items() if key != "reasoning_content"}
@@ -171,14 +165,14 @@ def _result_of(call: JsonValue, results: Sequence[Turn]) -> Turn | None:
 
 
 def _spelled(turn: Turn) -> Turn:
-    if not (calls := _calls(turn)):
+    if not (calls := calls_of(turn)):
         return turn
     functions = [call["function"] for call in calls if isinstance(call, Mapping)]
     lines = [json.dumps(function, ensure_ascii=False) for function in functions]
     content = turn["content"]
     text = [content] if isinstance(content, str) and content else []
     others = {key: value for key, value in turn.items() if key != "tool_calls"}
-    return {**others, "content": _PARAGRAPH.join([*text, "\n".join(lines)])}
+    return {**others, "content": PARAGRAPH.join([*text, "\n".join(lines)])}
 
 
 def _is_text(turn: Turn) -> bool:

@@ -15,7 +15,7 @@ from backend.model.text.renderer import (
     render,
     render_with_tools,
 )
-from backend.model.text.repairs import in_style
+from backend.model.text.shown import said
 from backend.model.text.tool_forms import ToolForms
 from backend.model.text.turns import check_roles, to_turns
 from backend.model.text.written_tools import with_written_tools, written_call
@@ -66,7 +66,7 @@ class ChatTemplate:
         if abilities is None:
             abilities = probe(renderer, text) if renderer else Abilities()
         self._tool_forms = ToolForms(renderer) if renderer else None
-        self._call_style = abilities.call_style
+        self._form = abilities.form
         self.writes_tools = writes_tools and not abilities.supports_tools
         self.supports_tools = abilities.supports_tools or writes_tools
         self.supports_thinking = abilities.supports_thinking
@@ -84,7 +84,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: The template refuses the conversation, with its own message, or
-                would lose the tools, or an option would replace a part of the request.
+                would lose a text or the tools, or an option would replace a part of the request.
         """
         if self._renderer is None or self._tool_forms is None:
             raise InvalidRequestError("Messages", _NO_TEMPLATE)
@@ -96,12 +96,14 @@ class ChatTemplate:
             raise InvalidRequestError("Tools", _NO_TOOLS)
         if tools and self.writes_tools:
             messages, tools = with_written_tools(messages, tools), ()
-        turns = in_style(to_turns(messages, self._call_style), self._call_style)
+        turns = to_turns(messages, self._form.calls)
+        texts = said(turns) if self._form.shows_text else ()
+        turns = self._form.of(turns)
         try:
             if not tools:
-                return render(self._renderer, turns, None, options)
+                return render(self._renderer, turns, None, options, texts=texts)
             schemas = self._tool_forms.fitted([dict(tool.schema) for tool in tools])
-            text = render_with_tools(self._renderer, turns, schemas, options)
+            text = render_with_tools(self._renderer, turns, schemas, options, texts=texts)
         except (RenderError, RenderTimeoutError) as error:
             raise InvalidRequestError("Messages", str(error)) from error
         if text is None:

@@ -10,6 +10,8 @@ from backend.errors import InvalidRequestError
 
 Turn: TypeAlias = Mapping[str, JsonValue]
 
+# Older and newer names of the same roles, which few templates know.
+_ROLE_OF_TURN = {"developer": "system", "function": "tool"}
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
@@ -53,9 +55,15 @@ def to_turns(messages: Sequence[Message], style: CallStyle) -> list[Turn]:
     return [_turn(message, style) for message in messages]
 
 
+def calls_of(turn: Turn) -> Sequence[JsonValue]:
+    """Return the calls of a turn."""
+    calls = turn.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
 def _turn(message: Message, style: CallStyle) -> Turn:
     turn: dict[str, JsonValue] = {
-        "role": "system" if message.role == "developer" else message.role,
+        "role": _ROLE_OF_TURN.get(message.role, message.role),
         "content": _parts(message) if message.media else message.content,
     }
     if message.tool_calls:

@@ -24,8 +24,8 @@ from backend.model.text.isolated.process import LENGTH, TEXT, Job
 from backend.model.text.jinja_renderer import JinjaSource
 from backend.model.text.probe import Abilities
 from backend.model.text.renderer import Options
+from backend.model.text.shapes import Form
 from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
-from backend.model.text.turns import CallStyle
 from backend.model.text.written_tools import with_written_tools
 from common.rpc.caller import require_caller
 
@@ -310,7 +310,7 @@ class IsolatedTemplate(ChatTemplate):
         except (TooLateError, ProcessEndedError) as error:
             log.warning("%s", self._problem(error))
             return Abilities()
-        return Abilities(**{**found, "call_style": CallStyle(**found["call_style"])})
+        return Abilities(**{**found, "form": Form.of_json(found["form"])})
 
     def _problem(self, error: Exception) -> str:
         if isinstance(error, TooLateError):
