@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def chat_template() -> Callable[[str], ChatTemplate]:
 
     from backend.model.text.hf_renderer import make_jinja_renderer
 
+    @functools.cache
     def loaded(name: str) -> ChatTemplate:
         text = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
         tokenizer = PreTrainedTokenizerFast(

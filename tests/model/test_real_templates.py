@@ -8,6 +8,7 @@ import functools
 import json
 
 import pytest
+from message_shapes import SHAPES, said
 from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
@@ -189,3 +190,60 @@ def test_an_ordinary_tool_is_rendered_as_it_is(name):
     turns = to_turns([QUESTION], CallStyle())
     own = render_with_tools(found._renderer, turns, schemas, {})
     assert found.render([QUESTION], tools, {}) == own
+
+
+def shown_tools(found):
+    return ([], [WEATHER]) if found.supports_tools else ([],)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != DEMANDING])
+def test_no_shape_of_a_conversation_is_refused_and_no_text_of_it_lost(name):
+    found = template(name)
+    for shape, messages in SHAPES.items():
+        words = [message.content.strip() for message in messages if message.content]
+        for tools in shown_tools(found):
+            text = found.render(messages, tools, {})
+            assert [word for word in words if word not in text] == [], (shape, tools)
+
+
+def asked(messages):
+    """Where in a conversation a reply was asked for: before each assistant turn, and at the end."""
+    ends = [n for n, message in enumerate(messages) if n and message.role == "assistant"]
+    return [*ends, len(messages)]
+
+
+def grows(found, messages, tools):
+    """Whether each prompt of a conversation begins with the one before it, but for its end."""
+    prompts = [found.render(messages[:end], tools, {}) for end in asked(messages)]
+    lasts = [messages[end - 1].content for end in asked(messages)]
+    ends = [text.rfind(last) + len(last) for text, last in zip(prompts, lasts, strict=True)]
+    return all(
+        later.startswith(text[:end])
+        for text, end, later in zip(prompts, ends, prompts[1:], strict=False)
+    )
+
+
+def plain(messages):
+    """The conversation without its later system messages, and with user messages instead."""
+    later = [n > 0 and m.role in ("system", "developer") for n, m in enumerate(messages)]
+    pairs = list(zip(messages, later, strict=True))
+    yield [message for message, is_later in pairs if not is_later]
+    yield [said("user", m.content) if is_later else m for m, is_later in pairs]
+
+
+LATER = [
+    shape
+    for shape, messages in SHAPES.items()
+    if any(message.content in ("midx", "developerx") for message in messages[1:])
+]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != DEMANDING])
+def test_a_later_system_message_leaves_the_prompt_before_it_as_it_was(name):
+    found = template(name)
+    for shape in LATER:
+        messages = SHAPES[shape]
+        for tools in shown_tools(found):
+            # Some templates themselves change what is before a later question.
+            if all(grows(found, others, tools) for others in plain(messages)):
+                assert grows(found, messages, tools), (shape, tools)

@@ -93,8 +93,8 @@ def strangers_as_text(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def drop_silent(turns: Sequence[Turn]) -> list[Turn]:
-    """Drop assistant turns that say nothing, for templates that refuse them."""
-    return [turn for turn in turns if not _is_silent(turn)]
+    """Drop assistant turns that only think, or not even that, for templates that refuse them."""
+    return [turn for turn in turns if turn["role"] != "assistant" or _says_something(turn)]
 
 
 def answer_results(turns: Sequence[Turn]) -> list[Turn]:
@@ -206,7 +206,9 @@ def _settle(placed: list[Turn], waiting: _Content, after: Turn | None) -> None:
 def _merge_role(turns: Sequence[Turn], role: str) -> list[Turn]:
     merged: list[Turn] = []
     for turn in turns:
-        if merged and all(each["role"] == role and not calls_of(each) for each in (merged[-1], turn)):
+        if merged and all(
+            each["role"] == role and not calls_of(each) for each in (merged[-1], turn)
+        ):
             merged[-1] = _merged(merged[-1], turn)
         else:
             merged.append(turn)
@@ -234,9 +236,8 @@ def _parts(content: _Content, before: str, after: str) -> list[JsonValue]:
     return list(content) if isinstance(content, Sequence) else []
 
 
-def _is_silent(turn: Turn) -> bool:
-    said = turn["content"] or turn.get("reasoning_content") or calls_of(turn)
-    return turn["role"] == "assistant" and not said
+def _says_something(turn: Turn) -> bool:
+    return bool(turn["content"] or calls_of(turn))
 
 
 def _caller_of(turns: Sequence[Turn], place: int) -> Turn | None:
@@ -258,5 +259,4 @@ def _is_stranger(turns: Sequence[Turn], place: int) -> bool:
     if caller is None:
         return False
     ids = [call.get("id", "") for call in calls_of(caller) if isinstance(call, Mapping)]
-    given = turns[place].get("tool_call_id", "")
-    return bool(given) and all(ids) and given not in ids
+    return all(ids) and turns[place].get("tool_call_id", "") not in ids

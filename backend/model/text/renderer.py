@@ -53,8 +53,8 @@ def render(
             from the first failure.
     """
     failures: list[RenderError] = []
-    for tools in (None, ()) if schemas is None else (schemas,):
-        for form in forms_of(turns, repairs):
+    for form in forms_of(turns, repairs):
+        for tools in (None, ()) if schemas is None else (schemas,):
             try:
                 return _whole(renderer, form, tools, options, texts)
             except RenderError as error:

@@ -5,7 +5,22 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from backend.core.prompt import JsonValue
-from backend.model.text.conversation import AFTER_CALLS, BEFORE_CALLS, PARAGRAPH, Repair
+from backend.model.text.conversation import (
+    PARAGRAPH,
+    Repair,
+    answer_results,
+    drop_silent,
+    have_a_user,
+    lead_with_user,
+    mark_between,
+    mark_later,
+    merge_assistants,
+    merge_leading,
+    merge_users,
+    open_with_user,
+    orphans_as_text,
+    strangers_as_text,
+)
 from backend.model.text.turns import CallStyle, Turn, calls_of
 
 CALL_ID_CHARS = 9
@@ -104,14 +119,12 @@ def spell_calls_and_results(turns: Sequence[Turn]) -> list[Turn]:
     return merge_turns(spell_calls(results))
 
 
+# From those that change least to the last resort.
 ALL_REPAIRS: tuple[Repair, ...] = (
-    merge_turns,
-    shorten_call_ids,
-    *BEFORE_CALLS.values(),
-    *AFTER_CALLS.values(),
-    split_calls,
-    join_replies,
-    spell_calls_and_results,
+    *(merge_turns, shorten_call_ids, drop_silent, have_a_user, open_with_user),
+    *(merge_leading, mark_between, mark_later, strangers_as_text, orphans_as_text),
+    *(merge_users, merge_assistants, split_calls, join_replies, answer_results),
+    *(lead_with_user, spell_calls_and_results, merge_users, merge_assistants),
 )
 
 

@@ -4,7 +4,7 @@ A template refuses a shape, loses a text of it, or moves one to another place: t
 silence. A repair is needed where it makes more shapes right than without it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,7 @@ from backend.core.example_call import EXAMPLE_CALL, EXAMPLE_TOOL
 from backend.core.prompt import Message
 from backend.model.text import conversation
 from backend.model.text.conversation import AFTER_CALLS, BEFORE_CALLS
-from backend.model.text.prefix import common_length
-from backend.model.text.renderer import Renderer, RenderError, Schema
+from backend.model.text.renderer import Renderer, RenderError, Schema, render
 from backend.model.text.repairs import in_style
 from backend.model.text.turns import CallStyle, Turn, to_turns
 
@@ -26,7 +25,7 @@ def _said(role: str, text: str) -> Message:
 
 _S, _S2 = _said("system", "first"), _said("system", "second")
 _M, _M2 = _said("system", "later"), _said("system", "latest")
-_U, _U2 = _said("user", "question"), _said("user", "request")
+_U, _U2, _U3 = (_said("user", text) for text in ("question", "request", "more"))
 _A, _A2 = _said("assistant", "answer"), _said("assistant", "reply")
 _SILENT = Message(role="assistant")
 _CALL = Message(role="assistant", tool_calls=(EXAMPLE_CALL,))
@@ -42,16 +41,15 @@ _NAMELESS = Message(role="tool", content="probe_strange")
 # In the order in which they are tried; the shapes of one need no repair that follows it.
 _SHAPES: Mapping[str, Sequence[_Shape]] = {
     "lead_with_user": ((_S, _U), (_S, _U, _A, _U2)),
-    "merge_users": ((_U, _U2), (_U, _A, _U2, _said("user", "more")), (_U, _U2, _A, _M2)),
+    "merge_users": ((_U, _U2), (_U, _A, _U2, _U3), (_U, _U2, _A, _U3)),
     "merge_assistants": ((_U, _A, _A2, _U2), (_U, _A, _A2)),
-    "open_with_user": ((_A, _U), (_S, _A, _U)),
-    "have_a_user": ((_S,), (_S, _A), (_A,)),
+    "open_with_user": ((_A, _U), (_S, _A, _U), (_CALL, _RESULT, _U)),
     "merge_leading": ((_S, _S2, _U), (_S, _S2, _U, _A, _U2), (_S, _S2, _M, _U)),
     "mark_later": (
         *((_S, _U, _M, _U2), (_U, _M, _U2), (_S, _U, _A, _M, _U2), (_S, _U, _A, _M, _M2, _U2)),
         *((_S, _U, _M, _A, _U2), (_S, _U, _M), (_U, _A, _M), (_S, _U, _A, _U2, _M)),
-        *((_U, _M, _A, _M2, _U2), (_S, _U, _CALL, _RESULT, _M)),
-        *((_S, _U, _CALL, _RESULT, _M, _A, _U2), (_U, _CALL, _RESULT, _M, _U2)),
+        *((_U, _M, _A, _M2, _U2), (_S, _U, _CALL, _RESULT, _M), (_U, _CALL, _RESULT, _M, _U2)),
+        *((_S, _U, _CALL, _RESULT, _M, _A, _U2),),
     ),
     "mark_between": ((_U, _CALL, _M, _RESULT), (_U, _CALL, _M, _RESULT, _A, _U2)),
     "drop_silent": ((_U, _SILENT, _U2), (_U, _SILENT), (_U, _CALL, _RESULT, _SILENT, _U2)),
@@ -63,6 +61,7 @@ _SHAPES: Mapping[str, Sequence[_Shape]] = {
         *((_U, _CALL, _RESULT, _STRANGER), (_U, _CALL, _RESULT, _STRANGER, _A, _U2)),
     ),
 }
+_VALUE = "probe_value"
 _SCHEMAS: Sequence[Schema] = (EXAMPLE_TOOL.schema,)
 
 
@@ -118,9 +117,7 @@ def find_form(renderer: Renderer, calls: CallStyle) -> Form:
 def _right(renderer: Renderer, form: Form, shapes: Iterable[_Shape]) -> list[bool]:
     """Return whether each shape is rendered with all its texts in place, without and with tools."""
     return [
-        _is_shown(renderer, form, shape, tools)
-        for shape in shapes
-        for tools in (None, _SCHEMAS)
+        _is_shown(renderer, form, shape, tools) for shape in shapes for tools in (None, _SCHEMAS)
     ]
 
 
@@ -132,31 +129,13 @@ def _is_shown(
     # Some templates move the first system turn to the last question.
     places = [text.find(message.content) for message in shape[start:] if message.content]
     leading = [message.content in text for message in shape[:start]]
-    is_in_place = all(leading) and -1 not in places and places == sorted(places)
-    return is_in_place and all(
-        _begins(_rendered(renderer, form, shape[:end], tools), shape[end - 1], text)
-        for end in _stops(shape)
-    )
+    calls = [_VALUE in text for message in shape if message.tool_calls]
+    return all((*leading, *calls)) and -1 not in places and places == sorted(places)
 
 
-def _stops(shape: _Shape) -> Iterator[int]:
-    """Yield the ends of earlier requests in a conversation: each is before a system turn."""
-    for end in range(1, len(shape)):
-        if shape[end].role == "system" and shape[end - 1].role in ("user", "tool"):
-            yield end
-
-
-def _begins(earlier: str, last: Message, text: str) -> bool:
-    """Return whether a prompt begins with an earlier one, up to the last text in that."""
-    end = earlier.rfind(last.content) + len(last.content)
-    return common_length(earlier, text) >= end
-
-
-def _rendered(
-    renderer: Renderer, form: Form, shape: _Shape, tools: Sequence[Schema] | None
-) -> str:
+def _rendered(renderer: Renderer, form: Form, shape: _Shape, tools: Sequence[Schema] | None) -> str:
     """Return a conversation as rendered, or "" if the template refuses it."""
     try:
-        return renderer(form.of(to_turns(shape, form.calls)), tools, {})
+        return render(renderer, form.of(to_turns(shape, form.calls)), tools, {}, repairs=())
     except RenderError:
         return ""

@@ -96,9 +96,9 @@ class ChatTemplate:
             raise InvalidRequestError("Tools", _NO_TOOLS)
         if tools and self.writes_tools:
             messages, tools = with_written_tools(messages, tools), ()
-        turns = to_turns(messages, self._form.calls)
-        texts = said(turns) if self._form.shows_text else ()
-        turns = self._form.of(turns)
+        given = to_turns(messages, self._form.calls)
+        texts = said(given) if self._form.shows_text else ()
+        turns = self._form.of(given)
         try:
             if not tools:
                 return render(self._renderer, turns, None, options, texts=texts)

@@ -1,7 +1,7 @@
 """Turns: messages in the form of chat templates, plain dicts of the OpenAI shape."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -51,8 +51,11 @@ def check_roles(messages: Sequence[Message], template_text: str) -> None:
 
 
 def to_turns(messages: Sequence[Message], style: CallStyle) -> list[Turn]:
-    """Return the turns of messages; a turn has only the keys that its message sets."""
-    return [_turn(message, style) for message in messages]
+    """Return the turns of messages; a turn has only the keys that its message sets.
+
+    A result without an id gets that of the call that it answers.
+    """
+    return list(_linked([_turn(message, style) for message in messages]))
 
 
 def calls_of(turn: Turn) -> Sequence[JsonValue]:
@@ -75,6 +78,35 @@ def _turn(message: Message, style: CallStyle) -> Turn:
         "reasoning_content": message.reasoning_content,
     }
     return turn | {key: value for key, value in optional.items() if value}
+
+
+def _linked(turns: Sequence[Turn]) -> Iterator[Turn]:
+    waiting: list[Mapping[str, JsonValue]] = []
+    for turn in turns:
+        if turn["role"] == "tool":
+            call = _answered(turn, waiting)
+            waiting = [each for each in waiting if each is not call]
+            call_id = call.get("id") if call else None
+            yield {"tool_call_id": call_id, **turn} if call_id else turn
+        else:
+            if turn["role"] != "system":
+                waiting = [call for call in calls_of(turn) if isinstance(call, Mapping)]
+            yield turn
+
+
+def _answered(
+    result: Turn, waiting: Sequence[Mapping[str, JsonValue]]
+) -> Mapping[str, JsonValue] | None:
+    """Return the call that a result answers: by its id, else its name, else the next."""
+    if call_id := result.get("tool_call_id"):
+        return next((call for call in waiting if call.get("id") == call_id), None)
+    named = (call for call in waiting if _name(call) == result.get("name"))
+    return next(named, waiting[0] if waiting and "name" not in result else None)
+
+
+def _name(call: Mapping[str, JsonValue]) -> JsonValue:
+    function = call.get("function")
+    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _parts(message: Message) -> list[Turn]:
