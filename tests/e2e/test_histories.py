@@ -49,10 +49,13 @@ async def test_the_log_says_how_the_format_of_calls_was_found(tiny_models, caplo
     assert "the format of tool calls is llama3_json, by the call in its template" in caplog.text
 
 
-async def test_what_no_form_helps_is_refused_with_the_templates_words(tiny_models):
-    options = [f"chat_template:{TEMPLATES / 'gemma.jinja'}"]
-    messages = [{"role": "system", "content": "s"}, *map(as_sent, TWO_CALLS)]
-    async with served(tiny_models("llama"), Options=options) as backend:
-        code, details = await code_of(backend.stub.Predict(chat(messages)))
+async def test_what_no_form_helps_is_refused_with_the_templates_words(tiny_models, tmp_path):
+    strict = tmp_path / "strict.jinja"
+    strict.write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if messages|length > 2 %}{{ raise_exception('Too long a story') }}{% endif %}"
+    )
+    async with served(tiny_models("llama"), Options=[f"chat_template:{strict}"]) as backend:
+        code, details = await code_of(backend.stub.Predict(chat(list(map(as_sent, ANSWERED)))))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert details == "Messages: System role not supported"
+    assert details == "Messages: Too long a story"

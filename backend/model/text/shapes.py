@@ -4,6 +4,8 @@ A template refuses a shape, loses a text of it, or moves one to another place: t
 silence. A repair is needed where it makes more shapes right than without it.
 """
 
+import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,8 @@ from backend.model.text.conversation import AFTER_CALLS, BEFORE_CALLS
 from backend.model.text.renderer import Renderer, RenderError, Schema, render
 from backend.model.text.repairs import in_style
 from backend.model.text.turns import CallStyle, Turn, to_turns
+
+log = logging.getLogger(__name__)
 
 _Shape = Sequence[Message]
 
@@ -61,6 +65,8 @@ _SHAPES: Mapping[str, Sequence[_Shape]] = {
         *((_U, _CALL, _RESULT, _STRANGER), (_U, _CALL, _RESULT, _STRANGER, _A, _U2)),
     ),
 }
+# Repairs not tried within this time are tried on the requests that need them.
+FORM_BUDGET_S = 3.0
 _VALUE = "probe_value"
 _SCHEMAS: Sequence[Schema] = (EXAMPLE_TOOL.schema,)
 
@@ -104,7 +110,11 @@ def find_form(renderer: Renderer, calls: CallStyle) -> Form:
     found = Form(calls, shows_text=_is_shown(renderer, Form(calls), (_U,)))
     if not found.shows_text:
         return found
+    deadline = time.monotonic() + FORM_BUDGET_S
     for name, shapes in _SHAPES.items():
+        if time.monotonic() > deadline:
+            log.warning("the chat template is too slow to try it on all shapes of conversations")
+            break
         before = _right(renderer, found, shapes)
         if all(before):
             continue

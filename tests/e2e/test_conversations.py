@@ -1,0 +1,101 @@
+"""Messages anywhere, through the socket: what the model reads, and what the prompt cache keeps."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+from serving import chat, code_of, until, user
+
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+TEMPLATES = Path(__file__).parent.parent / "model" / "templates"
+NAMES = ["system_first", "one_system", "plain", "mistral", "gemma"]
+
+
+def system(text, role="system"):
+    return {"role": role, "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+LATER = [system("S1"), user("U"), system("MID"), user("go")]
+
+
+def on(name):
+    return [f"chat_template:{TEMPLATES / f'{name}.jinja'}"]
+
+
+async def read(backend, messages):
+    """What the model reads of a conversation."""
+    tokens = (await backend.stub.TokenizeString(chat(messages))).tokens
+    return (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=tokens))).content
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_system_messages_anywhere_are_read_in_their_place(shared, tiny_models, name):
+    conversations = [
+        LATER,
+        [user("U"), system("MID"), user("go")],
+        [system("S1"), user("U"), assistant("A"), system("MID", "developer"), user("go")],
+        [system("S1"), user("U"), assistant("A"), user("go"), system("MID")],
+    ]
+    async with shared(tiny_models("llama"), Options=on(name)) as backend:
+        for messages in conversations:
+            text = await read(backend, messages)
+            places = [text.find(message["content"]) for message in messages]
+            assert -1 not in places
+            # Mistral's template writes the first system message into the last question.
+            start = int(messages[0]["role"] == "system")
+            assert places[start:] == sorted(places[start:])
+
+
+async def test_a_later_system_message_is_marked_only_where_the_template_has_no_place_for_it(
+    shared, tiny_models
+):
+    async with shared(tiny_models("llama"), Options=on("plain")) as backend:
+        assert "<|im_start|>system\nMID<|im_end|>" in await read(backend, LATER)
+    async with shared(tiny_models("llama"), Options=on("system_first")) as backend:
+        assert "user\n<system>\nMID\n</system>\n\ngo<|im_end|>" in await read(backend, LATER)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_results_of_functions_and_of_no_call_are_read(shared, tiny_models, name):
+    async with shared(tiny_models("llama"), Options=on(name)) as backend:
+        assert "RES" in await read(backend, [user("U"), system("RES", "function")])
+        assert "RES" in await read(backend, [user("U"), system("RES", "tool")])
+
+
+async def test_a_text_that_cannot_be_shown_is_refused_by_name(shared, tiny_models, tmp_path):
+    last = tmp_path / "last.jinja"
+    last.write_text("{{ messages[-1].content }}")
+    async with shared(tiny_models("llama"), Options=[f"chat_template:{last}"]) as backend:
+        code, details = await code_of(backend.stub.Predict(chat([user("U"), assistant("A"), user("go")])))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert details == "Messages: the chat template does not show the text of Messages[0]"
+        assert (await backend.stub.Predict(chat([user("U")], Tokens=1))).tokens == 1
+
+
+async def reused(backend, messages):
+    """Ask; return the tokens of the prompt, and how many of them were cached."""
+    before = backend.engine.status().prompt_cache.hit_tokens
+    reply = await backend.stub.Predict(chat(messages, Tokens=2, IgnoreEOS=True))
+    await until(lambda: backend.is_idle)
+    return reply.prompt_tokens, backend.engine.status().prompt_cache.hit_tokens - before
+
+
+async def test_a_conversation_with_later_system_messages_stays_cached(shared, tiny_models):
+    words = "ba be bi bo bu " * 8
+    messages = [system(f"S {words}"), user(f"U {words}")]
+    async with shared(tiny_models("llama"), Options=on("system_first")) as backend:
+        asked, _ = await reused(backend, messages)
+        for turn in range(3):
+            messages += [assistant(f"A{turn} {words}"), system(f"M{turn} {words}")]
+            messages += [user(f"U{turn} {words}")] if turn % 2 else []
+            prompt_tokens, hit_tokens = await reused(backend, messages)
+            # All but the start of the reply, which is written otherwise.
+            assert hit_tokens > asked - 12
+            asked = prompt_tokens
