@@ -73,7 +73,9 @@ async def test_a_text_that_cannot_be_shown_is_refused_by_name(shared, tiny_model
     last = tmp_path / "last.jinja"
     last.write_text("{{ messages[-1].content }}")
     async with shared(tiny_models("llama"), Options=[f"chat_template:{last}"]) as backend:
-        code, details = await code_of(backend.stub.Predict(chat([user("U"), assistant("A"), user("go")])))
+        code, details = await code_of(
+            backend.stub.Predict(chat([user("U"), assistant("A"), user("go")]))
+        )
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert details == "Messages: the chat template does not show the text of Messages[0]"
         assert (await backend.stub.Predict(chat([user("U")], Tokens=1))).tokens == 1
