@@ -17,6 +17,7 @@ BackendError
 ├── DeviceLostError            the device no longer computes
 ├── EngineDownError            the engine failed, and could not restart
 ├── GroupLostError             a process of the model's group is gone
+├── HelperLostError            a process that prepares requests was ended from outside
 └── LoadError                  the model cannot be loaded as asked
     ├── ModelNotFoundError     no such path, no such hub id
     ├── UnsupportedModelError  not a model that MLX can run
@@ -121,6 +122,10 @@ class EngineDownError(BackendError):
 
 class GroupLostError(BackendError):
     """A process that computed a part of the model is gone, and the model with it."""
+
+
+class HelperLostError(BackendError):
+    """Something ended the process that prepared this request, and its successor too."""
 
 
 class LoadError(BackendError):

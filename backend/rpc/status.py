@@ -28,6 +28,7 @@ STATUS_CODES: dict[type[errors.BackendError], grpc.StatusCode] = {
     errors.EngineStuckError: grpc.StatusCode.UNAVAILABLE,
     errors.DeviceLostError: grpc.StatusCode.UNAVAILABLE,
     errors.GroupLostError: grpc.StatusCode.UNAVAILABLE,
+    errors.HelperLostError: grpc.StatusCode.UNAVAILABLE,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.UnsupportedModelError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,

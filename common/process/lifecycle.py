@@ -16,7 +16,7 @@ EXIT_DEADLINE_S = 14.0
 LAST_LINES_TIMEOUT_S = 2.0
 """How long a process that ends at once may still log."""
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 _INTERVAL = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Turns the first SIGTERM or SIGINT into a request to stop.
+    """Turns the first of `STOP_SIGNALS` into a request to stop, unless it was ignored at the start.
 
     A second signal ends the process at once; so does a stop that takes longer than
     `EXIT_DEADLINE_S`.
@@ -33,19 +33,23 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
+        self._heard: list[signal.Signals] = []
 
     def listen(self) -> None:
         """Install the signal handlers; call it on the running event loop."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._receive, number)
+            # As `nohup` has it.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._heard.append(number)
+                loop.add_signal_handler(number, self._receive, number)
 
     async def wait(self) -> None:
         """Wait for the first signal."""
         await self._requested.wait()
 
     def _receive(self, number: signal.Signals) -> None:
-        for each in STOP_SIGNALS:
+        for each in self._heard:
             # The kernel handles the second signal, even if the event loop is blocked.
             signal.signal(each, signal.SIG_DFL)
         self._requested.set()

@@ -1,9 +1,10 @@
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from common.process.lifecycle import parse_interval
+from common.process.lifecycle import STOP_SIGNALS, parse_interval
 
 
 @pytest.mark.parametrize(
@@ -42,10 +43,11 @@ def start(after="pass"):
     )
 
 
-def test_the_first_signal_lets_the_process_finish():
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_the_first_signal_lets_the_process_finish(number):
     with start() as process:
         assert process.stdout.readline() == "ready\n"
-        process.terminate()
+        process.send_signal(number)
         assert process.stdout.readline() == "stopping\n"
         assert process.wait(30) == 0
 
@@ -57,6 +59,21 @@ def test_the_second_signal_ends_a_process_whose_loop_is_blocked():
         assert process.stdout.readline() == "stopping\n"
         process.terminate()
         assert process.wait(30) < 0
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored():
+    """As `nohup` starts a process."""
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", ignoring + STOPPABLE.format(after="pass")],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        process.terminate()
+        assert process.stdout.readline() == "stopping\n"
+        assert process.wait(30) == 0
 
 
 ORPHAN = """

@@ -1,9 +1,12 @@
 """Chat templates come with checkpoints: one that attacks or loops is refused or ended, no more."""
 
 import contextlib
+import itertools
+import queue
 import sys
 import threading
 
+import grpc
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
@@ -11,11 +14,16 @@ from transformers import PreTrainedTokenizerFast
 
 from backend.config import MAX_RENDER_BYTES
 from backend.core.prompt import Message
-from backend.errors import InvalidRequestError
+from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.hf_renderer import jinja_source
-from backend.model.text.isolated.template import IsolatedTemplate, TemplateProcesses
+from backend.model.text.isolated.template import (
+    IsolatedTemplate,
+    TemplateProcess,
+    TemplateProcesses,
+)
 from backend.model.text.jinja_renderer import JinjaSource
 from backend.model.text.template import ChatTemplate
+from backend.rpc.status import status_code
 from common.rpc.caller import AbandonedError, enter_work
 
 QUESTION = Message(role="user", content="{{ 7 * 7 }}{% include 'x' %}")
@@ -112,6 +120,72 @@ def test_a_process_that_was_killed_is_started_again_unseen():
         process._process.wait()
         assert template.render([QUESTION], [], {}) == "fine"
         assert processes._idle not in ([], [process])
+
+
+def test_dead_processes_are_no_second_try():
+    with contextlib.closing(TemplateProcesses(2)) as processes:
+        template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
+        processes._idle.append(TemplateProcess())
+        for process in processes._idle:
+            process._process.kill()
+        assert template.render([QUESTION], [], {}) == "fine"
+
+
+def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did():
+    started = queue.SimpleQueue()
+
+    class Mortal(TemplateProcess):
+        def __init__(self):
+            super().__init__()
+            started.put(self)
+
+    def kill_two():
+        for _ in range(2):
+            started.get()._process.kill()
+
+    with contextlib.closing(TemplateProcesses(1)) as processes:
+        template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
+        processes.close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("backend.model.text.isolated.template.TemplateProcess", Mortal)
+            killer = threading.Thread(target=kill_two)
+            killer.start()
+            with pytest.raises(HelperLostError, match="try again"):
+                template.render([QUESTION], [], {})
+            killer.join()
+        assert status_code(HelperLostError("")) is grpc.StatusCode.UNAVAILABLE
+        assert template.render([QUESTION], [], {}) == "fine"
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2])
+def test_a_caller_that_leaves_takes_no_process_along(answers, monkeypatch):
+    """Whenever it leaves: before its job, before the prompt, or before those of branches."""
+    monkeypatch.setattr("backend.model.text.isolated.template._GRACE_S", 60.0)
+    left, received = threading.Event(), itertools.count(1)
+    receive = TemplateProcess.receive
+
+    def received_while_leaving(process, deadline, *reader):
+        if next(received) == answers:
+            left.set()
+        return receive(process, deadline, *reader)
+
+    def leave():
+        enter_work(left)
+        with pytest.raises(AbandonedError):
+            template.render_with_branches([QUESTION], [[QUESTION]], [], {})
+
+    with contextlib.closing(TemplateProcesses(1)) as processes:
+        template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
+        (process,) = processes._idle
+        if answers == 0:
+            left.set()
+        monkeypatch.setattr(TemplateProcess, "receive", received_while_leaving)
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        assert left.is_set()
+        assert processes._idle == [process]
+        assert template.render([QUESTION], [], {}) == "fine"
 
 
 def test_a_caller_that_leaves_ends_the_rendering():

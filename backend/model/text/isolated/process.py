@@ -24,6 +24,7 @@ from backend.model.text.jinja_renderer import JinjaSource, make_jinja_renderer
 from backend.model.text.probe import Abilities, probe
 from backend.model.text.renderer import Options
 from backend.model.text.template import ChatTemplate
+from common.process.lifecycle import STOP_SIGNALS
 
 LENGTH = struct.Struct("<Q")
 JSON, TEXT = b"J", b"T"
@@ -52,7 +53,7 @@ class Job:
 def main(descriptor: int) -> None:
     """Serve jobs until the other end of the socket is closed."""
     # The parent handles signals to the process group: it closes the socket when it ends.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     _limit_memory()
     connection = socket.socket(fileno=descriptor)
@@ -65,6 +66,8 @@ def main(descriptor: int) -> None:
             _limit_time()
             for answer in _answers(job):
                 _send(connection, answer)
+    # At once: nothing here needs to be finished, and unloading the libraries takes a while.
+    os._exit(0)
 
 
 def _send(connection: socket.socket, answer: Mapping[str, Any] | str) -> None:

@@ -9,17 +9,18 @@ import json
 import logging
 import pickle
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from backend.config import MAX_RENDER_BYTES, MAX_RENDER_S, TEMPLATE_PROCESSES
 from backend.core.prompt import Message, Tool
-from backend.errors import InvalidRequestError
+from backend.errors import BackendError, HelperLostError, InvalidRequestError
 from backend.model.text.isolated.process import LENGTH, TEXT, Job
 from backend.model.text.jinja_renderer import JinjaSource
 from backend.model.text.probe import Abilities
@@ -27,10 +28,12 @@ from backend.model.text.renderer import Options
 from backend.model.text.shapes import Form
 from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
 from backend.model.text.written_tools import with_written_tools
-from common.rpc.caller import require_caller
+from common.process.lifeline import tied
+from common.rpc.caller import AbandonedError, require_caller
 
 # A new process spends a second or more on imports.
 START_S = 60.0
+_KILLED = "the process that renders chat templates was killed twice: try again"
 _ENDED = "the chat template ended its process: it takes too much memory, or time"
 # Interval for checking that the caller still waits.
 _POLL_S = 0.1
@@ -41,12 +44,30 @@ _MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
 log = logging.getLogger(__name__)
 
 
+# The children ignore them, or are killed.
+_SIGNALS_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})
+# How long a process may finish a job whose caller has gone, before it is killed.
+_GRACE_S = 0.25
+
+
 class ProcessEndedError(Exception):
-    """The process has ended."""
+    """The process has ended.
+
+    Attributes:
+        was_killed: Whether somebody else ended it, so that its job may not be the reason.
+    """
+
+    def __init__(self, *, was_killed: bool) -> None:
+        super().__init__()
+        self.was_killed = was_killed
 
 
 class TooLateError(Exception):
     """The time limit was exceeded."""
+
+
+def _no_reader_required() -> None:
+    """Go on although the caller may have gone."""
 
 
 def _start(number: int) -> subprocess.Popen[bytes]:
@@ -55,12 +76,14 @@ def _start(number: int) -> subprocess.Popen[bytes]:
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"from backend.model.text.isolated.process import main; main({number})"
     )
-    return subprocess.Popen(  # noqa: S603 (our own program)
-        [sys.executable, "-c", code],
-        pass_fds=[number],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    return tied(
+        lambda descriptors: subprocess.Popen(  # noqa: S603 (our own program)
+            [sys.executable, "-c", code],
+            pass_fds=[number, *descriptors],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
     )
 
 
@@ -74,6 +97,12 @@ class TemplateProcess:
             self._process = _start(theirs.fileno())
         self._socket.settimeout(0.0)
         self._is_ready = False
+        self._unread = bytearray()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is running."""
+        return self._process.poll() is None
 
     def await_start(self) -> None:
         """Wait until the process has finished its imports.
@@ -87,7 +116,7 @@ class TemplateProcess:
             self._is_ready = True
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Send a frame.
+        """Send a frame, whole even if the caller leaves.
 
         Raises:
             ProcessEndedError: The process has ended.
@@ -95,26 +124,34 @@ class TemplateProcess:
         """
         left = memoryview(LENGTH.pack(len(data)) + data)
         while left:
-            self._wait(select.POLLOUT, deadline)
+            self._wait(select.POLLOUT, deadline, _no_reader_required)
             try:
                 left = left[self._socket.send(left) :]
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise ProcessEndedError from error
+                raise self._ended() from error
 
-    def receive(self, deadline: float) -> dict[str, Any] | str:
-        """Return the next answer.
+    def receive(
+        self, deadline: float, require_reader: Callable[[], None] = require_caller
+    ) -> dict[str, Any] | str:
+        """Return the next answer; after an error its first part is kept for another try.
+
+        Args:
+            deadline: By the monotonic clock.
+            require_reader: Raises if nobody waits for the answer any more.
 
         Raises:
             ProcessEndedError: The process has ended.
             TooLateError: The answer did not arrive in time.
             AbandonedError: The caller has gone.
         """
-        (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
+        self._read(LENGTH.size, deadline, require_reader)
+        (length,) = LENGTH.unpack_from(self._unread)
         if length > _MAX_ANSWER_BYTES:
-            raise ProcessEndedError
-        data = self._read(length, deadline)
+            raise ProcessEndedError(was_killed=False)
+        self._read(LENGTH.size + length, deadline, require_reader)
+        data, self._unread = bytes(self._unread[LENGTH.size :]), bytearray()
         text = data[1:].decode("utf-8", "surrogatepass")
         if data[:1] == TEXT:
             return text
@@ -127,26 +164,33 @@ class TemplateProcess:
         self._process.kill()
         self._process.wait()
 
-    def _read(self, count: int, deadline: float) -> bytes:
-        read = bytearray()
-        while len(read) < count:
-            self._wait(select.POLLIN, deadline)
+    def _read(self, count: int, deadline: float, require_reader: Callable[[], None]) -> None:
+        """Read until so many bytes of an answer are there."""
+        while (missing := count - len(self._unread)) > 0:
+            self._wait(select.POLLIN, deadline, require_reader)
             try:
-                chunk = self._socket.recv(min(count - len(read), _CHUNK_BYTES))
+                chunk = self._socket.recv(min(missing, _CHUNK_BYTES))
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise ProcessEndedError from error
+                raise self._ended() from error
             if not chunk:
-                raise ProcessEndedError
-            read += chunk
-        return bytes(read)
+                raise self._ended()
+            self._unread += chunk
 
-    def _wait(self, event: int, deadline: float) -> None:
+    def _ended(self) -> ProcessEndedError:
+        """Return the error for a process that has closed its socket."""
+        try:
+            status = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            status = 0
+        return ProcessEndedError(was_killed=status in _SIGNALS_FROM_OUTSIDE)
+
+    def _wait(self, event: int, deadline: float, require_reader: Callable[[], None]) -> None:
         poll = select.poll()
         poll.register(self._socket, event)
         while True:
-            require_caller()
+            require_reader()
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TooLateError
@@ -191,7 +235,7 @@ class TemplateProcesses:
 
         Raises:
             TooLateError: The limit was exceeded.
-            ProcessEndedError: The process ended, twice.
+            ProcessEndedError: The process ended, and then a fresh one.
             AbandonedError: The caller has gone.
         """
         data = pickle.dumps(job)
@@ -199,48 +243,85 @@ class TemplateProcesses:
             require_caller()
         try:
             try:
-                return self._attempt(data, seconds, has_branches=bool(job.branches))
+                return self._attempt(_Conversation(self._idle_or_new(), job), data, seconds)
             except ProcessEndedError:
-                # The process may have been killed because of another job.
-                return self._attempt(data, seconds, has_branches=bool(job.branches))
+                # It may have been ended because of another job, or by somebody else.
+                return self._attempt(_Conversation(TemplateProcess(), job), data, seconds)
         finally:
             self._room.release()
 
-    def _attempt(self, data: bytes, seconds: float, *, has_branches: bool) -> tuple[Any, Any]:
-        process = self._take()
+    def _attempt(self, talk: "_Conversation", data: bytes, seconds: float) -> tuple[Any, Any]:
         try:
-            answer, branches = _converse(process, data, seconds, has_branches=has_branches)
-        except BaseException:
-            process.kill()
+            answer, branches = talk.held(data, seconds)
+        except AbandonedError:
+            is_whole = talk.is_finished(time.monotonic() + _GRACE_S)
+            self._keep_or_kill(talk.process, is_whole=is_whole)
             raise
-        if has_branches and isinstance(answer, str) and not branches:
-            process.kill()
-        else:
-            with self._lock:
-                self._idle.append(process)
+        except BaseException:
+            talk.process.kill()
+            raise
+        self._keep_or_kill(talk.process, is_whole=not talk.owed)
         return answer, branches
 
-    def _take(self) -> TemplateProcess:
+    def _keep_or_kill(self, process: TemplateProcess, *, is_whole: bool) -> None:
+        if not is_whole:
+            process.kill()
+            return
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            self._idle.append(process)
+
+    def _idle_or_new(self) -> TemplateProcess:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.is_alive:
+                    return process
+                process.kill()
         return TemplateProcess()
 
 
-def _converse(
-    process: TemplateProcess, data: bytes, seconds: float, *, has_branches: bool
-) -> tuple[Any, Any]:
-    process.await_start()
-    deadline = time.monotonic() + seconds
-    process.send(data, deadline)
-    answer = process.receive(deadline)
-    if not has_branches or not isinstance(answer, str):
-        return answer, {}
-    try:
-        return answer, process.receive(time.monotonic() + BRANCHES_BUDGET_S + 1.0)
-    except (TooLateError, ProcessEndedError):
-        log.info("the chat template is too slow to render the prompts that later requests may send")
-        return answer, {}
+class _Conversation:
+    """One job of a process: what was sent, and how many answers are still to come."""
+
+    def __init__(self, process: TemplateProcess, job: Job) -> None:
+        self.process = process
+        self._answers = 2 if job.branches else 1
+        self.owed = 0
+
+    def held(self, data: bytes, seconds: float) -> tuple[Any, Any]:
+        """Send the job; return its answer and that to its branches, which may be empty."""
+        self.process.await_start()
+        require_caller()
+        deadline = time.monotonic() + seconds
+        self.owed = self._answers
+        self.process.send(data, deadline)
+        answer = self.process.receive(deadline)
+        self._note(answer)
+        if not self.owed:
+            return answer, {}
+        try:
+            branches = self.process.receive(time.monotonic() + BRANCHES_BUDGET_S + 1.0)
+        except (TooLateError, ProcessEndedError):
+            log.info(
+                "the chat template is too slow to render the prompts that later requests may send"
+            )
+            return answer, {}
+        self._note(branches)
+        return answer, branches
+
+    def is_finished(self, deadline: float) -> bool:
+        """Wait for the answers that nobody wants any more; tell whether all have come."""
+        try:
+            while self.owed:
+                self._note(self.process.receive(deadline, _no_reader_required))
+        except (TooLateError, ProcessEndedError):
+            return False
+        return True
+
+    def _note(self, answer: dict[str, Any] | str) -> None:
+        """Count an answer; a refusal is the only one."""
+        is_refusal = self.owed == 2 and not isinstance(answer, str)
+        self.owed = 0 if is_refusal else self.owed - 1
 
 
 PROCESSES = TemplateProcesses(TEMPLATE_PROCESSES)
@@ -298,7 +379,7 @@ class IsolatedTemplate(ChatTemplate):
         try:
             answer, others = self._processes.run(job, self._seconds)
         except (TooLateError, ProcessEndedError) as error:
-            raise InvalidRequestError("Messages", self._problem(error)) from error
+            raise self._error(error) from error
         if not isinstance(answer, str):
             raise InvalidRequestError(answer["field"], answer["problem"])
         differences = others.get("branches", [(0, "")] * len(later))
@@ -311,6 +392,12 @@ class IsolatedTemplate(ChatTemplate):
             log.warning("%s", self._problem(error))
             return Abilities()
         return Abilities(**{**found, "form": Form.of_json(found["form"])})
+
+    def _error(self, error: Exception) -> BackendError:
+        """Return the error for the caller: a refusal, unless the template is not the reason."""
+        if isinstance(error, ProcessEndedError) and error.was_killed:
+            return HelperLostError(_KILLED)
+        return InvalidRequestError("Messages", self._problem(error))
 
     def _problem(self, error: Exception) -> str:
         if isinstance(error, TooLateError):
