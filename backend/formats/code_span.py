@@ -39,6 +39,11 @@ class CodeTracker:
         return bool(self._fence or self._inline)
 
     @property
+    def begins_line(self) -> bool:
+        """Whether only spaces have followed the latest line break, after `settle`."""
+        return self._indent is not None
+
+    @property
     def has_prose(self) -> bool:
         """Whether there was any text outside fenced blocks."""
         return self._has_prose

@@ -40,7 +40,10 @@ class ReasoningFormat(_Format):
     Attributes:
         starts: Texts that open a thought; the first is the default.
         ends: Texts that close it.
-        frames: Texts around answers or inside thoughts that are dropped.
+        frames: Texts around answers that are dropped.
+        notes: Texts inside thoughts that are dropped.
+        later_starts: Texts that open a thought even after content; elsewhere only the first part of
+            a reply, or one after a call or a frame, is a thought, and a start is text.
         bridge: The text after a thought, in replies framed by messages.
         answer: The text before an answer, with or without a thought, in replies framed by messages.
         parting: The words before the end of a thought that has exhausted its budget, as trained or
@@ -50,6 +53,8 @@ class ReasoningFormat(_Format):
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     frames: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    later_starts: tuple[str, ...] = ()
     bridge: str = ""
     answer: str = ""
     parting: str = ""
@@ -63,6 +68,11 @@ class ReasoningFormat(_Format):
     def end(self) -> str:
         """The default text that closes a thought, or an empty string."""
         return self.ends[0] if self.ends else ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that are not part of thoughts or answers."""
+        return (*self.starts, *self.later_starts, *self.ends, *self.frames, *self.notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -24,7 +24,7 @@ class OutputFormat:
     def markers(self) -> frozenset[str]:
         """Texts that must stay visible even if the tokenizer treats them as special."""
         reasoning, tools = self.reasoning, self.tools
-        thoughts = (*reasoning.starts, *reasoning.ends, *reasoning.frames, *reasoning.tokens)
+        thoughts = (*reasoning.marks, *reasoning.tokens)
         return frozenset((*thoughts, *tools.openers, *tools.closers, *tools.leaks, *tools.tokens))
 
     def without_drafts(self) -> Self:

@@ -16,6 +16,7 @@ THOUGHT = ReasoningFormat(
     aliases=("gemma4", "gemma_channel"),
     clues=(as_tokens(CHANNEL, CHANNEL_END), in_template(THOUGHT_START)),
     starts=(THOUGHT_START,),
+    later_starts=(f"{THOUGHT_START}\n",),
     ends=(CHANNEL_END,),
     # Models open channels without naming them.
     frames=(CHANNEL,),

@@ -34,7 +34,7 @@ THOUGHT = ReasoningFormat(
     clues=(in_template(THINK), as_tokens(THINK)),
     starts=(THINK,),
     ends=("</seed:think>",),
-    frames=(_REFLECTION, _REFLECTION_END),
+    notes=(_REFLECTION, _REFLECTION_END),
     parting=(
         f"\n{_REFLECTION}I have exhausted my token budget, and now I will start answering the "
         f"question.{_REFLECTION_END}\n"

@@ -21,6 +21,7 @@ from backend.output.readers.values.schema import JsonSchema
 from backend.output.routing.block import Block
 from backend.output.routing.quotation import Quotation
 from backend.output.text.automaton import Automaton, Scanner
+from backend.output.text.json_text import JsonText
 from backend.output.text.segment import (
     FirstText,
     Segment,
@@ -28,6 +29,9 @@ from backend.output.text.segment import (
     TextAfterThought,
     ThoughtText,
 )
+from backend.output.text.stray_mark import StrayMark
+
+_SENTENCE_ENDS = frozenset(".!?…。！？")
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,10 @@ class Router:
         self._in_thought = opens_in_reasoning(output_format, prompt_tail)
         self._segment: Segment = ThoughtText() if self._in_thought else FirstText()
         self._code = CodeTracker()
+        self._json = JsonText()
+        self._stray = StrayMark()
+        self._last_char = ""
+        self._quotes_thoughts = False
         self._quotation: Quotation | None = None
         self._quoting_fence = 0
         self._may_draft = output_format.tools.has_drafts
@@ -107,7 +115,7 @@ class Router:
             return ""
         waiting = self._block.held if self._block else self._scanner.held
         quoted = self._quotation.text if self._quotation else ""
-        return self._segment.held + quoted + waiting
+        return self._segment.held + self._stray.text + quoted + waiting
 
     def feed(self, text: str) -> list[Delta]:
         """Return the deltas that this text makes certain."""
@@ -142,7 +150,7 @@ class Router:
         """Treat everything held back as content to come."""
         held = self._block.held if self._block else self._scanner.finish()
         quoted = self._quotation.text if self._quotation else ""
-        self._rest = self._segment.held + quoted + held + self._rest
+        self._rest = self._segment.held + self._stray.text + quoted + held + self._rest
         self._is_off = True
 
     def _route(self) -> None:
@@ -178,6 +186,7 @@ class Router:
 
     def _flush(self) -> None:
         self._emit(self._scanner.finish())
+        self._send(self._segment.feed(self._stray.drop()))
         self._send(self._segment.finish())
 
     def _end_block(self, block: Block, *, truncated: bool) -> None:
@@ -205,15 +214,16 @@ class Router:
         reasoning = self._format.reasoning
         if not marker:
             return
-        if self._is_in_code():
+        if self._json.is_in_string and not self._in_thought:
+            self._emit(marker)
+        elif self._is_in_code():
             self._quote(marker)
         elif marker in reasoning.ends:
-            if self._in_thought or self._segment.is_blank:
-                self._end_thought()
-        elif marker in reasoning.starts:
+            self._enter_end(marker)
+        elif marker in (*reasoning.starts, *reasoning.later_starts):
             self._enter_thought(marker)
-        elif marker in reasoning.frames:
-            self._enter_frame()
+        elif marker in (*reasoning.frames, *reasoning.notes):
+            self._enter_frame(marker)
         elif marker in self._leavable and self._is_after_call:
             self._begin(TextAfterCall())
         elif not self._may_call_at(marker):
@@ -223,15 +233,39 @@ class Router:
         else:
             self._open_block(marker)
 
+    def _enter_end(self, marker: str) -> None:
+        if self._in_thought or self._segment.is_blank:
+            self._end_thought()
+        elif self._quotes_thoughts:
+            self._emit(marker)
+        else:
+            self._hold_stray(marker)
+
     def _enter_thought(self, marker: str) -> None:
-        if not self._in_thought:
+        may_open = self._segment.is_blank or marker in self._format.reasoning.later_starts
+        if may_open and not self._in_thought:
             self._begin(ThoughtText(), in_thought=True)
         elif not self._segment.is_blank:
+            self._quotes_thoughts = self._quotes_thoughts or not self._in_thought
             self._emit(marker)
 
-    def _enter_frame(self) -> None:
-        if isinstance(self._segment, FirstText) and self._segment.is_blank:
+    def _enter_frame(self, marker: str) -> None:
+        if self._in_thought:
+            if marker not in self._format.reasoning.notes:
+                self._emit(marker)
+        elif not self._segment.is_blank:
+            self._hold_stray(marker)
+        elif isinstance(self._segment, FirstText):
             self._begin(TextAfterThought())
+
+    def _hold_stray(self, marker: str) -> None:
+        """Hold back a mark that ends content, unless it is a word of a sentence.
+
+        Right after a word or a sentence it is markup without doubt.
+        """
+        if self._stray.text or not (self._last_char.isalnum() or self._last_char in _SENTENCE_ENDS):
+            self._code.settle()
+            self._stray.add(marker, begins_line=self._code.begins_line)
 
     def _may_call_at(self, marker: str) -> bool:
         tools = self._format.tools
@@ -245,6 +279,7 @@ class Router:
         return isinstance(self._segment, TextAfterCall) and self._segment.is_blank
 
     def _begin(self, segment: Segment, *, in_thought: bool = False) -> None:
+        self._send(self._segment.feed(self._stray.drop()))
         self._segment = segment
         self._in_thought = in_thought
 
@@ -325,7 +360,7 @@ class Router:
         self._route()
 
     def _emit(self, text: str) -> None:
-        self._send(self._segment.feed(text))
+        self._send(self._segment.feed(self._stray.feed(text)))
 
     def _send(self, text: str) -> None:
         if not text:
@@ -333,7 +368,9 @@ class Router:
         if self._in_thought:
             self._think(text)
             return
+        self._last_char = text[-1]
         self._code.feed(text)
+        self._json.feed(text)
         if self._quotation is not None:
             self._quotation.add(text)
             if self._code.is_fenced and self._code.fences_begun == self._quoting_fence:
@@ -351,8 +388,7 @@ class Router:
     def _markers(self) -> tuple[str, ...]:
         reasoning, tools = self._format.reasoning, self._format.tools
         calls = (*tools.openers, *tools.leads, *tools.closers, *tools.leaks)
-        thoughts = (*reasoning.starts, *reasoning.ends, *reasoning.frames)
-        return (*thoughts, *calls) if self._calls.expects_calls else thoughts
+        return (*reasoning.marks, *calls) if self._calls.expects_calls else reasoning.marks
 
 
 @lru_cache

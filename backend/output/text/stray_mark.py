@@ -1,0 +1,49 @@
+"""A mark in content that may end it, or be a word of a sentence."""
+
+
+class StrayMark:
+    """Marks held back, with the whitespace after them, until the next text decides.
+
+    Text on the same line makes them text. Alone on a line, at the end of the reply and before
+    another part of it they are markup, of which only the whitespace remains.
+    """
+
+    def __init__(self) -> None:
+        self._marks = ""
+        self._space = ""
+        self._begins_line = False
+
+    @property
+    def text(self) -> str:
+        """All text held back."""
+        return self._marks + self._space
+
+    def add(self, mark: str, *, begins_line: bool) -> None:
+        """Hold back a mark.
+
+        Args:
+            mark: The mark.
+            begins_line: Whether only whitespace precedes it in its line.
+        """
+        if not self._marks:
+            self._begins_line = begins_line
+        self._marks = self.text + mark
+        self._space = ""
+
+    def feed(self, text: str) -> str:
+        """Return the text that may pass: all of it without a mark."""
+        if not self._marks:
+            return text
+        words = text.lstrip(" \t" if self._begins_line else None)
+        if not words:
+            self._space += text
+            return ""
+        if self._begins_line and words.startswith("\n"):
+            return self.drop() + text
+        passing, self._marks, self._space = self.text + text, "", ""
+        return passing
+
+    def drop(self) -> str:
+        """Drop the marks, and return the whitespace after them."""
+        space, self._marks, self._space = self._space, "", ""
+        return space
