@@ -81,6 +81,7 @@ class Router:
         self._json = JsonText()
         self._stray = StrayMark()
         self._last_char = ""
+        self._follows_frame = False
         self._quotes_thoughts = False
         self._quotation: Quotation | None = None
         self._quoting_fence = 0
@@ -148,7 +149,7 @@ class Router:
 
     def _switch_off(self) -> None:
         """Treat everything held back as content to come."""
-        held = self._block.held if self._block else self._scanner.finish()
+        held = self._block.held if self._block else self._unscanned()
         quoted = self._quotation.text if self._quotation else ""
         self._rest = self._segment.held + self._stray.text + quoted + held + self._rest
         self._is_off = True
@@ -179,15 +180,27 @@ class Router:
         elif self._quotation is not None:
             self._end_quotation(self._quotation, truncated=truncated)
         if self._block is None:
-            self._flush()
+            self._flush(truncated=truncated)
             return
         self._ended_mid_call = self._block.is_mid_call
         self._end_block(self._block, truncated=truncated)
 
-    def _flush(self) -> None:
-        self._emit(self._scanner.finish())
+    def _flush(self, *, truncated: bool) -> None:
+        match, rest = self._scanner.match, self._scanner.finish()
+        if match:
+            self._enter(match)
+            self._rest = "" if truncated else rest
+            self._end(truncated=truncated)
+            return
+        if truncated:
+            # What follows a stray mark is the beginning of another one.
+            self._send(self._segment.feed(self._stray.drop()))
+        self._emit(rest)
         self._send(self._segment.feed(self._stray.drop()))
         self._send(self._segment.finish())
+
+    def _unscanned(self) -> str:
+        return self._scanner.match + self._scanner.finish()
 
     def _end_block(self, block: Block, *, truncated: bool) -> None:
         output = block.finish(truncated=truncated)
@@ -242,7 +255,8 @@ class Router:
             self._hold_stray(marker)
 
     def _enter_thought(self, marker: str) -> None:
-        may_open = self._segment.is_blank or marker in self._format.reasoning.later_starts
+        is_later = self._follows_frame or marker in self._format.reasoning.later_starts
+        may_open = self._segment.is_blank or is_later
         if may_open and not self._in_thought:
             self._begin(ThoughtText(), in_thought=True)
         elif not self._segment.is_blank:
@@ -263,6 +277,8 @@ class Router:
 
         Right after a word or a sentence it is markup without doubt.
         """
+        reasoning = self._format.reasoning
+        self._follows_frame = marker in reasoning.frames or bool(reasoning.bridge)
         if self._stray.text or not (self._last_char.isalnum() or self._last_char in _SENTENCE_ENDS):
             self._code.settle()
             self._stray.add(marker, begins_line=self._code.begins_line)
@@ -344,13 +360,13 @@ class Router:
         """End inside a thought: the apparent draft is a call, which ends the thought."""
         self._quotation = None
         self._may_draft = False
-        self._rest = quotation.text + self._scanner.finish()
+        self._rest = quotation.text + self._unscanned()
         self._route()
 
     def _end_quotation(self, quotation: Quotation, *, truncated: bool) -> None:
         """End inside a code block that may be open: the apparent quotation is then a call."""
         self._code.settle()
-        text = quotation.text + self._scanner.finish()
+        text = quotation.text + self._unscanned()
         self._quotation = None
         if truncated or not self._code.is_fenced:
             self._deltas.append(ContentDelta(text))
@@ -360,6 +376,7 @@ class Router:
         self._route()
 
     def _emit(self, text: str) -> None:
+        self._follows_frame = self._follows_frame and not text.strip()
         self._send(self._segment.feed(self._stray.feed(text)))
 
     def _send(self, text: str) -> None:

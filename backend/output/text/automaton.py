@@ -148,19 +148,26 @@ class Scanner:
                 rest = state.text[shorter.depth :] if shorter else ""
                 return Scan("", shorter.match if shorter else "", rest + text[position:])
             state = state.edges[char]
-            if state.match and not state.edges:
+            if state.is_pattern and state.edges:
+                self._longer = shorter = state
+            elif state.match:
                 self._state = self._automaton.root
                 self._longer = None
                 return Scan("", state.match, text[position + 1 :])
         self._state = state
         return Scan("")
 
+    @property
+    def match(self) -> str:
+        """A match that a longer one may still replace."""
+        return self._longer.match if self._longer else ""
+
     def finish(self) -> str:
-        """Return the text held back, and start again."""
-        held = "" if self._state is self._longer else self.held
+        """Return the text held back after `match`, and start again."""
+        rest = self.held[len(self.match) :]
         self._state = self._automaton.root
         self._longer = None
-        return held
+        return rest
 
 
 def _released(before: _State, text: str, end: int) -> str:

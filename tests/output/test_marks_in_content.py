@@ -1,0 +1,137 @@
+"""Marks in content: in strings of JSON, in sentences, and those that really end it."""
+
+import json
+
+import golden
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.core.delta import FinishReason
+from backend.output.reply import ReplySpec
+from backend.output.text.json_text import JsonText
+
+TOOLS = {"w": {"type": "object", "properties": {"content": {"type": "string"}}}}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def played(tools, reasoning, text, **options):
+    spec = ReplySpec(format=golden.named_format(tools, reasoning), tools=TOOLS, **options)
+    whole = golden.play(spec, [text])
+    one_by_one = golden.play(spec, text)
+    assert (whole.content, whole.reasoning) == (one_by_one.content, one_by_one.reasoning)
+    assert golden.named_calls(whole) == golden.named_calls(one_by_one)
+    return whole
+
+
+def strings_of(text):
+    """Return the parts of a text that are in strings, as the tracker sees them."""
+    tracker = JsonText()
+    found = ""
+    for char in text:
+        was_in_string = tracker.is_in_string
+        tracker.feed(char)
+        found += char if was_in_string and tracker.is_in_string else ""
+    return found
+
+
+@given(st.lists(JSON, min_size=1, max_size=4) | st.dictionaries(st.text(), JSON, min_size=1))
+def test_strings_of_json_are_found(value):
+    text = json.dumps(value, ensure_ascii=False)
+    found = strings_of(f"So: {text} ok")
+    decoder = json.JSONDecoder()
+    assert found == "".join(
+        json.dumps(string, ensure_ascii=False)[1:-1] for string in strings_in(value)
+    )
+    assert decoder.decode(text) == value
+
+
+def strings_in(value):
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from strings_in(item)
+        case dict():
+            for key, item in value.items():
+                yield key
+                yield from strings_in(item)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[see "x', '{a: "x', '{"a" "x', '["a\nb', '{"a": {"b"}, "c', '{,"x', '[1 "x', '}"x', '"x'],
+)
+def test_what_is_not_json_has_no_strings(text):
+    tracker = JsonText()
+    tracker.feed(text)
+    assert not tracker.is_in_string
+
+
+def test_json_may_follow_json():
+    tracker = JsonText()
+    tracker.feed('{"a": [1, {}], "b": "\\""}\n["x')
+    assert tracker.is_in_string
+
+
+def test_a_mark_in_a_string_is_data_in_a_free_reply():
+    text = '{"note": "he wrote <mm:think> there", "b": 1}'
+    assert played("minimax_m3", "mm_think", text).content == text
+    text = (
+        '{"a": "use <tool_call>w<arg_key>content</arg_key><arg_value>q</arg_value></tool_call> so"}'
+    )
+    reply = played("glm4", "think", f"<think>hm</think>\n{text}")
+    assert (reply.content, reply.reasoning, reply.tool_calls) == (text, "hm", ())
+
+
+def test_a_call_after_json_is_a_call():
+    text = '{"a": "<think>"}\n<tool_call>{"name": "w", "arguments": {}}</tool_call>'
+    reply = played("hermes_json", "think", text)
+    assert reply.content == '{"a": "<think>"}\n'
+    assert golden.named_calls(reply) == (("w", "{}"),)
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "text"),
+    [
+        ("hermes_json", "think", "The tag <think> opens it, and </think> closes it."),
+        ("hermes_json", "think", "Hi.\n\n</think> closes a thought."),
+        ("json_list", "hunyuan_answer", "An <answer> has an </answer> at its end."),
+        ("cohere", "cohere_think", "Write <|START_RESPONSE|> and <|END_RESPONSE|> around it."),
+        ("kimi_k3", "xtml_think", 'Ends with "<|close|>response<|sep|>" always'),
+        ("gemma4", "gemma4_channel", "a <|channel>thought b<channel|> c"),
+        ("seed_oss", "seed_think", "a <seed:cot_budget_reflect> b"),
+        ("hermes_json", "apriel_steps", 'It ends with "[BEGIN FINAL RESPONSE]" there'),
+    ],
+)
+def test_a_mark_in_a_sentence_is_text(tools, reasoning, text):
+    reply = played(tools, reasoning, text)
+    assert (reply.content, reply.reasoning) == (text, "")
+
+
+def test_a_mark_alone_on_its_line_is_not_shown():
+    assert played("json_list", "hunyuan_answer", "<answer>\nHi.\n</answer>").content == "Hi."
+    assert played("hermes_json", "think", "Hi.\n </think>\n\nBye.").content == "Hi.\n \n\nBye."
+    assert played("hermes_json", "think", "Hi. </think>\n").content == "Hi. \n"
+
+
+def test_a_thought_may_follow_a_call_or_a_frame():
+    call = '<tool_call>{"name": "w", "arguments": {}}</tool_call>'
+    reply = played("hermes_json", "think", f"So.\n{call}\n<think>hm</think>\nOk.")
+    assert (reply.content, reply.reasoning) == ("So.\nOk.", "hm")
+    text = "So.<|end_message|><|message_model|><|content_thinking|>hm<|end_message|>"
+    reply = played("inkling", "inkling_thinking", text)
+    assert (reply.content, reply.reasoning) == ("So.", "hm")
+
+
+def test_a_mark_before_a_call_is_not_shown():
+    text = 'So. <|END_RESPONSE|> <|START_ACTION|>[{"tool_name": "w", "parameters": {}}]'
+    reply = played("cohere", "cohere_think", text)
+    assert reply.content == "So.  "
+    assert reply.finish.reason is FinishReason.TOOL_CALLS
+    text = "So. <|END_RESPONSE|> <|START_ACTION|> are two tokens."
+    assert played("cohere", "cohere_think", text).content == text
