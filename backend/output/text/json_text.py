@@ -9,6 +9,18 @@ _TOKEN = re.compile(
 )
 _STRING = re.compile(r'[^"\\\n]+')
 _CLOSERS = {"{": "}", "[": "]"}
+_VALUE = {"string": "end", "word": "word", "open": ""}
+_END = {"comma": "", "close": "end"}
+# What may come next, by what is expected, and what is expected after it.
+_FOLLOWING: dict[str, dict[str | None, str]] = {
+    "key": {"string": "colon"},
+    "first key": {"string": "colon", "close": "end"},
+    "colon": {"colon": "value"},
+    "value": {**_VALUE},
+    "first value": {**_VALUE, "close": "end"},
+    "word": {**_END, "word": "word"},
+    "end": {**_END},
+}
 
 
 class JsonText:
@@ -50,7 +62,7 @@ class JsonText:
 
     def _begin(self, bracket: str) -> None:
         self._open.append(bracket)
-        self._next = "key}" if bracket == "{" else "value]"
+        self._next = "first key" if bracket == "{" else "first value"
 
     def _read_string(self, text: str, position: int) -> int:
         if self._is_escaped:
@@ -76,29 +88,17 @@ class JsonText:
 
     def _fits(self, kind: str | None, token: str) -> bool:
         """Advance by a token, if it may come next."""
-        expected = self._next
-        match kind:
-            case "space":
-                return True
-            case "string" if expected.startswith(("key", "value")):
-                self._is_in_string = True
-                self._next = ":" if expected.startswith("key") else ",]"
-                return True
-            case "word" if expected.startswith(("value", "word")):
-                self._next = "word"
-                return True
-            case "open" if expected.startswith("value"):
-                self._begin(token)
-                return True
-            case "comma" if expected in (",]", "word"):
-                self._next = "key" if self._open[-1] == "{" else "value"
-                return True
-            case "colon" if expected == ":":
-                self._next = "value"
-                return True
-            case "close" if token == _CLOSERS[self._open[-1]]:
-                self._open.pop()
-                self._next = ",]"
-                return expected not in ("key", "value", ":")
-            case _:
-                return False
+        if kind == "space":
+            return True
+        if kind not in _FOLLOWING.get(self._next, ()):
+            return False
+        if kind == "close" and token != _CLOSERS[self._open.pop()]:
+            return False
+        self._is_in_string = kind == "string"
+        if kind == "open":
+            self._begin(token)
+        elif kind == "comma":
+            self._next = "key" if self._open[-1] == "{" else "value"
+        else:
+            self._next = _FOLLOWING[self._next][kind]
+        return True
