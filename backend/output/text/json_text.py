@@ -12,14 +12,14 @@ _CLOSERS = {"{": "}", "[": "]"}
 _VALUE = {"string": "end", "word": "word", "open": ""}
 _END = {"comma": "", "close": "end"}
 # What may come next, by what is expected, and what is expected after it.
-_FOLLOWING: dict[str, dict[str | None, str]] = {
+_FOLLOWING: dict[str, dict[str, str]] = {
     "key": {"string": "colon"},
     "first key": {"string": "colon", "close": "end"},
     "colon": {"colon": "value"},
-    "value": {**_VALUE},
+    "value": _VALUE,
     "first value": {**_VALUE, "close": "end"},
     "word": {**_END, "word": "word"},
-    "end": {**_END},
+    "end": _END,
 }
 
 
@@ -80,13 +80,12 @@ class JsonText:
 
     def _read_token(self, text: str, position: int) -> int:
         found = _TOKEN.match(text, position)
-        kind = found.lastgroup if found else None
-        if found is None or not self._fits(kind, found[0]):
+        if found is None or not self._fits(found.lastgroup or "", found[0]):
             self.leave()
             return position
         return found.end()
 
-    def _fits(self, kind: str | None, token: str) -> bool:
+    def _fits(self, kind: str, token: str) -> bool:
         """Advance by a token, if it may come next."""
         if kind == "space":
             return True
