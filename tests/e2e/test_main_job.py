@@ -104,6 +104,24 @@ async def test_thinking_can_be_switched_off_and_on(backend):
     assert {r.message for r in (unset, on, off, by_blob)} == {"Hello, Paris!"}
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"reasoning_effort": "none"},
+        {"enable_thinking": "False"},
+        {"enable_thinking": "0"},
+        {"thinking": '{"type": "disabled"}'},
+        {"chat_template_kwargs": '{"enable_thinking": "false"}'},
+        {"chat_template_kwargs": '{"thinking": {"type": "disabled"}}'},
+        {"chat_template_kwargs": '{"reasoning_effort": "none"}'},
+    ],
+    ids=str,
+)
+async def test_thinking_is_off_in_any_words(backend, metadata):
+    reply = await stream(backend.stub, chat([user("Say hello to Paris.")], Metadata=metadata))
+    assert (reply.reasoning, reply.message) == ("", "Hello, Paris!")
+
+
 async def test_unary_is_the_fold_of_the_stream(backend):
     requests = [
         chat([user(QUESTION)], tools=[WEATHER_TOOL]),

@@ -247,3 +247,35 @@ def test_a_later_system_message_leaves_the_prompt_before_it_as_it_was(name):
             # Some templates themselves change what is before a later question.
             if all(grows(found, others, tools) for others in plain(messages)):
                 assert grows(found, messages, tools), (shape, tools)
+
+
+# Templates in which thoughts can be switched off: by a switch, or by the effort alone.
+SWITCHED = {
+    *("Apertus-8B-Instruct", "Bielik-11B-v3.0-Instruct", "ByteDance-Seed-OSS", "Cohere2MoE"),
+    *("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "GLM-4.6", "GLM-4.7-Flash", "Kimi-K3"),
+    *("HuggingFaceTB-SmolLM3-3B", "MiniMax-M3", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+    *("Qwen-QwQ-32B", "Qwen-Qwen3-0.6B", "Qwen3.5-4B", "Reka-Edge", "Spark2.5"),
+    *("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-ai-DeepSeek-V3.1"),
+    *("deepseek-ai-DeepSeek-V3.2", "deepseek-ai-DeepSeek-V4", "inclusionai-ling-3.0-flash"),
+    *("deepseek-ai-DeepSeek-V4-Flash-0731", "google-gemma-4-31B-it", "llama-cpp-rwkv-world"),
+    *("google-gemma-4-31B-it-interleaved", "ibm-granite-granite-3.3-2B-Instruct"),
+    *("openbmb-MiniCPM5-1B", "poolside-Laguna-S-2.1", "poolside-Laguna-XS-2.1"),
+    *("poolside-Laguna-XS.2", "openai-gpt-oss-120b", "muse-glimmer", "tencent-Hy3"),
+    "upstage-Solar-Open-100B",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in SWITCHED])
+def test_no_effort_means_no_thinking(name):
+    found = template(name)
+    none = {"enable_thinking": False, "reasoning_effort": "none"}
+    high = {"enable_thinking": True, "reasoning_effort": "high"}
+    assert found.render([QUESTION], [], none) != found.render([QUESTION], [], high)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != DEMANDING])
+def test_no_effort_of_the_api_is_refused(name):
+    found = template(name)
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh"):
+        thinks = {"enable_thinking": effort != "none"}
+        assert found.render([QUESTION], [], {**thinks, "reasoning_effort": effort})

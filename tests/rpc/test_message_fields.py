@@ -67,6 +67,18 @@ def test_malformed_tool_calls_are_refused_by_the_place(calls, message):
     assert str(caught.value).startswith(message)
 
 
+ON, OFF, NO_EFFORT = (
+    {"enable_thinking": True},
+    {"enable_thinking": False},
+    {"reasoning_effort": "none"},
+)
+OFF_WORD = {"enable_thinking": "false"}
+
+
+def kwargs(**values):
+    return {"chat_template_kwargs": json.dumps(values)}
+
+
 THINKING, QUIET = RequestDefaults(enable_thinking=True), RequestDefaults()
 SHORT = RequestDefaults(thinking_budget=64)
 
@@ -84,7 +96,25 @@ SHORT = RequestDefaults(thinking_budget=64)
             {"chat_template_kwargs": '{"enable_thinking": false}'},
             {"enable_thinking": False},
         ),
-        (QUIET, {"reasoning_effort": "none"}, {"reasoning_effort": "none"}),
+        (QUIET, {"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        (QUIET, {"reasoning_effort": "minimal"}, {"reasoning_effort": "minimal"}),
+        (QUIET, {"reasoning_effort": "none"}, {"reasoning_effort": "none", **OFF}),
+        (THINKING, {"reasoning_effort": "None"}, {"reasoning_effort": "None", **OFF}),
+        (QUIET, {"reasoning_effort": "none", "enable_thinking": "true"}, ON),
+        (THINKING, kwargs(reasoning_effort="none"), {"reasoning_effort": "none", **OFF}),
+        (QUIET, {**kwargs(enable_thinking=True), "reasoning_effort": "none"}, {**OFF} | NO_EFFORT),
+        (QUIET, {**kwargs(reasoning_effort="none"), "enable_thinking": "true"}, ON),
+        (QUIET, kwargs(thinking={"type": "disabled"}), {"thinking": False, **OFF}),
+        (QUIET, kwargs(thinking={"type": "adaptive"}), {"thinking": {"type": "adaptive"}}),
+        (QUIET, {**kwargs(thinking=False), "enable_thinking": "true"}, {"thinking": True, **ON}),
+        (THINKING, {"thinking": '{"type": "disabled"}'}, OFF),
+        (QUIET, {"thinking": '{"type": "enabled", "budget_tokens": 5}'}, ON),
+        (QUIET, {"thinking": "{"}, {}),
+        (QUIET, {"thinking": "deep"}, {}),
+        (THINKING, kwargs(enable_thinking=None), ON),
+        (QUIET, kwargs(enable_thinking=None), {}),
+        (QUIET, kwargs(enable_thinking="auto"), {"enable_thinking": "auto"}),
+        (SHORT, OFF_WORD, {"thinking_budget": 0, **OFF}),
         (QUIET, {"chat_template_kwargs": '{"x": [1, null]}'}, {"x": [1, None]}),
         (
             QUIET,
@@ -105,6 +135,23 @@ SHORT = RequestDefaults(thinking_budget=64)
 )
 def test_template_options_are_layered(tuning, metadata, options):
     assert template_options(metadata, tuning) == options
+
+
+@pytest.mark.parametrize("word", ["false", "False", " FALSE ", "0", "no", "off", "disabled"])
+def test_words_switch_thinking_off(word):
+    assert template_options({"enable_thinking": word}, THINKING) == OFF
+    assert template_options({"thinking": word}, THINKING) == OFF
+    assert template_options(kwargs(enable_thinking=word), THINKING) == OFF
+
+
+@pytest.mark.parametrize("value", [True, 1, "true", "True", "1", "yes", "on", "enabled"])
+def test_words_switch_thinking_on(value):
+    assert template_options({"enable_thinking": str(value)}, QUIET) == ON
+    assert template_options(kwargs(enable_thinking=value), QUIET) == ON
+
+
+def test_zero_switches_thinking_off():
+    assert template_options(kwargs(enable_thinking=0), THINKING) == OFF
 
 
 @pytest.mark.parametrize(

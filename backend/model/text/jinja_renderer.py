@@ -1,7 +1,7 @@
 """Renders the Jinja source of a chat template in transformers' sandbox."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from backend.model.text.renderer import Options, Renderer, RenderError, Schema
+from backend.model.text.thinking import with_all_names
 from backend.model.text.turns import Turn
 
 # Exceptions of template code of any origin.
@@ -45,7 +46,7 @@ def make_jinja_renderer(source: JinjaSource) -> Renderer:
                 tools=schemas,
                 chat_template=source.with_tools if schemas else source.plain,
                 add_generation_prompt=True,
-                **{**special_tokens, **_with_thinking_alias(options)},
+                **{**special_tokens, **with_all_names(options)},
             )
         except jinja2.TemplateError as error:
             raise RenderError(str(error)) from error
@@ -59,10 +60,3 @@ def make_jinja_renderer(source: JinjaSource) -> Renderer:
 def failed(error: BaseException) -> RenderError:
     """Return the error to report for an exception that a template did not raise on purpose."""
     return RenderError(f"the chat template failed: {type(error).__name__}: {error}")
-
-
-def _with_thinking_alias(options: Options) -> Mapping[str, Any]:
-    """Add the switch's other common name: templates ignore names that they do not read."""
-    if "enable_thinking" not in options:
-        return dict(options)
-    return {"thinking": options["enable_thinking"], **options}

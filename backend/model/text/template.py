@@ -16,6 +16,7 @@ from backend.model.text.renderer import (
     render_with_tools,
 )
 from backend.model.text.shown import said
+from backend.model.text.thinking import Efforts
 from backend.model.text.tool_forms import ToolForms
 from backend.model.text.turns import check_roles, to_turns
 from backend.model.text.written_tools import with_written_tools, written_call
@@ -66,6 +67,7 @@ class ChatTemplate:
         if abilities is None:
             abilities = probe(renderer, text) if renderer else Abilities()
         self._tool_forms = ToolForms(renderer) if renderer else None
+        self._efforts = Efforts(renderer) if renderer else None
         self._form = abilities.form
         self.writes_tools = writes_tools and not abilities.supports_tools
         self.supports_tools = abilities.supports_tools or writes_tools
@@ -86,7 +88,7 @@ class ChatTemplate:
             InvalidRequestError: The template refuses the conversation, with its own message, or
                 would lose a text or the tools, or an option would replace a part of the request.
         """
-        if self._renderer is None or self._tool_forms is None:
+        if self._renderer is None or self._tool_forms is None or self._efforts is None:
             raise InvalidRequestError("Messages", _NO_TEMPLATE)
         if not messages:
             raise InvalidRequestError("Messages", "is empty")
@@ -100,6 +102,7 @@ class ChatTemplate:
         texts = said(given) if self._form.shows_text else ()
         turns = self._form.of(given)
         try:
+            options = self._efforts.fitted(options)
             if not tools:
                 return render(self._renderer, turns, None, options, texts=texts)
             schemas = self._tool_forms.fitted([dict(tool.schema) for tool in tools])

@@ -71,11 +71,13 @@ class ToolForms:
 
     def _fitted(self, tool: Schema) -> Schema:
         key = json.dumps(tool)
-        if key not in self._known:
+        found = self._known.get(key)
+        if found is None:
+            found = self._nearest(tool, _whole_forms(tool), self._by_properties)
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            self._known[key] = self._nearest(tool, _whole_forms(tool), self._by_properties)
-        return self._known[key]
+            self._known[key] = found
+        return found
 
     def _by_properties(self, tool: Schema) -> Iterator[Schema]:
         """Yield the tool with those properties changed that the template does not take alone."""

@@ -12,6 +12,8 @@ from backend.errors import InvalidRequestError
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 JsonArray: TypeAlias = Sequence[JsonValue]
 
+_ON = frozenset({"true", "1", "yes", "on", "enabled"})
+_OFF = frozenset({"false", "0", "no", "off", "disabled", "none"})
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
 
 
@@ -104,3 +106,23 @@ def require_truth(field: str, text: str) -> bool:
     if word not in ("true", "false"):
         raise InvalidRequestError(field, f"must be true or false, not {text!r}")
     return word == "true"
+
+
+def truth(value: JsonValue) -> bool | None:
+    """Return the truth that a client means, or `None` if it is none.
+
+    Switches arrive as booleans, as numbers, as words, and as Anthropic's objects with a type.
+    """
+    match value:
+        case bool():
+            return value
+        case 0 | 1:
+            return value == 1
+        case str():
+            word = value.strip().lower()
+            return True if word in _ON else False if word in _OFF else None
+        case Mapping():
+            kind = value.get("type")
+            return truth(kind) if isinstance(kind, str) else None
+        case _:
+            return None

@@ -12,13 +12,16 @@ from backend.rpc.parsing.json_fields import (
     require_array,
     require_name,
     require_object,
-    require_truth,
+    truth,
 )
 from backend.rpc.parsing.limits import require_at_most
 
 KWARGS_KEY = "chat_template_kwargs"
 THINKING_KEY = "enable_thinking"
+# Anthropic's object, and the name of the switch in some templates.
+ANTHROPIC_KEY = "thinking"
 EFFORT_KEY = "reasoning_effort"
+NO_EFFORT = "none"
 BUDGET_KEY = "thinking_budget"
 _MAX_DIGITS = 9
 
@@ -41,27 +44,27 @@ def template_options(
     """Return the variables of the template; a later source wins.
 
     The sources are the model's options, the object `chat_template_kwargs`, and the keys
-    `enable_thinking`, `reasoning_effort` and `thinking_budget`, which disables thinking with 0.
-    Other metadata belongs to the host.
+    `enable_thinking`, `thinking`, `reasoning_effort` and `thinking_budget`. An effort of `none`, or
+    a budget of 0, disables thinking. Other metadata belongs to the host.
 
     Raises:
         InvalidRequestError: The object is not JSON, or a switch is neither true nor false.
     """
-    options: dict[str, JsonValue] = {}
-    if defaults.enable_thinking is not None:
-        options[THINKING_KEY] = defaults.enable_thinking
-    if metadata.get(KWARGS_KEY, "").strip():
-        options.update(_template_kwargs(metadata[KWARGS_KEY]))
-    if metadata.get(THINKING_KEY):
-        options[THINKING_KEY] = require_truth(f'Metadata["{THINKING_KEY}"]', metadata[THINKING_KEY])
-    if metadata.get(EFFORT_KEY):
-        options[EFFORT_KEY] = metadata[EFFORT_KEY]
+    options = dict(_template_kwargs(metadata.get(KWARGS_KEY, "")))
+    given: Mapping[str, JsonValue] = {
+        key: metadata[key] for key in (THINKING_KEY, ANTHROPIC_KEY, EFFORT_KEY) if metadata.get(key)
+    }
+    if THINKING_KEY in given and truth(given[THINKING_KEY]) is None:
+        problem = f"must be true or false, not {metadata[THINKING_KEY]!r}"
+        raise InvalidRequestError(f'Metadata["{THINKING_KEY}"]', problem)
+    wishes = (defaults.enable_thinking, _thinks(options), _thinks(given))
+    thinks = next((wish for wish in reversed(wishes) if wish is not None), None)
+    if EFFORT_KEY in given:
+        options[EFFORT_KEY] = given[EFFORT_KEY]
     budget = thinking_budget(metadata, defaults)
     if budget is not None:
         options[BUDGET_KEY] = budget
-    if budget == 0:
-        options[THINKING_KEY] = False
-    return options
+    return _with_switch(options, thinks=False if budget == 0 else thinks)
 
 
 def thinking_budget(metadata: Mapping[str, str], defaults: RequestDefaults) -> int | None:
@@ -120,4 +123,43 @@ def _arguments(value: JsonValue) -> str:
 
 def _template_kwargs(text: str) -> Mapping[str, JsonValue]:
     field = f'Metadata["{KWARGS_KEY}"]'
-    return require_object(field, parse_json(field, text))
+    return require_object(field, parse_json(field, text)) if text.strip() else {}
+
+
+def _thinks(source: Mapping[str, JsonValue]) -> bool | None:
+    """Return whether a source wants thoughts, or `None` if it does not say; a switch wins."""
+    for key in (THINKING_KEY, ANTHROPIC_KEY):
+        found = truth(_object_or_word(source.get(key)))
+        if found is not None:
+            return found
+    return False if _is_none(source.get(EFFORT_KEY)) else None
+
+
+def _with_switch(options: dict[str, JsonValue], *, thinks: bool | None) -> dict[str, JsonValue]:
+    """Return variables that agree about thinking."""
+    if options.get(THINKING_KEY, "") is None:
+        del options[THINKING_KEY]
+    if thinks is None:
+        return options
+    options[THINKING_KEY] = thinks
+    if ANTHROPIC_KEY in options:
+        options[ANTHROPIC_KEY] = thinks
+    if not thinks and BUDGET_KEY in options:
+        options[BUDGET_KEY] = 0
+    if thinks and _is_none(options.get(EFFORT_KEY)):
+        del options[EFFORT_KEY]
+    return options
+
+
+def _is_none(effort: JsonValue) -> bool:
+    return isinstance(effort, str) and effort.strip().lower() == NO_EFFORT
+
+
+def _object_or_word(value: JsonValue) -> JsonValue:
+    """Return a value with JSON text of an object read: metadata has only text."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            return parse_json(ANTHROPIC_KEY, value)
+        except InvalidRequestError:
+            return None
+    return value
