@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from message_shapes import (
+    CONVERSATIONS,
     DEVELOPER,
     FUNCTION,
     MID,
@@ -66,23 +66,9 @@ def test_every_shape_is_rendered_and_no_text_of_it_lost(chat_template: Templates
         assert [word for word in words if word not in text] == [], shape
 
 
-MESSAGES = st.lists(
-    st.sampled_from(["system", "developer", "user", "assistant", "call", "tool", "function"]),
-    min_size=1,
-    max_size=8,
-).map(
-    lambda roles: [
-        calling(f"word{n}x", number=n)
-        if role == "call"
-        else said(role, f"word{n}x", tool_call_id=f"call0000{n - 1}" if role == "tool" else "")
-        for n, role in enumerate(roles)
-    ]
-)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=30, deadline=None)
-@given(messages=MESSAGES)
+@given(messages=CONVERSATIONS)
 def test_whatever_the_order_of_messages_nothing_is_refused_or_lost(
     chat_template: Templates, name: str, messages: Sequence[Message]
 ):
@@ -90,7 +76,7 @@ def test_whatever_the_order_of_messages_nothing_is_refused_or_lost(
     assert [message for message in messages if message.content not in text] == []
 
 
-@given(messages=MESSAGES, more=MESSAGES)
+@given(messages=CONVERSATIONS, more=CONVERSATIONS)
 def test_what_comes_after_a_reply_changes_nothing_before_it(
     messages: Sequence[Message], more: Sequence[Message]
 ):

@@ -153,6 +153,26 @@ def test_options_reach_the_template_and_unset_stays_undefined(
     assert template.render([QUESTION], [], options) == tail
 
 
+def test_variables_that_a_template_demands_are_given_to_it():
+    demanding = "Today is {{ datetime + '.' }} {{ functions + ' ' + messages[0].content }}"
+    template = jinja(demanding)
+    assert template.render([QUESTION], [], {"datetime": "Monday"}) == (
+        "Today is Monday. [] Is it raining?"
+    )
+    assert '[{"name": "weather", ' in template.render([QUESTION], [WEATHER], {})
+    asking = jinja("{{ functions | default('none') }} {{ datetime }}{{ messages[0].content }}")
+    assert asking.render([QUESTION], [], {}) == "none Is it raining?"
+
+
+def test_a_template_that_takes_no_tools_is_still_asked_how_it_writes_calls():
+    template = jinja(
+        "{% if tools %}{{ raise_exception('No tools.') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{% endfor %}"
+    )
+    assert template.written_call.startswith('<tool_call>{"name": "probe_tool"')
+
+
 def test_the_thinking_switch_reaches_templates_that_call_it_thinking(chat_template: Templates):
     template = chat_template("deepseek")
     assert template.supports_thinking

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from hypothesis import strategies as st
+
 from backend.core.prompt import Message, ToolCall
 
 
@@ -77,3 +79,28 @@ SHAPES: dict[str, Sequence[Message]] = {
     "ends with an assistant": (S, U, A),
     "spaces": (said("system", "\n systemx \n"), said("user", "  askx\n"), said("system", " midx")),
 }
+
+
+def of_roles(roles: Sequence[str]) -> list[Message]:
+    """A conversation of these roles in this order, whatever it is; results follow calls by id."""
+    messages = []
+    for n, role in enumerate(roles):
+        word = f"word{n}x"
+        if role == "call":
+            messages.append(calling(word if n % 2 else "", number=n))
+        elif role == "tool":
+            messages.append(said(role, word, tool_call_id=f"call0000{n - 1}", name="weather"))
+        elif role == "silent":
+            messages.append(SILENT)
+        else:
+            messages.append(said(role, word))
+    return messages
+
+
+CONVERSATIONS = st.lists(
+    st.sampled_from(
+        ["system", "developer", "user", "assistant", "silent", "call", "tool", "function"]
+    ),
+    min_size=1,
+    max_size=8,
+).map(of_roles)

@@ -1,7 +1,8 @@
 """Renders the Jinja source of a chat template in transformers' sandbox."""
 
+import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,22 +40,42 @@ def make_jinja_renderer(source: JinjaSource) -> Renderer:
     special_tokens: dict[str, Any] = json.loads(source.special_tokens)
 
     def render(turns: Sequence[Turn], schemas: Sequence[Schema] | None, options: Options) -> str:
-        # `apply_chat_template` drops a content of `None` that some templates need.
+        variables = {**special_tokens, **with_all_names(options)}
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[list(turns)],
-                tools=schemas,
-                chat_template=source.with_tools if schemas else source.plain,
-                add_generation_prompt=True,
-                **{**special_tokens, **with_all_names(options)},
-            )
+            try:
+                return _rendered(source, turns, schemas, variables)
+            except jinja2.UndefinedError:
+                return _rendered(source, turns, schemas, _demanded(schemas) | variables)
         except jinja2.TemplateError as error:
             raise RenderError(str(error)) from error
         except FAILURES as error:
             raise failed(error) from error
-        return str(rendered[0])
 
     return render
+
+
+def _rendered(
+    source: JinjaSource,
+    turns: Sequence[Turn],
+    schemas: Sequence[Schema] | None,
+    variables: Mapping[str, Any],
+) -> str:
+    # `apply_chat_template` drops a content of `None` that some templates need.
+    rendered, _ = render_jinja_template(
+        conversations=[list(turns)],
+        tools=schemas,
+        chat_template=source.with_tools if schemas else source.plain,
+        add_generation_prompt=True,
+        **variables,
+    )
+    return str(rendered[0])
+
+
+def _demanded(schemas: Sequence[Schema] | None) -> dict[str, Any]:
+    """Return variables that some older templates read without asking whether they are there."""
+    functions = [schema.get("function", schema) for schema in schemas or ()]
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    return {"functions": json.dumps(functions, ensure_ascii=False), "datetime": today.isoformat()}
 
 
 def failed(error: BaseException) -> RenderError:

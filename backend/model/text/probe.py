@@ -3,6 +3,7 @@
 A template's source can mislead; its output cannot.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -131,12 +132,12 @@ def _writes_calls(renderer: Renderer, style: CallStyle) -> bool:
 
 
 def _written(renderer: Renderer, messages: Sequence[Message], style: CallStyle) -> str:
-    """Return a conversation with tools as rendered, or "" if the template refuses it."""
+    """Return a conversation as rendered, with tools if the template takes them; "" if it cannot."""
     turns = in_style(to_turns(messages, style), style)
-    try:
-        return render(renderer, turns, [_SCHEMA], {}, repairs=_HARMLESS)
-    except RenderError:
-        return ""
+    for schemas in ([_SCHEMA], None):
+        with contextlib.suppress(RenderError):
+            return render(renderer, turns, schemas, {}, repairs=_HARMLESS)
+    return ""
 
 
 def _writes_tools(renderer: Renderer) -> bool:
