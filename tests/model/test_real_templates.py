@@ -283,7 +283,7 @@ def test_no_effort_means_no_thinking(name):
     assert found.render([QUESTION], [], none) != found.render([QUESTION], [], high)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != DEMANDING])
+@pytest.mark.parametrize("name", NAMES)
 def test_no_effort_of_the_api_is_refused(name):
     found = template(name)
     for effort in ("none", "minimal", "low", "medium", "high", "xhigh"):
