@@ -14,6 +14,9 @@ JsonValue: TypeAlias = (
 )
 
 
+ToolSchemas: TypeAlias = "Mapping[str, Mapping[str, JsonValue]]"
+"""The JSON schemas of the arguments of tools, by name."""
+
 # Leaves room for a prompt's length: an id plus a length fits in 63 bits.
 _KEY_BYTES = 7
 # A scope number shifted past the vocabulary fits in 63 bits as well.

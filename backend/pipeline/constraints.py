@@ -14,14 +14,15 @@ from backend.core.guide import ThoughtBudget
 from backend.core.prompt import ToolMode
 from backend.errors import GrammarError
 from backend.output.format import opens_after_thought, opens_in_reasoning, thought_texts
+from backend.sampling.grammar.tools.parameters import Parameters, PerSchema
 from backend.sampling.grammar.tools.rule import MAX_PARALLEL_CALLS, CallRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backend.core.guide import ReplyGrammar
     from backend.core.model import ModelCard
-    from backend.core.prompt import Prompt, Tool
+    from backend.core.prompt import JsonValue, Prompt, Tool, ToolSchemas
     from backend.core.request import GenerationCall
     from backend.model.text.tokenizer import Tokenizer
     from backend.output.format import OutputFormat
@@ -44,6 +45,7 @@ class Constraints:
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
         self._held: HeldTools | None = None
+        self._parameters = PerSchema(Parameters.of)
 
     def warm_up(self) -> None:
         """Prepare in advance, so that the first grammar does not wait."""
@@ -66,6 +68,19 @@ class Constraints:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(Vocabulary.of(self._tokenizer, self._card))
             return self._compiler
+
+    def schemas(self, tools: Iterable[Tool]) -> ToolSchemas:
+        """Return the schemas of tools by name, for the readers of their arguments.
+
+        They mean what the grammar means: types are spelled as in JSON, and there is no `allOf`.
+        """
+        return dict(map(self._schema, tools))
+
+    def _schema(self, tool: Tool) -> tuple[str, Mapping[str, JsonValue]]:
+        try:
+            return tool.name, self._parameters.of(tool).schema
+        except GrammarError:
+            return tool.name, tool.parameters
 
     def guide(self, call: GenerationCall, prompt: Prompt) -> ReplyGrammar | None:
         """Return the reply's grammar and thinking budget, or `None` without both.
@@ -171,15 +186,15 @@ class Constraints:
         Raises:
             GrammarError: No tool can be called, or the rest of the reply cannot be enforced.
         """
-        compiler, held = self.prepare(), self._held_tools()
-        while (calls := held.grammar(offered, rule)) is not None:
+        compiler, held = self.prepare(), self._held_tools().offered(offered)
+        while (calls := held.grammar(rule)) is not None:
             try:
                 compiled = compiler.compile(whole(calls))
             except GrammarError:
-                if not held.weaken(offered):
+                if not held.weaken():
                     raise
             else:
-                held.tell(offered)
+                held.tell()
                 return compiled
         return None
 
@@ -189,7 +204,7 @@ class Constraints:
         compiler = self.prepare()
         with self._lock:
             if self._held is None:
-                self._held = HeldTools(self._format.tools, compiler)
+                self._held = HeldTools(self._format.tools, compiler, self._parameters)
             return self._held
 
     def _text_grammar(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from backend.core.delta import FinishReason, Increment, Usage
 from backend.core.guide import ReplyGrammar
 from backend.core.model import ModelKind
-from backend.core.prompt import Prompt
+from backend.core.prompt import Prompt, ToolSchemas
 from backend.core.request import GenerationCall, GenerationRequest
 from backend.core.step import TokenStep
 from backend.errors import BackendError
@@ -41,16 +41,17 @@ async def generate(
     """
     require_generation(call, model)
 
-    def prepare() -> tuple[Prompt, ReplyGrammar | None]:
+    def prepare() -> tuple[Prompt, ReplyGrammar | None, ToolSchemas]:
         prompt = render(call, model)
-        return prompt, model.constraints.guide(call, prompt)
+        schemas = model.constraints.schemas(call.shown_tools)
+        return prompt, model.constraints.guide(call, prompt), schemas
 
     with engine.preparation(call.request_id):
-        prompt, grammar = await worker_pool.run(
+        prompt, grammar, schemas = await worker_pool.run(
             prepare, size_bytes=call.size_bytes, reads_media=bool(call.media)
         )
         request = _request(call, prompt, model, grammar)
-        cursor = _reply_cursor(call, prompt, model)
+        cursor = _reply_cursor(call, prompt, schemas, model)
         request_log = RequestLog(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))
         try:
             stream = engine.submit(model, request)
@@ -136,11 +137,13 @@ def _request(
     )
 
 
-def _reply_cursor(call: GenerationCall, prompt: Prompt, model: ServedModel) -> ReplyCursor:
+def _reply_cursor(
+    call: GenerationCall, prompt: Prompt, schemas: ToolSchemas, model: ServedModel
+) -> ReplyCursor:
     detokenizer = _detokenizer(model, continues_text=not call.messages)
     spec = ReplySpec(
         format=model.format,
-        tools={tool.name: tool.parameters for tool in call.shown_tools},
+        tools=schemas,
         stop_strings=call.stop_strings,
         prompt_tail=prompt.tail,
         wants_logprobs=call.top_logprobs is not None,

@@ -232,10 +232,6 @@ UNFIT = {
 }
 SCHEMAS = {
     **{f"part: {name}": around(part) for name, part in PARTS.items()},
-    **{
-        f"required part: {name}": around(part, required=["a"])
-        for name, part in PARTS.items()
-        if part is not False
-    },
     **{f"root: {name}": root for name, root in ROOTS.items()},
 }
+REQUIRED = [around(part, required=["a"]) for part in PARTS.values() if part is not False]

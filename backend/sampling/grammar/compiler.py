@@ -21,6 +21,8 @@ from backend.sampling.grammar.vocabulary import Vocabulary
 _STACK_BYTES = 64 << 20
 # Grammars split into characters need more items than the defaults; no step takes over 0.2 s.
 _LIMITS = LLParserLimits(max_items_in_row=20_000, step_max_items=1_000_000, verbose_errors=False)
+# A schema too, and not a rule of a grammar.
+_BOOLEANS = ("true", "false")
 _stack_lock = threading.Lock()
 
 
@@ -87,7 +89,7 @@ class GrammarCompiler:
     def _translate(self, text: str) -> LarkGrammar:
         if len(text.encode()) > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"is larger than {MAX_GRAMMAR_BYTES // 1024} KiB")
-        if text.lstrip().startswith("{"):
+        if text.lstrip().startswith("{") or text.strip() in _BOOLEANS:
             return schema_to_lark(text)
         return gbnf_to_lark(text, self.vocabulary)
 

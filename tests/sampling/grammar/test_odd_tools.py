@@ -7,13 +7,14 @@ import pytest
 from golden import tool_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd_schemas import SCHEMAS, UNFIT, around
+from odd_schemas import REQUIRED, ROOTS, SCHEMAS, UNFIT, around
 from tool_replies import FORMATS, TOOLS, tool
 from tool_walks import TinyVocabulary, is_whole
 
 from backend.errors import GrammarError
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.tools.held import HeldTools
+from backend.sampling.grammar.tools.parameters import Parameters, PerSchema
 from backend.sampling.grammar.tools.rule import CallRule
 
 AUTO = CallRule(most=4)
@@ -33,16 +34,21 @@ class Model:
     def __init__(self, name):
         self.family = FORMATS[name]
         self.vocabulary = TinyVocabulary(self.family.markers, (), self.family.ends)
-        self.compiler = GrammarCompiler(self.vocabulary)
-        self.held = HeldTools(tool_format(self.family.parser or name), self.compiler)
+        self.compiler = GrammarCompiler(self.vocabulary, timeout_s=20)
+        known = PerSchema(Parameters.of)
+        self.held = HeldTools(tool_format(self.family.parser or name), self.compiler, known)
 
     def grammar(self, tools, rule):
+        offered = self.held.offered(tools)
         while True:
             try:
-                return self.compiler.compile(self.held.grammar(tools, rule))
+                found = self.compiler.compile(offered.grammar(rule))
             except GrammarError:
-                if not self.held.weaken(tools):
+                if not offered.weaken():
                     raise
+            else:
+                offered.tell()
+                return found
 
     def refusal(self, tools):
         """Return why no call of these tools can be required; nothing if one can."""
@@ -75,7 +81,7 @@ def test_odd_tools_leave_the_sound_ones_whole(name):
 @pytest.mark.parametrize("name", ["hermes_json", "qwen3_coder_xml", "gemma4"])
 def test_an_odd_tool_can_be_required(name):
     model = MODELS[name]
-    for schema in SCHEMAS.values():
+    for schema in [*REQUIRED, *ROOTS.values()]:
         grammar = model.grammar([tool("odd", schema)], ONE_CALL)
         assert not is_whole(grammar, model.family.none, model.vocabulary)
 
@@ -95,7 +101,6 @@ def test_one_line_tells_tool_place_and_keyword_once(caplog):
     with caplog.at_level(logging.INFO):
         for rule in (AUTO, ONE_CALL, AUTO):
             model.grammar(tools, rule)
-            model.held.tell(tools)
     [line] = [record.getMessage() for record in caplog.records]
     assert "'odd'" in line
     assert "'#/properties/a/pattern'" in line
@@ -217,7 +222,6 @@ def test_whatever_is_broken_in_a_schema_no_other_tool_notices(name, number, chan
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_sound_schema_keeps_all_its_conditions(name):
-    held = MODELS[name].held
-    held.grammar([NOTES, tool("search", VALID)], AUTO)
-    notes = [held._held(offered).parameters.notes for offered in (NOTES, tool("search", VALID))]
-    assert notes == [{}, {}]
+    offered = MODELS[name].held.offered([NOTES, tool("search", VALID)])
+    assert [each.parameters.notes for each in offered.held] == [{}, {}]
+    MODELS[name].compiler.compile(offered.grammar(AUTO))

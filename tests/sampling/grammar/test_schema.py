@@ -297,10 +297,46 @@ def test_malformed_json_is_refused_with_its_place(text, line, column, compiler):
     assert (refusal.value.line, refusal.value.column) == (line, column)
 
 
-@pytest.mark.parametrize("text", ["[]", "true", '"x"', "1"])
+@pytest.mark.parametrize("text", ["[]", "false", '"x"', "1"])
 def test_a_schema_is_an_object(text):
     with pytest.raises(GrammarError, match="a JSON schema is an object"):
         schema_to_lark(text)
+
+
+ANY_VALUES = ('{"a":[1,{"b":null}]}', "[[],{}]", '"x"', "-1.5", "true", "999999999999999")
+ENDLESS = ("1" * 16, "0." + "1" * 10, "1e400", "[" + "1" * 90 + "]", '{"a":' + "1" * 16 + "}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "true",
+        " true\n",
+        "{}",
+        '{"title": "T", "$schema": "https://json-schema.org/draft/2020-12/schema"}',
+        '{"$defs": {"x": {}}, "x-order": 1}',
+        '{"$ref": "#/$defs/x", "$defs": {"x": true}}',
+        '{"anyOf": [{}, {"type": "null"}]}',
+    ],
+)
+def test_any_value_is_json_without_endless_numbers(text, compiler):
+    compiled = compile_text(compiler, text)
+    assert [value for value in ANY_VALUES if not accepts(compiled, value)] == []
+    assert [value for value in ENDLESS if accepts(compiled, value)] == []
+
+
+def test_parts_of_any_value_have_no_endless_numbers_either(compiler):
+    schema = {
+        "type": "object",
+        "properties": {"a": {}, "b": {"type": "array"}, "c": {"type": "number"}},
+        "patternProperties": {"^x": True},
+    }
+    compiled = compile_text(compiler, json.dumps(schema))
+    digits = "1" * 16
+    for key, value in (("a", digits), ("b", f"[{digits}]"), ("d", digits), ("x", digits)):
+        assert not accepts(compiled, f'{{"{key}":{value}}}')
+        assert accepts(compiled, f'{{"{key}":{value.replace(digits, "1")}}}')
+    assert accepts(compiled, f'{{"c":{digits}}}')
 
 
 @pytest.mark.parametrize("text", ['{"maximum":' + "9" * 5000 + "}", '{"a":' * 100_000])

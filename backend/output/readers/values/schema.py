@@ -43,8 +43,12 @@ class ParameterTypes:
     def __init__(self, schema: JsonSchema, root: JsonSchema | None = None) -> None:
         """Read a schema; its references are relative to `root`, or to itself."""
         self._root = root or schema
-        self._properties = _mapping(schema.get("properties"))
-        self._is_open = not self._properties or schema.get("additionalProperties") is True
+        self._properties: JsonSchema = {}
+        is_open = False
+        for way in self._alternatives(schema):
+            self._properties = {**_mapping(way.get("properties")), **self._properties}
+            is_open |= way.get("additionalProperties") is True
+        self._is_open = is_open or not self._properties
         self.required = frozenset(
             name for name in _sequence(schema.get("required")) if isinstance(name, str)
         )
@@ -66,7 +70,7 @@ class ParameterTypes:
         """Return the JSON types that an argument may have."""
         found = UNKNOWN
         is_nullable = False
-        for schema in self._alternatives(name):
+        for schema in self._alternatives(self._properties.get(name)):
             found |= _named_types(schema)
             is_nullable |= schema.get("nullable") is True
         return found | {"null"} if found and is_nullable else found
@@ -74,16 +78,16 @@ class ParameterTypes:
     def inside(self, name: str) -> "ParameterTypes":
         """Return the types of the values inside an argument: its properties, or each `item`."""
         properties: dict[str, JsonValue] = {}
-        for schema in self._alternatives(name):
+        for schema in self._alternatives(self._properties.get(name)):
             if "items" in schema:
                 properties.setdefault("item", schema["items"])
             for key, value in _mapping(schema.get("properties")).items():
                 properties.setdefault(key, value)
         return ParameterTypes({"properties": properties}, self._root)
 
-    def _alternatives(self, name: str) -> Iterator[JsonSchema]:
-        """Yield the schema of an argument and those that it combines: each once, up to a limit."""
-        waiting = deque([_mapping(self._properties.get(name))])
+    def _alternatives(self, value: JsonValue) -> Iterator[JsonSchema]:
+        """Yield a schema and those that it combines: each once, up to a limit."""
+        waiting = deque([_mapping(value)])
         known: set[int] = set()
         while waiting and len(known) < _MAX_SCHEMAS:
             schema = self._resolved(waiting.popleft())

@@ -27,6 +27,12 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "$comment"}
 )
+_RESTRICTING = frozenset({"type", "required"}).union(
+    *(_GIVEN, _KEYS, _COMBINATIONS, _ONE, _LISTS),
+    *(("pattern", "format", "multipleOf"), ("minimum", "maximum")),
+    *(("exclusiveMinimum", "exclusiveMaximum"), ("minLength", "maxLength")),
+    *(("minItems", "maxItems"), ("minProperties", "maxProperties")),
+)
 _DEFINITIONS = "$defs"
 _ANY = "x-any-value"
 _ANY_VALUE: Schema = {"$ref": f"#/{_DEFINITIONS}/{_ANY}"}
@@ -41,11 +47,16 @@ def tightened(schema: Schema, forbidden: tuple[str, ...] = ()) -> Schema:
         forbidden: Tags that no string or key contains; each starts with its only "<".
     """
     tight = _Tightening(forbidden)
-    root = tight.whole(schema)
-    if not tight.has_any_value:
-        return root
-    any_value = {"anyOf": [tight.schema({"type": name}) for name in _ANY_TYPES]}
-    return {**root, _DEFINITIONS: {**root.get(_DEFINITIONS, {}), _ANY: any_value}}
+    return tight.with_any_value(tight.whole(schema))
+
+
+def with_short_numbers(schema: Schema) -> Schema:
+    """Return a schema whose parts that allow any value allow no endless numbers.
+
+    Parts that say what they allow are left as they are, and so are combinations of schemas.
+    """
+    opening = _Opening(())
+    return opening.with_any_value(opening.part(schema))
 
 
 def type_names(schema: Schema) -> frozenset[str]:
@@ -59,7 +70,14 @@ class _Tightening:
 
     def __init__(self, forbidden: tuple[str, ...]) -> None:
         self._pattern = without_tags(forbidden) if forbidden else ""
-        self.has_any_value = False
+        self._has_any_value = False
+
+    def with_any_value(self, root: Schema) -> Schema:
+        """Return the copy with the definition of any value, if it refers to it."""
+        if not self._has_any_value:
+            return root
+        any_value = {"anyOf": [_Tightening.whole(self, {"type": name}) for name in _ANY_TYPES]}
+        return {**root, _DEFINITIONS: {**root.get(_DEFINITIONS, {}), _ANY: any_value}}
 
     def schema(self, schema: AnySchema) -> AnySchema:
         if schema is False:
@@ -99,7 +117,7 @@ class _Tightening:
         return value
 
     def _any_value(self) -> Schema:
-        self.has_any_value = True
+        self._has_any_value = True
         return _ANY_VALUE
 
     def _restrict_keys(self, tight: dict[str, Any]) -> None:
@@ -118,6 +136,33 @@ class _Tightening:
             tight["allOf"] = [*tight.get("allOf", ()), {"pattern": self._pattern}]
         elif "format" not in tight:
             tight["pattern"] = self._pattern
+
+
+class _Opening(_Tightening):
+    """Copies a schema while it spells out where any value is allowed."""
+
+    def schema(self, schema: AnySchema) -> AnySchema:
+        if isinstance(schema, bool):
+            return self._any_value() if schema else False
+        return self.part(schema)
+
+    def part(self, schema: Schema) -> Schema:
+        """Return a copy of a schema that is an object."""
+        if not _RESTRICTING & schema.keys():
+            return {**schema, **self._any_value()}
+        return self.whole(schema)
+
+    def whole(self, schema: Schema) -> dict[str, Any]:
+        """Return a copy of a schema."""
+        copy = {keyword: self._part(keyword, value) for keyword, value in schema.items()}
+        names = type_names(schema)
+        if (_GIVEN | _COMBINATIONS) & copy.keys():
+            return copy
+        if "array" in names and not {"items", "prefixItems"} & copy.keys():
+            copy["items"] = self._any_value()
+        if "object" in names:
+            copy.setdefault("additionalProperties", self._any_value())
+        return copy
 
 
 def _bound(tight: dict[str, Any], *, is_fractional: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from backend.errors import GrammarError, GrammarSyntaxError
 from backend.sampling.grammar.lark import LarkGrammar
 from backend.sampling.grammar.schema.limits import require_bounded
+from backend.sampling.grammar.schema.tight import with_short_numbers
 from backend.sampling.grammar.schema.walk import walk
 
 MAX_NESTING = 120
@@ -30,7 +31,8 @@ def schema_to_lark(text: str) -> LarkGrammar:
     """
     schema = _parsed(text)
     require_bounded(walk(schema))
-    return LarkGrammar("%json " + json.dumps(schema | {"x-guidance": SETTINGS}))
+    fields = {**with_short_numbers(schema), "x-guidance": SETTINGS}
+    return LarkGrammar("%json " + json.dumps(fields))
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -42,8 +44,10 @@ def _parsed(text: str) -> dict[str, Any]:
         raise GrammarError(
             "this JSON cannot be read: it nests too deep, or has a huge number"
         ) from error
+    if schema is True:
+        return {}
     if not isinstance(schema, dict):
-        raise GrammarError("a JSON schema is an object")
+        raise GrammarError("a JSON schema is an object, or true")
     if _nesting(schema) > MAX_NESTING:
         raise GrammarError(f"the JSON schema nests more than {MAX_NESTING} deep")
     return schema

@@ -4,25 +4,21 @@ What a format cannot express shows while it is written, what llguidance cannot c
 afterwards. Either costs its own part of its own tool, and is found once per schema.
 """
 
-import hashlib
 import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
 from backend.formats.format import ToolFormat
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.lark import LarkGrammar
-from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.schema.repair import token
 from backend.sampling.grammar.tools.grammar import call_grammar, writable
-from backend.sampling.grammar.tools.parameters import Parameters, PartError
+from backend.sampling.grammar.tools.parameters import Parameters, PartError, PerSchema
 from backend.sampling.grammar.tools.rule import CallRule
 
-_MAX_KEPT = 1024
 _MAX_TOLD = 8
 _ONE_CALL = CallRule(least=1, most=1, has_text=False)
 # The search for a part ends here; what was not found by then is left out with all around it.
@@ -33,95 +29,124 @@ _NOT_COMPILED = "cannot be compiled"
 log = logging.getLogger(__name__)
 
 
-class _Held:
+class HeldTool:
     """The parameters of one tool, as they are enforced."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
-        self.is_compiled = False
-        self.is_told = False
+        self._is_compiled = False
+        self._is_told = False
+
+    def weaken(self, is_sound: Callable[[Parameters], bool]) -> bool:
+        """Leave out what cannot be compiled, and return whether there was anything."""
+        if self._is_compiled:
+            return False
+        before = self.parameters
+        self.parameters, self._is_compiled = _Search(is_sound, before).weakened(), True
+        return self.parameters is not before
+
+    @property
+    def size(self) -> int:
+        """Length of its schema; 0 if any arguments are allowed."""
+        return 0 if self.parameters.is_open else len(json.dumps(self.parameters.schema))
+
+    def opened(self) -> "HeldTool":
+        """Return the same tool with any arguments, for one request."""
+        twin = HeldTool(self.parameters.without("#", "is too large beside other tools"))
+        twin._is_compiled, twin._is_told = True, self._is_told
+        self._is_told = True
+        return twin
+
+    def tell(self) -> None:
+        """Log once what is not enforced."""
+        if self.parameters.notes and not self._is_told:
+            self._is_told = True
+            told = self.parameters
+            log.info("tool %r: not enforced: %s", told.tool, _list(told.notes))
 
 
 class HeldTools:
-    """Writes the grammars of calls for one model; thread-safe."""
+    """Knows what of each tool's schema one model can be held to; thread-safe."""
 
-    def __init__(self, tool_format: ToolFormat, compiler: GrammarCompiler) -> None:
+    def __init__(
+        self, tool_format: ToolFormat, compiler: GrammarCompiler, parameters: PerSchema[Parameters]
+    ) -> None:
         """Start without any tool.
 
         Args:
             tool_format: The model's format of calls.
             compiler: The model's.
+            parameters: The parameters of tools, as they are read.
         """
         self._format = tool_format
         self._compiler = compiler
-        self._known: LastUsed[bytes, _Held] = LastUsed(_MAX_KEPT)
+        self._parameters = parameters
+        self._known = PerSchema(self._read)
 
-    def grammar(self, tools: Sequence[Tool], rule: CallRule) -> LarkGrammar | None:
-        """Return the grammar of calls to those of the tools that can be called.
+    def offered(self, tools: Sequence[Tool]) -> "OfferedTools":
+        """Return the tools of a request."""
+        return OfferedTools(self._format, self._compiler, tools, self._known.of)
 
-        Returns:
-            `None` for a format without a grammar.
+    def _read(self, tool: Tool) -> HeldTool:
+        parameters = self._parameters.of(tool)
+        return HeldTool(writable(self._format, parameters, self._compiler.vocabulary))
+
+
+class OfferedTools:
+    """The tools of one request, those without those that no arguments fit."""
+
+    def __init__(
+        self,
+        tool_format: ToolFormat,
+        compiler: GrammarCompiler,
+        tools: Sequence[Tool],
+        known: Callable[[Tool], HeldTool],
+    ) -> None:
+        self._format = tool_format
+        self._compiler = compiler
+        self.held: list[HeldTool] = []
+        self._refusals: list[PartError] = []
+        for tool in tools:
+            try:
+                self.held.append(known(tool))
+            except PartError as error:
+                self._refusals.append(error)
+
+    def grammar(self, rule: CallRule) -> LarkGrammar | None:
+        """Return the grammar of calls; `None` for a format without a grammar.
 
         Raises:
-            GrammarError: No tool can be called; the message names the first.
+            PartError: No tool can be called; the message names the first.
         """
-        if self._format.grammar is None:
-            return None
-        held = [held.parameters for held in self._callable(tools)]
-        if not held:
-            self._held(tools[0])
-        return call_grammar(self._format, held, rule, self._compiler.vocabulary)
+        if not self.held and self._format.grammar:
+            raise self._refusals[0]
+        parameters = [held.parameters for held in self.held]
+        return call_grammar(self._format, parameters, rule, self._compiler.vocabulary)
 
-    def weaken(self, tools: Sequence[Tool]) -> bool:
+    def weaken(self) -> bool:
         """Leave out what cannot be compiled; return whether a grammar would be another now.
 
         If every tool can be compiled by itself, the larger half of them gets open arguments.
         """
-        known = list(self._callable(tools))
-        if sum(map(self._is_weakened, known)):
+        if sum(held.weaken(self._is_sound) for held in self.held):
             return True
-        closed = [held for held in known if not held.parameters.is_open]
-        closed.sort(key=lambda held: len(json.dumps(held.parameters.schema)), reverse=True)
-        for held in closed[: (len(closed) + 1) // 2]:
-            held.parameters = held.parameters.without("#", "is too large beside other tools")
-        return bool(closed)
+        sizes = sorted(held.size for held in self.held if held.size)
+        if sizes:
+            middle = sizes[len(sizes) // 2]
+            self.held = [held.opened() if held.size >= middle else held for held in self.held]
+        return bool(sizes)
 
-    def _is_weakened(self, held: _Held) -> bool:
-        """Leave out what cannot be compiled of one tool, and return whether there was anything."""
-        if held.is_compiled:
-            return False
-        before = held.parameters
-        held.parameters, held.is_compiled = _Search(self._is_sound, before).weakened(), True
-        return held.parameters is not before
-
-    def tell(self, tools: Sequence[Tool]) -> None:
+    def tell(self) -> None:
         """Log once for each tool what is not enforced."""
-        for held in self._callable(tools):
-            if held.parameters.notes and not held.is_told:
-                held.is_told = True
-                told = held.parameters
-                log.info("tool %r: not enforced: %s", told.tool, _list(told.notes))
-
-    def _callable(self, tools: Sequence[Tool]) -> Iterator[_Held]:
-        for tool in tools:
-            with suppress(PartError):
-                yield self._held(tool)
-
-    def _held(self, tool: Tool) -> _Held:
-        key = hashlib.sha256(json.dumps([tool.name, tool.parameters]).encode()).digest()
-        if found := self._known.find(key):
-            return found
-        vocabulary = self._compiler.vocabulary
-        parameters = writable(self._format, Parameters.of(tool), vocabulary)
-        return self._known.keep(key, _Held(parameters))
+        for held in self.held:
+            held.tell()
 
     def _is_sound(self, parameters: Parameters) -> bool:
         """Return whether calls with these parameters compile."""
         vocabulary = self._compiler.vocabulary
+        grammar = call_grammar(self._format, [parameters], _ONE_CALL, vocabulary)
         try:
-            grammar = call_grammar(self._format, [parameters], _ONE_CALL, vocabulary)
-            if grammar is not None:
-                self._compiler.check(grammar)
+            self._compiler.check(grammar or LarkGrammar('""'))
         except GrammarError:
             return False
         return True
@@ -160,8 +185,8 @@ class _Search:
     def _loosen(self, pointer: str, is_sound: Callable[[], bool]) -> None:
         """Leave out one of the keywords of a schema, or else the schema."""
         whole, schema = self._parameters, self._parameters.at(pointer)
-        keywords = [key for key in schema if key not in ("type", "$defs", "additionalProperties")]
-        for keyword in keywords if isinstance(schema, Mapping) else ():
+        keywords = schema.keys() - {"type", "$defs", "additionalProperties"}
+        for keyword in sorted(keywords):
             self._parameters = whole.without(f"{pointer}/{keyword}", _NOT_COMPILED)
             if is_sound():
                 return
@@ -169,19 +194,20 @@ class _Search:
 
     def _is_sound(self, pointer: str) -> bool:
         """Return whether a part of the schema compiles as the only argument."""
+        part = self._parameters.at(pointer)
+        if isinstance(part, bool):
+            return True
         self._left -= 1
         if self._left < 0 or time.monotonic() > self._end:
-            return self._parameters.at(pointer) is True
-        definitions = self._parameters.schema.get("$defs", {})
-        value = {"$ref": pointer} if pointer.count("/") == 2 and "$defs" in pointer else None
+            return False
         alone = {
             "type": "object",
-            "properties": {"value": value or self._parameters.at(pointer)},
+            "properties": {"value": part},
             "required": ["value"],
             "additionalProperties": False,
-            "$defs": definitions,
+            "$defs": self._parameters.schema.get("$defs", {}),
         }
-        return self._check(Parameters(self._parameters.tool, alone, {}))
+        return self._check(Parameters(self._parameters.tool, alone))
 
     def _inner(self, pointer: str) -> Iterator[str]:
         """Yield the pointers of the schemas in a schema."""

@@ -1,11 +1,14 @@
 """The parameters of tools, as far as a grammar can enforce them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
+from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.schema.limits import require_bounded
 from backend.sampling.grammar.schema.normal import Normal
 from backend.sampling.grammar.schema.repair import Notes, Repair
@@ -21,7 +24,28 @@ _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "anyOf", "allOf", "pr
 _SCHEMAS = ("items", "additionalProperties")
 # In the order in which they are left out.
 _COSTLY = ("multipleOf", "patternProperties", "pattern")
+_MAX_KEPT = 256
+_MAX_KEPT_CHARS = 1 << 16
 _OPEN: Schema = {"type": "object", "additionalProperties": True}
+
+
+_Value = TypeVar("_Value")
+
+
+class PerSchema(Generic[_Value]):
+    """What was made of the schema of each tool, as long as there is room; thread-safe."""
+
+    def __init__(self, make: Callable[[Tool], _Value]) -> None:
+        self._make = make
+        self._known: LastUsed[bytes, _Value] = LastUsed(_MAX_KEPT)
+
+    def of(self, tool: Tool) -> _Value:
+        """Return what is made of a tool; very large schemas are read each time."""
+        text = json.dumps([tool.name, tool.parameters])
+        if len(text) > _MAX_KEPT_CHARS:
+            return self._make(tool)
+        key = hashlib.sha256(text.encode()).digest()
+        return self._known.find(key) or self._known.keep(key, self._make(tool))
 
 
 class PartError(GrammarError):
@@ -43,7 +67,7 @@ class Parameters:
 
     tool: str
     schema: Schema
-    notes: Notes
+    notes: Notes = field(default_factory=dict)
 
     @classmethod
     def of(cls, tool: Tool) -> "Parameters":
