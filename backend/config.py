@@ -33,6 +33,8 @@ MAX_PATH_BYTES, MAX_NAME_BYTES = 1024, 255
 # Of one JSON text.
 MAX_JSON_CHARS = 4 * 2**20
 MAX_JSON_DEPTH = 128
+# Of a checkpoint's files; its libraries fail at a little more.
+MAX_CHECKPOINT_JSON_DEPTH = 100
 MAX_GRAMMAR_BYTES = 256 * 1024
 # Names and values of a load's environment variables.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
@@ -59,6 +61,8 @@ FLOAT32_MEMORY_SHARE, DEQUANTISED_MEMORY_SHARE = 0.5, 0.25
 RESERVE_SHARE, MIN_KV_SHARE = 0.1, 0.02
 # Of its limit, for a backend that cannot tell whether others take memory too.
 UNTOLD_MEMORY_SHARE = 0.5
+# How long requests wait for a model that is being loaded.
+MODEL_WAIT_S = 60.0
 # How long weights and requests wait for memory held by other backends on the machine.
 LOAD_ROOM_WAIT_S, MEMORY_WAIT_S = 3.0, 30.0
 # Recent outputs of towers, and of processors.

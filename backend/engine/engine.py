@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -31,8 +33,11 @@ from backend.errors import (
 from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.hub import locate
 from backend.model.checkpoint.paths import rooted
+from backend.model.checkpoint.preflight import require_loadable
 from backend.model.loaded import LoadedModel
 from common.process.own_thread import in_own_thread
+
+log = logging.getLogger(__name__)
 
 
 class Handle(Protocol):
@@ -44,6 +49,20 @@ class Handle(Protocol):
 
 
 HandleT = TypeVar("HandleT", bound=Handle)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served(Generic[HandleT]):
+    """The latest loaded model: its handle, the options of its load, and where it is.
+
+    Attributes:
+        own: The options with absolute paths.
+    """
+
+    model: HandleT
+    options: ModelOptions
+    own: ModelOptions
+    directory: Path
 
 
 class Engine(Generic[HandleT]):
@@ -85,7 +104,7 @@ class Engine(Generic[HandleT]):
         self._has_failed_load = False
         self._is_closing = False
         self._model: HandleT | None = None
-        self._options: ModelOptions | None = None
+        self._served: _Served[HandleT] | None = None
 
     @property
     def model(self) -> HandleT | None:
@@ -121,15 +140,16 @@ class Engine(Generic[HandleT]):
     async def load(self, options: ModelOptions) -> ModelCard:
         """Replace the loaded model; cancelling this cancels the load.
 
-        Loads run one after another. Loading the same model again changes nothing. A model
-        that cannot be found leaves the previous one; any other failure leaves none.
+        Loads run one after another. Loading the same model again changes nothing. A load that
+        its files and options show to be impossible leaves the previous model serving; after a
+        later failure the previous one is loaded again, if possible.
 
         Raises:
             LoadError: The model could not be loaded; the message gives the reason.
         """
         async with self._loads:
             self._refuse_when_closing()
-            if self._supervisor.is_serving and self._model is not None and self._options == options:
+            if self._is_loaded(options) and self._model is not None:
                 return self._model.card
             self._load_task = asyncio.create_task(self._load(options))
             try:
@@ -146,9 +166,20 @@ class Engine(Generic[HandleT]):
             finally:
                 self._load_task = None
                 self._has_failed_load = self._model is None
-            self._options = options
             self._set_fault("")
             return self._model.card
+
+    async def loaded_model(self, timeout_s: float) -> HandleT | None:
+        """Return the handle of the model; while one is being loaded, wait for it."""
+        deadline = time.monotonic() + timeout_s
+        while self._model is None and self._load_task is not None:
+            left_s = deadline - time.monotonic()
+            # The outcome is for the caller of the load, which notes it right after.
+            done, _ = await asyncio.wait([self._load_task], timeout=max(left_s, 0.0))
+            if not done:
+                break
+            await asyncio.sleep(0)
+        return self._model
 
     async def free(self) -> None:
         """End a running load and all requests, and with the process all of its memory."""
@@ -156,7 +187,7 @@ class Engine(Generic[HandleT]):
             self._load_task.cancel()
         # A load that has just ended may not be recorded yet.
         async with self._loads:
-            self._model = None
+            self._model = self._served = None
             self._has_failed_load = False
             await self._supervisor.end(RequestCancelledError("the model was freed"))
             if self._has_prepared and not self._is_closing:
@@ -266,26 +297,52 @@ class Engine(Generic[HandleT]):
 
     def _limits(self, model: HandleT) -> SchedulingOptions:
         """Return the limits of the loaded model, if the handle is not stale."""
-        if not self._supervisor.is_serving or self._model is None or self._options is None:
+        if not self._supervisor.is_serving or self._model is None or self._served is None:
             raise ModelNotLoadedError
         if model is not self._model:
             # Its tokens mean something else to the present model.
             raise RequestCancelledError("another model was loaded while the request was prepared")
-        return self._options.tuning.scheduling
+        return self._served.options.tuning.scheduling
 
     async def _load(self, options: ModelOptions) -> HandleT:
         directory = (await self._locate(options)).absolute()
         own = await self._with_draft(rooted(options))
-        self._model = None
-        await self._supervisor.end(RequestCancelledError("another model is being loaded"))
+        await in_own_thread(require_loadable, own, directory)
         text = asyncio.create_task(in_own_thread(read_text_part, own, directory))
+        previous = self._served
         try:
+            if self._model is not None:
+                # It goes on serving until the tokenizer of the next one has been read.
+                await text
+            self._model = None
+            await self._supervisor.end(RequestCancelledError("another model is being loaded"))
             loaded = await self._supervisor.load(own, directory)
-            return self._serve(await loaded_model(own, loaded, await text, self._prepared), options)
-        except BaseException:
+            whole = await loaded_model(own, loaded, await text, self._prepared)
+            model = self._serve(whole, options)
+        except BaseException as error:
             text.cancel()
-            await self._supervisor.end(RequestCancelledError("loading the model failed"))
+            if self._model is None:
+                await self._supervisor.end(RequestCancelledError("loading the model failed"))
+                if previous is not None and isinstance(error, LoadError | InvalidRequestError):
+                    told = await self._come_back(previous)
+                    if isinstance(error, LoadError):
+                        raise type(error)(f"{error}. {told}") from error
             raise
+        self._served = _Served(model, options, own, directory)
+        return model
+
+    async def _come_back(self, previous: "_Served[HandleT]") -> str:
+        """Load the previous model again, if possible, and return a sentence on what is loaded."""
+        name = previous.model.card.name
+        log.warning("the load failed: loading %s again", name)
+        try:
+            await self._supervisor.load(previous.own, previous.directory)
+        except BackendError as failure:
+            log.warning("%s cannot be loaded again: %s", name, failure)
+            self._served = None
+            return f"No model is loaded now: {name} could not be loaded again"
+        self._model = previous.model
+        return f"{name} is loaded again"
 
     async def _with_draft(self, options: ModelOptions) -> ModelOptions:
         """Return options with the directory of the draft model, if one is requested."""
@@ -298,8 +355,12 @@ class Engine(Generic[HandleT]):
             raise type(error)(f"draft_model: {error}") from error
         return replace(options, tuning=options.tuning.updated(draft_model=str(directory)))
 
+    def _is_loaded(self, options: ModelOptions) -> bool:
+        served = self._served
+        return self._supervisor.is_serving and served is not None and served.options == options
+
     def _give_up(self, error: BackendError) -> None:
-        if self._options is not None and self._options.tuning.process.exit_when_broken:
+        if self._served is not None and self._served.options.tuning.process.exit_when_broken:
             self._must_exit.set()
         self._model = None
         self._set_fault(str(error))

@@ -32,6 +32,7 @@ from backend.model.checkpoint.config import (
 )
 from backend.model.checkpoint.draft import asks_for_several
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error, one_line
+from backend.model.checkpoint.gate import require_sound
 from backend.model.checkpoint.libraries import (
     is_installed,
     is_known_to_mlx_lm,
@@ -95,6 +96,7 @@ def load(
     """
     started_at = time.monotonic()
     with _as_load_errors(directory):
+        require_sound(directory)
         config = read_config(directory)
         require_weights(directory)
         if is_encoder(config):
@@ -126,6 +128,7 @@ def look(options: ModelOptions, directory: Path, *, renders: bool = True) -> Run
         LoadError: The message explains the problem to users.
     """
     with _as_load_errors(directory):
+        require_sound(directory)
         config = read_config(directory)
         require_weights(directory)
         if is_encoder(config):

@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Protocol
 
-from backend.config import INLINE_REQUEST_BYTES, MAX_TOKEN_IDS, ModelOptions, TuningOptions
+from backend.config import (
+    INLINE_REQUEST_BYTES,
+    MAX_TOKEN_IDS,
+    MODEL_WAIT_S,
+    ModelOptions,
+    TuningOptions,
+)
 from backend.core.delta import Increment
 from backend.core.model import ModelCard
 from backend.core.request import GenerationCall
@@ -55,6 +61,9 @@ class ServedEngine(GenerationEngine, ComputeEngine, FallibleEngine, Protocol):
     @property
     def model(self) -> ServedModel | None:
         """The loaded model, or `None`; all work carries this very object."""
+
+    async def loaded_model(self, timeout_s: float) -> ServedModel | None:
+        """Return the loaded model; while one is being loaded, wait for it."""
 
     async def load(self, options: ModelOptions) -> ModelCard:
         """Replace the loaded model; cancelling ends the load."""
@@ -135,7 +144,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         """Answer with the ids of a text, or of a rendered conversation."""
-        model = self._model()
+        model = await self._model()
         token_ids = await tokenize(await self._call(prompt_part(request), model), model)
         return pb.TokenizationResponse(length=len(token_ids), tokens=token_ids)
 
@@ -144,7 +153,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     ) -> pb.DetokenizeResponse:
         """Answer with the text of ids."""
         require_at_most("tokens", request.tokens, MAX_TOKEN_IDS)
-        return pb.DetokenizeResponse(content=await detokenize(request.tokens, self._model()))
+        return pb.DetokenizeResponse(content=await detokenize(request.tokens, await self._model()))
 
     async def Status(self, _request: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
         """Answer with state and memory."""
@@ -160,34 +169,36 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         self, _request: pb.ModelOptions, _context: Context
     ) -> pb.ModelMetadataResponse:
         """Answer with the abilities of the loaded model."""
-        return await metadata_response(self._model())
+        return await metadata_response(await self._model())
 
     async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         """Answer with the vector of a text, or of each of its tokens."""
-        return embedding_result(await embed(embedding_call(request), self._model(), self._engine))
+        return embedding_result(
+            await embed(embedding_call(request), await self._model(), self._engine)
+        )
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         """Answer with the log-probabilities of candidates."""
         return score_response(
-            await score(score_call(request), self._model(), self._engine), request
+            await score(score_call(request), await self._model(), self._engine), request
         )
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         """Answer with documents sorted by relevance."""
-        return rerank_result(await rerank(rerank_call(request), self._model(), self._engine))
+        return rerank_result(await rerank(rerank_call(request), await self._model(), self._engine))
 
     async def TokenClassify(
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
         """Answer with the entities of a text."""
         call = classify_call(request)
-        return classify_response(await classify(call, self._model(), self._engine))
+        return classify_response(await classify(call, await self._model(), self._engine))
 
     async def AudioTranscription(
         self, request: pb.TranscriptRequest, _context: Context
     ) -> pb.TranscriptResult:
         """Answer with the words of a recording."""
-        parts = transcribe(transcription_call(request), self._model(), self._engine)
+        parts = transcribe(transcription_call(request), await self._model(), self._engine)
         result = pb.TranscriptResult()
         async with aclosing(parts):
             async for part in parts:
@@ -199,7 +210,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         self, request: pb.TranscriptRequest, context: Context
     ) -> None:
         """Send the words of a recording as they are recognised, and the full result last."""
-        parts = transcribe(transcription_call(request), self._model(), self._engine)
+        parts = transcribe(transcription_call(request), await self._model(), self._engine)
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, str):
@@ -219,13 +230,14 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
                 worker_pool.renew_threads()
                 self._heap.trim_soon()
 
-    def _model(self) -> ServedModel:
-        if (model := self._engine.model) is None:
+    async def _model(self) -> ServedModel:
+        """Return the loaded model; while one is being loaded, wait for it."""
+        if (model := await self._engine.loaded_model(MODEL_WAIT_S)) is None:
             raise ModelNotLoadedError
         return model
 
     async def _increments(self, request: pb.PredictOptions) -> AsyncGenerator[Increment, None]:
-        model = self._model()
+        model = await self._model()
         return generate(await self._call(request, model), model, self._engine)
 
     async def _call(self, request: pb.PredictOptions, model: ServedModel) -> GenerationCall:

@@ -4,6 +4,8 @@ import asyncio
 import ctypes
 import gc
 import itertools
+import json
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ from typing import ClassVar
 
 import grpc
 import pytest
-from serving import code_of, served, until
+from serving import code_of, served, stream, until
 
 from backend.config import INLINE_REQUEST_BYTES
 from backend.pb import backend_pb2 as pb
@@ -28,6 +30,7 @@ HEAP_FIELDS = (
 )
 MAX_LEFT_BYTES = 3 * 2**20
 PROMPT = pb.PredictOptions(Prompt="be bi", Tokens=2)
+LONG = pb.PredictOptions(Prompt="be bi", Tokens=300, IgnoreEOS=True)
 LARGE = pb.PredictOptions(Prompt="be bi", Tokens=2, NegativePrompt="a" * INLINE_REQUEST_BYTES)
 RERANK = pb.RerankRequest(query="be", documents=["bi", "bo"])
 CALLS = {
@@ -122,3 +125,85 @@ async def test_threads_keep_nothing_of_the_tokenizers_of_models_that_were_replac
             await backend.stub.TokenizeString(words)
         # Threads that have nothing more to do end a moment later.
         await until(lambda: taken_bytes() - before < MAX_LEFT_BYTES, timeout_s=30)
+
+
+def without(name):
+    """Return what removes a file of a checkpoint."""
+    return lambda directory: (directory / name).unlink()
+
+
+def with_text(name, text):
+    return lambda directory: (directory / name).write_text(text)
+
+
+def with_pipe(name):
+    def replace(directory):
+        (directory / name).unlink(missing_ok=True)
+        os.mkfifo(directory / name)
+
+    return replace
+
+
+NEVER = {
+    "no config": (without("config.json"), {}, "has no config.json"),
+    "no weights": (without("model.safetensors"), {}, "has no weights"),
+    "a truncated weight file": (with_text("model.safetensors", "x" * 99), {}, "safetensors"),
+    "no tokenizer": (without("tokenizer.json"), {}, ""),
+    "a tokenizer that is none": (with_text("tokenizer.json", "{}"), {}, ""),
+    "a pipe": (with_pipe("generation_config.json"), {}, "is not a regular file"),
+    "deep JSON": (with_text("special_tokens_map.json", "[" * 5000 + "]" * 5000), {}, "levels deep"),
+    "no adapter": (lambda _: None, {"LoraAdapter": "nowhere"}, "nowhere does not exist"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "options", "problem"), NEVER.values(), ids=NEVER)
+async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_serving(
+    decoders, tmp_path, spoil, options, problem
+):
+    spoil(bad := shutil.copytree(decoders[1], tmp_path / "bad"))
+    async with served(decoders[0]) as backend:
+        process = backend.engine.process_id
+        running = asyncio.create_task(stream(backend.stub, LONG))
+        await until(lambda: backend.engine.status().slots_taken)
+        code, details = await code_of(backend.load(bad, **options))
+        assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}, details
+        assert problem in details
+        assert (await running).replies[-1].tokens == LONG.Tokens
+        assert (await backend.stub.Predict(PROMPT)).tokens == 2
+        assert backend.engine.process_id == process
+
+
+async def test_after_a_load_that_fails_late_the_model_is_loaded_again(decoders, tmp_path):
+    bad = shutil.copytree(decoders[1], tmp_path / "bad")
+    config = json.loads((bad / "config.json").read_text())
+    (bad / "config.json").write_text(json.dumps(config | {"model_type": "unheard_of"}))
+    async with served(decoders[0]) as backend:
+        before = (await backend.stub.Predict(PROMPT)).message
+        code, details = await code_of(backend.load(bad))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "unheard_of" in details
+        assert details.endswith(f"{decoders[0]} is loaded again")
+        assert (await backend.stub.Predict(PROMPT)).message == before
+
+
+async def test_a_model_that_cannot_come_back_is_told_to_be_gone(decoders, tmp_path):
+    first = shutil.copytree(decoders[0], tmp_path / "first")
+    bad = shutil.copytree(decoders[1], tmp_path / "bad")
+    config = json.loads((bad / "config.json").read_text())
+    (bad / "config.json").write_text(json.dumps(config | {"model_type": "unheard_of"}))
+    async with served(first) as backend:
+        (first / "config.json").unlink()
+        code, details = await code_of(backend.load(bad))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"No model is loaded now: {first} could not be loaded again" in details
+        code, details = await code_of(backend.stub.Predict(PROMPT))
+        assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "model not loaded")
+
+
+async def test_requests_that_arrive_during_a_replacement_wait_for_it(decoders):
+    async with served(decoders[0]) as backend:
+        load = asyncio.create_task(backend.load(decoders[1]))
+        await until(lambda: backend.engine.model is None)
+        replies = await asyncio.gather(*(backend.stub.Predict(PROMPT) for _ in range(20)))
+        assert (await load).success
+        assert {reply.tokens for reply in replies} == {2}

@@ -182,6 +182,9 @@ class ScriptedEngine:
         if loaded:
             self._take(ModelOptions(model="org/tiny"))
 
+    async def loaded_model(self, timeout_s: float) -> ServedModel | None:  # noqa: ARG002
+        return self.model
+
     def preparation(self, _request_id: str) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.config import ModelOptions
-from backend.model.checkpoint.adapters.apply import adapter_directory
+from backend.model.checkpoint.adapters.files import adapter_directory
 from common.versions import version_of
 
 _DIGEST_BYTES = 12

@@ -1,7 +1,9 @@
 """Checks safetensors files by their headers before MLX reads them."""
 
 import json
+import math
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,6 +13,13 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 2**20
 _LFS_POINTER = b"version https://git-lfs"
 _METADATA = "__metadata__"
+# Of the types that MLX reads; it refuses others by name.
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
 
 
 def require_whole(path: Path) -> None:
@@ -57,7 +66,29 @@ def _needed_bytes(file: BinaryIO, size: int) -> int | None:
         return begin
     try:
         header: dict[str, Any] = json.loads(file.read(length))
-        ends = [int(row["data_offsets"][1]) for name, row in header.items() if name != _METADATA]
-    except (AttributeError, KeyError, LookupError, TypeError, ValueError):
+        spans = sorted(_span(row) for name, row in header.items() if name != _METADATA)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None
-    return begin + max(ends, default=0)
+    # Tensors follow one another without a gap, as the format has it.
+    end = 0
+    for first, last in spans:
+        if first != end:
+            return None
+        end = last
+    return begin + end
+
+
+def _span(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Return where a tensor begins and ends, in bytes after the header.
+
+    Raises:
+        ValueError: It has another size than its shape and type.
+    """
+    first, last = row["data_offsets"]
+    shape: Sequence[int] = row["shape"]
+    if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
+        raise ValueError
+    bits = _BITS.get(row["dtype"])
+    if last < first or (bits and math.prod(shape) * bits != 8 * (last - first)):
+        raise ValueError
+    return first, last

@@ -11,46 +11,22 @@ from mlx import nn
 from mlx.utils import tree_unflatten
 
 from backend.errors import LoadError
+from backend.model.checkpoint.adapters.files import CONFIG, PEFT_WEIGHTS
 from backend.model.checkpoint.config import read_json
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
-from backend.model.checkpoint.weight_files import require_whole
-
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 _LAYER = re.compile(r"(?:^|\.)(layers\.\d+\..+)$")
-# Other values of these fields change the meaning of the matrices.
-_PLAIN_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA", None),
-    "bias": ("none", None),
-    "use_dora": (False, None),
-    "modules_to_save": ([], None),
-    "fan_in_fan_out": (False, None),
-    "lora_bias": (False, None),
-}
-
-
-def is_peft(directory: Path) -> bool:
-    """Tell whether a directory contains an adapter in this format."""
-    return (directory / WEIGHTS).is_file()
 
 
 def apply_peft(network: Network, directory: Path) -> None:
-    """Apply an adapter to the linear layers that it names.
+    """Apply an adapter to the linear layers that it names; its files have been checked.
 
     Raises:
-        LoadError: It is not a LoRA adapter, or does not fit the network.
+        LoadError: It does not fit the network.
     """
     config = read_json(directory / CONFIG, dict)
-    for name, values in _PLAIN_FIELDS.items():
-        if config.get(name) not in values:
-            raise LoadError(
-                f"{directory / CONFIG}: {name} is {config[name]!r}, which cannot be applied: "
-                "only plain LoRA can"
-            )
-    path = directory / WEIGHTS
-    require_whole(path)
+    path = directory / PEFT_WEIGHTS
     pairs = _pairs(path)
     paths = _module_paths(network, pairs)
     layers = [

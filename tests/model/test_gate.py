@@ -1,0 +1,109 @@
+"""Files of a checkpoint that no library may open."""
+
+import json
+import os
+
+import pytest
+
+from backend.errors import LoadError
+from backend.model.checkpoint.gate import require_sound
+from backend.model.checkpoint.weight_files import require_whole
+
+
+def weights(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def tensor(*offsets, dtype="F32", shape=(1,)):
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("place", ["", "1_Pooling"])
+def test_pipes_devices_and_directories_are_refused_by_name(tmp_path, name, place):
+    path = tmp_path / place / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(LoadError, match=f"{name} is not a regular file"):
+        require_sound(tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(LoadError, match=f"{name} is not a regular file"):
+        require_sound(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(LoadError, match=f"{name} is not a regular file"):
+        require_sound(tmp_path)
+
+
+def test_links_to_files_are_files_as_a_hub_has_them(tmp_path):
+    blob = tmp_path / "blob"
+    blob.write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").symlink_to(blob)
+    (tmp_path / "model" / "gone.json").symlink_to(tmp_path / "nowhere")
+    require_sound(tmp_path / "model")
+
+
+def test_a_huge_file_is_refused_without_being_read(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**34)
+    with pytest.raises(
+        LoadError, match=r"config\.json has 17179869184 bytes, more than the 16777216"
+    ):
+        require_sound(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [101, 100_000])
+@pytest.mark.parametrize("brackets", ["[]", ('{"a":', "}")])
+def test_nested_json_is_refused(tmp_path, depth, brackets):
+    begin, end = brackets
+    (tmp_path / "tokenizer_config.json").write_text(begin * depth + "1" + end * depth)
+    with pytest.raises(LoadError, match=r"tokenizer_config\.json is nested more than 100 levels"):
+        require_sound(tmp_path)
+
+
+def test_other_files_and_what_is_no_json_are_left_to_their_readers(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    os.mkfifo(tmp_path / "README.md")
+    require_sound(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        weights({"a": tensor(0, 4)}, b"1234"),
+        weights({"__metadata__": {"format": "mlx"}, "a": tensor(0, 4)}, b"1234"),
+        weights({"b": tensor(4, 6, dtype="BF16"), "a": tensor(0, 4)}, b"123456"),
+        weights({"a": tensor(0, 0, shape=(0, 3))}),
+        weights({"a": tensor(0, 3, dtype="F4", shape=(6,))}, b"123"),
+    ],
+)
+def test_sound_weights_pass(tmp_path, data):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    require_whole(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        weights({"a": tensor(4, 0)}, b"1234"),
+        weights({"a": tensor(-4, 0)}, b"1234"),
+        weights({"a": tensor(0, 8)}, b"12345678"),
+        weights({"a": tensor(0, 4), "b": tensor(2, 6)}, b"123456"),
+        weights({"a": tensor(8, 12)}, b"123456789012"),
+        weights({"a": tensor(0, 4, shape=(-1,))}, b"1234"),
+        weights({"a": tensor(0, 4, shape="x")}, b"1234"),
+        weights({"a": tensor(0.0, 4.0)}, b"1234"),
+        weights({"a": tensor(0)}, b"1234"),
+        weights({"a": 5}),
+        weights(b"[" * 100_000),
+        weights({}, length=2**60),
+        weights(b""),
+    ],
+)
+def test_bad_offsets_are_no_safetensors_file(tmp_path, data):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(LoadError, match="its header cannot be read"):
+        require_whole(tmp_path / "model.safetensors")
