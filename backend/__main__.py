@@ -47,6 +47,9 @@ OPTIONS = ("--addr", "--metrics-addr", "--dashboard", "--help")
 SYNONYMS = dict.fromkeys(("--port", "--host", "--listen", "--bind", "-p"), "--addr HOST:PORT")
 # A directory for the ledger of the machine's memory.
 LEDGER_VARIABLE = "MLX_BACKEND_LEDGER"
+# The file of what loads find of models, or 0 for none.
+FINDINGS_VARIABLE = "MLX_BACKEND_FINDINGS"
+FINDINGS_NAME = "findings.json"
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
 # No engine process could load the model again.
@@ -134,6 +137,7 @@ def _engine_and_services(
         locate=partial(locate, environment=download_environment),
         environment=for_children(os.environ),
         memory_ledger=memory_ledger(os.environ),
+        findings=findings_file(os.environ),
     )
     return engine, Services(config, engine, download_environment)
 
@@ -253,6 +257,18 @@ def memory_ledger(environment: Mapping[str, str]) -> Path:
         log.warning("%s: %r is not an absolute path; ignored", LEDGER_VARIABLE, told)
     machine = re.sub(r"[^\w.-]", "_", platform.node()) or "machine"
     return state_directory(environment) / f"memory-{machine}"
+
+
+def findings_file(environment: Mapping[str, str]) -> Path | None:
+    """Return the file of what loads find of models; `None` for none."""
+    told = environment.get(FINDINGS_VARIABLE, "")
+    if told.lower() in FALSE_WORDS:
+        return None
+    if Path(told).is_absolute():
+        return Path(told)
+    if told:
+        log.warning("%s: %r is not an absolute path; ignored", FINDINGS_VARIABLE, told)
+    return state_directory(environment) / FINDINGS_NAME
 
 
 def _interval_s(text: str, default: float) -> float:

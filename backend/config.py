@@ -235,6 +235,7 @@ class ProcessOptions:
     """When to give up on the engine process, and the action to take."""
 
     engine_timeout_s: int = 300
+    check_at_load: bool = False
     reload_timeout_s: int = 1800
     exit_when_broken: bool = True
 

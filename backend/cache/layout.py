@@ -40,10 +40,12 @@ class CacheLayout:
     Attributes:
         has_state: Whether a prefix can be restored only at a snapshot.
         has_windows: Whether some layers forget old positions.
+        packing: How keys and values are stored.
     """
 
-    def __init__(self, kinds: Sequence[LayerKind]) -> None:
-        """Create a layout from the kind of each leaf of the caches, in order."""
+    def __init__(self, kinds: Sequence[LayerKind], packing: Packing = UNPACKED) -> None:
+        """Create a layout from the kind of each leaf of the caches, in order, and their packing."""
+        self.packing = packing
         self._kinds = tuple(kinds)
         self._window = max((k.size for k in kinds if isinstance(k, WindowLayer)), default=0)
         self.has_state = any(isinstance(kind, StateLayer) for kind in kinds)
@@ -60,7 +62,7 @@ class CacheLayout:
                 log.warning("no prompt cache for this model: it uses a %s", type(leaf).__name__)
                 return None
             kinds.append(kind)
-        return cls(kinds)
+        return cls(kinds, packing)
 
     def capture(self, caches: Caches, start: int, stop: int) -> tuple[Block, ...]:
         """Lazily copy the KV of the tokens from `start` to `stop`, the end of the caches.

@@ -17,6 +17,7 @@ from backend.core.status import EngineState, EngineStatus
 from backend.core.step import EngineEvent
 from backend.engine.messages.commands import Expect, SessionRequest
 from backend.engine.messages.protocol import PreparedInputs, PrepareMedium
+from backend.engine.supervision.findings_store import FindingsStore
 from backend.engine.supervision.ledger import OpenJob
 from backend.engine.supervision.supervisor import Supervisor
 from backend.engine.supervision.text_part import loaded_model, read_text_part
@@ -80,6 +81,7 @@ class Engine(Generic[HandleT]):
         long_turn_s: float = LONG_TURN_S,
         environment: Mapping[str, str] | None = None,
         memory_ledger: Path | None = None,
+        findings: Path | None = None,
     ) -> None:
         """Start idle, without a process.
 
@@ -90,10 +92,13 @@ class Engine(Generic[HandleT]):
             environment: Of the engine's processes; `None` is this process's.
             memory_ledger: The directory where backends share the machine's memory; `None` does not
                 share it.
+            findings: The file of what loads find of models; `None` keeps it in memory only.
         """
         self._serve = serve
         self._locate = locate
-        self._supervisor = Supervisor(self._give_up, long_turn_s, environment, memory_ledger)
+        self._supervisor = Supervisor(
+            self._give_up, long_turn_s, environment, memory_ledger, FindingsStore(findings)
+        )
         self._ledger = self._supervisor.ledger
         self._fault = ""
         self._must_exit = asyncio.Event()

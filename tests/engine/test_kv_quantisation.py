@@ -6,8 +6,8 @@ from engine_driver import VOCAB, Driver, make_request, prompt_of
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
 from backend.config import TuningOptions
-from backend.engine.kv.batch_caches import Batching, BatchPlan
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
+from backend.engine.plan import Batching, BatchPlan
 from backend.engine.trials.batch_check import BatchTrial, batch_plan
 
 pytestmark = pytest.mark.mlx

@@ -5,9 +5,9 @@ import mlx.core as mx
 import pytest
 from engine_driver import VOCAB
 
-from backend.engine.kv.batch_caches import Batching, BatchPlan
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.ranks import OtherRankError, Ranks
+from backend.engine.plan import Batching, BatchPlan
 from backend.engine.trials.batch_check import BatchTrial, batch_plan
 from backend.engine.trials.self_check import (
     require_sense,

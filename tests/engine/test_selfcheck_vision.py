@@ -4,8 +4,8 @@ import mlx_vlm
 import pytest
 from engine_driver import VOCAB
 
-from backend.engine.kv.batch_caches import Batching, BatchPlan
 from backend.engine.passes.caches import CacheFactory
+from backend.engine.plan import Batching, BatchPlan
 from backend.engine.trials.batch_check import BatchTrial, batch_plan
 from backend.model.vision.vision_network import VisionNetwork
 

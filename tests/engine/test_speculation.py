@@ -13,8 +13,8 @@ from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.drafts.drafting import Drafting
-from backend.engine.kv.batch_caches import Batching
 from backend.engine.passes.caches import make_cache_factory
+from backend.engine.plan import Batching
 from backend.engine.rows.counters import Counters
 from backend.engine.rows.row import Row
 from backend.engine.trials.batch_check import batch_plan

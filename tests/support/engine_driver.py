@@ -95,8 +95,8 @@ class Driver:
         **tuning: Any,
     ) -> None:
         from backend.cache.packing import Packing
-        from backend.engine.kv.batch_caches import Batching, BatchPlan
         from backend.engine.passes.caches import make_cache_factory
+        from backend.engine.plan import Batching, BatchPlan
         from backend.engine.prefixes.caching_store import make_prefix_store
         from backend.engine.prefixes.disk_link import DiskSettings
         from backend.engine.rows.admission import KvProfile, Reservations

@@ -18,7 +18,8 @@ from backend.engine.background.hidden_states import find_decoder
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.pooling import Pool, pooled
 from backend.engine.background.text_queue import gather, padded
-from backend.engine.network import MODEL_ERRORS, FreshCaches, Network
+from backend.engine.network import MODEL_ERRORS, Network
+from backend.engine.passes.caches import CacheFactory
 from backend.errors import GenerationFailedError, UnsupportedError
 from backend.model.loaded import RunnableModel
 
@@ -47,7 +48,7 @@ class Embedder:
     """Embeds with one loaded decoder; belongs to the main thread."""
 
     def __init__(
-        self, model: RunnableModel, fresh_caches: FreshCaches, jobs: BackgroundJobs
+        self, model: RunnableModel, fresh_caches: CacheFactory, jobs: BackgroundJobs
     ) -> None:
         """Create an embedder.
 
@@ -87,7 +88,7 @@ class Embedder:
         """Return the calls that share the pass of one, none if it runs alone."""
         self._waiting = [each for each in self._waiting if not each.reply.cancelled()]
         others = [each for each in self._waiting if _is_pooled(each)]
-        if not others or not _is_pooled(lead) or not self._runs_together:
+        if not others or not _is_pooled(lead) or not self._may_run_together:
             return ()
         company = gather(lead, others, self._jobs.chunk_size(_padded_tokens(lead, others)))
         # The part that is actually computed.
@@ -125,10 +126,14 @@ class Embedder:
     def _decoder(self) -> Network | None:
         return find_decoder(self._model.network, self._fresh_caches, self._model.card.vocab_size)
 
+    @property
+    def _may_run_together(self) -> bool:
+        return self._fresh_caches.plan.batches and self._runs_together
+
     @cached_property
     def _runs_together(self) -> bool:
         """Whether two texts of different length give the same result together as alone."""
-        if not self._model.card.batches or self._decoder is None:
+        if self._decoder is None:
             return False
         vocab_size = self._model.card.vocab_size
         trial = [[token_id % vocab_size for token_id in tokens] for tokens in _TRIAL]

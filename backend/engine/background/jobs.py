@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, TypeAlias
 
 from backend.engine.messages.commands import Answer
@@ -79,6 +80,11 @@ class BackgroundJobs:
     def is_computing(self) -> bool:
         """Whether there is something to compute."""
         return bool(self._jobs)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a job may hold caches."""
+        return any(getgeneratorstate(queued.job) != GEN_CREATED for queued in self._jobs)
 
     @property
     def count(self) -> int:

@@ -16,10 +16,11 @@ from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.scoring import ScoreRequest
 from backend.engine.background.jobs import ChunkSize
 from backend.engine.background.pooling import no_numbers
-from backend.engine.kv.batch_caches import BatchCaches, Batching, BatchPlan
+from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.prefill import prefill_chunk
+from backend.engine.plan import Batching, BatchPlan
 from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.row import Row
 from backend.model.exponentials import log_sum_exp
@@ -56,7 +57,6 @@ class Scorer:
             chunk_size: Returns the number of tokens of the next pass.
         """
         self._network: Network = model.network
-        self._max_together = MAX_TOGETHER if model.card.batches else 1
         self._fresh_caches = fresh_caches
         self._plan = fresh_caches.plan
         self._prefixes = prefixes
@@ -83,7 +83,8 @@ class Scorer:
     def _groups(self, continuations: Sequence[Sequence[int]], caches: Caches) -> list[list[int]]:
         """Return the groups of continuations of more than one token, by index."""
         copy_bytes = sum(map(cache_bytes, caches))
-        size = max(min(self._max_together, MAX_COPIES_BYTES // max(copy_bytes, 1)), 1)
+        together = MAX_TOGETHER if self._plan.batches else 1
+        size = max(min(together, MAX_COPIES_BYTES // max(copy_bytes, 1)), 1)
         fed = {i: len(tokens) - 1 for i, tokens in enumerate(continuations) if len(tokens) > 1}
         groups: list[list[int]] = []
         total = 0

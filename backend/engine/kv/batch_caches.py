@@ -1,8 +1,6 @@
 """The caches of all layers for the rows that decode together."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from typing import TypeAlias
 
@@ -27,55 +25,9 @@ from backend.engine.kv.packed import Column
 from backend.engine.kv.spans import Reference
 from backend.engine.kv.variants import LatentKV, QuantizedKV
 from backend.engine.network import Caches, Network
+from backend.engine.plan import Batching, BatchPlan
 
 MakeRagged: TypeAlias = Callable[[UpstreamCache], RaggedKV]
-
-
-class Batching(Enum):
-    """How the layers that keep every position are batched.
-
-    Attributes:
-        RAGGED: Each row has its own length, and attention runs by group.
-        LATENT: The same for families that keep compressed keys (MLA).
-        PADDED: With mlx-lm's batch caches, as long as the longest row.
-        NONE: One row at a time.
-    """
-
-    RAGGED = "ragged"
-    LATENT = "latent"
-    PADDED = "padded"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """The batching of a model, found at load.
-
-    Attributes:
-        batching: How its rows share a pass.
-        overhead: Positions of a row that cost as much as one more group.
-        shares_prefixes: Whether rows use the prompt cache in place.
-        takes_several: Whether prompts of different length may be fed in one pass.
-        packs: Whether decoding rows that take unlike numbers of tokens need no padding: the
-            network gets each token as a row of its own.
-        starts_early: Whether an idle device begins with a pass while it is being built: alone, not
-            among ranks, which have to agree first.
-        pass_seconds: Duration of a pass by its tokens of one row; empty if decoding rows
-            cannot take several in a pass and give some back.
-    """
-
-    batching: Batching = Batching.RAGGED
-    overhead: float = 512.0
-    shares_prefixes: bool = False
-    takes_several: bool = False
-    packs: bool = False
-    starts_early: bool = False
-    pass_seconds: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def has_own_lengths(self) -> bool:
-        """Whether every row has its own length."""
-        return self.batching in _RAGGED
 
 
 class BatchCaches:

@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn, TypeAlias
 
 from backend.engine.distributed.grammars import SentGrammar
@@ -28,10 +29,17 @@ from backend.errors import (
 from backend.model.vision.media_processor import MediaPreparer, ProcessorError, content_of
 from common.process.lifecycle import exit_at_once
 
+# A load is often followed by a request, whose first token should not wait for the GIL.
+_WARM_UP_DELAY_S = 2.0
+
 log = logging.getLogger(__name__)
 
 Command: TypeAlias = Submit | Cancel | Job | Leave | Stop | DiskNews | Resize | Publication
 """Obeyed by the computing thread, in order of arrival."""
+
+
+def _do_nothing() -> None:
+    """Prepare nothing."""
 
 
 class Intake:
@@ -62,9 +70,13 @@ class Intake:
         self._jobs: queue.SimpleQueue[tuple[int, PrepareMedium]] = queue.SimpleQueue()
         self._wanted: set[int] = set()
 
-    def start(self) -> None:
-        """Start the threads."""
-        for work in (self._listen, self._compile, self._prepare):
+    def start(self, warm_up: Callable[[], None] = _do_nothing) -> None:
+        """Start the threads.
+
+        Args:
+            warm_up: Prepares for grammars; called once no first token waits for this process.
+        """
+        for work in (self._listen, partial(self._compile, warm_up), self._prepare):
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -101,20 +113,26 @@ class Intake:
             self._waiting.add(order.request.request_id)
         self._guided.put(order)
 
-    def _compile(self) -> None:
+    def _compile(self, warm_up: Callable[[], None]) -> None:
+        try:
+            self._compile_one(self._guided.get(timeout=_WARM_UP_DELAY_S))
+        except queue.Empty:
+            warm_up()
         while True:
-            order = self._guided.get()
-            command: Command = order
-            try:
-                if isinstance(order.request.grammar, SentGrammar):
-                    order.request.grammar.compile()
-            except Exception as error:  # noqa: BLE001 (any error of one request's grammar)
-                failure = _failure("its grammar could not be compiled", error)
-                command = Publication(order.request.request_id, failure)
-            with self._lock:
-                if order.request.request_id in self._waiting:
-                    self._waiting.discard(order.request.request_id)
-                    self._commands.put(command)
+            self._compile_one(self._guided.get())
+
+    def _compile_one(self, order: Submit) -> None:
+        command: Command = order
+        try:
+            if isinstance(order.request.grammar, SentGrammar):
+                order.request.grammar.compile()
+        except Exception as error:  # noqa: BLE001 (any error of one request's grammar)
+            failure = _failure("its grammar could not be compiled", error)
+            command = Publication(order.request.request_id, failure)
+        with self._lock:
+            if order.request.request_id in self._waiting:
+                self._waiting.discard(order.request.request_id)
+                self._commands.put(command)
 
     def _prepare(self) -> None:
         while True:

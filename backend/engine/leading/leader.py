@@ -24,6 +24,7 @@ from backend.engine.distributed.messages import Form, GroupCommand, Turn
 from backend.engine.distributed.replica import Replica
 from backend.engine.distributed.shard import load_whole
 from backend.engine.distributed.topology import Topology, topology_of
+from backend.engine.findings import Notebook
 from backend.engine.leading.intake import Command, Intake
 from backend.engine.leading.machine_share import MachineShare
 from backend.engine.messages.channel import Channel, ChannelClosedError
@@ -33,6 +34,7 @@ from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
     Answered,
     Failed,
+    Found,
     Load,
     Loaded,
     MediaFacts,
@@ -114,6 +116,7 @@ class Leader:
             self._commands.put,
             note_pass=self._note_pass,
             make_room=self._share.make_room,
+            notebook=Notebook(load.known, lambda *found: self._server.send(Found(*found))),
         )
         load = self._share.join(load)
         topology = topology_of(load.options.tuning)
@@ -152,11 +155,10 @@ class Leader:
                 media=_media_facts(model),
             )
         )
-        Intake(self._server, model.media, self._commands, self._fail).start()
-        with contextlib.suppress(GrammarError):
-            # The server reads its vocabulary meanwhile.
-            _ = workshop.compiler
-        LASTING.leave_out()
+        intake = Intake(self._server, model.media, self._commands, self._fail)
+        intake.start(warm_up=lambda: _warm_up(workshop))
+        # Without a collection, which would delay the first token.
+        LASTING.leave_out_at_once()
 
     def _lead_turn(self) -> None:
         """Decide on a turn, send it to all ranks, and compute it."""
@@ -246,6 +248,12 @@ class Leader:
         with contextlib.suppress(ChannelClosedError):
             self._server.send(Failed(Failure.of(error)))
         exit_at_once(1)
+
+
+def _warm_up(workshop: GrammarWorkshop) -> None:
+    """Read the vocabulary before the first grammar needs it."""
+    with contextlib.suppress(GrammarError):
+        _ = workshop.compiler
 
 
 def _form(load: Load, topology: Topology) -> Form:

@@ -1,7 +1,7 @@
 """Messages between the server and the engine process, which is rank 0 of one or more.
 
 server --Load, then Submit, Cancel, Expect, Job, Leave, Stop--> engine
-server <--Loaded, then Told, Answered, Passing, Snapshot; Failed-- engine
+server <--Loaded, then Told, Answered, Passing, Snapshot; Found at any time; Failed-- engine
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from backend.config import ModelOptions
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
 from backend.core.status import EngineStatus
+from backend.engine.findings import Findings
 from backend.engine.messages.commands import Cancel, Expect, SessionRequest, Submit
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.results import Classification, Judgement, Listing, Scores, Vectors
@@ -25,11 +26,13 @@ class Load(Struct, frozen=True, tag=True, array_like=True):
 
     Attributes:
         ledger: The directory where backends divide the memory; `None` for none.
+        known: What earlier loads found of models, by their keys.
     """
 
     options: ModelOptions
     directory: Path
     ledger: Path | None = None
+    known: Mapping[str, Findings] = {}
 
 
 class PrepareMedium(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
@@ -131,10 +134,17 @@ class Snapshot(Struct, frozen=True, tag=True, array_like=True):
     status: EngineStatus
 
 
+class Found(Struct, frozen=True, tag=True, array_like=True):
+    """What is known of a model by now, by its key, for the next process that loads it."""
+
+    key: str
+    findings: Findings
+
+
 class Failed(Struct, frozen=True, tag=True, array_like=True):
     """The model cannot be loaded, or the engine is lost."""
 
     failure: Failure
 
 
-News: TypeAlias = Loaded | Told | Answered | Passing | Snapshot | Failed
+News: TypeAlias = Loaded | Told | Answered | Passing | Snapshot | Found | Failed

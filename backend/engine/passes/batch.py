@@ -23,6 +23,13 @@ from backend.engine.rows.row import Row
 Landed: TypeAlias = Callable[[Sequence[RowStep]], None]
 """Receives landed tokens."""
 
+NoteStep: TypeAlias = Callable[[int, float], None]
+"""Learns the seconds of a step that gave one token to each of some rows."""
+
+
+def ignore_step(_rows: int, _seconds: float) -> None:
+    """Learn nothing."""
+
 
 @dataclass(slots=True)
 class _Flight:
@@ -34,7 +41,11 @@ class _Flight:
 
 
 class Batch:
-    """The rows being decoded; belongs to the main thread."""
+    """The rows being decoded; belongs to the main thread.
+
+    Attributes:
+        note_step: Learns from undisturbed steps.
+    """
 
     def __init__(
         self,
@@ -55,6 +66,7 @@ class Batch:
         self._fresh_caches = fresh_caches
         self._vocab_size = vocab_size
         self._drafting = drafting
+        self.note_step: NoteStep = ignore_step
         self._clock = perf_counter
         self._rows: list[Row] = []
         self._joining: list[Row] = []
@@ -62,6 +74,11 @@ class Batch:
         self._flight: _Flight | None = None
         self._departed: list[Row] = []
         self._draws = Draws((), vocab_size)
+
+    def begin_drafts(self, drafting: Drafting) -> None:
+        """Draft for the present rows, and those to come."""
+        self._drafting = drafting
+        drafting.follow(self._rows)
 
     @property
     def is_empty(self) -> bool:
@@ -108,7 +125,9 @@ class Batch:
             self._advance(inputs, before, meanwhile, landed)
         if waits and not wants_drafts:
             # It took as long as the pass in flight.
-            self._observe(len(self._rows), self._clock() - started)
+            seconds = self._clock() - started
+            self.note_step(len(self._rows), seconds)
+            self._observe(len(self._rows), seconds)
         elif self._drafting is not None:
             self._drafting.settle(self._clock() - started, waits + bool(drafts))
 

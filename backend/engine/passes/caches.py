@@ -13,9 +13,9 @@ from backend.cache.packing import group_size_for
 from backend.cache.row_kv import RowKV
 from backend.config import TuningOptions
 from backend.engine.kv.attention import install
-from backend.engine.kv.batch_caches import BatchPlan
 from backend.engine.network import MODEL_ERRORS, Caches, Network
 from backend.engine.passes.ranks import ALONE, Ranks
+from backend.engine.plan import BatchPlan
 from backend.model.checkpoint.failures import one_line
 
 _TRIAL_PROMPT = tuple(range(8))
@@ -70,7 +70,10 @@ def _referring(cache: UpstreamCache) -> UpstreamCache:
 
 
 def make_cache_factory(
-    network: Network, tuning: TuningOptions, ranks: Ranks = ALONE
+    network: Network,
+    tuning: TuningOptions,
+    ranks: Ranks = ALONE,
+    known: tuple[int | None, ...] | None = None,
 ) -> CacheFactory:
     """Return the factory that the options request, after trying it on a few tokens.
 
@@ -80,10 +83,13 @@ def make_cache_factory(
         network: The network of the caches.
         tuning: Its options.
         ranks: The ranks of the model: either all of them quantise or none.
+        known: The group sizes that an earlier load found; `None` finds them.
     """
     own = CacheFactory(network)
     if tuning.memory.kv_bits is None:
         return own
+    if known is not None:
+        return CacheFactory(network, tuning.memory.kv_bits, known) if known else own
     used = own()
     _computed(ranks, network, _TRIAL_PROMPT, used)
     sizes = _group_sizes(used, tuning.memory.kv_group_size)

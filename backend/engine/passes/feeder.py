@@ -6,10 +6,10 @@ import mlx.core as mx
 
 from backend.config import MEDIA_MEMO_BYTES
 from backend.core.prompt import MediaSpan
-from backend.engine.kv.batch_caches import BatchPlan
 from backend.engine.network import Caches, FreshCaches, Network
 from backend.engine.passes.media_memo import MediaMemo
 from backend.engine.passes.prefill import prefill_chunk, prefill_together
+from backend.engine.plan import BatchPlan
 from backend.engine.rows.row import Row
 from backend.model.vision.rope_positions import RopePositions
 from backend.model.vision.vision_network import MediaPart, VisionNetwork

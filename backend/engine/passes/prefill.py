@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from backend.engine.kv.batch_caches import BatchCaches, BatchPlan
+from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import FreshCaches, Network
+from backend.engine.plan import BatchPlan
 from backend.engine.rows.row import Row
 
 

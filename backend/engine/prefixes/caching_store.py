@@ -64,7 +64,12 @@ def make_prefix_store(
     if layout is None:
         return NoPrefixStore()
     return CachingPrefixStore(
-        fresh_caches, layout, budget_bytes, disk, forecast, is_replicated=is_replicated
+        fresh_caches,
+        layout,
+        budget_bytes,
+        disk,
+        forecast,
+        is_replicated=is_replicated,
     )
 
 
@@ -109,6 +114,11 @@ class CachingPrefixStore:
     def reuse(self) -> Reuse:
         """Where prefixes can be resumed."""
         return self._layout.reuse
+
+    def refer(self) -> None:
+        """Let rows use nodes in place: what is stored stays as it is."""
+        if layout := CacheLayout.of(self._fresh_caches(), self._layout.packing):
+            self._layout = layout
 
     def fetch(self, row: Row) -> bool:
         """Ask the disk for nodes that memory lacks, if worthwhile."""

@@ -20,6 +20,9 @@ class PrefixStore(Protocol):
     def reuse(self) -> Reuse:
         """Where prefixes can be resumed."""
 
+    def refer(self) -> None:
+        """Let rows use the store in place from now on; none has caches at present."""
+
     def fetch(self, row: Row) -> bool:
         """Start reading a new row's prefix from disk; false if no wait is needed."""
 
@@ -89,6 +92,9 @@ class NoPrefixStore:
     reuse = Reuse.ANYWHERE
     used_tokens = 0
     wants_rest = False
+
+    def refer(self) -> None:
+        """Use nothing."""
 
     def fetch(self, row: Row) -> bool:  # noqa: ARG002 (the protocol's)
         """Never wait."""

@@ -8,7 +8,7 @@ in place is charged once.
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backend.cache.growth import ALLOCATION_STEP_TOKENS
 from backend.engine.rows.row import Row
@@ -158,6 +158,10 @@ class Reservations:
     def may_grow(self) -> bool:
         """Whether other backends hold memory that may join the budget."""
         return self.budget_bytes < self.wish_bytes
+
+    def set_own_lengths(self, has_own_lengths: bool) -> None:  # noqa: FBT001 (the only argument)
+        """Set whether rows that decode together keep their own lengths; at most one runs."""
+        self._profile = replace(self._profile, has_own_lengths=has_own_lengths)
 
     def resize(self, budget_bytes: int, attainable_bytes: int) -> None:
         """Apply another budget, or come as close to it as the used memory allows.

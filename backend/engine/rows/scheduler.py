@@ -32,7 +32,7 @@ class Scheduler:
             max_slots: Rows prefilling and active together.
             max_active: Rows that may decode together; 1 for a model that cannot be batched.
         """
-        self._max_slots = max_slots
+        self.max_slots = max_slots
         self.max_active = max_active
         self.fetching: list[Row] = []
         self.waiting = AdmissionQueue()
@@ -102,7 +102,7 @@ class Scheduler:
     @property
     def _slot_limit(self) -> int:
         """The number of slots; one if rows cannot decode together."""
-        return 1 if self.max_active == 1 else self._max_slots
+        return 1 if self.max_active == 1 else self.max_slots
 
     def next_prefill(self) -> Row | None:
         """Return the row whose chunk runs next: by priority, then the one with the least left.
@@ -177,7 +177,7 @@ class Scheduler:
         rows = self.rows()
         if len(set(rows)) != len(rows):
             raise AssertionError("a row stands in two places")
-        if self.slots_taken > self._max_slots or len(self.active) > self.max_active:
+        if self.slots_taken > self.max_slots or len(self.active) > self.max_active:
             raise AssertionError("more rows than slots")
         if not set(self._passed_over) <= set(self.prefilling):
             raise AssertionError("ages of rows that do not prefill")

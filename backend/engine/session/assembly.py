@@ -15,11 +15,13 @@ from backend.config import (
 )
 from backend.core.model import ModelCard, ModelKind
 from backend.engine.background.encoder import Encoder
-from backend.engine.kv.batch_caches import Batching, BatchPlan
+from backend.engine.findings import Notebook, Page
 from backend.engine.messages.commands import DiskNews
 from backend.engine.network import FreshCaches
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
+from backend.engine.passes.product_threads import ProductThreads
 from backend.engine.passes.ranks import ALONE, Ranks
+from backend.engine.plan import Batching, BatchPlan
 from backend.engine.prefixes.caching_store import make_prefix_store
 from backend.engine.prefixes.disk_link import DiskSettings
 from backend.engine.rows.admission import KvProfile, Reservations
@@ -28,18 +30,18 @@ from backend.engine.session.decoder_parts import Resources, make_parts
 from backend.engine.session.decoder_session import DecoderSession
 from backend.engine.session.encoder_session import EncoderSession
 from backend.engine.session.session import Outlets, Session
-from backend.engine.trials.batch_check import batch_plan
+from backend.engine.trials.batch_check import BatchTrial, Planning, planning
 from backend.engine.trials.draft_model import LoadedDraft
-from backend.engine.trials.drafter import load_draft
-from backend.engine.trials.kv_profile import measure
+from backend.engine.trials.drafter import load_draft, wants_drafter
+from backend.engine.trials.kv_profile import foresee
 from backend.engine.trials.media_check import media_faults, text_fault
-from backend.engine.trials.product_threads import adjust_product_threads
+from backend.engine.trials.model_key import model_key
 from backend.engine.trials.self_check import (
     require_numbers,
     require_sense,
     trial_lengths,
 )
-from backend.engine.trials.trial_steps import prefilled
+from backend.engine.trials.trial_steps import at_once
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm
@@ -65,9 +67,12 @@ log = logging.getLogger(__name__)
 def assemble_session(model: RunnableModel, options: ModelOptions, outlets: Outlets) -> Session:
     """Return an idle session, after checking the abilities of the model."""
     if model.card.kind is not ModelKind.DECODER:
-        encoder, probe = Encoder(model.network), _sample(model)[:_PROBE_TOKENS]
-        require_numbers(encoder.look(probe))
-        adjust_product_threads(lambda: require_numbers(encoder.look(probe)), options.threads)
+        ProductThreads(options.threads)
+        page = outlets.notebook.page(model_key(options, model))
+        if not page.findings.is_sound:
+            require_numbers(Encoder(model.network).look(_sample(model)[:_PROBE_TOKENS]))
+            page.add(is_sound=True)
+            page.hand_over()
         return EncoderSession(model, outlets)
     return assemble_decoder_session(model, options, outlets)
 
@@ -84,28 +89,32 @@ def assemble_decoder_session(
         ranks: The ranks of the model, whose sessions are equal.
     """
     tuning = options.tuning
-    fresh_caches = make_cache_factory(model.network, tuning, ranks)
-    sample = _sample(model)
-    probe = sample[:_PROBE_TOKENS]
-    require_sense(model.network, fresh_caches, probe)
+    # Ranks must make the same trials: what one of them remembers, another may not.
+    notebook = Notebook() if ranks.are_several else outlets.notebook
     # Ranks on one machine share its cores.
-    if not ranks.are_several:
-        adjust_product_threads(
-            lambda: prefilled(ALONE, model.network, fresh_caches(), probe), options.threads
-        )
+    threads = None if ranks.are_several else ProductThreads(options.threads)
+    page = notebook.page(model_key(options, model))
+    page.repeat()
+    before = page.findings
+    sample = _sample(model)
+    fresh_caches = make_cache_factory(model.network, tuning, ranks, before.group_sizes)
+    page.add(group_sizes=fresh_caches.group_sizes)
+    if not before.is_sound:
+        require_sense(model.network, fresh_caches, sample[:_PROBE_TOKENS])
+        page.add(is_sound=True)
     if isinstance(model.network, VisionNetwork):
-        model = _with_checked_media(model, model.network, fresh_caches, sample)
+        model = _with_checked_media(model, model.network, fresh_caches, sample, page)
         # Only trials of media render here; prompts are rendered in the server.
         PROCESSES.close()
-    can_batch = tuning.scheduling.batching
-    drafts = tuning.speculation.speculation != "off"
-    plan = BatchPlan(Batching.NONE)
-    if can_batch:
-        plan = _batch_plan(model, fresh_caches, sample, ranks, drafts=drafts)
+    batching = _Batching(model, options, fresh_caches, sample, ranks, page)
+    plan = batching.plan()
+    if page.findings != before:
+        page.hand_over()
     fresh_caches = replace(fresh_caches, plan=plan)
-    batches = plan.batching is not Batching.NONE
-    model = replace(model, card=replace(model.card, batches=batches))
-    draft = load_draft(options, model, sample, outlets.make_room) if plan.pass_seconds else None
+    model = replace(model, card=replace(model.card, batches=plan.batches))
+    draft = None
+    if plan.pass_seconds:
+        draft = load_draft(options, model, sample, outlets.make_room, notebook)
     if draft is not None:
         model = replace(model, card=replace(model.card, draft_model=draft.model.card.path))
     budget_bytes = _kv_budget_bytes(options, model, draft)
@@ -116,15 +125,83 @@ def assemble_decoder_session(
         fresh_caches, cache_bytes, packing, disk, is_replicated=ranks.are_several
     )
     profile = replace(
-        measure(model.network, fresh_caches),
+        foresee(model.network, fresh_caches),
         has_own_lengths=plan.has_own_lengths,
         draft=draft.profile if draft else None,
     )
     _log_memory(profile, budget_bytes)
     reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens)
-    resources = Resources(prefixes, reservations, draft)
+    trials = batching.planning if batching.is_open else None
+    resources = Resources(prefixes, reservations, draft, trials, page, threads)
     parts = make_parts(model, fresh_caches, resources, tuning, outlets)
     return DecoderSession(model, parts, outlets)
+
+
+class _Batching:
+    """How the rows of a model may be batched: known, tried now, or to be tried later.
+
+    Attributes:
+        is_open: Whether it has yet to be tried, once the plan was asked for.
+    """
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        options: ModelOptions,
+        fresh_caches: CacheFactory,
+        sample: Sequence[int],
+        ranks: Ranks,
+        page: Page,
+    ) -> None:
+        self.is_open = False
+        self._model = model
+        self._options = options
+        self._fresh_caches = fresh_caches
+        self._sample = sample
+        self._ranks = ranks
+        self._page = page
+        self._drafts = options.tuning.speculation.speculation != "off"
+
+    def plan(self) -> BatchPlan:
+        """Return the plan to start with: if it has yet to be tried, a safe one."""
+        if not self._options.tuning.scheduling.batching:
+            return BatchPlan(Batching.NONE)
+        known = self._page.findings
+        if known.plan is not None and (known.knows_drafts or not self._drafts):
+            return replace(known.plan, pass_seconds=known.plan.pass_seconds if self._drafts else {})
+        if self._must_wait:
+            log.info(
+                "trying how requests of %s can be computed together, once for this checkpoint: "
+                "this takes some seconds on a CPU",
+                self._model.card.name,
+            )
+            plan = at_once(self.planning())
+            self._page.add(plan=plan, knows_drafts=self._drafts, begun=0)
+            return replace(plan)
+        self.is_open = not self._page.has_failed
+        if self._page.has_failed:
+            log.warning(
+                "this model runs one request at a time, without drafts: engines have ended while "
+                "they tried more (check_at_load:true tries again)"
+            )
+        return replace(known.plan) if known.plan else BatchPlan(Batching.NONE, starts_early=True)
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether the load has to wait: ranks act alike, and a drafter is refused at load."""
+        at_load = self._options.tuning.process.check_at_load or self._ranks.are_several
+        return at_load or (self._drafts and wants_drafter(self._options, self._model))
+
+    def planning(self) -> Planning:
+        """Return the trials; the log says what they leave out."""
+        spans = [n for n in self._model.card.attention_spans if n <= _LONGEST_TRIED_SPAN]
+        if len(spans) < len(self._model.card.attention_spans):
+            text = "windows of more than %d tokens are not tried"
+            self._page.say(logging.INFO, text, _LONGEST_TRIED_SPAN)
+        network, lengths = self._model.network, trial_lengths(spans)
+        trial = BatchTrial(network, self._fresh_caches, self._sample, lengths, ranks=self._ranks)
+        known = self._page.findings.plan
+        return planning(trial, self._page, drafts=self._drafts, known=known)
 
 
 def _kv_budget_bytes(options: ModelOptions, model: RunnableModel, draft: LoadedDraft | None) -> int:
@@ -152,22 +229,34 @@ def _with_checked_media(
     network: VisionNetwork,
     fresh_caches: FreshCaches,
     sample: Sequence[int],
+    page: Page,
 ) -> RunnableModel:
     """Return the model with the kinds of media that it reads correctly.
 
     Raises:
         UnsupportedModelError: It does not even read text correctly.
     """
-    if fault := text_fault(network, fresh_caches, sample):
-        raise UnsupportedModelError(_text_refusal(model.card, fault))
+    known = page.findings
+    if not known.reads_text or (model.media and not known.media):
+        log.info(
+            "trying whether %s reads text and media as mlx-vlm does, once for this checkpoint: "
+            "this takes some seconds on a CPU",
+            model.card.name,
+        )
+    if not known.reads_text:
+        if fault := text_fault(network, fresh_caches, sample):
+            raise UnsupportedModelError(_text_refusal(model.card, fault))
+        page.add(reads_text=True)
     if model.media is None:
         return model
-    examiner = Examiner(model.media, model.tokenizer, model.template)
-    refused, single = media_faults(network, fresh_caches, examiner)
-    card = replace(
-        model.card, refused_media={**model.card.refused_media, **refused}, single_media=single
-    )
-    media = model.media.without(refused)
+    found = known.media
+    if found is None:
+        examiner = Examiner(model.media, model.tokenizer, model.template)
+        found = media_faults(network, fresh_caches, examiner, page)
+        page.add(media=found)
+    refused = {**model.card.refused_media, **found.refused}
+    card = replace(model.card, refused_media=refused, single_media=found.single)
+    media = model.media.without(found.refused)
     kinds = ", ".join(kind.value for kind in media.snippets) if media else "none"
     log.info("media that can be read: %s", kinds)
     return replace(model, card=card, media=media)
@@ -188,21 +277,6 @@ def _sample(model: RunnableModel) -> Sequence[int]:
     """Return tokens of natural text: vocabulary rows that no text uses may be empty."""
     ids = model.tokenizer.encode(_SAMPLE_TEXT, adds_special=False)
     return [token_id for token_id in ids if token_id < model.card.vocab_size] or [0]
-
-
-def _batch_plan(
-    model: RunnableModel,
-    fresh_caches: CacheFactory,
-    sample: Sequence[int],
-    ranks: Ranks,
-    *,
-    drafts: bool,
-) -> BatchPlan:
-    spans = [span for span in model.card.attention_spans if span <= _LONGEST_TRIED_SPAN]
-    if len(spans) < len(model.card.attention_spans):
-        log.info("windows of more than %d tokens are not tried at load", _LONGEST_TRIED_SPAN)
-    lengths = trial_lengths(spans)
-    return batch_plan(model.network, fresh_caches, sample, lengths, ranks=ranks, drafts=drafts)
 
 
 def _disk_settings(

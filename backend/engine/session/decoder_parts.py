@@ -1,30 +1,36 @@
 """The parts of a decoder's session, put together."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from backend.config import TuningOptions
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.work import JobFactory
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.drafts.drafting import Drafting
-from backend.engine.kv.batch_caches import BatchPlan
+from backend.engine.findings import Page
 from backend.engine.messages.publisher import Publisher
 from backend.engine.passes.batch import Batch
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.feeder import make_feeder
 from backend.engine.passes.isolation import Isolation
+from backend.engine.passes.product_threads import ProductThreads
+from backend.engine.plan import BatchPlan
 from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.admission import Reservations
 from backend.engine.rows.counters import Counters
 from backend.engine.rows.pacing import PrefillPacer
 from backend.engine.rows.scheduler import Scheduler
+from backend.engine.session.adoption import Adoption
 from backend.engine.session.decoding import Decoding
 from backend.engine.session.delivery import Delivery
+from backend.engine.session.examination import Examination
 from backend.engine.session.memory_watch import MemoryWatch
 from backend.engine.session.open_requests import OpenRequests
 from backend.engine.session.prefilling import Prefilling
 from backend.engine.session.recovery import Recovery
 from backend.engine.session.session import Outlets
+from backend.engine.trials.batch_check import Planning
 from backend.engine.trials.draft_model import LoadedDraft
 from backend.model.loaded import RunnableModel
 
@@ -48,6 +54,8 @@ class DecoderParts:
         decoding: Computes steps.
         counters: Count tokens.
         draft_bytes: Weights of the draft model.
+        adoption: Changes how rows are batched.
+        examination: The trials that are open.
     """
 
     prefixes: PrefixStore
@@ -64,6 +72,8 @@ class DecoderParts:
     decoding: Decoding
     counters: Counters
     draft_bytes: int
+    adoption: Adoption
+    examination: Examination
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +84,17 @@ class Resources:
         prefixes: Stores its prefixes.
         reservations: The memory for its KV caches.
         draft: Its drafter, if any.
+        trials: Returns the trials that are open; `None` if there are none.
+        page: What is known of its model.
+        threads: Of matrix products; `None` leaves their number as it is.
     """
 
     prefixes: PrefixStore
     reservations: Reservations
     draft: LoadedDraft | None = None
+    trials: Callable[[], Planning] | None = None
+    page: Page = field(default_factory=Page)
+    threads: ProductThreads | None = None
 
 
 def make_parts(
@@ -102,14 +118,18 @@ def make_parts(
     def new_batch(drafting: Drafting | None = None) -> Batch:
         return Batch(model.network, fresh_caches, model.card.vocab_size, drafting)
 
-    max_active = tuning.scheduling.max_slots if model.card.batches else 1
+    max_active = tuning.scheduling.max_slots if fresh_caches.plan.batches else 1
     scheduler = Scheduler(max_slots=tuning.scheduling.max_slots, max_active=max_active)
     publisher = Publisher(outlets.hand_over, tuning.scheduling.max_replies_per_s)
     memory = MemoryWatch(resources.reservations, scheduler, prefixes)
     requests = OpenRequests(scheduler, memory, prefixes, publisher)
     feeder = make_feeder(model.network, fresh_caches)
     counters = Counters()
-    drafting = _make_drafting(model, fresh_caches.plan, tuning, counters, draft)
+
+    def new_drafting() -> Drafting | None:
+        return _make_drafting(model, fresh_caches.plan, tuning, counters, draft)
+
+    drafting = new_drafting()
     batch = new_batch(drafting)
     background = BackgroundJobs(tuning.scheduling.prefill_chunk, tuning.scheduling.side_share)
     pacer = _make_pacer(tuning)
@@ -117,8 +137,13 @@ def make_parts(
     recovery = Recovery(requests, scheduler, memory, batch, isolation, publisher)
     recovery.note_pass = outlets.note_pass
     prefilling = Prefilling(feeder, prefixes, pacer, counters, fresh_caches.plan, drafting)
+    adoption = Adoption(
+        fresh_caches.plan, scheduler, resources.reservations, batch, prefilling, prefixes
+    )
     delivery = Delivery(requests, prefixes, publisher, counters)
     decoding = Decoding(batch, scheduler, memory, requests, recovery, delivery)
+    if resources.threads is not None:
+        decoding.adapt(resources.threads)
     return DecoderParts(
         prefixes=prefixes,
         scheduler=scheduler,
@@ -134,6 +159,13 @@ def make_parts(
         decoding=decoding,
         counters=counters,
         draft_bytes=draft.model.card.weights_bytes if draft else 0,
+        adoption=adoption,
+        examination=Examination(
+            resources.trials,
+            resources.page,
+            adopt=lambda found: adoption.adopt(found, new_drafting),
+            knows_drafts=tuning.speculation.speculation != "off",
+        ),
     )
 
 

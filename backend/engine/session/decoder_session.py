@@ -23,6 +23,7 @@ from backend.engine.messages.commands import (
 )
 from backend.engine.rows.row import Row
 from backend.engine.session.decoder_parts import DecoderParts
+from backend.engine.session.examination import DELAY_S
 from backend.engine.session.pace import Pace
 from backend.engine.session.session import Outlets, SessionCommand
 from backend.engine.session.status import take_snapshot
@@ -56,11 +57,21 @@ class DecoderSession:
         """Whether a turn would have nothing to compute."""
         parts = self._parts
         has_no_rows = parts.scheduler.is_idle or parts.memory.is_starved
-        return has_no_rows and parts.batch.is_empty and parts.background.is_idle
+        has_nothing_else = parts.background.is_idle and not self._examines
+        return has_no_rows and parts.batch.is_empty and has_nothing_else
+
+    @property
+    def _examines(self) -> bool:
+        """Whether trials are due between requests: not before the first one has its reply."""
+        examination = self._parts.examination
+        is_due = examination.is_pending and self._parts.counters.generated_tokens > 0
+        return examination.is_running or is_due
 
     @property
     def idle_timeout_s(self) -> float | None:
         """How long an idle session may be left without a turn; `None` is forever."""
+        if self._parts.examination.is_pending:
+            return DELAY_S
         waits = self._parts.scheduler.waiting_count or self._parts.prefixes.wants_rest
         return IDLE_TIMEOUT_S if waits else None
 
@@ -135,6 +146,7 @@ class DecoderSession:
 
     def close(self) -> None:
         """Write pending nodes to disk."""
+        self._parts.examination.leave()
         self._parts.prefixes.close()
 
     def pace(self) -> Pace:
@@ -148,6 +160,9 @@ class DecoderSession:
             pace: The work that the clock allows; `None` reads the clock.
         """
         self._resize()
+        self._begin_examination()
+        if not self._parts.background.has_begun:
+            self._parts.adoption.refer()
         if not self.is_idle or self._parts.scheduler.waiting_count:
             self._turns.run(pace or self.pace())
             self._active_at = time.monotonic()
@@ -160,6 +175,8 @@ class DecoderSession:
         """Fail only the request or computation that made the last turn fail."""
         parts = self._parts
         rows = parts.recovery.take_rows()
+        if parts.examination.blame(error):
+            return
         parts.requests.forget_ended(parts.requests.all())
         parts.publisher.hurry()
         if not parts.background.blame(error):
@@ -187,6 +204,16 @@ class DecoderSession:
         if self.is_idle:
             # Memory freed by the prompt cache is for other backends.
             mx.clear_cache()
+
+    def _begin_examination(self) -> None:
+        """Begin with the trials that are open after a request, or when others wait for them."""
+        parts = self._parts
+        if not parts.examination.is_pending:
+            return
+        is_over = parts.scheduler.is_idle and self._examines
+        has_rested = self.is_idle and time.monotonic() - self._active_at >= DELAY_S
+        if is_over or has_rested or (parts.scheduler.slots_taken and parts.scheduler.waiting):
+            parts.examination.begin()
 
     def _refuse_overdue(self) -> None:
         for row in self._parts.memory.overdue(MEMORY_WAIT_S):

@@ -3,6 +3,7 @@
 import mlx.core as mx
 
 from backend.engine.passes.batch import Batch
+from backend.engine.passes.product_threads import ProductThreads
 from backend.engine.rows.scheduler import Scheduler
 from backend.engine.session.delivery import Delivery
 from backend.engine.session.memory_watch import MemoryWatch
@@ -39,8 +40,14 @@ class Decoding:
         self._requests = requests
         self._recovery = recovery
         self._delivery = delivery
+        self._threads: ProductThreads | None = None
         # On a CPU a dispatch takes as long as computing: a first token would wait for the second.
         self._dispatch_blocks = mx.default_device() == mx.Device(mx.cpu)
+
+    def adapt(self, threads: ProductThreads) -> None:
+        """Choose the threads of matrix products by the time of steps from now on."""
+        self._threads = threads
+        self._batch.note_step = threads.observe
 
     def join(self) -> None:
         """Let rows whose prompt is computed join the batch."""
@@ -51,6 +58,9 @@ class Decoding:
 
     def step(self) -> None:
         """Compute a step, and publish the tokens of the previous one."""
+        if self._threads is not None and self._threads.wants_change:
+            self.deliver()
+            self._threads.change()
         if self._dispatch_blocks and self._batch.awaits_first_token:
             self.deliver()
         self._memory.before_step()

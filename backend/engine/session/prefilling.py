@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from backend.cache.windows import trim_windows
 from backend.engine.drafts.drafting import Drafting
-from backend.engine.kv.batch_caches import BatchPlan
 from backend.engine.passes.feeder import Feeder
 from backend.engine.passes.media_memo import MediaMemo
+from backend.engine.plan import BatchPlan
 from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.counters import Counters
 from backend.engine.rows.pacing import ChunkLimit, PrefillPacer
@@ -44,6 +44,10 @@ class Prefilling:
         self._prefixes = prefixes
         self._pacer = pacer
         self._counters = counters
+        self._drafting = drafting
+
+    def begin_drafts(self, drafting: Drafting) -> None:
+        """Notify a drafting from now on."""
         self._drafting = drafting
 
     @property

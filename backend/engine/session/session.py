@@ -1,11 +1,12 @@
 """The one interface between an engine process and a loaded model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from backend.core.model import ModelCard
 from backend.core.status import EngineStatus
+from backend.engine.findings import Notebook
 from backend.engine.messages.commands import (
     Answer,
     Cancel,
@@ -34,6 +35,7 @@ class Outlets:
         post: Takes messages from other threads, which come back as commands.
         answer: Receives the results of background computations.
         make_room: Told the size of all weights before more of them are read.
+        notebook: What loads have found of models.
         note_pass: Called at the start of each pass: the ids of its requests, and whether it is a
             piece of a background computation.
     """
@@ -43,6 +45,7 @@ class Outlets:
     answer: Callable[[Sequence[Answer]], None] = deliver_all
     note_pass: NotePass = ignore_pass
     make_room: MakeRoom = need_no_room
+    notebook: Notebook = field(default_factory=Notebook)
 
 
 class Session(Protocol):

@@ -39,6 +39,7 @@ class Turns:
         if not parts.recovery.try_suspect(parts.decoding.settle):
             parts.decoding.join()
             self._compute(pace)
+        self._examine()
         parts.publisher.hurry()
         self._count += 1
         if self._count % TURNS_PER_CLEAR == 0:
@@ -78,6 +79,19 @@ class Turns:
         if rows := prefilling.choose(row, companions, limit):
             recovery.rows = rows
             prefilling.feed(rows, limit)
+
+    def _examine(self) -> None:
+        """Compute a pass of the trials that are open, if no row runs, or if others wait for it."""
+        parts, scheduler = self._parts, self._parts.scheduler
+        # A job that holds caches goes on with the plan that it has begun with.
+        if not parts.examination.is_running or parts.background.has_begun:
+            return
+        if scheduler.slots_taken and not scheduler.waiting:
+            return
+        parts.decoding.deliver()
+        parts.recovery.rows = ()
+        parts.recovery.note_pass((), has_job=True)
+        parts.examination.advance()
 
     def _compute_background(self, pace: Pace) -> None:
         """Run a piece of background work, if there is any and the rows have had their share."""

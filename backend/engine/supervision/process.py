@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self, cast
 
 from backend.config import ModelOptions
+from backend.engine.findings import Findings
 from backend.engine.messages.codec import Codec, FrameReader, WireError
 from backend.engine.messages.protocol import Failed, Load, Loaded, News, Order, Stop
 from backend.engine.processes import ending, kill_tree, start_engine
@@ -110,8 +111,12 @@ class EngineProcess(asyncio.Protocol):
         """Whether it is running."""
         return self._child.poll() is None
 
-    async def load(self, charge: Charge) -> Loaded:
+    async def load(self, charge: Charge, known: Mapping[str, Findings]) -> Loaded:
         """Have it load a model.
+
+        Args:
+            charge: The model.
+            known: What earlier loads found.
 
         Raises:
             LoadError: It failed, with the reason; the process ends.
@@ -122,7 +127,7 @@ class EngineProcess(asyncio.Protocol):
         self._loading = asyncio.get_running_loop().create_future()
         if self._farewell is not None:
             self._loading.set_exception(self._load_failure())
-        self.send(Load(charge.options, charge.directory, charge.ledger))
+        self.send(Load(charge.options, charge.directory, charge.ledger, known))
         return await self._loading
 
     def send(self, order: Order) -> None:

@@ -5,6 +5,7 @@ import logging
 import subprocess
 from collections.abc import Callable, Mapping
 
+from backend.engine.findings import Findings
 from backend.engine.messages.protocol import Loaded, News
 from backend.engine.supervision.process import Charge, EngineProcess
 from backend.errors import BackendError, LoadFailedError
@@ -54,8 +55,14 @@ class Starter:
         except (OSError, subprocess.SubprocessError) as error:
             raise LoadFailedError(f"the engine's process cannot be started: {error}") from error
 
-    async def loaded(self, charge: Charge) -> tuple[EngineProcess, Loaded]:
+    async def loaded(
+        self, charge: Charge, known: Mapping[str, Findings]
+    ) -> tuple[EngineProcess, Loaded]:
         """Return a process that has loaded a model, and the facts about it.
+
+        Args:
+            charge: The model.
+            known: What earlier loads found.
 
         Raises:
             LoadError: It could not be loaded; the message gives the reason.
@@ -67,14 +74,14 @@ class Starter:
         process = None if variables else await self._taken_spare()
         if process is not None and process.is_alive:
             try:
-                return process, await _loaded(process, charge)
+                return process, await _loaded(process, charge, known)
             except LoadFailedError as error:
                 # A silent one may have ended while it waited, which is not the load's fault.
                 if not process.is_mute:
                     raise
                 log.warning("%s; another process tries it", error)
         process = await self.started(variables)
-        return process, await _loaded(process, charge)
+        return process, await _loaded(process, charge, known)
 
     async def _taken_spare(self) -> EngineProcess | None:
         """Return the spare process, if there is one and it has started."""
@@ -89,10 +96,10 @@ class Starter:
         return spare.result()
 
 
-async def _loaded(process: EngineProcess, charge: Charge) -> Loaded:
+async def _loaded(process: EngineProcess, charge: Charge, known: Mapping[str, Findings]) -> Loaded:
     """Have a process load a model; if it cannot, the process ends."""
     try:
-        return await process.load(charge)
+        return await process.load(charge, known)
     except BaseException:
         await process.end()
         raise

@@ -18,6 +18,7 @@ from backend.engine.messages.codec import WireError
 from backend.engine.messages.commands import Cancel, Expect
 from backend.engine.messages.protocol import (
     Answered,
+    Found,
     Leave,
     Loaded,
     News,
@@ -27,6 +28,7 @@ from backend.engine.messages.protocol import (
     Told,
 )
 from backend.engine.messages.results import Packed, unpacked
+from backend.engine.supervision.findings_store import FindingsStore
 from backend.engine.supervision.handover import Handover
 from backend.engine.supervision.ledger import Ledger, OpenCall, OpenJob, OpenRequest
 from backend.engine.supervision.losses import Losses
@@ -41,11 +43,13 @@ from backend.errors import (
     LoadFailedError,
 )
 from common.memory.resident import resident_bytes
+from common.process.own_thread import in_own_thread
 
 MAX_FAILED_STARTS = 3
 # A process lost this early, without any message, counts as a failed start.
 _EARLY_S = 2.0
 _STOP_TIMEOUT_S = 3.0
+_WRITE_TIMEOUT_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +67,7 @@ class Supervisor:
         long_turn_s: float,
         environment: Mapping[str, str] | None,
         memory_ledger: Path | None = None,
+        findings: FindingsStore | None = None,
     ) -> None:
         """Start without a process.
 
@@ -71,11 +76,14 @@ class Supervisor:
             long_turn_s: A longer turn is reported.
             environment: Of the processes; `None` is this process's.
             memory_ledger: The directory where they share the machine's memory with others.
+            findings: Keeps what they find of models; `None` keeps it as long as this object.
         """
         self.ledger = Ledger()
         self._starter = Starter(self._hear, self._note_end, environment)
         self._handover = Handover(self.ledger, self._give)
         self._memory_ledger = memory_ledger
+        self._findings = findings or FindingsStore()
+        self._writing: set[asyncio.Task[None]] = set()
         self._note_fault = note_fault
         self._long_turn_s = long_turn_s
         self._process: EngineProcess | None = None
@@ -111,8 +119,9 @@ class Supervisor:
             UnsupportedError: The model cannot be loaded as asked.
         """
         self._losses, self._failed_starts = Losses(), 0
+        self._findings.forgive()
         charge = Charge(options, directory, self._memory_ledger)
-        process, loaded = await self._starter.loaded(charge)
+        process, loaded = await self._loaded(charge)
         self._install(process, loaded)
         return loaded
 
@@ -133,6 +142,8 @@ class Supervisor:
             await asyncio.wait([recovery])
         if process is not None:
             await process.end(_STOP_TIMEOUT_S)
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=_WRITE_TIMEOUT_S)
         if drops_spare:
             await self._starter.drop_spare()
 
@@ -215,6 +226,8 @@ class Supervisor:
         call.is_sent = True
 
     def _hear(self, process: EngineProcess, news: News) -> None:
+        if isinstance(news, Found):
+            self._note_found(news)
         if process is not self._process:
             return
         match news:
@@ -290,9 +303,21 @@ class Supervisor:
         limit_s = charge.options.tuning.process.reload_timeout_s
         try:
             async with asyncio.timeout(limit_s or None):
-                return await self._starter.loaded(charge)
+                return await self._loaded(charge)
         except TimeoutError:
             raise LoadFailedError(f"it was not loaded within {limit_s} s") from None
+
+    async def _loaded(self, charge: Charge) -> tuple[EngineProcess, Loaded]:
+        """Have a process load a model with all that is known of it."""
+        return await self._starter.loaded(charge, await in_own_thread(self._findings.known))
+
+    def _note_found(self, found: Found) -> None:
+        """Keep what a process has found."""
+        self._findings.note(found.key, found.findings)
+        if not found.findings.begun:
+            writing = asyncio.create_task(in_own_thread(self._findings.write))
+            self._writing.add(writing)
+            writing.add_done_callback(self._writing.discard)
 
     def _note_recovery(self, recovery: "asyncio.Task[None]") -> None:
         """End all open calls when a recovery has failed, for any reason."""

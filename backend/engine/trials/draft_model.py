@@ -1,19 +1,23 @@
 """Loads a draft model, and checks whether it can draft for the model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.engine.drafts.costs import PassCosts
-from backend.engine.kv.batch_caches import BatchCaches, Batching, BatchPlan
+from backend.engine.findings import Notebook, Page
+from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.draft_batch import DraftBatch
+from backend.engine.plan import Batching, BatchPlan
 from backend.engine.rows.admission import KvProfile
-from backend.engine.trials.batch_check import batch_plan
-from backend.engine.trials.kv_profile import foresee, measure
+from backend.engine.trials.batch_check import BatchTrial, planning
+from backend.engine.trials.kv_profile import foresee
+from backend.engine.trials.model_key import model_key
 from backend.engine.trials.self_check import require_sense
+from backend.engine.trials.trial_steps import at_once
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.weights import MakeRoom, need_no_room
 from backend.model.loaded import RunnableModel
@@ -54,20 +58,30 @@ class LoadedDraft:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a drafter is loaded and tried with.
+
+    Attributes:
+        sample: Tokens of a text.
+        make_room: Called with the size of both weights before those of the drafter are read.
+        notebook: What earlier loads found.
+    """
+
+    sample: Sequence[int]
+    make_room: MakeRoom = need_no_room
+    notebook: Notebook = field(default_factory=Notebook)
+
+
 def load_draft_model(
-    own: ModelOptions,
-    model: RunnableModel,
-    sample: Sequence[int],
-    make_room: MakeRoom = need_no_room,
+    own: ModelOptions, model: RunnableModel, surroundings: Surroundings
 ) -> LoadedDraft:
     """Return a draft model.
 
     Args:
         own: Its options, with its directory.
         model: The model that it drafts for, in memory.
-        sample: Tokens of a text.
-        make_room: Called with the size of both models' weights before those of the draft model are
-            read.
+        surroundings: What it is loaded and tried with.
 
     Raises:
         LoadError: It cannot be loaded alongside the model, or cannot draft for it.
@@ -76,10 +90,11 @@ def load_draft_model(
         own,
         Path(own.model),
         renders=False,
-        make_room=make_room,
+        make_room=surroundings.make_room,
         beside_bytes=model.card.weights_bytes,
     )
-    return _examined(draft, model, sample)
+    page = surroundings.notebook.page(model_key(own, draft))
+    return _examined(draft, model, surroundings.sample, page)
 
 
 def foresee_draft_model(own: ModelOptions, model: RunnableModel) -> tuple[ModelCard, KvProfile]:
@@ -94,23 +109,30 @@ def foresee_draft_model(own: ModelOptions, model: RunnableModel) -> tuple[ModelC
     return draft.card, foresee(draft.network, CacheFactory(draft.network))
 
 
-def _examined(draft: RunnableModel, model: RunnableModel, sample: Sequence[int]) -> LoadedDraft:
+def _examined(
+    draft: RunnableModel, model: RunnableModel, sample: Sequence[int], page: Page
+) -> LoadedDraft:
     if draft.card.kind is not ModelKind.DECODER:
         kind, name = draft.card.kind.value, draft.card.path
         raise UnsupportedModelError(f"{name} is of the kind {kind}: it generates nothing")
     require_same_vocabulary(draft.tokenizer, model.tokenizer)
     known = [token_id for token_id in sample if token_id < draft.card.vocab_size] or [0]
     fresh_caches = CacheFactory(draft.network)
-    require_sense(draft.network, fresh_caches, known[:_PROBE_TOKENS])
-    return look_at_draft(draft, known, batches=model.card.batches)
+    if not page.findings.is_sound:
+        require_sense(draft.network, fresh_caches, known[:_PROBE_TOKENS])
+        page.add(is_sound=True)
+    return look_at_draft(draft, known, page, batches=model.card.batches)
 
 
-def look_at_draft(draft: RunnableModel, sample: Sequence[int], *, batches: bool) -> LoadedDraft:
+def look_at_draft(
+    draft: RunnableModel, sample: Sequence[int], page: Page | None = None, *, batches: bool
+) -> LoadedDraft:
     """Measure the passes of a draft model, and check that its rows can go back.
 
     Args:
         draft: A decoder, in memory.
         sample: Tokens of a text that it knows.
+        page: What is known of it.
         batches: Whether it must draft for several rows at once.
 
     Raises:
@@ -118,7 +140,13 @@ def look_at_draft(draft: RunnableModel, sample: Sequence[int], *, batches: bool)
     """
     _require_positions(draft)
     fresh_caches = CacheFactory(draft.network)
-    plan = batch_plan(draft.network, fresh_caches, sample, drafts=True)
+    page = page or Page()
+    plan = page.findings.plan
+    if plan is None or not page.findings.knows_drafts:
+        trial = BatchTrial(draft.network, fresh_caches, sample)
+        plan = at_once(planning(trial, page, drafts=True))
+        page.add(plan=plan, knows_drafts=True)
+        page.hand_over()
     if not plan.pass_seconds or (batches and plan.batching is Batching.NONE):
         raise UnsupportedModelError(
             f"{draft.card.path} ({draft.card.model_type}) cannot draft: its rows cannot take "
@@ -127,7 +155,7 @@ def look_at_draft(draft: RunnableModel, sample: Sequence[int], *, batches: bool)
     # Its caches never meet the prompt cache; a head reads the states of padded rows.
     plan = replace(plan, shares_prefixes=False, packs=False)
     fresh_caches = replace(fresh_caches, plan=plan)
-    profile = replace(measure(draft.network, fresh_caches), has_own_lengths=plan.has_own_lengths)
+    profile = replace(foresee(draft.network, fresh_caches), has_own_lengths=plan.has_own_lengths)
     return LoadedDraft(draft, fresh_caches, profile)
 
 

@@ -1,22 +1,21 @@
 """Loads a head, and checks whether it can draft for the model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from backend.config import ModelOptions
 from backend.core.model import ModelCard
 from backend.engine.drafts.costs import PassCosts
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.head_batch import HeadBatch
 from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.row_states import MOST_TOKENS
-from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
+from backend.engine.trials.draft_model import LoadedDraft, Surroundings, look_at_draft
 from backend.engine.trials.kv_profile import foresee
+from backend.engine.trials.model_key import files_digest, model_key
 from backend.model.checkpoint.weights import (
-    MakeRoom,
     evaluate,
     memory_bytes,
-    need_no_room,
     require_memory,
     weights_bytes,
 )
@@ -50,31 +49,32 @@ class LoadedHead(LoadedDraft):
 def load_head(
     kind: HeadKind,
     directory: Path,
-    dtype: str | None,
+    own: ModelOptions,
     model: RunnableModel,
-    sample: Sequence[int],
-    make_room: MakeRoom = need_no_room,
+    surroundings: Surroundings,
 ) -> LoadedHead:
     """Return the head of a directory.
 
     Args:
         kind: The kind of the head.
         directory: The directory of the head alone, or of the checkpoint that contains it.
-        dtype: The type to cast its weights to; `None` keeps theirs.
+        own: The options of the model.
         model: The model that it drafts for, in memory.
-        sample: Tokens of a text.
-        make_room: Called with the size of both weights before those of the head are read.
+        surroundings: What it is loaded and tried with.
 
     Raises:
         LoadError: It cannot be loaded alongside the model, or cannot draft for it.
     """
-    head = build_head(kind, directory, model.network, dtype)
+    head = build_head(kind, directory, model.network, own.dtype)
     needed, own_bytes = weights_bytes(head), model.card.weights_bytes
     require_memory(needed, memory_bytes() - own_bytes)
-    make_room(own_bytes + needed)
+    surroundings.make_room(own_bytes + needed)
     evaluate(head)
     part = replace(model, network=head, card=_card(kind, directory, model, needed))
-    look = look_at_draft(part, sample, batches=model.card.batches)
+    page = surroundings.notebook.page(
+        f"{model_key(own, model)}-{kind.name}-{files_digest(directory)}"
+    )
+    look = look_at_draft(part, surroundings.sample, page, batches=model.card.batches)
     profile = _with_states(look.profile, head)
     return LoadedHead(look.model, look.fresh_caches, profile, HiddenTap(head.tapped))
 

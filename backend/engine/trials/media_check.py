@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from backend.core.media import MediaKind
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
+from backend.engine.findings import MediaFindings, Page
 from backend.engine.network import FreshCaches
 from backend.engine.passes.feeder import MediaFeeder
 from backend.engine.rows.row import Row
@@ -30,14 +31,15 @@ log = logging.getLogger(__name__)
 
 
 def media_faults(
-    network: VisionNetwork, fresh_caches: FreshCaches, examiner: Examiner
-) -> tuple[Mapping[MediaKind, str], Mapping[MediaKind, str]]:
+    network: VisionNetwork, fresh_caches: FreshCaches, examiner: Examiner, page: Page
+) -> MediaFindings:
     """Return the kinds of media to refuse, and those limited to one per prompt, with reasons.
 
     Args:
         network: The model, in memory.
         fresh_caches: Creates the caches of one sequence.
         examiner: Creates trials for the model.
+        page: Gets them too.
     """
     refused: dict[MediaKind, str] = {}
     single: dict[MediaKind, str] = {}
@@ -45,10 +47,11 @@ def media_faults(
         for count in range(1, examiner.most(kind) + 1):
             fault = _media_fault(network, fresh_caches, examiner, kind, count)
             if fault is not None:
-                log.warning("%d of the kind %s in a prompt: %s", count, kind.value, fault)
+                problem = "%d of the kind %s in a prompt: %s"
+                page.say(logging.WARNING, problem, count, kind.value, fault)
                 (refused if count == 1 else single)[kind] = fault
                 break
-    return refused, single
+    return MediaFindings(refused, single)
 
 
 def text_fault(

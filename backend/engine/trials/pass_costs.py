@@ -1,5 +1,6 @@
-"""Measures the cost of passes of several tokens at load."""
+"""Measures the cost of passes of several tokens."""
 
+import math
 from collections.abc import Sequence
 from time import perf_counter
 
@@ -7,7 +8,7 @@ import mlx.core as mx
 
 from backend.engine.network import Caches, FreshCaches, Network
 from backend.engine.passes.ranks import ALONE
-from backend.engine.trials.trial_steps import computed, cut, prefilled
+from backend.engine.trials.trial_steps import Pieces, computed, cut, prefilled
 
 _PROMPT_TOKENS = 16
 _WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -17,7 +18,7 @@ _REPEATS = 3
 
 def measured_pass_seconds(
     network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]
-) -> dict[int, float]:
+) -> Pieces[dict[int, float]]:
     """Return the seconds of a pass over one row by its number of tokens, on one process.
 
     Args:
@@ -26,13 +27,15 @@ def measured_pass_seconds(
         token_ids: Tokens of a text.
     """
     prompt = cut(token_ids, 0, _PROMPT_TOKENS)
-    caches = prefilled(ALONE, network, fresh_caches(), prompt)
+    caches = yield from prefilled(ALONE, network, fresh_caches(), prompt)
+    fastest = dict.fromkeys(_WIDTHS, math.inf)
     # All widths in turn: a busy moment does not hit all passes of one.
-    sweeps = [
-        [_pass_s(network, caches, cut(token_ids, n, width)) for width in _WIDTHS]
-        for n in range(_REPEATS)
-    ]
-    return dict(zip(_WIDTHS, map(min, *sweeps), strict=True))
+    for n in range(_REPEATS):
+        for width in _WIDTHS:
+            seconds = _pass_s(network, caches, cut(token_ids, n, width))
+            fastest[width] = min(fastest[width], seconds)
+            yield
+    return fastest
 
 
 def _pass_s(network: Network, caches: Caches, tokens: Sequence[int]) -> float:

@@ -1,4 +1,4 @@
-"""Checks at load whether rows of a model may use stored prefixes in place."""
+"""Checks whether rows of a model may use stored prefixes in place."""
 
 import logging
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ import mlx.core as mx
 
 from backend.cache.layout import cache_leaves
 from backend.cache.row_kv import MIN_JOINED_TOKENS, Part, RowKV
-from backend.engine.kv.batch_caches import BatchCaches, BatchPlan
+from backend.engine.findings import Page
+from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import MODEL_ERRORS, Caches, Network
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.ranks import ALONE, Ranks
-from backend.engine.trials.trial_steps import computed, cut, difference, prefilled
+from backend.engine.plan import BatchPlan
+from backend.engine.trials.trial_steps import Pieces, computed, cut, difference, prefilled
 
 # Lengths of two parts that two rows share, and of each row's own tail.
 _PARTS = (13, 8)
 _TAILS = (3, MIN_JOINED_TOKENS + 1)
 _STEPS = 2
-
-log = logging.getLogger(__name__)
 
 
 def is_shareable(
@@ -28,7 +28,8 @@ def is_shareable(
     fresh_caches: CacheFactory,
     token_ids: Sequence[int],
     ranks: Ranks = ALONE,
-) -> bool:
+    page: Page | None = None,
+) -> Pieces[bool]:
     """Tell whether rows that share a prefix compute the same as each row alone.
 
     Args:
@@ -36,55 +37,79 @@ def is_shareable(
         fresh_caches: Creates the caches of one sequence.
         token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
         ranks: The ranks of the model, which all get the same answer.
+        page: Gets the reason if not.
     """
     if fresh_caches.group_sizes:
         return False
+    page = page or Page()
     trial = _SharingTrial(network, ranks)
     prefix = cut(token_ids, 0, sum(_PARTS))
     rows = [cut(token_ids, 5 * n, n + _STEPS) for n in _TAILS]
     try:
-        expected = [trial.alone(fresh_caches(), prefix, row) for row in rows]
-        base = prefilled(ranks, network, _referring(fresh_caches)(), prefix)
-        # Some ranks of a pipeline may have such caches, and others none.
-        if not ranks.any(any(isinstance(leaf, RowKV) for leaf in cache_leaves(base))):
-            return False
-        alone = [trial.alone(caches, [], row) for caches, row in _on_parts(base, rows)]
-        together = trial.together(_on_parts(base, rows))
+        gap = yield from _gap(trial, fresh_caches, prefix, rows)
     except MODEL_ERRORS as error:
-        log.info("stored prefixes are copied for each request: %s", error)
-        return False
-    gap = ranks.fault(difference(expected, alone) or difference(expected, together))
+        gap = str(error)
     if gap:
-        log.info("stored prefixes are copied for each request: %s", gap)
+        page.say(logging.INFO, "stored prefixes are copied for each request: %s", gap)
     return gap is None
+
+
+def _gap(
+    trial: "_SharingTrial",
+    fresh_caches: CacheFactory,
+    prefix: Sequence[int],
+    rows: Sequence[Sequence[int]],
+) -> Pieces[str | None]:
+    """Return how rows differ that use a prefix in place; an empty text if none can."""
+    expected: list[mx.array] = []
+    for row in rows:
+        expected += [(yield from trial.alone(fresh_caches(), prefix, row))]
+    base = yield from trial.prefilled(_referring(fresh_caches)(), prefix)
+    # Some ranks of a pipeline may have such caches, and others none.
+    if not trial.ranks.any(any(isinstance(leaf, RowKV) for leaf in cache_leaves(base))):
+        return ""
+    alone: list[mx.array] = []
+    for caches, row in _on_parts(base, rows):
+        alone += [(yield from trial.alone(caches, [], row))]
+    together = yield from trial.together(_on_parts(base, rows))
+    return trial.ranks.fault(difference(expected, alone) or difference(expected, together))
 
 
 class _SharingTrial:
     def __init__(self, network: Network, ranks: Ranks) -> None:
         self._network = network
-        self._ranks = ranks
+        self.ranks = ranks
 
-    def alone(self, caches: Caches, prefix: Sequence[int], row: Sequence[int]) -> mx.array:
+    def prefilled(self, caches: Caches, tokens: Sequence[int]) -> Pieces[Caches]:
+        return prefilled(self.ranks, self._network, caches, tokens)
+
+    def alone(self, caches: Caches, prefix: Sequence[int], row: Sequence[int]) -> Pieces[mx.array]:
         """Return the logits [S, V] of the last tokens of a row, each in its own pass."""
-        prefilled(self._ranks, self._network, caches, [*prefix, *row[:-_STEPS]])
-        steps = [self._stepped(caches, token_id) for token_id in row[-_STEPS:]]
+        yield from self.prefilled(caches, [*prefix, *row[:-_STEPS]])
+        steps = []
+        for token_id in row[-_STEPS:]:
+            steps.append(self._stepped(caches, token_id))
+            yield
         return mx.concatenate(steps)
 
-    def together(self, rows: Sequence[tuple[Caches, Sequence[int]]]) -> list[mx.array]:
+    def together(self, rows: Sequence[tuple[Caches, Sequence[int]]]) -> Pieces[list[mx.array]]:
         """Return the same logits for rows in one batch."""
         batch = BatchCaches(BatchPlan())
-        ready = [
-            prefilled(self._ranks, self._network, caches, row[:-_STEPS]) for caches, row in rows
-        ]
-        self._ranks.attempt(lambda: batch.regroup([], ready))
-        steps = [self._forwarded(batch, [[row[i]] for _, row in rows]) for i in range(-_STEPS, 0)]
+        ready: list[Caches] = []
+        for caches, row in rows:
+            ready += [(yield from self.prefilled(caches, row[:-_STEPS]))]
+        self.ranks.attempt(lambda: batch.regroup([], ready))
+        steps = []
+        for i in range(-_STEPS, 0):
+            steps.append(self._forwarded(batch, [[row[i]] for _, row in rows]))
+            yield
         return list(mx.concatenate(steps, axis=1))
 
     def _stepped(self, caches: Caches, token_id: int) -> mx.array:
-        return computed(self._ranks, lambda: self._network(mx.array([[token_id]]), cache=caches)[0])
+        return computed(self.ranks, lambda: self._network(mx.array([[token_id]]), cache=caches)[0])
 
     def _forwarded(self, batch: BatchCaches, inputs: Sequence[Sequence[int]]) -> mx.array:
-        return computed(self._ranks, lambda: batch.forward(self._network, mx.array(inputs)))
+        return computed(self.ranks, lambda: batch.forward(self._network, mx.array(inputs)))
 
 
 def _referring(fresh_caches: CacheFactory) -> CacheFactory:

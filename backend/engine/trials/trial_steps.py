@@ -1,9 +1,10 @@
 """Computes a few tokens for a trial at load, and compares the results."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import cycle, islice
+from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
 
@@ -12,6 +13,21 @@ from backend.engine.passes.ranks import Ranks
 
 _CHUNK_TOKENS = 512
 _TOLERANCE = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.3}
+
+
+Result = TypeVar("Result")
+Pieces: TypeAlias = Generator[None, None, Result]
+"""A trial in pieces: it computes at most one pass, yields, and returns its result."""
+
+
+def at_once(pieces: Generator[object, None, Result]) -> Result:
+    """Compute all pieces of a trial, and return its result."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def cut(token_ids: Sequence[int], start: int, count: int) -> list[int]:
@@ -31,12 +47,15 @@ def computed(ranks: Ranks, build: Callable[[], mx.array]) -> mx.array:
     return logits
 
 
-def prefilled(ranks: Ranks, network: Network, caches: Caches, tokens: Sequence[int]) -> Caches:
+def prefilled(
+    ranks: Ranks, network: Network, caches: Caches, tokens: Sequence[int]
+) -> Pieces[Caches]:
     """Append tokens to caches, and return the caches."""
     for start in range(0, len(tokens), _CHUNK_TOKENS):
         inputs = mx.array([tokens[start : start + _CHUNK_TOKENS]])
         ranks.attempt(partial(network, inputs, cache=caches))
         mx.eval([cache.state for cache in caches])
+        yield
     return caches
 
 

@@ -25,12 +25,12 @@ def fingerprint(options: ModelOptions, directory: Path, types: Sequence[str]) ->
         types: The data types of its weights in memory, which may not be those of its files.
     """
     adapters = [
-        (list(_files(adapter_directory(adapter, options.models_dir))), adapter.scale)
+        (list(weight_files(adapter_directory(adapter, options.models_dir))), adapter.scale)
         for adapter in options.adapters
     ]
     memory = options.tuning.memory
     identity = {
-        "model": list(_files(directory)),
+        "model": list(weight_files(directory)),
         "adapters": adapters,
         "types": list(types),
         "vision": options.tuning.checkpoint.vision,
@@ -41,7 +41,8 @@ def fingerprint(options: ModelOptions, directory: Path, types: Sequence[str]) ->
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _files(directory: Path) -> Iterator[tuple[str, int, int]]:
+def weight_files(directory: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield name, size and time of the files that make up a model."""
     for path in sorted(directory.rglob("*")):
         if path.suffix in (".json", ".safetensors", ".py"):
             status = path.stat()

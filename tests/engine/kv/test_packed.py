@@ -4,8 +4,9 @@ import mlx.core as mx
 import pytest
 from wrapped_network import WrappedNetwork
 
-from backend.engine.kv.batch_caches import BatchCaches, Batching, BatchPlan
+from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
+from backend.engine.plan import Batching, BatchPlan
 from backend.engine.trials.batch_check import batch_plan
 from backend.engine.trials.self_check import SHORT_PROMPTS
 

@@ -1,0 +1,153 @@
+"""What trials found of a model, as plain values: the next load of it need not try again."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from backend.core.media import MediaKind
+from backend.engine.plan import BatchPlan
+
+# A trial that ended so many processes is not repeated in the next one.
+MAX_BEGUN = 3
+
+log = logging.getLogger(__name__)
+
+
+class MediaFindings(msgspec.Struct, frozen=True):
+    """The kinds of media that a model reads wrongly, with reasons.
+
+    Attributes:
+        refused: Not even one may be in a prompt.
+        single: Not two of them.
+    """
+
+    refused: Mapping[MediaKind, str]
+    single: Mapping[MediaKind, str]
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model; everything else has not been tried yet.
+
+    Attributes:
+        is_sound: It computes numbers that depend on its input.
+        group_sizes: Values of its quantised KV cache that share a scale; see `CacheFactory`.
+        reads_text: It reads text correctly through mlx-vlm.
+        media: What it cannot do with media.
+        plan: How its rows may be batched.
+        knows_drafts: The plan tells whether rows may take drafted tokens.
+        remarks: What the log said, with levels.
+        begun: Processes that began to try the rest, and have not told an end.
+    """
+
+    is_sound: bool = False
+    group_sizes: tuple[int | None, ...] | None = None
+    reads_text: bool = False
+    media: MediaFindings | None = None
+    plan: BatchPlan | None = None
+    knows_drafts: bool = False
+    remarks: tuple[tuple[int, str], ...] = ()
+    begun: int = 0
+
+
+Told: TypeAlias = Callable[[str, Findings], None]
+"""Receives the findings of a model, with its key."""
+
+
+def forget(_key: str, _findings: Findings) -> None:
+    """Keep nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notebook:
+    """The findings of all models, as one process knows them.
+
+    Attributes:
+        known: By the keys of models.
+        tell: Called with what was found.
+    """
+
+    known: Mapping[str, Findings] = field(default_factory=dict)
+    tell: Told = forget
+
+    def page(self, key: str) -> "Page":
+        """Return the findings of one model."""
+        return Page(key, self.known.get(key, Findings()), self.tell)
+
+
+class Page:
+    """The findings of one model while it is tried; belongs to the main thread.
+
+    Attributes:
+        findings: What is known by now.
+    """
+
+    def __init__(
+        self, key: str = "", findings: Findings | None = None, tell: Told = forget
+    ) -> None:
+        """Start with what is known.
+
+        Args:
+            key: Of the model and the way it is run.
+            findings: Of an earlier load; `None` are none.
+            tell: Receives what is found.
+        """
+        self.findings = findings or Findings()
+        self._key = key
+        self._tell = tell
+
+    def add(self, **found: Any) -> None:  # noqa: ANN401 (fields of `Findings`)
+        """Note something; see `hand_over`."""
+        self.findings = msgspec.structs.replace(self.findings, **found)
+
+    def say(self, level: int, text: str, *values: object) -> None:
+        """Write a line to the log, now and in each later load."""
+        log.log(level, text, *values)
+        self.add(remarks=(*self.findings.remarks, (level, text % values)))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the rest ended too many processes to be tried again."""
+        return self.findings.begun >= MAX_BEGUN
+
+    def repeat(self) -> None:
+        """Write the lines of earlier trials to the log."""
+        for level, text in self.findings.remarks:
+            log.log(level, "%s", text)
+
+    def hand_over(self) -> None:
+        """Tell what is known by now."""
+        self._tell(self._key, self.findings)
+
+
+def decoded(data: bytes) -> Mapping[str, Findings]:
+    """Return the findings of a file; those of another shape are left out.
+
+    Raises:
+        msgspec.DecodeError: It is not a file of findings.
+    """
+    found: dict[str, Findings] = {}
+    for key, raw in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items():
+        try:
+            findings = msgspec.json.decode(raw, type=Findings, strict=True)
+        except msgspec.ValidationError:
+            continue
+        if _is_plausible(findings.plan):
+            found[key] = findings
+    return found
+
+
+def _is_plausible(plan: BatchPlan | None) -> bool:
+    """Tell whether the numbers of a plan are such as are measured."""
+    if plan is None:
+        return True
+    seconds = plan.pass_seconds.values()
+    return 0 <= plan.overhead < math.inf and all(0 < each < math.inf for each in seconds)
+
+
+def encoded(findings: Sequence[tuple[str, Findings]]) -> bytes:
+    """Return findings as a file, in order."""
+    return msgspec.json.format(msgspec.json.encode(dict(findings)), indent=1)

@@ -1,0 +1,57 @@
+"""The key of what trials found of a model: anything that may change a result changes it."""
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+
+import mlx.core as mx
+
+from backend.config import ModelOptions
+from backend.engine.rows.memory_budget import device_name
+from backend.model.checkpoint.fingerprint import fingerprint, weight_files
+from backend.model.checkpoint.weights import weight_types
+from backend.model.loaded import RunnableModel
+from common.openblas import has_openblas
+from common.process.cores import usable_cores
+from common.versions import version_of
+
+# Raise it when trials look at more, or their results mean something else.
+_EDITION = 1
+_DIGEST_BYTES = 16
+# Beside the libraries of the fingerprint: this backend, and what prepares media.
+_PACKAGES = ("mlx-grpc-backend", "transformers", "tokenizers")
+
+
+def files_digest(directory: Path) -> str:
+    """Return a name for the present files of a directory."""
+    return _digest(list(weight_files(directory)))
+
+
+def model_key(options: ModelOptions, model: RunnableModel) -> str:
+    """Return the key of a model on this machine.
+
+    Args:
+        options: The options of its load.
+        model: The model in memory; its path is that of its files.
+    """
+    tuning = options.tuning
+    identity = {
+        "edition": _EDITION,
+        "files": fingerprint(options, Path(model.card.path), weight_types(model.network)),
+        "network": type(model.network).__name__,
+        "model_type": model.card.model_type,
+        "versions": [version_of(name) for name in _PACKAGES],
+        "machine": [platform.node(), platform.machine(), usable_cores()],
+        "device": [str(mx.default_device()), device_name(), has_openblas()],
+        "code": [options.trusts_remote_code, tuning.checkpoint.dequantize],
+        "text": [options.tokenizer, asdict(tuning.text)],
+        "media": repr(options.media_limits),
+    }
+    return _digest(identity)
+
+
+def _digest(identity: object) -> str:
+    text = json.dumps(identity, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
