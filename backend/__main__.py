@@ -38,6 +38,8 @@ PARALLEL_VARIABLES = ("PYTHON_GRPC_MAX_WORKERS", "LLAMACPP_PARALLEL")
 PARENT_VARIABLE = "MLX_BACKEND_PARENT"
 # glibc's own.
 HEAPS_VARIABLE = "MALLOC_ARENA_MAX"
+# Hides advice of transformers.
+ADVICE_VARIABLE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 PROGRAM = "mlx-grpc-backend serve"
 DESCRIPTION = (
     "Serve MLX models by gRPC until SIGTERM or SIGINT; see docs/reference/options.md for variables."
@@ -74,6 +76,8 @@ def main() -> int:
         logs.configure("info")
         log.critical("%s", error)
         return 1
+    # That of the missing PyTorch, which nothing here needs; child processes inherit it.
+    os.environ.setdefault(ADVICE_VARIABLE, "1")
     config = server_config(sys.argv[1:], os.environ)
     # Not for child processes: they have another parent, and no need for secrets.
     os.environ.pop(PARENT_VARIABLE, None)

@@ -4,7 +4,7 @@ import gc
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, Phase, settings
 from nursery import Nursery, forked_engines
+
+from backend.engine import engine
+from backend.engine.supervision.findings_store import FindingsStore
 
 # The same examples every time, however slow the machine is.
 settings.register_profile(
@@ -45,10 +48,16 @@ def nursery(
     shared_directory: Path,
 ) -> Iterator[Nursery]:
     """Engines that need not import anything, unless a test starts a backend of its own."""
-    trials = shared_directory / "trials"
-    trials.mkdir(exist_ok=True)
-    with forked_engines(trials) as nursery:
+    with forked_engines() as nursery, pytest.MonkeyPatch.context() as patch:
+        # Later engines of the run take over what earlier ones found of models.
+        file = shared_directory / "findings.json"
+        patch.setenv("MLX_BACKEND_FINDINGS", str(file))
+        patch.setattr(engine, "FindingsStore", partial(_kept_findings, file))
         yield nursery
+
+
+def _kept_findings(file: Path, path: Path | None = None) -> FindingsStore:
+    return FindingsStore(path or file)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -224,11 +224,15 @@ def _takes_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[str, 
     Raises:
         UnsupportedModelError: Neither library has code for it.
     """
-    text, towers = is_known_to_mlx_lm(config), is_known_to_mlx_vlm(config)
+    text, sees = is_known_to_mlx_lm(config), has_towers(options, directory, config)
+    if text and not sees:
+        # Without importing mlx-vlm, which takes as long as reading a small model.
+        return False
+    towers = is_known_to_mlx_vlm(config)
     if not text and not towers:
         raise UnsupportedModelError(f"{directory} {unknown_type(config['model_type'])}")
-    if not has_towers(options, directory, config):
-        return not text
+    if not sees:
+        return True
     if not towers and is_installed("mlx_vlm"):
         log.warning("mlx-vlm does not know %s: text only", config["model_type"])
         return False

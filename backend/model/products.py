@@ -40,24 +40,30 @@ def prepare_products(network: Network, *, keeps_type: bool, dequantises: bool = 
     if mx.default_device() != mx.Device(mx.cpu) or not has_openblas():
         return
     if not keeps_type and _size(network) >= FLOAT32_MIN_BYTES:
-        if dequantises:
-            _dequantise(network)
-        _widen(network)
+        layers = _quantised_layers(network) if dequantises else []
+        # One line says what becomes of the weights: of quantised ones, the first.
+        (_dequantise if layers else _widen)(network)
     for module in network.modules():
         # Not those of subclasses, which compute something else.
         if replacement := _REPLACEMENTS.get(type(module)):
             module.__class__ = replacement
 
 
-def _dequantise(network: Network) -> None:
-    """Replace quantised layers by such of float32, if those of all fit into a part of memory."""
-    layers = [
+def _quantised_layers(network: Network) -> list[tuple[Network, type[nn.Module]]]:
+    """Return the layers that can be dequantised, with the class that they would get."""
+    return [
         (module, plain)
         for module in network.modules()
         if (plain := _plain_class(module)) and module.get("global_scale") is None
     ]
-    if not layers:
-        return
+
+
+def _dequantise(network: Network) -> None:
+    """Replace quantised layers by such of float32, if those of all fit into a part of memory.
+
+    All other numbers of 16 bits become float32 as well, if they may.
+    """
+    layers = _quantised_layers(network)
     weights = [_dequantised(module) for module, _ in layers]
     quantised = [
         module[name] for module, _ in layers for name in _QUANTISED if module.get(name) is not None
@@ -70,12 +76,15 @@ def _dequantise(network: Network) -> None:
             "faster, they would take %.2f GB instead of %.2f, more than a quarter of the memory",
             *(after / _GB, before / _GB),
         )
+        if _widened_size(network) <= FLOAT32_MEMORY_SHARE * memory_bytes():
+            cast(network, "float32")
         return
     for (module, plain), weight in zip(layers, weights, strict=True):
         for name in _QUANTISED:
             module.pop(name, None)
         module.weight = weight
         module.__class__ = plain
+    cast(network, "float32")
     log.info(
         "quantised weights are dequantised to float32, which this CPU computes several times "
         "faster: %.2f GB of weights instead of %.2f (option dequantize:false keeps them)",

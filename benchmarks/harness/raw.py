@@ -16,10 +16,10 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from backend.engine.trials.product_threads import adjust_product_threads
+from benchmarks.harness.threads import set_best_threads
 from benchmarks.harness.workload import Sampling, Speed, Timeline, Workload, speed
 
-PROBE = tuple(range(8))
+PROMPT = tuple(range(8))
 
 
 class RawModel:
@@ -28,18 +28,16 @@ class RawModel:
     def __init__(self, directory: str) -> None:
         self._model, self._tokenizer = load(directory)[:2]
         self._tokenizer.eos_token_ids = set()
-        # As many as the server takes: mlx-lm's users set the number that is best for them.
-        adjust_product_threads(self._probe, None)
+        cache = make_prompt_cache(self._model)
+        mx.eval(self._model(mx.array([PROMPT]), cache=cache))
+        # mlx-lm's users set the number that is best for them.
+        set_best_threads(lambda: mx.eval(self._model(mx.array([PROMPT[:1]]), cache=cache)))
 
     def generate(self, workload: Workload) -> Speed:
         """Generate a workload, and return its speed."""
         started = time.perf_counter()
         rows = self._one(workload) if len(workload.prompts) == 1 else self._batch(workload)
         return speed(started, rows)
-
-    def _probe(self) -> None:
-        cache = make_prompt_cache(self._model)
-        mx.eval(self._model(mx.array([PROBE]), cache=cache))
 
     def _one(self, workload: Workload) -> list[Timeline]:
         row = Timeline()

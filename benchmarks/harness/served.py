@@ -63,7 +63,8 @@ class Served:
                 Model=model.name,
                 ModelFile=str(model.directory),
                 MaxModelLen=MAX_MODEL_LEN,
-                Options=options,
+                # What is measured is a server that knows its model.
+                Options=["check_at_load:true", *options],
             )
         )
         self._sent_tokens = 0

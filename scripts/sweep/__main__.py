@@ -30,7 +30,7 @@ PAGE = ROOT / "docs" / "reference" / "families.md"
 
 # Library and server use the same BLAS: another one rounds differently, and tiny experts of equal
 # probability swap. Families with large parts get the fast one, as `run.sh` preloads it.
-_NO_HUB = {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1"}
+_NO_HUB = {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1", "MLX_BACKEND_FINDINGS": "0"}
 _PLAIN_BLAS = {**_NO_HUB, "MLX_BACKEND_PRELOAD_BLAS": "0"}
 _FAST_BLAS = {**_NO_HUB, "LD_PRELOAD": find_library("openblas") or "", "OPENBLAS_NUM_THREADS": "1"}
 _UNSERVED = ("refused", "wrong")
@@ -111,7 +111,10 @@ async def _served(
         try:
             adapters = [str(path) for path in family.adapters(directory)]
             options = pb.ModelOptions(
-                Model=str(directory), LoraAdapters=adapters, TrustRemoteCode=family.has_code
+                Model=str(directory),
+                LoraAdapters=adapters,
+                TrustRemoteCode=family.has_code,
+                Options=["check_at_load:true"],
             )
             await stub.LoadModel(options)
         except grpc.aio.AioRpcError as error:

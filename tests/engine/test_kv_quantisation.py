@@ -4,11 +4,12 @@ import mlx.core as mx
 import pytest
 from engine_driver import VOCAB, Driver, make_request, prompt_of
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
+from whole_trial import WholeTrial
 
 from backend.config import TuningOptions
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.trials.batch_check import BatchTrial, batch_plan
+from backend.engine.trials.batch_check import batch_plan
 
 pytestmark = pytest.mark.mlx
 
@@ -164,7 +165,7 @@ def test_quantised_rows_keep_their_own_lengths_in_a_batch(networks, family):
 
 def test_quantised_rows_give_tokens_back(networks):
     network = networks("llama_wide")
-    trial = BatchTrial(network, factory(network, kv_bits=8), range(VOCAB))
+    trial = WholeTrial(network, factory(network, kv_bits=8), range(VOCAB))
     assert trial.fault(BatchPlan(), width=3) is None
 
 

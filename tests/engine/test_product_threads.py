@@ -6,22 +6,23 @@ import sys
 
 import pytest
 
-from backend.engine.trials.product_threads import fewest_threads, most_threads
+from backend.engine.passes.product_threads import (
+    FIRST_REST,
+    FIRST_THREADS,
+    LONGEST_REST,
+    TRIED_STEPS,
+    ThreadChoice,
+    most_threads,
+)
 from common.openblas import find_openblas, preloading
 from common.process.cores import usable_cores
 
 SET_THREADS = """
-import mlx.core as mx
-from backend.engine.trials.product_threads import adjust_product_threads
+from backend.engine.passes.product_threads import ProductThreads
 from common import openblas
 
-def run_pass():
-    mx.eval(mx.ones((8, 64)) @ mx.ones((64, 64)))
-    passes.append("pass")
-
-passes = []
-adjust_product_threads(run_pass, {limit})
-print(openblas.has_openblas() and openblas.threads(), len(passes))
+ProductThreads({limit})
+print(openblas.has_openblas() and openblas.threads())
 """
 
 
@@ -31,36 +32,68 @@ def told(limit, environment):
     return subprocess.check_output(command, env=os.environ | environment, text=True).split()
 
 
+def chosen(most, step_s, *, steps=4000, rows=1):
+    """Return the numbers used for steps, one after another, whose time depends on the number."""
+    choice, used = ThreadChoice(most), []
+    for _ in range(steps):
+        used.append(choice.count)
+        choice.observe(rows, step_s(choice.count))
+    return used
+
+
 def scaling_to(cores, *, work_s=1.0):
-    """A pass that takes half as long with twice as many threads, up to a number of cores."""
+    """A step that takes half as long with twice as many threads, up to a number of cores."""
     return lambda threads: work_s / min(threads, cores)
 
 
 @pytest.mark.parametrize(
     ("cores", "most", "expected"), [(1, 16, 1), (4, 16, 4), (16, 16, 16), (16, 6, 6), (4, 1, 1)]
 )
-def test_threads_are_doubled_while_passes_become_faster(cores, most, expected):
-    assert fewest_threads(scaling_to(cores), most) == expected
+def test_as_many_threads_are_taken_as_make_steps_faster(cores, most, expected):
+    used = chosen(most, scaling_to(cores))
+    assert used[0] == min(most, FIRST_THREADS)
+    assert sum(count == expected for count in used[-1000:]) > 950
 
 
 def test_a_gain_of_some_percent_is_not_worth_another_core():
-    assert fewest_threads(lambda threads: 1.0 - 0.1 * (threads > 1), 8) == 1
+    assert chosen(8, lambda threads: 1.0 - 0.02 * (threads > 1))[-1] == 1
 
 
-def test_the_fastest_of_some_short_passes_counts():
-    delays = iter([5.0, *[0.0] * 100])
-    assert fewest_threads(lambda threads: 0.01 / threads + next(delays), 2) == 2
+def test_between_both_bounds_nothing_changes():
+    used = chosen(2, lambda threads: 1.0 - 0.1 * (threads > 1))
+    assert sum(count == 2 for count in used) > 0.9 * len(used)
 
 
-def test_a_long_pass_is_repeated_once():
-    counts = []
+def test_trials_of_what_does_not_pay_become_seldom_and_stay_possible():
+    used = chosen(2, scaling_to(2), steps=20_000)
+    assert used.count(1) < 0.01 * len(used)
+    assert 1 in used[-(LONGEST_REST + TRIED_STEPS) :]
 
-    def slow(threads):
-        counts.append(threads)
-        return 10.0 / threads
 
-    assert fewest_threads(slow, 4) == 4
-    assert counts == [1, 1, 2, 2, 4, 4]
+def test_a_much_slower_number_is_given_up_before_the_end_of_its_trial():
+    used = chosen(2, scaling_to(2), steps=FIRST_REST + TRIED_STEPS)
+    assert 0 < used.count(1) < TRIED_STEPS
+
+
+def test_the_choice_follows_a_machine_that_becomes_busy():
+    choice = ThreadChoice(2)
+    for cores in (2, 1, 2):
+        for _ in range(3 * LONGEST_REST):
+            choice.observe(1, scaling_to(cores)(choice.count))
+        assert choice.count == cores
+
+
+def test_single_delays_change_nothing():
+    delays = iter(range(10**6))
+    used = chosen(2, lambda threads: (9.0 if next(delays) % 5 == 0 else 1.0) / threads)
+    assert sum(count == 2 for count in used) > 0.9 * len(used)
+
+
+def test_steps_of_other_numbers_of_rows_are_not_compared():
+    choice = ThreadChoice(2)
+    for step in range(10_000):
+        assert choice.count == 2
+        choice.observe(1 + step % 2, 1.0)
 
 
 def test_a_limit_of_the_host_holds_below_the_number_of_cores():
@@ -69,14 +102,15 @@ def test_a_limit_of_the_host_holds_below_the_number_of_cores():
 
 
 @pytest.mark.mlx
-def test_without_openblas_nothing_is_tried():
-    assert told(None, {"LD_PRELOAD": ""}) == ["False", "0"]
+def test_without_openblas_nothing_is_set():
+    assert told(None, {"LD_PRELOAD": ""}) == ["False"]
 
 
 @pytest.mark.mlx
 @pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
 def test_with_openblas_the_number_is_set_unless_the_environment_sets_it():
     environment = preloading({}, find_openblas())
-    assert told(1, environment) == ["1", "0"]
-    chosen = told(None, environment | {"OPENBLAS_NUM_THREADS": "3"})
-    assert chosen == [f"{min(3, usable_cores())}", "0"]
+    assert told(1, environment) == ["1"]
+    assert told(None, environment) == [f"{min(usable_cores(), FIRST_THREADS)}"]
+    given = told(None, environment | {"OPENBLAS_NUM_THREADS": "3"})
+    assert given == [f"{min(3, usable_cores())}"]

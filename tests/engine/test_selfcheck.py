@@ -4,11 +4,12 @@ import math
 import mlx.core as mx
 import pytest
 from engine_driver import VOCAB
+from whole_trial import WholeTrial
 
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.ranks import OtherRankError, Ranks
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.trials.batch_check import BatchTrial, batch_plan
+from backend.engine.trials.batch_check import batch_plan
 from backend.engine.trials.self_check import (
     require_sense,
     trial_lengths,
@@ -28,7 +29,7 @@ TOKENS = [(7 * i * i + 3 * i) % 94 for i in range(60)]
 
 
 def trial(network, **options):
-    return BatchTrial(network, CacheFactory(network), TOKENS, **options)
+    return WholeTrial(network, CacheFactory(network), TOKENS, **options)
 
 
 def fault(network, **options):

@@ -3,10 +3,11 @@
 import mlx_vlm
 import pytest
 from engine_driver import VOCAB
+from whole_trial import WholeTrial
 
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.trials.batch_check import BatchTrial, batch_plan
+from backend.engine.trials.batch_check import batch_plan
 from backend.model.vision.vision_network import VisionNetwork
 
 pytestmark = [
@@ -28,6 +29,6 @@ def test_rows_of_models_that_see_have_their_own_lengths(network):
 
 
 def test_positions_of_pictures_are_given_back_with_their_rows(network):
-    trial = BatchTrial(network, CacheFactory(network), range(VOCAB))
+    trial = WholeTrial(network, CacheFactory(network), range(VOCAB))
     fault = trial.fault(BatchPlan(Batching.RAGGED), width=2)
     assert fault is None or "keep what they have taken" in fault

@@ -32,14 +32,16 @@ MODULES = (
     *("backend.sampling.grammar.compiler", "numpy.random", "multiprocessing.synchronize"),
     *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "transformers.models.auto"),
     *("mlx_vlm.utils", "mlx_vlm.models.qwen3_vl", "mlx_vlm.models.gemma4", "PIL.ImageFile"),
-    "known_trials",
 )
 # All else in the environment might matter to an import.
 FREE_NAMES = {
     *("PYTEST_CURRENT_TEST", "MLX_BACKEND_TEST_FAULT", "LOCALAI_LOG_LEVEL"),
+    *("MLX_BACKEND_TEST_LATER", "MLX_BACKEND_FINDINGS"),
     # Set by the import itself, in this process too.
     *("TRANSFORMERS_NO_ADVISORY_WARNINGS", "TRANSFORMERS_VERBOSITY"),
 }
+# In the environment of engines that leave trials for later, as those of the product do.
+LATER = "MLX_BACKEND_TEST_LATER"
 SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 CLONE_PARENT = 0x8000
 LIMIT_BYTES = 2**20
@@ -60,11 +62,9 @@ class Forked(subprocess.Popen):
 class Nursery:
     """Starts processes; one that might differ from a forked one is started as the product does."""
 
-    def __init__(self, trials: str, orders: socket.socket | None = None) -> None:
+    def __init__(self, orders: socket.socket | None = None) -> None:
         # How the product starts processes, by the module that does.
         self._starts: dict[str, Callable[..., subprocess.Popen]] = {}
-        # Where engines keep what they found of models.
-        self._trials = trials
         self._environment = _fixed(os.environ)
         # The kernel ends the children with the thread that started what they are forked from.
         self._thread = threading.current_thread()
@@ -113,7 +113,7 @@ class Nursery:
             self._orders, theirs = connection()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", __file__, str(theirs.fileno()), self._trials],
+                    [sys.executable, "-P", __file__, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=2,
                     pass_fds=[theirs.fileno()],
@@ -136,13 +136,9 @@ def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def forked_engines(trials: Path) -> Iterator[Nursery]:
-    """Have the engines of this process forked, where the system can.
-
-    Args:
-        trials: The directory of what they found of models.
-    """
-    nursery = Nursery(str(trials))
+def forked_engines() -> Iterator[Nursery]:
+    """Have the engines of this process forked, where the system can."""
+    nursery = Nursery()
     if sys.platform == "linux" and SYSCALL_CLONE is not None:
         nursery.install()
     try:
@@ -167,8 +163,6 @@ def fork_sibling() -> int:
 
 def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     """Become what `python -m backend.rank` is."""
-    import known_trials
-
     from backend import rank
 
     _, arguments, environment, numbers = order
@@ -180,11 +174,19 @@ def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     Path("/proc/self/comm").write_text(NAME)
     os.environ.clear()
     os.environ.update(environment)
-    Nursery(sys.argv[2], orders).install()
-    known_trials.remember_trials(Path(sys.argv[2]))
+    Nursery(orders).install()
+    if LATER not in environment:
+        try_at_load()
     given = dict(zip(map(str, numbers), map(str, inherited), strict=True))
     sys.argv = [NAME, *(given.get(word, word) for word in arguments)]
     sys.exit(rank.main())
+
+
+def try_at_load() -> None:
+    """Have engines find out at load what is otherwise tried between requests: tests count on it."""
+    from backend.engine.session import assembly
+
+    assembly._Batching._must_wait = property(lambda _: True)
 
 
 def be_template(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:

@@ -70,10 +70,11 @@ async def served(
     *,
     auth_token: str = "",
     memory_ledger: Path | None = None,
+    findings: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve, with a model loaded if one is given; everything is gone afterwards."""
-    engine = Engine(serve=ServedModel.of, memory_ledger=memory_ledger)
+    engine = Engine(serve=ServedModel.of, memory_ledger=memory_ledger, findings=findings)
     server = server_of(engine, auth_token=auth_token)
     address = await server.start()
     try:

@@ -44,7 +44,7 @@ class FindingsStore:
         with self._lock:
             if not self._has_read:
                 self._has_read = True
-                self._known = {**self._read(), **self._known}
+                self._known = {**self._read(logging.WARNING), **self._known}
             return dict(self._known)
 
     def note(self, key: str, findings: Findings) -> None:
@@ -70,14 +70,15 @@ class FindingsStore:
             if path is None or not self._is_writable:
                 return
             settled = {key: each for key, each in self._known.items() if not each.begun}
-            merged = [*({**self._read(), **settled}).items()][-MAX_MODELS:]
+            others = [each for each in self._read(logging.DEBUG).items() if each[0] not in settled]
+            latest = [*others, *settled.items()][-MAX_MODELS:]
             try:
-                _replace(path, encoded(merged))
+                _replace(path, encoded(latest))
             except OSError as error:
                 self._is_writable = False
                 log.warning("what loads found of models is not kept: %s", error)
 
-    def _read(self) -> Mapping[str, Findings]:
+    def _read(self, level: int) -> Mapping[str, Findings]:
         """Return what the file has; nothing if it is missing, foreign or malformed."""
         if self._path is None:
             return {}
@@ -86,7 +87,7 @@ class FindingsStore:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, msgspec.DecodeError) as error:
-            log.warning("%s is not used, and models are tried again: %s", self._path, error)
+            log.log(level, "%s is not used, and models are tried again: %s", self._path, error)
             return {}
 
 

@@ -1,0 +1,39 @@
+"""The best number of threads for matrix products, as a user of mlx-lm would set it."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+from backend.engine.passes.product_threads import most_threads
+from common import openblas
+
+_REPEATS = 5
+# A pass that takes longer is repeated once.
+_LONG_PASS_S = 0.3
+
+
+def set_best_threads(run_step: Callable[[], object]) -> None:
+    """Set the number with which a step is fastest; nothing changes without OpenBLAS.
+
+    Nor does it if the environment sets more than one thread.
+
+    Args:
+        run_step: Computes one token.
+    """
+    if not openblas.has_openblas() or openblas.threads() > 1:
+        return
+
+    def step_s(threads: int) -> float:
+        openblas.set_threads(threads)
+        first = _seconds(run_step)
+        repeats = _REPEATS if first < _LONG_PASS_S else 1
+        return min(first, *(_seconds(run_step) for _ in range(repeats)))
+
+    most = most_threads(None)
+    numbers = sorted({min(2**n, most) for n in range(most.bit_length() + 1)})
+    openblas.set_threads(min(numbers, key=step_s))
+
+
+def _seconds(run_step: Callable[[], object]) -> float:
+    started = perf_counter()
+    run_step()
+    return perf_counter() - started
