@@ -11,7 +11,9 @@ from backend.core.prompt import Prompt, ToolSchemas
 from backend.core.request import GenerationCall, GenerationRequest
 from backend.core.step import TokenStep
 from backend.errors import BackendError
+from backend.formats.format import NO_REASONING, NO_TOOLS
 from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from backend.output.format import OutputFormat
 from backend.output.reply import ReplyCursor, ReplySpec
 from backend.pipeline import worker_pool
 from backend.pipeline.engines import GenerationEngine
@@ -85,8 +87,14 @@ async def generate(
 async def warm_up(model: ServedModel) -> None:
     """Prepare a model in advance, so that its first request does not wait."""
     if model.card.kind is ModelKind.DECODER:
-        log.info("replies of %s are read as %s", model.card.name, model.format.name)
+        log.info("replies of %s are read as %s", model.card.name, _described(model.format))
         await in_own_thread(model.constraints.warm_up)
+
+
+def _described(reply_format: OutputFormat) -> str:
+    """Return the name of a format for a log line."""
+    is_plain = reply_format.tools is NO_TOOLS and reply_format.reasoning is NO_REASONING
+    return "plain text, without tool calls and thoughts" if is_plain else reply_format.name
 
 
 async def tokenize(call: GenerationCall, model: ServedModel) -> Sequence[int]:
