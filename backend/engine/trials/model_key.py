@@ -48,6 +48,7 @@ def model_key(options: ModelOptions, model: RunnableModel) -> str:
         "code": [options.trusts_remote_code, tuning.checkpoint.dequantize],
         "text": [options.tokenizer, asdict(tuning.text)],
         "media": repr(options.media_limits),
+        "environment": list(options.environment),
     }
     return _digest(identity)
 
