@@ -343,4 +343,5 @@ def test_embeddings_and_trials_do_not_disturb_each_other(llama):
         bench.session.obey(Compute(request, replies[-1]))
     bench.rest()
     assert all(reply.result() for reply in replies)
+    bench.rest()
     assert bench.plan.batches

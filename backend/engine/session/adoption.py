@@ -7,8 +7,8 @@ from backend.engine.drafts.drafting import Drafting
 from backend.engine.passes.batch import Batch
 from backend.engine.plan import BatchPlan
 from backend.engine.prefixes.store import PrefixStore
-from backend.engine.rows.admission import Reservations
 from backend.engine.rows.scheduler import Scheduler
+from backend.engine.session.memory_watch import MemoryWatch
 from backend.engine.session.prefilling import Prefilling
 
 
@@ -22,7 +22,7 @@ class Adoption:
         self,
         plan: BatchPlan,
         scheduler: Scheduler,
-        reservations: Reservations,
+        memory: MemoryWatch,
         batch: Batch,
         prefilling: Prefilling,
         prefixes: PrefixStore,
@@ -32,14 +32,14 @@ class Adoption:
         Args:
             plan: Of the session; it changes.
             scheduler: Limits the rows that decode together.
-            reservations: Charge rows together.
+            memory: Charges rows together.
             batch: Drafts for its rows.
             prefilling: Tells drafts of prompts.
             prefixes: May be used in place.
         """
         self._plan = plan
         self._scheduler = scheduler
-        self._reservations = reservations
+        self._memory = memory
         self._batch = batch
         self._prefilling = prefilling
         self._prefixes = prefixes
@@ -58,7 +58,7 @@ class Adoption:
         plan, drafted = self._plan, bool(self._plan.pass_seconds)
         if plan.batching is not found.batching:
             self._scheduler.max_active = self._scheduler.max_slots if found.batches else 1
-            self._reservations.set_own_lengths(found.has_own_lengths)
+            self._memory.set_own_lengths(found.has_own_lengths)
         self._may_refer = found.shares_prefixes and not plan.shares_prefixes
         plan.become(replace(found, shares_prefixes=plan.shares_prefixes))
         if not drafted and (new := drafting()):

@@ -124,11 +124,7 @@ def assemble_decoder_session(
     prefixes = make_prefix_store(
         fresh_caches, cache_bytes, packing, disk, is_replicated=ranks.are_several
     )
-    profile = replace(
-        foresee(model.network, fresh_caches),
-        has_own_lengths=plan.has_own_lengths,
-        draft=draft.profile if draft else None,
-    )
+    profile = _profile(model, fresh_caches, draft)
     _log_memory(profile, budget_bytes)
     reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens)
     trials = batching.planning if batching.is_open else None
@@ -212,6 +208,16 @@ def _kv_budget_bytes(options: ModelOptions, model: RunnableModel, draft: LoadedD
         model.card.weights_bytes + draft_bytes,
         working_set_bytes(),
         media_bytes=MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0,
+    )
+
+
+def _profile(
+    model: RunnableModel, fresh_caches: CacheFactory, draft: LoadedDraft | None
+) -> KvProfile:
+    return replace(
+        foresee(model.network, fresh_caches),
+        has_own_lengths=fresh_caches.plan.has_own_lengths,
+        draft=draft.profile if draft else None,
     )
 
 

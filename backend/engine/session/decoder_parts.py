@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from backend.config import TuningOptions
 from backend.engine.background.jobs import BackgroundJobs
@@ -125,10 +126,7 @@ def make_parts(
     requests = OpenRequests(scheduler, memory, prefixes, publisher)
     feeder = make_feeder(model.network, fresh_caches)
     counters = Counters()
-
-    def new_drafting() -> Drafting | None:
-        return _make_drafting(model, fresh_caches.plan, tuning, counters, draft)
-
+    new_drafting = partial(_make_drafting, model, fresh_caches.plan, tuning, counters, draft)
     drafting = new_drafting()
     batch = new_batch(drafting)
     background = BackgroundJobs(tuning.scheduling.prefill_chunk, tuning.scheduling.side_share)
@@ -137,13 +135,10 @@ def make_parts(
     recovery = Recovery(requests, scheduler, memory, batch, isolation, publisher)
     recovery.note_pass = outlets.note_pass
     prefilling = Prefilling(feeder, prefixes, pacer, counters, fresh_caches.plan, drafting)
-    adoption = Adoption(
-        fresh_caches.plan, scheduler, resources.reservations, batch, prefilling, prefixes
-    )
+    adoption = Adoption(fresh_caches.plan, scheduler, memory, batch, prefilling, prefixes)
     delivery = Delivery(requests, prefixes, publisher, counters)
     decoding = Decoding(batch, scheduler, memory, requests, recovery, delivery)
-    if resources.threads is not None:
-        decoding.adapt(resources.threads)
+    decoding.adapt(resources.threads)
     return DecoderParts(
         prefixes=prefixes,
         scheduler=scheduler,
@@ -160,12 +155,21 @@ def make_parts(
         counters=counters,
         draft_bytes=draft.model.card.weights_bytes if draft else 0,
         adoption=adoption,
-        examination=Examination(
-            resources.trials,
-            resources.page,
-            adopt=lambda found: adoption.adopt(found, new_drafting),
-            knows_drafts=tuning.speculation.speculation != "off",
-        ),
+        examination=_make_examination(resources, tuning, adoption, new_drafting),
+    )
+
+
+def _make_examination(
+    resources: Resources,
+    tuning: TuningOptions,
+    adoption: Adoption,
+    new_drafting: Callable[[], Drafting | None],
+) -> Examination:
+    return Examination(
+        resources.trials,
+        resources.page,
+        adopt=lambda found: adoption.adopt(found, new_drafting),
+        knows_drafts=tuning.speculation.speculation != "off",
     )
 
 

@@ -44,10 +44,11 @@ class Decoding:
         # On a CPU a dispatch takes as long as computing: a first token would wait for the second.
         self._dispatch_blocks = mx.default_device() == mx.Device(mx.cpu)
 
-    def adapt(self, threads: ProductThreads) -> None:
-        """Choose the threads of matrix products by the time of steps from now on."""
+    def adapt(self, threads: ProductThreads | None) -> None:
+        """Choose the threads of matrix products, if given, by the time of steps from now on."""
         self._threads = threads
-        self._batch.note_step = threads.observe
+        if threads is not None:
+            self._batch.note_step = threads.observe
 
     def join(self) -> None:
         """Let rows whose prompt is computed join the batch."""

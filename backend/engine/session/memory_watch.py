@@ -57,6 +57,10 @@ class MemoryWatch:
         self._reservations.resize(budget_bytes, attainable_bytes)
         self._share()
 
+    def set_own_lengths(self, has_own_lengths: bool) -> None:  # noqa: FBT001 (the only argument)
+        """Set whether rows that decode together keep their own lengths; at most one runs."""
+        self._reservations.set_own_lengths(has_own_lengths)
+
     def overdue(self, wait_s: float) -> list[Row]:
         """Return new rows that have waited this long for memory of other backends."""
         if self._starved_since is None or not self._reservations.may_grow:
