@@ -97,6 +97,11 @@ class Resources:
     page: Page = field(default_factory=Page)
     threads: ProductThreads | None = None
 
+    @property
+    def draft_bytes(self) -> int:
+        """The size of the drafter's weights."""
+        return self.draft.model.card.weights_bytes if self.draft else 0
+
 
 def make_parts(
     model: RunnableModel,
@@ -114,19 +119,17 @@ def make_parts(
         tuning: Its limits.
         outlets: Receive the events.
     """
-    prefixes, draft = resources.prefixes, resources.draft
-
-    def new_batch(drafting: Drafting | None = None) -> Batch:
-        return Batch(model.network, fresh_caches, model.card.vocab_size, drafting)
-
-    max_active = tuning.scheduling.max_slots if fresh_caches.plan.batches else 1
-    scheduler = Scheduler(max_slots=tuning.scheduling.max_slots, max_active=max_active)
+    prefixes = resources.prefixes
+    new_batch = partial(Batch, model.network, fresh_caches, model.card.vocab_size)
+    scheduler = _make_scheduler(fresh_caches.plan, tuning)
     publisher = Publisher(outlets.hand_over, tuning.scheduling.max_replies_per_s)
     memory = MemoryWatch(resources.reservations, scheduler, prefixes)
     requests = OpenRequests(scheduler, memory, prefixes, publisher)
     feeder = make_feeder(model.network, fresh_caches)
     counters = Counters()
-    new_drafting = partial(_make_drafting, model, fresh_caches.plan, tuning, counters, draft)
+    new_drafting = partial(
+        _make_drafting, model, fresh_caches.plan, tuning, counters, resources.draft
+    )
     drafting = new_drafting()
     batch = new_batch(drafting)
     background = BackgroundJobs(tuning.scheduling.prefill_chunk, tuning.scheduling.side_share)
@@ -153,7 +156,7 @@ def make_parts(
         prefilling=prefilling,
         decoding=decoding,
         counters=counters,
-        draft_bytes=draft.model.card.weights_bytes if draft else 0,
+        draft_bytes=resources.draft_bytes,
         adoption=adoption,
         examination=_make_examination(resources, tuning, adoption, new_drafting),
     )
@@ -186,6 +189,11 @@ def _make_drafting(
     costs, vocab_size = PassCosts(plan.pass_seconds), model.card.vocab_size
     writer = draft.batch(vocab_size) if draft else None
     return Drafting(costs, counters, vocab_size, tuning.speculation, writer)
+
+
+def _make_scheduler(plan: BatchPlan, tuning: TuningOptions) -> Scheduler:
+    slots = tuning.scheduling.max_slots
+    return Scheduler(max_slots=slots, max_active=slots if plan.batches else 1)
 
 
 def _make_pacer(tuning: TuningOptions) -> PrefillPacer:
