@@ -127,9 +127,7 @@ def make_parts(
     requests = OpenRequests(scheduler, memory, prefixes, publisher)
     feeder = make_feeder(model.network, fresh_caches)
     counters = Counters()
-    new_drafting = partial(
-        _make_drafting, model, fresh_caches.plan, tuning, counters, resources.draft
-    )
+    new_drafting = partial(_make_drafting, model, fresh_caches.plan, tuning, counters, resources)
     drafting = new_drafting()
     batch = new_batch(drafting)
     background = BackgroundJobs(tuning.scheduling.prefill_chunk, tuning.scheduling.side_share)
@@ -181,13 +179,13 @@ def _make_drafting(
     plan: BatchPlan,
     tuning: TuningOptions,
     counters: Counters,
-    draft: LoadedDraft | None,
+    resources: Resources,
 ) -> Drafting | None:
     """Return the drafting of a batch, if it is enabled and the model supports it."""
     if not plan.pass_seconds:
         return None
     costs, vocab_size = PassCosts(plan.pass_seconds), model.card.vocab_size
-    writer = draft.batch(vocab_size) if draft else None
+    writer = resources.draft.batch(vocab_size) if resources.draft else None
     return Drafting(costs, counters, vocab_size, tuning.speculation, writer)
 
 
