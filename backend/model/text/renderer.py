@@ -6,14 +6,12 @@ from typing import TypeAlias
 from backend.core.prompt import JsonValue
 from backend.model.text.conversation import Repair
 from backend.model.text.repairs import ALL_REPAIRS, forms_of
-from backend.model.text.shown import missing, stand_in, with_stand_ins
+from backend.model.text.shown import Text, missing, stand_in, with_stand_ins
 from backend.model.text.turns import Turn
 
 Schema: TypeAlias = Mapping[str, JsonValue]
 Options: TypeAlias = Mapping[str, JsonValue]
 Renderer: TypeAlias = Callable[[Sequence[Turn], Sequence[Schema] | None, Options], str]
-# Texts of a conversation, each with the index of its message.
-Texts: TypeAlias = Sequence[tuple[int, str]]
 _LOST = "the chat template does not show the text of Messages[{}]"
 _EMPTY_SYSTEM: Turn = {"role": "system", "content": ""}
 
@@ -33,7 +31,7 @@ def render(
     options: Options,
     *,
     repairs: Sequence[Repair] = ALL_REPAIRS,
-    texts: Texts = (),
+    texts: Sequence[Text] = (),
 ) -> str:
     """Render a conversation, repairing it only if the template refuses it or loses a text.
 
@@ -46,7 +44,7 @@ def render(
         schemas: The tools.
         options: Template variables.
         repairs: Repairs to try, one after another.
-        texts: Texts that the prompt has to show, with the indices of their messages.
+        texts: Sequence[Text] that the prompt has to show, with the indices of their messages.
 
     Raises:
         RenderError: The template refuses every form of it, or loses a text in each; the message is
@@ -67,21 +65,23 @@ def _whole(
     form: Sequence[Turn],
     tools: Sequence[Schema] | None,
     options: Options,
-    texts: Texts,
+    texts: Sequence[Text],
 ) -> str:
     """Render one form of a conversation.
 
     Raises:
         RenderError: The template refuses it, or does not show one of the texts.
     """
-    text = renderer(form, tools, options)
-    if absent := missing(texts, text):
+    written = renderer(form, tools, options)
+    if absent := missing(texts, written):
         # A template may change a text that it shows: a word in its place tells.
-        shown = renderer(with_stand_ins(form, absent), tools, options)
-        for place, _ in absent:
-            if stand_in(place) not in shown:
-                raise RenderError(_LOST.format(place))
-    return text
+        try:
+            shown = renderer(with_stand_ins(form, absent), tools, options)
+        except RenderError:
+            return written
+        if lost := [text for text in absent if stand_in(text) not in shown]:
+            raise RenderError(_LOST.format(lost[0].place))
+    return written
 
 
 def render_with_tools(
@@ -90,7 +90,7 @@ def render_with_tools(
     schemas: Sequence[Schema],
     options: Options,
     *,
-    texts: Texts = (),
+    texts: Sequence[Text] = (),
 ) -> str | None:
     """Render with the tools in the text, or return `None` if they would be lost.
 

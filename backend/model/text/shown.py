@@ -2,53 +2,79 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from backend.core.prompt import JsonValue
 from backend.model.text.turns import Turn
 
 # Templates may drop what an assistant said: its thoughts, or a preamble of calls.
 _KEPT_ROLES = frozenset({"system", "user", "tool"})
+# A text normally begins this close behind the one before it; so many are searched for elsewhere.
+_NEAR_CHARS = 4096
+_MAX_FAR_TEXTS = 64
 
 
-def said(turns: Sequence[Turn]) -> list[tuple[int, str]]:
-    """Return the texts that a prompt has to show, without their outer white space.
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of a conversation, without its outer white space.
 
-    Each comes with the index of its turn.
+    Attributes:
+        place: The index of its turn.
+        text: The text, not empty.
+        may_be_dropped: Whether a prompt may lack it.
     """
+
+    place: int
+    text: str
+    may_be_dropped: bool = False
+
+
+def said(turns: Sequence[Turn]) -> list[Text]:
+    """Return the texts of a conversation."""
     return [
-        (place, text.strip())
+        Text(place, text.strip(), turn["role"] not in _KEPT_ROLES)
         for place, turn in enumerate(turns)
-        if turn["role"] in _KEPT_ROLES
         for text in _texts(turn["content"])
         if text.strip()
     ]
 
 
-def missing(texts: Sequence[tuple[int, str]], prompt: str) -> list[tuple[int, str]]:
-    """Return the texts that are not in a prompt, neither plain nor as JSON.
+def missing(texts: Sequence[Text], prompt: str) -> list[Text]:
+    """Return the texts that a prompt has to show and that are not in it, plain or as JSON.
 
-    Fast if they are in order: a search begins where the last one ended.
+    Its time is proportional to the prompt: only a limited number of texts is searched for in all of
+    it, and the rest is taken to be there.
     """
-    lost: list[tuple[int, str]] = []
-    start = 0
-    for place, text in texts:
-        found = prompt.find(text, start)
-        if found >= 0:
-            start = found + len(text)
-        elif not any(form in prompt for form in _forms(text)):
-            lost.append((place, text))
+    lost: list[Text] = []
+    start, far = 0, 0
+    for text in texts:
+        end = _end_of(text.text, prompt, start, start + _NEAR_CHARS)
+        if not end and far < _MAX_FAR_TEXTS:
+            far += 1
+            end = _end_of(text.text, prompt, start, len(prompt))
+            if not (end or text.may_be_dropped or _end_of(text.text, prompt, 0, len(prompt))):
+                lost.append(text)
+        start = end or start
     return lost
 
 
-def with_stand_ins(form: Sequence[Turn], texts: Sequence[tuple[int, str]]) -> list[Turn]:
+def _end_of(text: str, prompt: str, start: int, stop: int) -> int:
+    """Return the end of a text that begins between two places of a prompt, or 0."""
+    for form in _forms(text):
+        if (found := prompt.find(form, start, stop + len(form))) >= 0:
+            return found + len(form)
+    return 0
+
+
+def with_stand_ins(form: Sequence[Turn], texts: Sequence[Text]) -> list[Turn]:
     """Return a conversation with a word in place of each text, which no template changes."""
-    words = {text: stand_in(place) for place, text in texts}
+    words = {text.text: stand_in(text) for text in texts}
     return [{**turn, "content": _replaced(turn["content"], words)} for turn in form]
 
 
-def stand_in(place: int) -> str:
-    """Return the word for the text of a turn."""
-    return f"standin{place}x"
+def stand_in(text: Text) -> str:
+    """Return the word for a text."""
+    return f"standin{text.place}x"
 
 
 def _replaced(content: JsonValue, words: Mapping[str, str]) -> JsonValue:
@@ -56,11 +82,15 @@ def _replaced(content: JsonValue, words: Mapping[str, str]) -> JsonValue:
         for text, word in words.items():
             content = content.replace(text, word)
         return content
-    if isinstance(content, Mapping):
-        return {key: _replaced(value, words) for key, value in content.items()}
     if isinstance(content, Sequence):
-        return [_replaced(part, words) for part in content]
+        return [_replaced_part(part, words) for part in content]
     return content
+
+
+def _replaced_part(part: JsonValue, words: Mapping[str, str]) -> JsonValue:
+    if isinstance(part, Mapping) and "text" in part:
+        return {**part, "text": _replaced(part["text"], words)}
+    return part
 
 
 def _texts(content: JsonValue) -> Iterator[str]:
@@ -73,6 +103,8 @@ def _texts(content: JsonValue) -> Iterator[str]:
 
 
 def _forms(text: str) -> Iterator[str]:
+    """Yield a text as it is, then as JSON writes it."""
     yield text
-    yield json.dumps(text, ensure_ascii=False)[1:-1]
-    yield json.dumps(text)[1:-1]
+    for is_ascii in (False, True):
+        if (quoted := json.dumps(text, ensure_ascii=is_ascii)[1:-1]) != text:
+            yield quoted
