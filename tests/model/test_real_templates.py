@@ -6,6 +6,7 @@ is expected of each was read in the template itself.
 
 import functools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +17,12 @@ from tokenizers import models
 from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
 from transformers import PreTrainedTokenizerFast
 
-from backend.core.prompt import Tool
+from backend.core.media import MediaKind
+from backend.core.prompt import Placement, Tool
 from backend.formats.evidence import FormatEvidence
 from backend.model.text.hf_renderer import make_jinja_renderer
 from backend.model.text.renderer import render_with_tools
+from backend.model.text.snippets import find_snippets
 from backend.model.text.template import ChatTemplate
 from backend.model.text.turns import CallStyle, to_turns
 from backend.output.detection import detect
@@ -214,6 +217,23 @@ def test_no_conversation_in_any_order_is_refused_or_loses_a_text(name, messages)
         text = found.render(messages, tools, {})
         words = [message.content for message in messages if message.role in KEPT]
         assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_shape_of_a_conversation_loses_an_image(name):
+    found = template(name)
+    snippets = find_snippets(found, {})
+    for shape, messages in SHAPES.items() if snippets.takes_parts else ():
+        shown = [
+            replace(m, media=(Placement(2, MediaKind.IMAGE),)) if m.role == "user" else m
+            for m in messages
+        ]
+        text = found.render(shown, [], {})
+        images = text.count(snippets.texts[MediaKind.IMAGE])
+        assert images == sum(message.role == "user" for message in messages), shape
+        parts = [m.content for m in shown if not m.media]
+        parts += [part for m in shown if m.media for part in (m.content[:2], m.content[2:])]
+        assert [part for part in parts if part.strip() not in text] == [], shape
 
 
 def asked(messages):

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from backend.core.media import MediaKind
@@ -35,6 +37,10 @@ def writes_lists(turns, _tools, _options):
     return f"user: {turns[0]['content']}"
 
 
+def writes_json(turns, _tools, _options):
+    return f"user: {json.dumps(turns[0]['content'])}"
+
+
 @pytest.mark.parametrize(
     ("renderer", "texts"),
     [
@@ -47,7 +53,7 @@ def test_what_a_template_writes_for_media_is_found(renderer, texts):
     assert (found.texts, found.takes_parts) == (texts, True)
 
 
-@pytest.mark.parametrize("renderer", [text_only, writes_lists])
+@pytest.mark.parametrize("renderer", [text_only, writes_lists, writes_json])
 def test_a_template_that_knows_no_parts_gets_the_processors_own_tokens(renderer):
     found = find_snippets(ChatTemplate(renderer), {IMAGE: "<image>"})
     assert (found.texts, found.takes_parts) == ({IMAGE: "<image>"}, False)

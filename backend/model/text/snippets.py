@@ -57,8 +57,8 @@ def _written(template: ChatTemplate, kind: MediaKind) -> str:
     start = _common_start(plain, text)
     stop = len(text) - _common_start(plain[start:][::-1], text[start:][::-1])
     added = text[start:stop].strip()
-    # A template without support for parts may print the list.
-    return "" if "'type'" in added else added
+    # A template without support for parts may print the list, or write it as JSON.
+    return "" if "'type'" in added or '"type"' in added else added
 
 
 def _common_start(one: str, other: str) -> int:
