@@ -6,6 +6,7 @@ from typing import Protocol, TypeAlias
 
 from backend.core.delta import Delta, ToolCallDelta
 from backend.output.readers.call_ids import CallIds, name_in_id
+from backend.output.readers.values.continuation import continued
 from backend.output.readers.values.schema import JsonSchema, ParameterTypes
 
 MAX_NAME_CHARS = 256
@@ -127,6 +128,18 @@ class CallLedger:
         """Return a piece of the latest call's arguments."""
         self._arguments.append(arguments)
         return ToolCallDelta(len(self._ids) - 1, arguments=arguments)
+
+    def settle(self, arguments: str) -> ToolCallDelta | None:
+        """Return the piece that completes the latest call's arguments, however they were written.
+
+        Args:
+            arguments: All arguments as JSON.
+
+        Returns:
+            `None` if those already emitted are not a beginning of them.
+        """
+        rest = continued(self.open_arguments, arguments)
+        return None if rest is None else self.extend(rest)
 
     def complete(self, *repairs: str) -> None:
         """Count the latest call as emitted in full.

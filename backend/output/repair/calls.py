@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from backend.formats.dialects import JSON_CALLS, Literals, NamedJson, Objects, Reading, Tags
 from backend.formats.format import ToolFormat
@@ -16,7 +17,7 @@ from backend.output.readers.values.tolerant_json import (
     read_json,
     read_members,
 )
-from backend.output.readers.values.typed_value import json_string, json_text, json_value
+from backend.output.readers.values.typed_value import json_string, json_value
 from backend.output.repair.names import Names, last_name
 from backend.output.repair.tags import TagWords
 
@@ -44,12 +45,14 @@ class RepairedCall:
         arguments: A JSON object.
         end: Position after it in the text of the block.
         reasons: The repairs made.
+        is_open: Whether the text ended before the arguments did.
     """
 
     name: str
     arguments: str
     end: int
-    reasons: tuple[str, ...] = field(default=())
+    reasons: tuple[str, ...] = ()
+    is_open: bool = False
 
 
 def repaired_calls(
@@ -64,10 +67,22 @@ def repaired_calls(
         is_cut: Whether the reply ended before the block did.
     """
     failures = iter(range(_MAX_FAILURES))
+    # JSON that lacks its end ends before the markers.
+    body = _last_markers(tool_format).sub("", raw)
     for reading in (*tool_format.readings, *_FALLBACKS):
-        if calls := list(_calls_of(reading, raw, names, failures, is_cut=is_cut)):
+        is_json = isinstance(reading.dialect, Objects | NamedJson)
+        text = body if is_json else raw
+        if calls := list(_calls_of(reading, text, names, failures, is_cut=is_cut)):
             return calls
     return []
+
+
+@lru_cache
+def _last_markers(tool_format: ToolFormat) -> re.Pattern[str]:
+    """Return a pattern for the markers at the end of a block."""
+    texts = (*tool_format.closers, *tool_format.tokens, "```")
+    markers = "|".join(re.escape(text) for text in texts if text not in tool_format.openers)
+    return re.compile(rf"(?:(?:{markers})\s*)+\Z")
 
 
 def _calls_of(
@@ -91,8 +106,7 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[R
     while position >= 0:
         try:
             found = read_json(raw, position)
-            fields = json.loads(found.text)
-        except ValueError:
+        except NotJsonError:
             call = None if is_bare else _broken_object(raw, position, names)
             if call is not None:
                 yield call
@@ -100,25 +114,39 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[R
                 return
             position = raw.find("{", call.end if call else position + 1)
             continue
-        call = _call_of(fields, found, names, is_doubtful=is_bare)
+        call = _call_of(found, names, is_doubtful=is_bare)
         if call is not None:
             yield call
         position = raw.find("{", found.end)
 
 
-def _call_of(
-    fields: dict[str, object], found: Repaired, names: Names, *, is_doubtful: bool
-) -> RepairedCall | None:
+def _call_of(found: Repaired, names: Names, *, is_doubtful: bool) -> RepairedCall | None:
     """Return the call that an object represents, if any."""
-    inner = fields.get("function")
-    fields = {**fields, **inner} if isinstance(inner, dict) else fields
-    name = next((fields[key] for key in _NAME_KEYS if isinstance(fields.get(key), str)), "")
-    given = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), None)
-    given = _loaded(given) if isinstance(given, str) else given
-    is_call = names.is_offered(str(name)) and isinstance(given, dict)
+    fields = found.members
+    if fields.get("function", "").startswith("{"):
+        fields = {**fields, **read_json(fields["function"], 0).members}
+    texts = (_text_in(fields[key]) for key in _NAME_KEYS if key in fields)
+    name = next((text for text in texts if text is not None), "")
+    given = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), "")
+    if (text := _text_in(given)) is not None:
+        given = _object_in(text)
+    is_call = names.is_offered(name) and given.startswith("{")
     if not is_call or (is_doubtful and not fields.keys() <= _CALL_KEYS):
         return None
-    return RepairedCall(str(name), json_text(given), found.end, found.reasons)
+    return RepairedCall(name, given, found.end, found.reasons, is_open=found.is_open)
+
+
+def _text_in(value: str) -> str | None:
+    """Return the text of a JSON string, or `None` for another value."""
+    return str(json.loads(value)) if value.startswith('"') else None
+
+
+def _object_in(text: str) -> str:
+    """Return the object in a text as JSON, or an empty text."""
+    try:
+        return read_json(text, 0).text
+    except NotJsonError:
+        return ""
 
 
 def _broken_object(raw: str, position: int, names: Names) -> RepairedCall | None:
@@ -130,7 +158,9 @@ def _broken_object(raw: str, position: int, names: Names) -> RepairedCall | None
         arguments = read_json(raw, found.end())
     except NotJsonError:
         return None
-    return RepairedCall(found["name"], arguments.text, arguments.end, ("a damaged object",))
+    return RepairedCall(
+        found["name"], arguments.text, arguments.end, ("a damaged object",), arguments.is_open
+    )
 
 
 def _named_calls(
@@ -157,7 +187,9 @@ def _named_calls(
                         return
                     begin = body.find("{", position)
                     continue
-                yield RepairedCall(name, found.text, offset + found.end, found.reasons)
+                yield RepairedCall(
+                    name, found.text, offset + found.end, found.reasons, found.is_open
+                )
                 position, name = found.end, ""
             begin = body.find("{", position)
         offset += len(part) + len(start)
@@ -187,8 +219,8 @@ def _literal_calls(
                 return
             continue
         end = arguments.end + (raw[arguments.end : arguments.end + 1] == ")")
-        reasons = arguments.reasons
-        yield RepairedCall(found[1], arguments.text, end, reasons or ("other brackets",))
+        reasons = arguments.reasons or ("other brackets",)
+        yield RepairedCall(found[1], arguments.text, end, reasons, arguments.is_open)
         position = end
 
 
@@ -220,10 +252,3 @@ def _value(text: str, kind: str, types: ParameterTypes, key: str, dialect: Tags)
         is_string = kind == dialect.types["string"]
         return json_value(text, STRING if is_string else NOT_A_STRING)
     return json_value(text, types.of(key))
-
-
-def _loaded(text: str) -> object:
-    try:
-        return json.loads(read_json(text, 0).text)
-    except ValueError:
-        return None

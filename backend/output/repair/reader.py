@@ -1,15 +1,11 @@
 """Rereads a block of calls that its first reader did not understand."""
 
-import json
 import re
 from collections.abc import Iterator
-from itertools import product
 
 from backend.core.delta import Delta
 from backend.formats.format import ToolFormat
 from backend.output.readers.reader import ReaderContext, ReaderOutput
-from backend.output.readers.values.json_scanner import SURROGATE
-from backend.output.readers.values.typed_value import ESCAPED_REPLACEMENT
 from backend.output.repair.calls import RepairedCall, repaired_calls
 from backend.output.repair.markup import markup_of
 from backend.output.repair.names import offered_name
@@ -159,13 +155,12 @@ class RepairReader:
     def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:
         """Yield the rest of the arguments of a partly emitted call."""
         ledger = self._context.calls
-        sent = ledger.open_arguments
-        rest = _continued(sent, call.arguments) if call else None
-        if call is None or rest is None:
+        delta = ledger.settle(call.arguments) if call else None
+        if call is None or delta is None:
             # Do not invent anything: invalid arguments run no tool.
             ledger.abandon()
             return
-        yield ledger.extend(rest)
+        yield delta
         ledger.complete(*call.reasons)
 
     def _handed_out(self, call: RepairedCall) -> Iterator[Delta]:
@@ -183,12 +178,3 @@ class RepairReader:
             text = self._markup.removed(self._raw[:end]).strip()
             return ReaderOutput(rejected=text, rest=self._raw[end:], is_damaged=True)
         return ReaderOutput(rejected=opener, rest=self._raw.removeprefix(opener))
-
-
-def _continued(sent: str, arguments: str) -> str | None:
-    """Return the continuation of the arguments already sent, or `None` if these differ."""
-    value = json.loads(arguments)
-    styles = product((False, True), ((", ", ": "), (",", ":"), (",", ": ")))
-    written = (json.dumps(value, ensure_ascii=a, separators=s) for a, s in styles)
-    texts = (arguments, *(SURROGATE.sub(ESCAPED_REPLACEMENT, text) for text in written))
-    return next((text[len(sent) :] for text in texts if text.startswith(sent)), None)

@@ -38,6 +38,11 @@ class CallBlock:
     separators: tuple[str, ...] = ()
     fillers: tuple[str, ...] = ()
 
+    @property
+    def all_ends(self) -> tuple[str, ...]:
+        """Texts that end a call or the block."""
+        return tuple(filter(None, (self.call_end, *self.ends)))
+
 
 class Call(Protocol):
     """Reads one call, starting after the text that begins it."""
@@ -156,7 +161,8 @@ class CallBlockReader(SteppingReader):
     def _new_call(self) -> Call:
         calls, call = self._context.calls, self._block.call
         if isinstance(call, CallHead):
-            return NamedCall(calls, self._outbox, head=call)
+            return NamedCall(calls, self._outbox, head=call, ends=self._block.all_ends)
         is_quotable = self._context.in_thought and not self._calls_ended
         is_doubtful = is_quotable or self._context.opener in _BARE_OPENERS
-        return ObjectCall(calls, self._outbox, keys=call, is_doubtful=is_doubtful)
+        ends = self._block.all_ends
+        return ObjectCall(calls, self._outbox, keys=call, ends=ends, is_doubtful=is_doubtful)

@@ -25,7 +25,7 @@ class JsonBodyReader(SteppingReader):
         self._ends = ends
         self._body = ""
         self._name = name
-        self._arguments = JsonArguments()
+        self._arguments = JsonArguments(ends)
 
     @property
     def is_mid_call(self) -> bool:
@@ -37,7 +37,7 @@ class JsonBodyReader(SteppingReader):
         if truncated:
             return ReaderOutput()
         self._begin("")
-        if self._step == self._in_damage and self._repair(self._body):
+        if not self._arguments.is_whole and self._repair(self._body):
             return ReaderOutput(self._outbox.end(""))
         if not self._arguments.is_whole:
             return ReaderOutput(self._outbox.end(""), rejected=self.held)
@@ -78,16 +78,20 @@ class JsonBodyReader(SteppingReader):
 
     def _repair(self, body: str) -> bool:
         """Emit the arguments found in a damaged body, if any."""
-        sent = self._context.calls.open_arguments if self._calls_begun else ""
+        for end in self._ends:
+            body = body.rstrip().removesuffix(end)
         try:
             found = read_json(body, 0)
         except NotJsonError:
             return False
-        if not (found.text.startswith("{") and found.text.startswith(sent)):
+        if not found.text.startswith("{"):
             return False
         if not self._calls_begun:
             self._begin_call(self._name, 0)
-        self._send(found.text[len(sent) :], 0)
+        delta = self._context.calls.settle(found.text)
+        if delta is None:
+            return False
+        self._outbox.send(delta, 0)
         self._context.calls.complete(*found.reasons)
         self._calls_ended += 1
         return True

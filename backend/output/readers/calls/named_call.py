@@ -40,13 +40,16 @@ class NamedCall:
     without arguments has `{}`.
     """
 
-    def __init__(self, calls: CallLedger, outbox: Outbox, *, head: CallHead) -> None:
+    def __init__(
+        self, calls: CallLedger, outbox: Outbox, *, head: CallHead, ends: tuple[str, ...] = ()
+    ) -> None:
         """Begin a call.
 
         Args:
             calls: Numbers the call and knows the tool names.
             outbox: Collects its deltas.
             head: Shape of its beginning.
+            ends: Texts that end it.
         """
         self._calls = calls
         self._outbox = outbox
@@ -56,7 +59,7 @@ class NamedCall:
         self._is_nameless = False
         self._unsent = ""
         self._has_lead_in = False
-        self._arguments = JsonArguments()
+        self._arguments = JsonArguments(ends)
         self.is_over = False
 
     @property

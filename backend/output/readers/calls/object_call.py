@@ -47,7 +47,13 @@ class ObjectCall:
     """
 
     def __init__(
-        self, calls: CallLedger, outbox: Outbox, *, keys: CallKeys, is_doubtful: bool
+        self,
+        calls: CallLedger,
+        outbox: Outbox,
+        *,
+        keys: CallKeys,
+        ends: tuple[str, ...] = (),
+        is_doubtful: bool,
     ) -> None:
         """Begin a call.
 
@@ -55,6 +61,7 @@ class ObjectCall:
             calls: Numbers the call and knows the tool names.
             outbox: Collects its deltas.
             keys: Keys of its parts.
+            ends: Texts that end it.
             is_doubtful: Whether the object may be something else. Then it is a call only if the
                 name comes first and only arguments follow, and nothing is emitted before they
                 begin.
@@ -75,7 +82,7 @@ class ObjectCall:
         self._is_nested = False
         self._has_arguments = False
         self._has_strangers = False
-        self._arguments = JsonArguments()
+        self._arguments = JsonArguments(ends)
         self._unsent: list[str] = []
         self.is_over = False
 

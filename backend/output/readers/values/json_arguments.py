@@ -2,7 +2,12 @@
 
 import json
 
-from backend.output.readers.values.json_scanner import SURROGATE, JsonScanner, JsonState
+from backend.output.readers.values.json_scanner import (
+    SURROGATE,
+    JsonScanner,
+    JsonState,
+    call_ends,
+)
 from backend.output.readers.values.typed_value import ESCAPED_REPLACEMENT
 
 
@@ -14,8 +19,13 @@ class JsonArguments:
     The last brace is held back: the reader of the call knows when the call is complete.
     """
 
-    def __init__(self) -> None:
-        self._scanner = JsonScanner()
+    def __init__(self, ends: tuple[str, ...] = ()) -> None:
+        """Begin before the arguments.
+
+        Args:
+            ends: Markers that end the call: strings that may lack their quotes end before them.
+        """
+        self._scanner = JsonScanner(call_ends(ends))
         self._has_begun = False
         self._is_object = False
         self._wrapped: list[str] = []

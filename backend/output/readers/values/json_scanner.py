@@ -3,10 +3,13 @@
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import TypeAlias
 
 from backend.output.readers.markup import span_end
+from backend.output.readers.patterns import fixed
 
 SURROGATE = re.compile("[\ud800-\udfff\ufffd]")
 """Half a code point, which escapes may produce, or U+FFFD: neither may occur in sent text."""
@@ -25,6 +28,9 @@ _HIGH = re.compile("[dD][89abAB]..")
 _LOW = re.compile("[dD][c-fC-F]..")
 _REPLACEMENT_DIGITS = "fffd"
 _HEX = frozenset("0123456789abcdefABCDEF")
+# Limits of what is held back at a possible end of a call inside a string.
+_MAX_SPACE = 32
+_MAX_MARKERS = 3
 _CONTROL = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 _Step: TypeAlias = Callable[[str, int], tuple[str, int]]
@@ -55,6 +61,34 @@ class _Place(Enum):
     AFTER_VALUE = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class CallEnds:
+    """What may follow the arguments of a call: brackets, and the markers that end it.
+
+    Attributes:
+        plain: The text of a string up to a quote, an escape, or what may be such an end.
+        begun: All beginnings of an end.
+    """
+
+    plain: re.Pattern[str]
+    begun: re.Pattern[str]
+
+
+@lru_cache
+def call_ends(markers: tuple[str, ...]) -> CallEnds:
+    """Return the ends of calls with these markers."""
+    first = "".join(sorted({re.escape(marker[0]) for marker in markers}))
+    whole = "|".join(map(re.escape, markers)) or "(?!)"
+    begun = "|".join(fixed(marker).begun for marker in markers) or "(?:)"
+    return CallEnds(
+        plain=re.compile(rf'[^"\\\x00-\x1f\]}}{first}]*'),
+        begun=re.compile(
+            rf"(?:[\]}}][\]}}\s]{{0,{_MAX_SPACE}}})?"
+            rf"(?:(?:{whole})\s{{0,{_MAX_SPACE}}}){{0,{_MAX_MARKERS}}}(?:{begun})"
+        ),
+    )
+
+
 _IN_MEMBER = frozenset({_Place.FIRST_KEY, _Place.KEY, _Place.COLON})
 
 
@@ -71,8 +105,17 @@ class JsonScanner:
         has_value: Whether a value inside it has begun, or the value is complete.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends: "CallEnds | None" = None) -> None:
+        """Begin before a value.
+
+        Args:
+            ends: Texts after the value, which are held back if they come inside a string: its last
+                quote may be missing.
+        """
         self.state = JsonState.OPEN
+        self._ends = ends
+        self._plain = ends.plain if ends else _PLAIN
+        self._tail = ""
         self._pending = 0
         # A key and its raw length, up to the colon, which alone shows where a damaged key ends.
         self._key: list[str] = []
@@ -225,11 +268,15 @@ class JsonScanner:
             self._end_value()
 
     def _in_string(self, text: str, position: int) -> tuple[str, int]:
-        end = span_end(_PLAIN, text, position)
+        end = span_end(self._plain, text, position)
         if end > position:
             return text[position:end], end
         char = text[position]
-        if char == '"':
+        if self._ends and self._ends.begun.fullmatch(char):
+            if self._place not in _IN_MEMBER:
+                self._step = self._in_tail
+                return "", position
+        elif char == '"':
             self._end_string()
             if self._closers:
                 return self._hold(char), position + 1
@@ -239,11 +286,30 @@ class JsonScanner:
             char = _CONTROL.get(char, f"\\u{ord(char):04x}")
         return char, position + 1
 
+    def _in_tail(self, text: str, position: int) -> tuple[str, int]:
+        """Hold back what may be the end of the call, until other text follows."""
+        tail = self._tail + text[position]
+        if self._ends and self._ends.begun.fullmatch(tail):
+            self._tail = tail
+            self._pending = len(tail)
+            return "", position + 1
+        first, rest = self._tail[0], self._tail[1:]
+        self._tail = ""
+        self._pending = 0
+        self._step = self._in_string
+        pieces = [first]
+        start = 0
+        while start < len(rest):
+            piece, start = self._step(rest, start)
+            pieces.append(piece)
+        return "".join(pieces), position
+
     def _in_escape(self, text: str, position: int) -> tuple[str, int]:
         char = text[position]
         if char == "u":
+            self._pending = 1
             self._step = self._in_code_point
-            return char, position + 1
+            return "", position + 1
         self._step = self._in_string
         return (char, position + 1) if char in _SIMPLE_ESCAPES else ("\\", position)
 
@@ -251,7 +317,7 @@ class JsonScanner:
         """Hold back the digits of a code point, up to the end of a surrogate pair."""
         char = text[position]
         if char not in _HEX:
-            return self._fail(position)
+            return self._half_escape(), position
         self._digits += char
         self._pending += 1
         if len(self._digits) < _HEX_DIGITS:
@@ -259,26 +325,32 @@ class JsonScanner:
         digits, self._digits = self._digits, ""
         is_low = _LOW.fullmatch(digits) is not None
         if self._high and is_low:
-            return self._end_code_point(f"{self._high}\\u{digits}"), position + 1
-        before = f"{_REPLACEMENT_DIGITS}\\u" if self._high else ""
+            return self._end_code_point(f"u{self._high}\\u{digits}"), position + 1
+        before = f"u{_REPLACEMENT_DIGITS}\\" if self._high else ""
         if _HIGH.fullmatch(digits):
             self._high = digits
-            self._pending = _HEX_DIGITS
+            self._pending = 1 + _HEX_DIGITS
             self._step = self._after_high
             return before, position + 1
         digits = _REPLACEMENT_DIGITS if is_low else digits
-        return before + self._end_code_point(digits), position + 1
+        return before + self._end_code_point(f"u{digits}"), position + 1
 
-    def _end_code_point(self, digits: str) -> str:
+    def _half_escape(self) -> str:
+        """Return the text of an escape that lacks digits: its backslash is doubled."""
+        before = f"u{_REPLACEMENT_DIGITS}\\" if self._high else ""
+        digits, self._digits = self._digits, ""
+        return before + self._end_code_point(f"\\u{digits}")
+
+    def _end_code_point(self, piece: str) -> str:
         self._high = ""
         self._pending = 0
         self._step = self._in_string
-        return digits
+        return piece
 
     def _after_high(self, text: str, position: int) -> tuple[str, int]:
         """Look for a backslash after the first half of a surrogate pair."""
         if text[position] != "\\":
-            return self._end_code_point(_REPLACEMENT_DIGITS), position
+            return self._end_code_point(f"u{_REPLACEMENT_DIGITS}"), position
         self._pending += 1
         self._step = self._in_escape_after_high
         return "", position + 1
@@ -288,7 +360,7 @@ class JsonScanner:
             self._pending += 1
             self._step = self._in_code_point
             return "", position + 1
-        piece = self._end_code_point(_REPLACEMENT_DIGITS)
+        piece = self._end_code_point(f"u{_REPLACEMENT_DIGITS}")
         self._step = self._in_escape
         return f"{piece}\\", position
 
