@@ -37,7 +37,6 @@ _REST_OF_KEY = re.compile(r"""["'][^"'\n]{1,200}["']\s*:""")
 _CLOSING = ")]}"
 _SPACE_OR_CLOSING = " \t\n\r)]}"
 _MAX_DEPTH = 64
-_MAX_SPACE = 64
 
 
 class NotJsonError(ValueError):
@@ -257,8 +256,7 @@ class _Reader:
         begin = position + len(quote)
         end = self._text.find(quote, begin)
         while end >= 0 and not self._may_end(begin, end, quote, is_key=is_key):
-            before = self._text[max(begin, end - _MAX_SPACE) : end].rstrip()
-            if before.endswith((",", "{")) and _REST_OF_KEY.match(self._text, end):
+            if not is_key and _REST_OF_KEY.match(self._text, end):
                 # Either the quote before it is missing, or the text is JSON without escapes.
                 raise NotJsonError
             end = self._text.find(quote, end + 1)
