@@ -126,7 +126,8 @@ class ReplyCursor:
                 self._send_content(text)
                 continue
             self._send_content(self._stop.finish())
-            self._deltas.append(delta)
+            if delta != ToolCallDelta(self._last_call):
+                self._deltas.append(delta)
             if isinstance(delta, ToolCallDelta):
                 self._last_call = delta.index
         self._has_stopped = self._has_stopped or self._has_all_calls

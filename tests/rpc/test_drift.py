@@ -17,9 +17,14 @@ def tool(name, *required, **properties):
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
+HARMONY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
+HERMES = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 TEXT = {"type": "string"}
 BASH = tool("bash", "command", command=TEXT)
 READ = tool("read_file_2", "path", path=TEXT)
+
+
+WRITE = tool("write", "path", "content", path=TEXT, content=TEXT)
 
 
 async def reply_to(parser, text, tools, *earlier):
@@ -34,6 +39,20 @@ async def reply_to(parser, text, tools, *earlier):
 
 def called(reply):
     return [(call["name"], json.loads(call["arguments"])) for call in reply.calls.values()]
+
+
+def qwen(head, key, value="ls"):
+    return f"<tool_call>\n{head}\n{key}\n{value}\n</parameter>\n</function>\n</tool_call>"
+
+
+def dsml(parameter):
+    call = f'<｜DSML｜invoke name="bash">\n{parameter}</｜DSML｜parameter>\n</｜DSML｜invoke>'
+    return f"<｜DSML｜tool_calls>\n{call}\n</｜DSML｜tool_calls>"
+
+
+def glm(key, value):
+    pair = f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
+    return f"<tool_call>bash\n{pair}\n</tool_call>"
 
 
 def kimi(call_id, arguments='{"command": "ls"}'):
@@ -75,3 +94,70 @@ async def test_an_id_of_an_earlier_call_does_not_come_again():
     assert [call["id"] for call in reply.calls.values()] == ["functions.bash:1"]
     reply = await reply_to("kimi_k2", text, [BASH])
     assert [call["id"] for call in reply.calls.values()] == ["functions.bash:0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"command": "ls" /* all */}', "ls"),
+        ('{"command": "ls" // all\n}', "ls"),
+        ('{"command": "a\\u00"}', "a\\u00"),
+        ('{"command": "ls"]}', "ls"),
+        ('{"command": "ls}', "ls"),
+        ('{"command": "ls"', "ls"),
+        ('{"arguments": {"command": "ls"}}', "ls"),
+        ('{"input": "{\\"command\\": \\"ls\\"}"}', "ls"),
+        ('{"command": "say "hi""}', 'say "hi"'),
+    ],
+)
+async def test_damaged_json_is_read_as_it_was_meant(arguments, expected):
+    texts = {
+        "hermes_json": HERMES.format("bash", arguments),
+        "kimi_k2": kimi("functions.bash:0", arguments),
+        "mistral": f"[TOOL_CALLS]bash[ARGS]{arguments}",
+        "harmony": HARMONY.format("bash", arguments),
+    }
+    for parser, text in texts.items():
+        reply = await reply_to(parser, text, [BASH])
+        assert (called(reply), reply.content) == ([("bash", {"command": expected})], ""), parser
+
+
+DRIFTS = [
+    ("hermes_json", '<tool_call>{"name": "bash" "arguments": {"command": "ls"}}</tool_call>'),
+    ("hermes_json", '<tool_call>{"name="bash", "arguments": {"command": "ls"}}</tool_call>'),
+    ("qwen3_coder_xml", qwen("<function=bash>", "<parameter=arguments>", '{"command": "ls"}')),
+    ("deepseek_dsml", dsml('<｜DSML｜parameter name="args" string="true">{"command": "ls"}')),
+    ("glm4", glm("arguments", '{"command": "ls"}')),
+    ("pythonic", '[bash(kwargs={"command": "ls"})]'),
+]
+
+
+@pytest.mark.parametrize(("parser", "text"), DRIFTS)
+async def test_a_call_that_drifts_is_a_call(parser, text):
+    reply = await reply_to(parser, text, [BASH])
+    assert (called(reply), reply.content) == ([("bash", {"command": "ls"})], "")
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes_json", '<tool_call>\n{"name": "write", "arguments": {"path": "a"'),
+        ("hermes_json", "<tool_call>\n{'name': 'write', 'arguments': {'path': 'a'"),
+        ("qwen3_coder_xml", "<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n"),
+        ("glm4", "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n"),
+        ("gemma4", '<|tool_call>call:write{path:<|"|>a<|"|>'),
+        ("pythonic", '[write(path="a"'),
+        ("harmony", HARMONY.format("write", '{"path": "a"').removesuffix("<|call|>")),
+        ("kimi_k2", f"{KIMI_BEGIN}functions.write:0{KIMI_ARGUMENTS}"),
+    ],
+)
+async def test_a_call_that_was_cut_off_never_runs_without_what_it_needs(parser, text):
+    reply = await reply_to(parser, text, [WRITE])
+    for call in reply.calls.values():
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(call["arguments"])
+
+
+async def test_a_closed_call_stays_what_the_model_wrote():
+    reply = await reply_to("hermes_json", HERMES.format("write", '{"path": "a"}'), [WRITE])
+    assert called(reply) == [("write", {"path": "a"})]

@@ -1,5 +1,6 @@
 """The interface of readers, which turn the text after an opener into deltas."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -8,6 +9,7 @@ from backend.core.delta import Delta, ToolCallDelta
 from backend.output.readers.call_ids import CallIds, name_in_id
 from backend.output.readers.values.continuation import continued
 from backend.output.readers.values.schema import JsonSchema, ParameterTypes
+from backend.output.readers.values.wrapping import Unwrapping, unwrapped
 
 MAX_NAME_CHARS = 256
 
@@ -37,6 +39,9 @@ class CallLedger:
         self._call_ids = call_ids or CallIds()
         self._ids: list[str] = []
         self._arguments: list[str] = []
+        self._sent: list[str] = []
+        self._types = ParameterTypes({})
+        self._unwrapping = Unwrapping(self._types)
         self._open_name = ""
         self._is_open = False
         self._completed: set[int] = set()
@@ -65,7 +70,7 @@ class CallLedger:
     @property
     def open_arguments(self) -> str:
         """The emitted arguments of the latest call."""
-        return "".join(self._arguments)
+        return "".join(self._sent)
 
     @property
     def expects_calls(self) -> bool:
@@ -109,6 +114,9 @@ class CallLedger:
         call_id = self._call_ids.take(name, call_id)
         self._ids.append(call_id)
         self._arguments = []
+        self._sent = []
+        self._types = self.parameter_types(name)
+        self._unwrapping = Unwrapping(self._types)
         self._open_name = name
         self._is_open = True
         return ToolCallDelta(len(self._ids) - 1, call_id=call_id, name=name)
@@ -125,9 +133,21 @@ class CallLedger:
         return ToolCallDelta(len(self._ids) - 1, call_id=self._ids[-1])
 
     def extend(self, arguments: str) -> ToolCallDelta:
-        """Return a piece of the latest call's arguments."""
+        """Return a piece of the latest call's arguments, without a wrapper around them.
+
+        It may be empty: wrapped arguments wait for their end.
+        """
         self._arguments.append(arguments)
+        return self._piece(self._unwrapping.feed(arguments))
+
+    def _piece(self, arguments: str) -> ToolCallDelta:
+        self._sent.append(arguments)
         return ToolCallDelta(len(self._ids) - 1, arguments=arguments)
+
+    def lacks_arguments(self, name: str, arguments: str) -> bool:
+        """Tell whether arguments, a JSON object, lack some that a tool requires."""
+        types = self.parameter_types(name)
+        return bool(types.required - json.loads(unwrapped(arguments, types)).keys())
 
     def settle(self, arguments: str) -> ToolCallDelta | None:
         """Return the piece that completes the latest call's arguments, however they were written.
@@ -138,8 +158,8 @@ class CallLedger:
         Returns:
             `None` if those already emitted are not a beginning of them.
         """
-        rest = continued(self.open_arguments, arguments)
-        return None if rest is None else self.extend(rest)
+        rest = continued(self.open_arguments, unwrapped(arguments, self._types))
+        return None if rest is None else self._piece(rest)
 
     def complete(self, *repairs: str) -> None:
         """Count the latest call as emitted in full.
@@ -156,6 +176,11 @@ class CallLedger:
     def abandon(self) -> None:
         """Leave the latest call incomplete: it does not count."""
         self._is_open = False
+
+    def break_off(self, arguments: str) -> ToolCallDelta:
+        """Leave the latest call incomplete, with these arguments but for their last brace."""
+        self.abandon()
+        return self._piece(arguments[:-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

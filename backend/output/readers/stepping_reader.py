@@ -38,6 +38,7 @@ class SteppingReader(ABC):
         self._unread_opener = len(self._buffer)
         self._step: Step = self._before_call
         self._missing_end = ""
+        self._keys: list[str] = []
         self._calls_begun = self._calls_ended = 0
         self._is_over = False
         self._outbox.begin(len(self._buffer))
@@ -93,12 +94,25 @@ class SteppingReader(ABC):
         """Emit the beginning of a call that is certain from the text up to `end`."""
         self._calls_begun += 1
         self._missing_end = "{}"
+        self._keys = []
         self._outbox.send(self._context.calls.open(name), end)
 
     def _begin_argument(self, key: str, end: int) -> None:
         """Emit a key as JSON."""
+        self._keys.append(key)
         self._send(f"{{{key}: " if self._missing_end == "{}" else f", {key}: ", end)
         self._missing_end = "}"
+
+    def _lacks_arguments(self, unsent_name: str) -> bool:
+        """Tell whether required arguments are missing from a call that nothing has closed.
+
+        Args:
+            unsent_name: The name of a call that has not been emitted, which has no arguments yet.
+        """
+        calls = self._context.calls
+        name = unsent_name or calls.open_name
+        keys = [] if unsent_name else self._keys
+        return calls.lacks_arguments(name, f"{{{', '.join(f'{key}: 0' for key in keys)}}}")
 
     def _end_call(self, end: int) -> None:
         """Emit the end, which was held back so that an open call never looks complete."""

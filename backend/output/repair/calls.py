@@ -229,7 +229,7 @@ def _tagged_calls(
 ) -> Iterator[RepairedCall]:
     """Yield calls in tags, some of which are missing, repeated or wrong."""
     tags = TagWords(dialect)
-    for begin, end in tags.calls(raw, names):
+    for begin, end, is_closed in tags.calls(raw, names):
         name, head_end = tags.name_at(raw, begin)
         body = raw[head_end:end]
         if not (arguments := dict(tags.arguments(body))) and "{" in body:
@@ -244,7 +244,8 @@ def _tagged_calls(
             f"{json_string(key)}: {_value(text, kind, types, key, dialect)}"
             for key, (text, kind) in arguments.items()
         )
-        yield RepairedCall(name, f"{{{', '.join(fields)}}}", end, ("tags",))
+        text = f"{{{', '.join(fields)}}}"
+        yield RepairedCall(name, text, end, ("tags",), is_open=not is_closed)
 
 
 def _value(text: str, kind: str, types: ParameterTypes, key: str, dialect: Tags) -> str:

@@ -144,10 +144,11 @@ class RepairReader:
         others = calls
         if ledger.is_open:
             is_first = bool(calls) and calls[0].name == ledger.open_name
-            deltas += self._completed(calls[0] if is_first else None)
+            is_short = is_first and is_last and self._lacks_arguments(calls[0])
+            deltas += self._completed(calls[0] if is_first and not is_short else None)
             others = calls[1:] if is_first else calls
         for call in others:
-            deltas += self._handed_out(call)
+            deltas += self._handed_out(call, is_short=is_last and self._lacks_arguments(call))
         after = raw[calls[-1].end :] if calls else raw[self._unread :]
         text = self._markup.removed(after).strip(_PUNCTUATION)
         return ReaderOutput(tuple(deltas), rest=text + rest)
@@ -163,9 +164,17 @@ class RepairReader:
         yield delta
         ledger.complete(*call.reasons)
 
-    def _handed_out(self, call: RepairedCall) -> Iterator[Delta]:
+    def _lacks_arguments(self, call: RepairedCall) -> bool:
+        """Tell whether a call that nothing has closed lacks required arguments."""
+        return call.is_open and self._context.calls.lacks_arguments(call.name, call.arguments)
+
+    def _handed_out(self, call: RepairedCall, *, is_short: bool) -> Iterator[Delta]:
         ledger = self._context.calls
         yield ledger.open(call.name)
+        if is_short:
+            # Cut off: without the last brace no tool runs.
+            yield ledger.break_off(call.arguments)
+            return
         yield ledger.extend(call.arguments)
         ledger.complete(*call.reasons)
 

@@ -31,8 +31,8 @@ class TagWords:
         self._tag_end = rf"(?:/?>|{re.escape(tag_end)})?"
         self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}""")
 
-    def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int]]:
-        """Yield the start and end of each call."""
+    def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int, bool]]:
+        """Yield the start and end of each call, and whether it is closed."""
         begins = [
             found.end()
             for found in self._call.finditer(raw)
@@ -41,7 +41,7 @@ class TagWords:
         ends = [*begins[1:], len(raw)][: len(begins)]
         for begin, limit in zip(begins, ends, strict=True):
             found = self._call_end.search(raw, begin, limit)
-            yield begin, found.end() if found else limit
+            yield begin, found.end() if found else limit, found is not None or limit < len(raw)
 
     def has_other_text(self, body: str) -> bool:
         """Tell whether a body without arguments contains text."""

@@ -37,10 +37,12 @@ class JsonBodyReader(SteppingReader):
         if truncated:
             return ReaderOutput()
         self._begin("")
-        if not self._arguments.is_whole and self._repair(self._body):
+        if not self._arguments.is_whole and self._repair(self._body, is_last=True):
             return ReaderOutput(self._outbox.end(""))
         if not self._arguments.is_whole:
-            return ReaderOutput(self._outbox.end(""), rejected=self.held)
+            # What is held of a call that was begun is a piece of its arguments.
+            held = "" if self._calls_begun else self.held
+            return ReaderOutput(self._outbox.end(""), rejected=held)
         self._complete(0)
         return ReaderOutput(self._outbox.end(""))
 
@@ -76,7 +78,7 @@ class JsonBodyReader(SteppingReader):
         self._is_over = True
         return position + min(found)
 
-    def _repair(self, body: str) -> bool:
+    def _repair(self, body: str, *, is_last: bool = False) -> bool:
         """Emit the arguments found in a damaged body, if any."""
         for end in self._ends:
             body = body.rstrip().removesuffix(end)
@@ -84,15 +86,18 @@ class JsonBodyReader(SteppingReader):
             found = read_json(body, 0)
         except NotJsonError:
             return False
+        calls = self._context.calls
         if not found.text.startswith("{"):
+            return False
+        if is_last and found.is_open and calls.lacks_arguments(self._name, found.text):
             return False
         if not self._calls_begun:
             self._begin_call(self._name, 0)
-        delta = self._context.calls.settle(found.text)
+        delta = calls.settle(found.text)
         if delta is None:
             return False
         self._outbox.send(delta, 0)
-        self._context.calls.complete(*found.reasons)
+        calls.complete(*found.reasons)
         self._calls_ended += 1
         return True
 

@@ -81,7 +81,10 @@ class LiteralCallReader(SteppingReader):
         if not self.is_mid_call:
             is_markup = self._dialect.block_end.startswith(held.strip(" \t\n,]"))
             return ReaderOutput(rejected="" if is_markup else held)
-        output = self.feed(self._missing_call_end() + self._missing_block_end())
+        call_end = self._missing_call_end()
+        if call_end and self._lacks_arguments(self._name):
+            return ReaderOutput(rejected=held)
+        output = self.feed(call_end + self._missing_block_end())
         return ReaderOutput(rejected=held) if self.is_mid_call else ReaderOutput(output.deltas)
 
     def _missing_call_end(self) -> str:

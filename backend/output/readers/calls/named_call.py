@@ -70,8 +70,9 @@ class NamedCall:
     @property
     def can_close(self) -> bool:
         """Whether the call is complete if the reply ends here: arguments may be missing."""
-        may_lack_arguments = self._step == self._before_arguments and not self._has_lead_in
-        return self.is_over or (may_lack_arguments and not self._is_nameless)
+        if self.is_over or self._step != self._before_arguments or self._is_nameless:
+            return self.is_over
+        return not (self._has_lead_in or self._calls.lacks_arguments(self._name, "{}"))
 
     def read(self, text: str, position: int) -> int:
         """Return the position after the consumed text, or a negative number if more is needed.

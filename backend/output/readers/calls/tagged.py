@@ -52,7 +52,9 @@ class TaggedReader(TagLookahead):
         if self._step == self._in_value and (end := self._closer_at(0)) >= 0:
             self._end_value(self._without_padding(0, end), end)
             self._buffer = self._buffer[end:]
-        is_between = self._step in (self._between_parameters, self._after_json, self._at_call_end)
+        is_between = self._step in (self._after_json, self._at_call_end) or (
+            self._step == self._between_parameters and not self._lacks_arguments(self._name)
+        )
         if is_between and self._dialect.may_end_with(self._buffer.strip()):
             self._end_call(0)
         is_text = self.is_mid_call

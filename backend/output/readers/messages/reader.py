@@ -57,7 +57,8 @@ class MessageReader(SteppingReader):
             return ReaderOutput(self._outbox.end("")) if truncated else self._end_in_block()
         elif self._step != self._in_header:
             self._say("" if self._ending else self._buffer, 0)
-            self._end_message(truncated=truncated)
+            is_short = bool(self._tool) and self._lacks_arguments(self._tool)
+            self._end_message(truncated=truncated or is_short)
         return ReaderOutput(self._outbox.end(""))
 
     def _end_in_block(self) -> ReaderOutput:

@@ -4,7 +4,7 @@ Only types are read: checking values is up to the tool.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, islice
 from typing import TypeAlias, cast
 
@@ -38,25 +38,26 @@ class ParameterTypes:
 
     Attributes:
         required: The names of those that a call must have.
+        takes_others: Whether the schema expressly allows arguments that it does not declare.
     """
 
     def __init__(self, schema: JsonSchema, root: JsonSchema | None = None) -> None:
         """Read a schema; its references are relative to `root`, or to itself."""
         self._root = root or schema
         self._properties: JsonSchema = {}
-        is_open = False
+        self.takes_others = False
         for way in self._alternatives(schema):
             self._properties = {**_mapping(way.get("properties")), **self._properties}
-            is_open |= way.get("additionalProperties") is True
-        self._is_open = is_open or not self._properties
+            self.takes_others |= way.get("additionalProperties") is True
+        self._is_open = self.takes_others or not self._properties
         self.required = frozenset(
             name for name in _sequence(schema.get("required")) if isinstance(name, str)
         )
 
     @property
-    def names(self) -> Iterable[str]:
+    def names(self) -> Collection[str]:
         """Declared names in schema order."""
-        return self._properties
+        return self._properties.keys()
 
     def is_declared(self, name: str) -> bool:
         """Tell whether an argument may have this name; any name may without declarations."""

@@ -31,7 +31,7 @@ _NOT_IN_JSON = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
 _OPENERS = {"{": "}", "[": "]", "(": ")"}
 _ODD_IN_QUOTES = re.compile(r"""\\.|"|\\\Z""", re.DOTALL)
 # What may follow a string, besides the closing bracket of the value around it.
-_NEXT_KEY = re.compile(r"""["'][^"'\n]{1,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]""")
+_NEXT_KEY = re.compile(r"""["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]""")
 _NEXT_ITEM = re.compile(r"""["'\[{(\d-]|\w+\s*[,\])}]""")
 _REST_OF_KEY = re.compile(r"""["'][^"'\n]{1,200}["']\s*:""")
 _CLOSING = ")]}"
