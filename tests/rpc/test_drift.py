@@ -50,6 +50,10 @@ def dsml(parameter):
     return f"<｜DSML｜tool_calls>\n{call}\n</｜DSML｜tool_calls>"
 
 
+def minimax(head, parameter):
+    return f"<minimax:tool_call>\n{head}\n{parameter}\n</invoke>\n</minimax:tool_call>"
+
+
 def glm(key, value):
     pair = f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
     return f"<tool_call>bash\n{pair}\n</tool_call>"
@@ -122,12 +126,28 @@ async def test_damaged_json_is_read_as_it_was_meant(arguments, expected):
         assert (called(reply), reply.content) == ([("bash", {"command": expected})], ""), parser
 
 
+KEY_TAG = "<function=bash><command>ls</command></function>"
 DRIFTS = [
     ("hermes_json", '<tool_call>{"name": "bash" "arguments": {"command": "ls"}}</tool_call>'),
     ("hermes_json", '<tool_call>{"name="bash", "arguments": {"command": "ls"}}</tool_call>'),
     ("qwen3_coder_xml", qwen("<function=bash>", "<parameter=arguments>", '{"command": "ls"}')),
     ("deepseek_dsml", dsml('<｜DSML｜parameter name="args" string="true">{"command": "ls"}')),
     ("glm4", glm("arguments", '{"command": "ls"}')),
+    ("qwen3_coder_xml", qwen("<function bash>", "<parameter=command>")),
+    ("qwen3_coder_xml", qwen('<function name="bash">', "<parameter=command>")),
+    ("qwen3_coder_xml", qwen("<function=bash>", "<parameter command>")),
+    ("qwen3_coder_xml", qwen("<function=bash>", '<parameter name="command">')),
+    ("qwen3_coder_xml", qwen("<function=bash>", "<command>ls</command>", "")),
+    ("hermes_json", qwen("<function bash>", "<parameter command>")),
+    ("deepseek_dsml", dsml("<command>ls</command>")),
+    ("deepseek_dsml", dsml("<｜DSML｜command>ls</｜DSML｜command>")),
+    ("minimax_m2", minimax('<invoke name="bash">', "<command>ls</command>")),
+    ("minimax_m2", minimax("<invoke bash>", "<parameter=command>ls</parameter>")),
+    ("glm4", "<tool_call>bash\n<command>ls</command>\n</tool_call>"),
+    (
+        "seed_oss",
+        "<seed:tool_call><function=bash><command>ls</command></function></seed:tool_call>",
+    ),
     ("pythonic", '[bash(kwargs={"command": "ls"})]'),
 ]
 

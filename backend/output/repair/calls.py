@@ -9,6 +9,7 @@ from functools import lru_cache
 from backend.formats.dialects import JSON_CALLS, Literals, NamedJson, Objects, Reading, Tags
 from backend.formats.format import ToolFormat
 from backend.formats.literal import pythonic
+from backend.formats.tagged import minimax_m2, qwen3_coder_xml
 from backend.formats.template import ARGUMENTS, split_at, text_of
 from backend.output.readers.values.schema import NOT_A_STRING, STRING, ParameterTypes
 from backend.output.readers.values.tolerant_json import (
@@ -34,7 +35,10 @@ _MAX_FAILURES = 32
 
 
 # Models that drift from their own format fall back to these.
-_FALLBACKS = (Reading(dialect=JSON_CALLS), Reading(dialect=pythonic.CALLS))
+_FALLBACKS = tuple(
+    Reading(dialect=dialect)
+    for dialect in (qwen3_coder_xml.TAGS, minimax_m2.TAGS, JSON_CALLS, pythonic.CALLS)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +236,14 @@ def _tagged_calls(
     for begin, end, is_closed in tags.calls(raw, names):
         name, head_end = tags.name_at(raw, begin)
         body = raw[head_end:end]
-        if not (arguments := dict(tags.arguments(body))) and "{" in body:
+        types = names.parameter_types(name)
+        if not (arguments := dict(tags.arguments(body, types.names))) and "{" in body:
             moved = head_end - len(name) - 1
             for call in _named_calls(None, f"{name} {body}", names, failures):
                 yield replace(call, end=call.end + moved)
             continue
         if tags.has_other_text(body) if not arguments else is_cut and not tags.has_ended(body):
             return
-        types = names.parameter_types(name)
         fields = (
             f"{json_string(key)}: {_value(text, kind, types, key, dialect)}"
             for key, (text, kind) in arguments.items()

@@ -9,6 +9,7 @@ from itertools import islice
 from backend.formats.dialects import Markup, Messages, NamedJson, Objects, Reading, Tags
 from backend.formats.format import ToolFormat
 from backend.formats.template import NAME, Characters, Id, Template
+from backend.output.repair.tags import opening
 
 _PUNCTUATION = r"\s}\])>,;`"
 _WORD = re.compile(r"[^\W\d][\w./:-]*")
@@ -115,7 +116,7 @@ def _tags(reading: Reading) -> Iterator[str]:
             for template in (dialect.call, dialect.parameter):
                 yield from _closing_tags(template)
                 if not str(template[0]).endswith(">"):
-                    yield rf"{re.escape(str(template[0]))}[^<>\n]*>?"
+                    yield rf"{opening(template[0])}[^<>\n]*>?"
             yield from (re.escape(mark) for mark in (*dialect.verbatim, dialect.mark) if mark)
         case NamedJson():
             for template in dialect.calls:

@@ -1,7 +1,7 @@
 """Finds the tags of a block by their words, even if they are damaged."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from backend.formats.dialects import Tags
 from backend.formats.template import ARGUMENTS, KEY, VALUE, Part, split_at, text_of
@@ -18,9 +18,9 @@ class TagWords:
             isinstance(part, str) and part.startswith("</") for part in begin
         )
         self._mark = re.escape(dialect.mark) or "(?!)"
-        self._call = re.compile(_opening(call[0]))
+        self._call = re.compile(opening(call[0]))
         self._call_end = _closing(call_end)
-        self._begin = re.compile(_opening(begin[0]))
+        self._begin = re.compile(opening(begin[0]))
         self._texts = [text_of((part,)).strip() for part in begin if isinstance(part, str)]
         ends = (text_of(end).strip(), text_of(call_end).strip(), dialect.mark)
         texts = "|".join(map(re.escape, filter(None, ends)))
@@ -29,7 +29,17 @@ class TagWords:
         self._value_end = text_of(end).strip()
         tag_end = self._texts[-1].removeprefix('"') if not self._is_paired else ">"
         self._tag_end = rf"(?:/?>|{re.escape(tag_end)})?"
-        self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}""")
+        mark = re.match(r"<([^\w\s]\w+[^\w\s]|\w+:)", str(begin[0]))
+        self._mark_in_tag = f"(?:{re.escape(mark[1])})?" if mark else ""
+        # The tags of pairs have no attributes.
+        begin_tag = "(?!)" if self._is_paired else self._begin.pattern
+        self._parameter = (
+            rf"""{begin_tag}\s*["']?(?P<key>[^<>"'\n/]+)["']?"""
+            rf"""(?:\s+\w+="(?P<kind>\w*)")?\s*{self._tag_end}"""
+        )
+        head = text_of(call[1:]).strip()
+        mark = rf"(?:{re.escape(head)})?" if head.startswith("<") else ""
+        self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}\s*{mark}""")
 
     def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int, bool]]:
         """Yield the start and end of each call, and whether it is closed."""
@@ -45,7 +55,7 @@ class TagWords:
 
     def has_other_text(self, body: str) -> bool:
         """Tell whether a body without arguments contains text."""
-        rest = re.sub(r"</?[^<>\n]*>|" + self._mark, "", self._call_end.sub("", body))
+        rest = re.sub(r"</?[^<>\n=]*>|" + self._mark, "", self._call_end.sub("", body))
         return bool(rest.strip())
 
     def has_ended(self, body: str) -> bool:
@@ -60,20 +70,37 @@ class TagWords:
         head = self._head_end.match(raw, end)
         return name, head.end() if head else end
 
-    def arguments(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield keys, each with its raw value and the type stated in its tag."""
-        yield from self._pairs(body) if self._is_paired else self._parameters(body)
+    def arguments(
+        self, body: str, keys: Collection[str] = ()
+    ) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield keys, each with its raw value and the type stated in its tag.
 
-    def _parameters(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        tag = re.compile(
-            rf"""{self._begin.pattern}\s*["']?(?P<key>[^<>"'\n/]+)["']?"""
-            rf"""(?:\s+\w+="(?P<kind>\w*)")?\s*{self._tag_end}"""
-        )
+        Args:
+            body: The text between the head of a call and its end.
+            keys: The declared arguments, whose tags may be named after them.
+        """
+        if self._is_paired:
+            yield from self._pairs(body)
+        yield from self._parameters(body, keys)
+
+    def _parameters(
+        self, body: str, keys: Collection[str]
+    ) -> Iterator[tuple[str, tuple[str, str]]]:
+        closed = [key for key in keys if f"{key}>" in body]
+        tag = re.compile(f"{self._parameter}|{self._own_tag(closed)}")
         found = list(tag.finditer(body))
         limits = [*(match.start() for match in found[1:]), len(body)][: len(found)]
         for match, limit in zip(found, limits, strict=True):
             value = body[match.end() : limit]
-            yield match["key"].strip(), (self._cleaned(value), match["kind"] or "")
+            key = match["own"] or match["key"].strip()
+            yield key, (self._cleaned(value), match["kind"] or "")
+
+    def _own_tag(self, keys: Collection[str]) -> str:
+        """Return a pattern for a tag named after an argument, first or after another's end."""
+        names = "|".join(map(re.escape, sorted(keys, key=len, reverse=True))) or "(?!)"
+        mark = self._mark_in_tag
+        ends = rf"\A|{re.escape(self._value_end or '</')}|</{mark}(?:{names})>"
+        return rf"(?:{ends})\s*(?:{self._mark})?<{mark}(?P<own>{names})>"
 
     def _cleaned(self, value: str) -> str:
         """Return a raw value without trailing closing tags and surrounding newlines."""
@@ -105,13 +132,23 @@ class TagWords:
                 name = ""
 
 
-def _opening(text: Part) -> str:
-    """Return a regular expression for an opening tag up to a name, damaged or not."""
+_LONE_NAME = r"""(?=["']?[^\s<>="']+["']?\s*/?>)"""
+_ATTRIBUTE_TAG = re.compile(r"(?P<begin>.*?[^\s=])(?:\s+(?P<attribute>\w+))?=\"?", re.DOTALL)
+
+
+def opening(text: Part) -> str:
+    """Return a regular expression for an opening tag up to a name, damaged or not.
+
+    The name may be an attribute, in quotes or not, follow an equals sign, or just a space:
+    `<function=f`, `<function name="f"`, `<function f`.
+    """
     words = str(text).strip()
-    pattern = re.escape(words)
-    # The tag's mark, its quotes and its spaces may be missing.
-    pattern = pattern.replace(re.escape('="'), r"\s*=\s*[\"']?").replace(r"\ ", r"\s+")
-    return pattern.removesuffix("=") + (r"\s*=\s*" if words.endswith("=") else "")
+    found = _ATTRIBUTE_TAG.fullmatch(words)
+    if found is None:
+        return re.escape(words).replace(r"\ ", r"\s+")
+    begin = re.escape(found["begin"]).replace(r"\ ", r"\s+")
+    names = "|".join(dict.fromkeys(filter(None, (found["attribute"], "name"))))
+    return rf"{begin}(?:(?:\s+(?:{names}))?\s*=\s*|\s+{_LONE_NAME})[\"']?"
 
 
 def _closing(end: Sequence[Part]) -> re.Pattern[str]:
