@@ -38,8 +38,8 @@ class TagWords:
             rf"""(?:\s+\w+="(?P<kind>\w*)")?\s*{self._tag_end}"""
         )
         head = text_of(call[1:]).strip()
-        mark = rf"(?:{re.escape(head)})?" if head.startswith("<") else ""
-        self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}\s*{mark}""")
+        separator = rf"(?:{re.escape(head)})?" if head.startswith("<") else ""
+        self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}\s*{separator}""")
 
     def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int, bool]]:
         """Yield the start and end of each call, and whether it is closed."""
