@@ -24,7 +24,9 @@ from backend.model.text.hf_renderer import make_jinja_renderer
 from backend.model.text.renderer import render_with_tools
 from backend.model.text.snippets import find_snippets
 from backend.model.text.template import ChatTemplate
+from backend.model.text.tool_forms import ToolForms
 from backend.model.text.turns import CallStyle, to_turns
+from backend.model.text.written_tools import written_call
 from backend.output.detection import detect
 from scripts.real_templates import TARGET
 
@@ -179,6 +181,17 @@ def test_odd_tools_are_shown(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_form_of_a_tool_depends_on_no_other(name):
+    found = template(name)
+    if not found.supports_tools:
+        pytest.skip("it shows no tools")
+    tools = list(ODD_TOOLS.values())
+    forms = ToolForms(found._renderer).fitted(tools)
+    assert ToolForms(found._renderer).fitted(tools[::-1]) == forms[::-1]
+    assert found._tool_forms.fitted(tools) == forms
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_ordinary_tool_is_rendered_as_it_is(name):
     found = template(name)
     if not found.supports_tools:
@@ -234,6 +247,22 @@ def test_no_shape_of_a_conversation_loses_an_image(name):
         parts = [m.content for m in shown if not m.media]
         parts += [part for m in shown if m.media for part in (m.content[:2], m.content[2:])]
         assert [part for part in parts if part.strip() not in text] == [], shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_template_without_tools_gets_them_as_text(name):
+    bare = template(name)
+    if bare.supports_tools:
+        pytest.skip("it shows tools itself")
+    found = ChatTemplate(bare._renderer, bare.text, writes_tools=True)
+    evidence = FormatEvidence((), found.text, written_call=found.written_call)
+    assert detect(evidence).tools.name == "hermes_json"
+    for shape, messages in SHAPES.items():
+        text = found.render(messages, [WEATHER], {})
+        words = [message.content.strip() for message in messages if message.content]
+        calls = [call for message in messages for call in message.tool_calls]
+        parts = [json.dumps(WEATHER.schema), *words, *map(written_call, calls)]
+        assert [part for part in parts if part not in text] == [], shape
 
 
 def asked(messages):

@@ -8,7 +8,8 @@ any other gets the nearest form that it takes. Nothing here changes what a call 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from itertools import chain, islice
+from typing import Any, TypeAlias
 
 from backend.core.prompt import JsonValue, Message
 from backend.model.text.renderer import Renderer, RenderError, Schema, render
@@ -48,18 +49,24 @@ _SYNONYMS = {
     "none": "null",
 }
 _UNIONS = ("anyOf", "oneOf", "allOf")
+_TEXTS = ("description", "title")
 _NULLABLE = ("const", "default")
 _SCHEMAS_BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 
 
 class ToolForms:
-    """Finds the form of a tool that a template takes, and remembers it."""
+    """Finds the form of a tool that a template takes, and remembers it.
+
+    Refusals are slow in templates that recurse without end, so what was found for one property
+    holds for all of the same shape.
+    """
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._plain: dict[int, str | None] = {}
         self._known: dict[str, Schema] = {}
-        self._shown: frozenset[str] | None = None
+        # The number of the form that a template takes, by the shape of a property.
+        self._taken: dict[str, int] = {}
+        self._view: _View | None = None
 
     def fitted(self, tools: Sequence[Schema]) -> list[Schema]:
         """Return tools in forms that the template takes, each for itself: prompts keep prefixes.
@@ -67,84 +74,123 @@ class ToolForms:
         Raises:
             RenderTimeoutError: The template takes too long.
         """
-        return [self._fitted(tool) for tool in tools]
+        if tools and self._view is None:
+            self._view = _View(self._renderer)
+        return [self._fitted(tool, self._view) for tool in tools if self._view]
 
-    def _fitted(self, tool: Schema) -> Schema:
+    def _fitted(self, tool: Schema, view: "_View") -> Schema:
         key = json.dumps(tool)
         found = self._known.get(key)
         if found is None:
-            found = self._nearest(tool, _whole_forms(tool), self._by_properties)
-            if len(self._known) >= MAX_REMEMBERED:
-                self._known.clear()
+            found = _nearest(view, view.wanted(tool), self._forms(tool, view))[1]
+            _make_room(self._known)
             self._known[key] = found
         return found
 
-    def _by_properties(self, tool: Schema) -> Iterator[Schema]:
-        """Yield the tool with those properties changed that the template does not take alone."""
-        plain = plain_root(tool)
-        properties = {
-            name: self._property(plain, name, schema) for name, schema in _properties(plain).items()
-        }
-        yield _with_properties(plain, properties)
+    def _forms(self, tool: Schema, view: "_View") -> Iterator[Schema]:
+        """Yield forms of a tool: as it is, with its properties changed, with the root changed too.
+
+        A tool gets the same form whatever was found before, so every step learns before it changes
+        more.
+        """
+        root = plain_root(described(tool))
+        yield from self._filled(tool)
+        self._learn(root, _properties(tool), view)
+        yield from self._filled(tool)
+        yield plain_root(with_parameters(described(tool)))
+        self._learn(root, _properties(root), view)
+        yield self._with_known_forms(root)
         yield all_in_words(tool)
 
-    def _property(self, tool: Schema, name: str, schema: JsonValue) -> JsonValue:
-        """Return the nearest form of a property that the template takes."""
-        forms = (_with_properties(tool, {name: form}) for form in _property_forms(schema))
-        return _properties(self._nearest(_with_properties(tool, {name: schema}), forms))[name]
+    def _filled(self, tool: Schema) -> Iterator[Schema]:
+        form = self._with_known_forms(tool)
+        yield form
+        for change in (described, with_parameters):
+            form = change(form)
+            yield form
 
-    def _nearest(
-        self,
-        tool: Schema,
-        forms: Iterator[Schema],
-        more: Callable[[Schema], Iterator[Schema]] = lambda _: iter(()),
-    ) -> Schema:
-        """Return the first form that loses nothing, or else the first that loses least."""
-        wanted = self._wanted(tool)
-        least, nearest = None, tool
-        for source in (iter((tool,)), forms, more(tool)):
-            for form in source:
-                lost = self._lost(form, wanted)
-                if lost == 0:
-                    return form
-                if lost is not None and (least is None or lost < least):
-                    least, nearest = lost, form
-        return nearest
+    def _with_known_forms(self, tool: Schema) -> Schema:
+        """Return a tool whose properties have the forms that were found for their shapes."""
+        properties = _properties(tool)
+        numbers = {name: self._taken.get(_shape(schema), 0) for name, schema in properties.items()}
+        if not any(numbers.values()):
+            return tool
+        forms = {name: _nth_form(schema, numbers[name]) for name, schema in properties.items()}
+        return _with_properties(tool, forms)
 
-    def _wanted(self, tool: Schema) -> frozenset[str]:
+    def _learn(self, root: Schema, properties: Mapping[str, JsonValue], view: "_View") -> None:
+        """Find the nearest form of each property that the template takes alone."""
+        for name, schema in properties.items():
+            shape = _shape(schema)
+            if shape not in self._taken:
+                forms = (_with_properties(root, {name: form}) for form in property_forms(schema))
+                wanted = view.wanted(_with_properties(root, {name: schema}))
+                number, _ = _nearest(view, wanted, forms)
+                _make_room(self._taken)
+                self._taken[shape] = number
+
+
+class _View:
+    """What a template shows of a tool, in a conversation of one question."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        """Choose the question: some templates write tools only into a system message."""
+        self._renderer = renderer
+        self._question, self._plain = _QUESTIONS[0], ""
+        text = None
+        for question in _QUESTIONS:
+            plain = self._rendered(question, None)
+            text = self._rendered(question, [_EXAMPLE])
+            if text is not None and text != plain:
+                self._question, self._plain = question, plain or ""
+                break
+        self._shown = frozenset(
+            part
+            for part, words in _words_by_part(_EXAMPLE).items()
+            if all(word in (text or "") for word in words)
+        )
+
+    def wanted(self, tool: Schema) -> frozenset[str]:
         """Return the words of a tool that the template writes for other tools."""
-        if self._shown is None:
-            words = _words_by_part(_EXAMPLE)
-            text = self._text(_EXAMPLE) or ""
-            self._shown = frozenset(
-                part for part, of_part in words.items() if all(word in text for word in of_part)
-            )
         words = _words_by_part(tool)
         return frozenset(word for part in self._shown for word in words[part])
 
-    def _lost(self, tool: Schema, wanted: frozenset[str]) -> int | None:
+    def lost(self, tool: Schema, wanted: frozenset[str]) -> int | None:
         """Return how many words the template loses, or `None` if it refuses the tool."""
-        text = self._text(tool)
-        return None if text is None else sum(word not in text for word in wanted)
-
-    def _text(self, tool: Schema) -> str | None:
-        """Return the text with a question and the tool, or `None` if the template refuses it.
-
-        Some templates write tools only into a system message.
-        """
-        for number, question in enumerate(_QUESTIONS):
-            if number not in self._plain:
-                self._plain[number] = self._rendered(question, None)
-            text = self._rendered(question, [tool])
-            if text is not None and text != self._plain[number]:
-                return text
-        return None
+        text = self._rendered(self._question, [tool])
+        if text is None:
+            return None
+        return len(wanted) if text == self._plain else sum(word not in text for word in wanted)
 
     def _rendered(self, turns: Sequence[Turn], tools: Sequence[Schema] | None) -> str | None:
         try:
-            return render(self._renderer, turns, tools, {})
+            # Only a plain conversation may need repairs: here a refusal is an answer.
+            return render(self._renderer, turns, tools, {}, repairs=())
         except RenderError:
             return None
+
+
+def _nearest(view: _View, wanted: frozenset[str], forms: Iterator[Schema]) -> tuple[int, Schema]:
+    """Return the first form that loses nothing, or else the one that loses least, and its number.
+
+    The first one is the tool as it is, which is also the answer if all are refused.
+    """
+    nearest = next(forms)
+    number, least, seen = 0, None, set[str]()
+    for place, form in enumerate(chain((nearest,), forms)):
+        key = json.dumps(form)
+        lost = None if key in seen else view.lost(form, wanted)
+        seen.add(key)
+        if lost is not None and (least is None or lost < least):
+            number, nearest, least = place, form, lost
+        if lost == 0:
+            break
+    return number, nearest
+
+
+def _make_room(memory: dict[str, Any]) -> None:
+    if len(memory) >= MAX_REMEMBERED:
+        memory.clear()
 
 
 def described(tool: Schema) -> Schema:
@@ -243,17 +289,10 @@ def in_words(schema: JsonValue) -> Schema:
     return {"type": kind, "description": text}
 
 
-def _whole_forms(tool: Schema) -> Iterator[Schema]:
-    """Yield forms of a tool with the schemas of its properties unchanged."""
-    for form in (described, with_parameters, plain_root):
-        tool = form(tool)
-        yield tool
-
-
-def _property_forms(schema: JsonValue) -> Iterator[Schema]:
+def property_forms(schema: JsonValue) -> Iterator[JsonValue]:
     """Yield forms of a property, the nearest first; some templates demand a description."""
-    if isinstance(schema, Mapping) and schema.get("description") is None:
-        yield {**schema, "description": ""}
+    yield schema
+    yield {"description": "", **schema} if isinstance(schema, Mapping) else schema
     tidy = tidied(schema)
     single = one_type_each(tidy)
     for form in (tidy, single, first_of_each(single)):
@@ -261,6 +300,24 @@ def _property_forms(schema: JsonValue) -> Iterator[Schema]:
         yield {"description": "", **form}
     yield in_words(schema)
     yield {"type": "string", "description": in_words(schema)["description"]}
+
+
+def _nth_form(schema: JsonValue, number: int) -> JsonValue:
+    return next(islice(property_forms(schema), number, None))
+
+
+def _shape(schema: JsonValue) -> str:
+    """Return a schema as JSON without its texts, which templates treat alike."""
+    return json.dumps(_without_texts(schema))
+
+
+def _without_texts(value: JsonValue) -> JsonValue:
+    if isinstance(value, Mapping):
+        return {
+            key: "" if key in _TEXTS and isinstance(each, str) else _without_texts(each)
+            for key, each in value.items()
+        }
+    return [_without_texts(each) for each in value] if isinstance(value, list) else value
 
 
 def _tidy_keyword(key: str, value: JsonValue) -> JsonValue:
