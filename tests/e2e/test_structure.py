@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 from serving import chat, served, stream, user
@@ -127,6 +128,25 @@ async def test_a_schema_in_the_metadata_is_followed_too(shared, tiny_models):
     async with shared(tiny_models("llama")) as backend:
         reply = await stream(backend.stub, raw("ba", Metadata=metadata, Seed=1))
         assert json.loads(reply.content) in ("red", "green")
+
+
+@pytest.mark.parametrize("schema", ["{}", "true", '{"type": "object"}', '{"type": "array"}'])
+async def test_a_schema_of_any_value_gives_json_without_endless_numbers(shared, schema):
+    async with shared(MODEL_DIR) as backend:
+        for seed in range(4):
+            request = chat(
+                [user("What is 7 times 8?")],
+                Tokens=120,
+                Temperature=1.0,
+                Seed=seed,
+                Grammar=schema,
+                Metadata=NO_THINKING,
+            )
+            reply = await stream(backend.stub, request)
+            outside_strings = re.sub(r'"([^"\\]|\\.)*"?', "", reply.content)
+            assert re.search(r"\d{16}", outside_strings) is None
+            if reply.last.tokens < 120:
+                json.loads(reply.content)
 
 
 async def test_a_structure_cut_off_at_the_limit_ends_by_length(shared, tiny_models):

@@ -1,17 +1,20 @@
 """An odd schema costs its own part of its own tool: the other tools keep theirs."""
 
+import json
 import logging
 from copy import deepcopy
+from random import Random
 
 import pytest
-from golden import tool_format
+from golden import named_calls, named_format, play, tool_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_schemas import REQUIRED, ROOTS, SCHEMAS, UNFIT, around
 from tool_replies import FORMATS, TOOLS, tool
-from tool_walks import TinyVocabulary, is_whole
+from tool_walks import TinyVocabulary, is_whole, walk
 
 from backend.errors import GrammarError
+from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.tools.held import HeldTools
 from backend.sampling.grammar.tools.parameters import Parameters, PerSchema
@@ -84,6 +87,45 @@ def test_an_odd_tool_can_be_required(name):
     for schema in [*REQUIRED, *ROOTS.values()]:
         grammar = model.grammar([tool("odd", schema)], ONE_CALL)
         assert not is_whole(grammar, model.family.none, model.vocabulary)
+
+
+@pytest.mark.parametrize("name", ["hermes_json", "gemma4", "pythonic"])
+def test_a_call_of_an_odd_tool_comes_to_an_end_and_is_read(name):
+    model, random = MODELS[name], Random(name)
+    for schema in [*REQUIRED, *ROOTS.values()]:
+        offered = tool("odd", schema)
+        grammar = model.grammar([offered], ONE_CALL)
+        if (text := walk(grammar, model.vocabulary, random)) is None:
+            continue
+        spec = ReplySpec(
+            format=named_format(name, "none"), tools={"odd": Parameters.of(offered).schema}
+        )
+        [(called, arguments)] = named_calls(play(spec, [text]))
+        assert called == "odd"
+        assert isinstance(json.loads(arguments), dict)
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder_xml", "gemma4", "pythonic"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "string", "pattern": "^a$", "minLength": 3},
+        {"type": "string", "format": "date", "maxLength": 3},
+    ],
+)
+def test_conditions_that_no_text_meets_are_not_met_by_half_a_call(name, part):
+    model = MODELS[name]
+    [held] = model.held.offered([tool("odd", around(part, required=["a"]))]).held
+    assert len(held.parameters.notes) == 1
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("part", [{"$ref": "#"}, {"$ref": "#/$defs/Endless"}])
+def test_a_value_without_an_end_is_any_value(name, part):
+    model = MODELS[name]
+    [held] = model.held.offered([tool("odd", around(part, required=["a"]))]).held
+    assert list(held.parameters.notes.values()) == ["has no end"]
+    assert model.grammar([tool("odd", around(part, required=["a"]))], ONE_CALL)
 
 
 @pytest.mark.parametrize("name", DIALECTS)

@@ -6,7 +6,7 @@ keywords of one or more types, or `enum`. There is nothing beside `$ref` and `an
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import chain, islice
 from typing import Any
 
@@ -54,6 +54,9 @@ class Normal:
             self.definitions[name] = self._value(self._sources[name], place, 0)
         for name in self.definitions:
             self._unroll(name)
+        while endless := self._endless():
+            self._drop(f"{_DEFINITIONS}{endless}", "has no end")
+            self.definitions[endless] = True
 
     def _drop(self, pointer: str, reason: str) -> None:
         self.notes.setdefault(pointer, reason)
@@ -96,6 +99,17 @@ class Normal:
             ways += [] if target or "anyOf" in fields else [part]
         if is_loop:
             self.definitions[name] = self._any_way(ways, f"{_DEFINITIONS}{name}")
+
+    def _endless(self) -> str:
+        """Return a definition whose values must hold such a value again; empty for none."""
+        ended: set[str] = set()
+        waiting = [*self.definitions]
+        while True:
+            left = [name for name in waiting if not _can_end(self.definitions[name], ended)]
+            if len(left) == len(waiting):
+                return next(iter(left), "")
+            ended |= {*waiting} - {*left}
+            waiting = left
 
     def _any_way(self, ways: list[AnySchema], pointer: str) -> AnySchema:
         if not ways:
@@ -218,6 +232,22 @@ class Normal:
                 self._drop(f"{pointer}/minProperties", "cannot be kept with optional properties")
             if fields.pop("maxProperties", len(declared)) < len(declared):
                 self._drop(f"{pointer}/maxProperties", "cannot be kept with optional properties")
+
+
+def _can_end(schema: AnySchema, ended: Set[str]) -> bool:
+    """Return whether a schema allows a value, if of the definitions just these do."""
+    if isinstance(schema, bool) or "enum" in schema:
+        return True
+    if "$ref" in schema:
+        return schema["$ref"].removeprefix(_DEFINITIONS) in ended
+    if "anyOf" in schema:
+        return any(_can_end(way, ended) for way in schema["anyOf"])
+    if schema.get("type") == "array" and schema.get("minItems"):
+        first = [*schema.get("prefixItems", ()), schema.get("items", True)]
+        return all(_can_end(part, ended) for part in first[: schema["minItems"]])
+    is_object = schema.get("type") == "object"
+    required = schema.get("required", ()) if is_object else ()
+    return all(_can_end(schema.get("properties", {}).get(n, True), ended) for n in required)
 
 
 def _any_of(parts: Iterable[AnySchema]) -> AnySchema:

@@ -24,6 +24,7 @@ _ONE_CALL = CallRule(least=1, most=1, has_text=False)
 # The search for a part ends here; what was not found by then is left out with all around it.
 _MAX_CHECKS = 200
 _SEARCH_S = 2.0
+_ON_TEXTS = ("pattern", "format", "minLength", "maxLength")
 _NOT_COMPILED = "cannot be compiled"
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,34 @@ class HeldTools:
 
     def _read(self, tool: Tool) -> HeldTool:
         parameters = self._parameters.of(tool)
-        return HeldTool(writable(self._format, parameters, self._compiler.vocabulary))
+        held = HeldTool(writable(self._format, parameters, self._compiler.vocabulary))
+        # A terminal that matches nothing compiles, and would be noticed in the middle of a call.
+        if any(f'"{keyword}"' in json.dumps(held.parameters.schema) for keyword in _ON_TEXTS):
+            held.weaken(SoundCalls(self._format, self._compiler).is_sound)
+        return held
+
+
+class SoundCalls:
+    """Checks calls of one tool in one model's format."""
+
+    def __init__(self, tool_format: ToolFormat, compiler: GrammarCompiler) -> None:
+        self._format = tool_format
+        self._compiler = compiler
+
+    def is_sound(self, parameters: Parameters) -> bool:
+        """Return whether calls with these parameters compile, and can be completed."""
+        vocabulary = self._compiler.vocabulary
+        grammar = call_grammar(self._format, [parameters], _ONE_CALL, vocabulary)
+        if grammar is None:
+            return True
+        texts = [line for line in grammar.definitions if line[0].isupper() and " & " in line]
+        try:
+            self._compiler.check(grammar)
+            for line in texts:
+                self._compiler.check(LarkGrammar(line.partition(":")[0], (line,)))
+        except GrammarError:
+            return False
+        return True
 
 
 class OfferedTools:
@@ -128,7 +156,8 @@ class OfferedTools:
 
         If every tool can be compiled by itself, the larger half of them gets open arguments.
         """
-        if sum(held.weaken(self._is_sound) for held in self.held):
+        is_sound = SoundCalls(self._format, self._compiler).is_sound
+        if sum(held.weaken(is_sound) for held in self.held):
             return True
         sizes = sorted(held.size for held in self.held if held.size)
         if sizes:
@@ -140,16 +169,6 @@ class OfferedTools:
         """Log once for each tool what is not enforced."""
         for held in self.held:
             held.tell()
-
-    def _is_sound(self, parameters: Parameters) -> bool:
-        """Return whether calls with these parameters compile."""
-        vocabulary = self._compiler.vocabulary
-        grammar = call_grammar(self._format, [parameters], _ONE_CALL, vocabulary)
-        try:
-            self._compiler.check(grammar or LarkGrammar('""'))
-        except GrammarError:
-            return False
-        return True
 
 
 class _Search:

@@ -21,6 +21,7 @@ _OPENING = (
     *("$ref", "$dynamicRef", "$recursiveRef"),
 )
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "anyOf", "allOf", "prefixItems")
+_SHAPES = frozenset({"type", "enum", "anyOf"})
 _SCHEMAS = ("items", "additionalProperties")
 # In the order in which they are left out.
 _COSTLY = ("multipleOf", "patternProperties", "pattern")
@@ -81,7 +82,8 @@ class Parameters:
             raise PartError(tool.name, "#", "the schema allows no object of arguments")
         root = dict(normal.root)
         is_lost = any(f"#/{keyword}" in normal.notes for keyword in ("properties", *_OPENING))
-        if not is_lost and not any(keyword in tool.parameters for keyword in _OPENING):
+        is_opening = any(keyword in tool.parameters for keyword in _OPENING)
+        if "type" in root and not is_lost and not is_opening:
             root["additionalProperties"] = False
         schema = root | ({"$defs": normal.definitions} if normal.definitions else {})
         return cls(tool.name, schema, normal.notes).bounded()
@@ -126,6 +128,8 @@ class Parameters:
         part, steps = self.at(pointer), _steps(pointer)
         if steps and part is not None and part is not True:
             schema = _without(self.schema, steps, is_map=False)
+            if not _SHAPES & schema.keys():
+                schema = {"type": "object", **schema}
         return replace(self, schema=schema, notes={**self.notes, pointer: reason})
 
     @property
