@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
+from backend.formats.dialects import Literals, Tags
 from backend.formats.format import ToolFormat
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.lark import LarkGrammar
@@ -24,7 +25,6 @@ _ONE_CALL = CallRule(least=1, most=1, has_text=False)
 # The search for a part ends here; what was not found by then is left out with all around it.
 _MAX_CHECKS = 200
 _SEARCH_S = 2.0
-_ON_TEXTS = ("pattern", "format", "minLength", "maxLength")
 _NOT_COMPILED = "cannot be compiled"
 
 log = logging.getLogger(__name__)
@@ -92,9 +92,14 @@ class HeldTools:
         parameters = self._parameters.of(tool)
         held = HeldTool(writable(self._format, parameters, self._compiler.vocabulary))
         # A terminal that matches nothing compiles, and would be noticed in the middle of a call.
-        if any(f'"{keyword}"' in json.dumps(held.parameters.schema) for keyword in _ON_TEXTS):
+        if self._has_raw_text and held.parameters.combines_texts:
             held.weaken(SoundCalls(self._format, self._compiler).is_sound)
         return held
+
+    @property
+    def _has_raw_text(self) -> bool:
+        frames = self._format.grammar.frames if self._format.grammar else ()
+        return any(isinstance(frame.dialect, Tags | Literals) for frame in frames)
 
 
 class SoundCalls:

@@ -21,6 +21,7 @@ _OPENING = (
     *("$ref", "$dynamicRef", "$recursiveRef"),
 )
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "anyOf", "allOf", "prefixItems")
+_ON_TEXTS = frozenset({"pattern", "format", "minLength", "maxLength"})
 _SHAPES = frozenset({"type", "enum", "anyOf"})
 _SCHEMAS = ("items", "additionalProperties")
 # In the order in which they are left out.
@@ -107,6 +108,14 @@ class Parameters:
         except GrammarError:
             return False
         return True
+
+    @property
+    def combines_texts(self) -> bool:
+        """Whether a text must meet several conditions, which none might."""
+        schemas = walk(self.schema).schemas.values()
+        return any("pattern" in fields or "format" in fields for fields in schemas) and any(
+            len(_ON_TEXTS & fields.keys()) > 1 for fields in schemas
+        )
 
     def error(self, pointer: str, problem: str) -> PartError:
         """Return an error saying that a part of the schema cannot be enforced."""
