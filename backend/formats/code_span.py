@@ -3,16 +3,21 @@
 import re
 
 _PIECE = re.compile(r"`+|~+|\n|[^`~\n]+")
+_LIST_ITEM = re.compile(r"(?:[-*+]|\d{1,3}[.)])(?:\s|\Z)")
+_MAX_ITEM_CHARS = 5
 _MIN_FENCE = 3
 _MAX_INDENT = 3
+_MIN_INDENT_IN_LIST = 2
+_TAB = 4
 
 
 class CodeTracker:
-    """Tells whether the content so far ends inside a fenced block or inline code.
+    """Tells whether the content so far ends inside code, or in a quoted line.
 
     A subset of Markdown's rules is enough: a fence starts a line and is closed by one at least
     as long; inline code is closed by the same number of backticks. The end of the line closes it
-    too, and then it was not code.
+    too, and then it was not code. After a blank line, an indent of four spaces begins code, and
+    one of two belongs to an item of a list. A line that begins with `>` is quoted.
     """
 
     def __init__(self) -> None:
@@ -22,6 +27,10 @@ class CodeTracker:
         self._run = ""
         self._indent: int | None = 0
         self._has_prose = False
+        self._is_in_list = False
+        self._is_after_blank = False
+        self._is_set_off = False
+        self._head = ""
 
     @property
     def is_fenced(self) -> bool:
@@ -35,8 +44,8 @@ class CodeTracker:
 
     @property
     def is_open(self) -> bool:
-        """Whether any code is open."""
-        return bool(self._fence or self._inline)
+        """Whether any code, or a quoted line, is open."""
+        return bool(self._fence or self._inline or self._is_set_off or self._is_indented)
 
     @property
     def begins_line(self) -> bool:
@@ -57,7 +66,7 @@ class CodeTracker:
             if piece[0] in "`~":
                 self._run += piece
             elif piece == "\n":
-                self._indent, self._inline = 0, 0
+                self._end_line()
             else:
                 self._pass_words(piece)
 
@@ -66,8 +75,10 @@ class CodeTracker:
         run, self._run = self._run, ""
         if not run:
             return
-        begins_line = self._indent is not None and self._indent <= _MAX_INDENT
-        self._indent = None
+        begins_line = self._indent is not None and (
+            self._indent <= _MAX_INDENT or self._is_in_list
+        )
+        self._begin_text()
         if self._fence:
             if begins_line and run.startswith(self._fence):
                 self._fence = ""
@@ -78,7 +89,39 @@ class CodeTracker:
             self._inline = 0 if self._inline == len(run) else self._inline or len(run)
             self._has_prose = True
 
+    @property
+    def _is_indented(self) -> bool:
+        """Whether the indent of the line so far, which has no text yet, makes it code."""
+        if self._fence or self._indent is None or not (self._has_prose and self._is_after_blank):
+            return False
+        return self._indent >= (_MIN_INDENT_IN_LIST if self._is_in_list else _MAX_INDENT + 1)
+
+    def _begin_text(self) -> None:
+        """Pass from the indent of a line to its text."""
+        if self._indent is None:
+            return
+        self._is_set_off = self._is_indented
+        self._is_in_list = self._is_in_list and (self._indent > 0 or not self._is_after_blank)
+        self._indent = None
+
+    def _end_line(self) -> None:
+        is_blank = self._indent is not None
+        # Lines of code after a line of code need no blank line.
+        self._is_after_blank = is_blank or self._is_set_off
+        self._is_in_list = self._is_in_list or bool(_LIST_ITEM.match(self._head))
+        self._indent, self._inline = 0, 0
+        self._is_set_off = False
+        self._head = ""
+
     def _pass_words(self, words: str) -> None:
-        is_indent = self._indent is not None and not words.strip(" ")
-        self._indent = self._indent + len(words) if is_indent and self._indent is not None else None
+        text = words
+        if self._indent is not None:
+            text = words.lstrip(" \t")
+            self._indent += len(words[: len(words) - len(text)].replace("\t", " " * _TAB))
+            if text:
+                self._begin_text()
+                self._is_set_off = not self._fence and (self._is_set_off or text[0] == ">")
+                self._head = "" if self._fence else text[:_MAX_ITEM_CHARS]
+        elif 0 < len(self._head) < _MAX_ITEM_CHARS:
+            self._head = (self._head + text)[:_MAX_ITEM_CHARS]
         self._has_prose |= not self._fence and not words.isspace()

@@ -116,7 +116,7 @@ def test_a_mark_in_a_sentence_is_text(tools, reasoning, text):
 def test_a_mark_alone_on_its_line_is_not_shown():
     assert played("json_list", "hunyuan_answer", "<answer>\nHi.\n</answer>").content == "Hi."
     assert played("hermes_json", "think", "Hi.\n </think>\n\nBye.").content == "Hi.\n \n\nBye."
-    assert played("hermes_json", "think", "Hi. </think>\n").content == "Hi. \n"
+    assert played("hermes_json", "think", "Hi.</think>\n").content == "Hi.\n"
 
 
 def test_a_thought_may_follow_a_call_or_a_frame():

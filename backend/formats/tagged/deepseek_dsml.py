@@ -73,5 +73,4 @@ FORMAT = ToolFormat(
     tokens=(MARK,),
     readings=(*READINGS, *CALL_READINGS),
     grammar=CallGrammar(frames=tuple(map(_frame, READINGS[:3]))),
-    is_quotable=False,
 )

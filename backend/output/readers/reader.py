@@ -191,6 +191,7 @@ class ReaderContext:
         opener: The opener, which is the first raw text of the calls; empty for a format that owns
             the reply.
         in_thought: Whether a thought is open, where a marker may be just a quotation.
+        in_prose: Whether the opener stands within a line of text, where it may be a word.
         prompt_tail: The end of the prompt, for a format whose reply continues a message begun by
             the prompt.
     """
@@ -198,6 +199,7 @@ class ReaderContext:
     opener: str
     calls: CallLedger
     in_thought: bool
+    in_prose: bool = False
     prompt_tail: str = ""
 
 

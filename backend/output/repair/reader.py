@@ -9,6 +9,7 @@ from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.repair.calls import RepairedCall, repaired_calls
 from backend.output.repair.markup import markup_of
 from backend.output.repair.names import offered_name
+from backend.output.repair.structure import goes_on_as_call
 
 _MAX_CHARS_TO_NAME = 200
 _MAX_BLOCK_CHARS = 1 << 16
@@ -19,8 +20,8 @@ _PUNCTUATION = " \n\t}])>,;`"
 class RepairReader:
     """Collects a damaged block, and emits its calls at the end.
 
-    A block counts as damaged if the first word after its opener is the name of an offered tool.
-    Anything else is text, and is returned at once.
+    A block counts as damaged if the first word after its opener is the name of an offered tool,
+    and the text goes on like a call. Anything else is text, and is returned at once.
     """
 
     def __init__(
@@ -82,20 +83,33 @@ class RepairReader:
         if not self._is_call:
             # With nothing to follow, the last word is complete.
             word, _ = self._markup.first_word(self._raw)
+            if self._goes_on is False or (self._context.in_prose and not self._goes_on):
+                return self._given_up()
             self._is_call = bool(offered_name(word, self._context.calls))
         return self._repaired(len(self._raw), is_last=True)
 
     def _decide(self) -> bool:
         """Tell whether the block is known to be a call."""
         word, is_whole = self._markup.first_word(self._raw)
-        self._is_call = is_whole and bool(offered_name(word, self._context.calls))
+        is_offered = is_whole and bool(offered_name(word, self._context.calls))
+        self._is_call = is_offered and bool(self._goes_on)
         return self._is_call
+
+    @property
+    def _goes_on(self) -> bool | None:
+        """Whether text goes on like a call after the first word; `None` if more text decides."""
+        if self._is_after_call:
+            return True
+        opener, in_prose = self._context.opener, self._context.in_prose
+        return goes_on_as_call(self._markup, self._raw, opener, in_prose=in_prose)
 
     def _is_undecided(self) -> bool:
         is_short = len(self._raw) < len(self._context.opener) + _MAX_CHARS_TO_NAME
         if is_short and self._is_after_call and self._markup.may_begin_stray(self._raw):
             return True
         word, is_whole = self._markup.first_word(self._raw)
+        if is_whole and offered_name(word, self._context.calls):
+            return is_short and self._goes_on is None
         parts = {word, *re.split("[.:]", word)}
         return is_short and not is_whole and any(map(self._may_be_name, parts))
 
@@ -183,6 +197,8 @@ class RepairReader:
         opener = "" if self._is_after_call else self._context.opener
         if self._is_after_call and not self._is_call:
             return ReaderOutput(rest=self._markup.without_strays(self._raw))
+        if self._is_call and self._context.in_prose:
+            return ReaderOutput(rejected=self._raw[:end], rest=self._raw[end:], is_damaged=True)
         if self._is_call and opener not in self._format.leads:
             text = self._markup.removed(self._raw[:end]).strip()
             return ReaderOutput(rejected=text, rest=self._raw[end:], is_damaged=True)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from backend.formats.dialects import Objects
 from backend.formats.format import ToolFormat
 from backend.output.readers.reader import Reader, ReaderContext, ReaderOutput
+from backend.output.repair.markup import markup_of
 from backend.output.repair.reader import RepairReader
+from backend.output.repair.structure import goes_on_as_call
 
 
 class Block:
@@ -55,12 +57,23 @@ class Block:
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply; there may be a rest."""
+        if self._is_word and not truncated:
+            return ReaderOutput(rejected=self.held)
         output = self._reader.finish(truncated=truncated)
         if not (output.rejected and self._may_repair()):
             return output
         self._repair(output.rejected)
         again = self._reader.finish(truncated=truncated)
         return replace(again, deltas=output.deltas + again.deltas)
+
+    @property
+    def _is_word(self) -> bool:
+        """Whether this is an opener in a sentence, and a name without the structure of a call."""
+        context, ledger = self._context, self._context.calls
+        if not context.in_prose or ledger.is_open or len(ledger.completed) > self._calls_before:
+            return False
+        markup = markup_of(self._format)
+        return not goes_on_as_call(markup, self.held, context.opener, in_prose=True)
 
     def _may_repair(self) -> bool:
         """Tell whether a block that its reader gave up on should be reread."""

@@ -196,7 +196,7 @@ class Router:
             # What follows a stray mark is the beginning of another one.
             self._send(self._segment.feed(self._stray.drop()))
         self._emit(rest)
-        self._send(self._segment.feed(self._stray.drop()))
+        self._send(self._segment.feed(self._stray.finish()))
         self._send(self._segment.finish())
 
     def _unscanned(self) -> str:
@@ -279,9 +279,20 @@ class Router:
         """
         reasoning = self._format.reasoning
         self._follows_frame = marker in reasoning.frames or bool(reasoning.bridge)
-        if self._stray.text or not (self._last_char.isalnum() or self._last_char in _SENTENCE_ENDS):
+        if self._stray.text or not self._ends_sentence:
             self._code.settle()
             self._stray.add(marker, begins_line=self._code.begins_line)
+
+    @property
+    def _ends_sentence(self) -> bool:
+        """Whether content ends with a word or a sentence, without whitespace."""
+        return self._last_char.isalnum() or self._last_char in _SENTENCE_ENDS
+
+    def _is_in_prose(self, opener: str) -> bool:
+        """Tell whether a marker stands within a line of text, not right after a sentence."""
+        self._code.settle()
+        is_within = not (self._code.begins_line or opener.startswith("\n"))
+        return is_within and not (self._in_thought or self._ends_sentence)
 
     def _may_call_at(self, marker: str) -> bool:
         tools = self._format.tools
@@ -308,6 +319,7 @@ class Router:
             opener=opener,
             calls=calls,
             in_thought=self._in_thought,
+            in_prose=self._is_in_prose(opener),
             prompt_tail=self._prompt_tail,
         )
 

@@ -4,8 +4,9 @@
 class StrayMark:
     """Marks held back, with the whitespace after them, until the next text decides.
 
-    Text on the same line makes them text. Alone on a line, at the end of the reply and before
-    another part of it they are markup, of which only the whitespace remains.
+    Text on the same line makes them text, and so does the end of the reply after other words in
+    their line. Alone on a line, and before another part of the reply, they are markup, of which
+    only the whitespace remains.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,13 @@ class StrayMark:
         if self._begins_line and words.startswith("\n"):
             return self.drop() + text
         passing, self._marks, self._space = self.text + text, "", ""
+        return passing
+
+    def finish(self) -> str:
+        """Return the text that passes at the end of the reply."""
+        if self._begins_line:
+            return self.drop()
+        passing, self._marks, self._space = self.text, "", ""
         return passing
 
     def drop(self) -> str:
