@@ -75,9 +75,7 @@ class CodeTracker:
         run, self._run = self._run, ""
         if not run:
             return
-        begins_line = self._indent is not None and (
-            self._indent <= _MAX_INDENT or self._is_in_list
-        )
+        begins_line = self._indent is not None and (self._indent <= _MAX_INDENT or self._is_in_list)
         self._begin_text()
         if self._fence:
             if begins_line and run.startswith(self._fence):

@@ -6,15 +6,14 @@ from backend.output.repair.markup import FormatMarkup
 
 # What may end the tag, the string or the brackets around a name.
 _ENDS = r"""[>"'|)\],]*+"""
-_CALL = re.compile(rf"""{_ENDS}(?:[(\[{{<:=]|\s*+["<{{]|\s++\w+=)""")
-_BEFORE_CALL = re.compile(rf"{_ENDS}(?:\s*+|\s++\w+)")
+_FENCE = r"\s*+```(?:json)?\s*+\{"
+_CALL = re.compile(rf"""{_ENDS}(?:[(\[{{<:=]|/>|\s*+["<{{]|\s++\w++(?:=|</)|{_FENCE})""")
+_BEFORE_CALL = re.compile(rf"{_ENDS}(?:/|\s*+|\s++\w++<?|\s*+`{{1,3}}(?:j|js|jso|json)?\s*+)")
 _SENTENCE = re.compile(rf"{_ENDS}[ \t]++[^\W\d_]++[\s,.;!?]")
 _BEFORE_SENTENCE = re.compile(rf"{_ENDS}(?:[ \t]++[^\W\d_]*+)?")
 
 
-def goes_on_as_call(
-    markup: FormatMarkup, raw: str, opener: str, *, in_prose: bool
-) -> bool | None:
+def goes_on_as_call(markup: FormatMarkup, raw: str, opener: str, *, in_prose: bool) -> bool | None:
     """Tell whether text goes on like a call after its first word; `None` if more text decides.
 
     Args:
@@ -25,9 +24,10 @@ def goes_on_as_call(
             elsewhere it suffices that no sentence does.
     """
     word, _ = markup.first_word(raw)
-    after = raw[raw.find(word, len(opener)) + len(word) :]
+    begin = raw.find(word, len(opener))
+    after = raw[begin + len(word) :]
     if in_prose:
-        if _CALL.match(after):
+        if "{" in raw[len(opener) : begin] or _CALL.match(after):
             return True
         return None if _BEFORE_CALL.fullmatch(after) else False
     if _SENTENCE.match(after):

@@ -23,6 +23,7 @@ from backend.output.routing.quotation import Quotation
 from backend.output.text.automaton import Automaton, Scanner
 from backend.output.text.json_text import JsonText
 from backend.output.text.segment import (
+    SENTENCE_ENDS,
     FirstText,
     Segment,
     TextAfterCall,
@@ -30,8 +31,6 @@ from backend.output.text.segment import (
     ThoughtText,
 )
 from backend.output.text.stray_mark import StrayMark
-
-_SENTENCE_ENDS = frozenset(".!?…。！？")
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +228,7 @@ class Router:
             return
         if self._json.is_in_string and not self._in_thought:
             self._emit(marker)
-        elif self._is_in_code():
+        elif self._is_in_code(marker):
             self._quote(marker)
         elif marker in reasoning.ends:
             self._enter_end(marker)
@@ -255,7 +254,8 @@ class Router:
             self._hold_stray(marker)
 
     def _enter_thought(self, marker: str) -> None:
-        is_later = self._follows_frame or marker in self._format.reasoning.later_starts
+        is_later = marker in self._format.reasoning.later_starts and not self._is_in_prose(marker)
+        is_later = is_later or self._follows_frame
         may_open = self._segment.is_blank or is_later
         if may_open and not self._in_thought:
             self._begin(ThoughtText(), in_thought=True)
@@ -286,13 +286,15 @@ class Router:
     @property
     def _ends_sentence(self) -> bool:
         """Whether content ends with a word or a sentence, without whitespace."""
-        return self._last_char.isalnum() or self._last_char in _SENTENCE_ENDS
+        return self._last_char.isalnum() or self._last_char in SENTENCE_ENDS
 
     def _is_in_prose(self, opener: str) -> bool:
         """Tell whether a marker stands within a line of text, not right after a sentence."""
         self._code.settle()
-        is_within = not (self._code.begins_line or opener.startswith("\n"))
-        return is_within and not (self._in_thought or self._ends_sentence)
+        if self._in_thought or self._is_after_call or opener.startswith("\n"):
+            return False
+        is_within = not (self._code.begins_line or self._ends_sentence)
+        return is_within or (self._code.is_open and self._code.has_prose)
 
     def _may_call_at(self, marker: str) -> bool:
         tools = self._format.tools
@@ -323,10 +325,11 @@ class Router:
             prompt_tail=self._prompt_tail,
         )
 
-    def _is_in_code(self) -> bool:
+    def _is_in_code(self, marker: str) -> bool:
         """Tell whether a marker here is text for now, in code that is more than a wrapped call."""
         self._code.settle()
-        if self._in_thought or not self._may_quote or not self._code.is_open:
+        may_quote = self._may_quote or marker in self._format.reasoning.marks
+        if self._in_thought or not may_quote or not self._code.is_open:
             return False
         return self._code.has_prose or not self._code.is_fenced
 

@@ -2,6 +2,9 @@
 
 from typing import Protocol
 
+# A mark right after one of these, or after a letter or a digit, is no word of a sentence.
+SENTENCE_ENDS = frozenset(".!?…。！？>]})|")
+
 
 class Segment(Protocol):
     """Passes the text of a segment; whitespace held back at its end belongs to the markers."""

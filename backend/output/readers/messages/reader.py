@@ -13,7 +13,10 @@ from backend.output.readers.messages.frames import Address, MessageFrames
 from backend.output.readers.reader import Reader, ReaderContext, ReaderOutput
 from backend.output.readers.stepping_reader import Step, SteppingReader
 from backend.output.text.automaton import Automaton
-from backend.output.text.segment import TextAfterCall
+from backend.output.text.json_text import JsonText
+from backend.output.text.segment import SENTENCE_ENDS, TextAfterCall
+
+_TAG_END = "</"
 
 
 class MessageReader(SteppingReader):
@@ -29,6 +32,7 @@ class MessageReader(SteppingReader):
         self._frames = frames
         self._header = ""
         self._ending = ""
+        self._last_char = ""
         self._tool = ""
         self._inner: Reader | None = None
         self._space: TextAfterCall | None = None
@@ -63,6 +67,10 @@ class MessageReader(SteppingReader):
 
     def _end_in_block(self) -> ReaderOutput:
         """End after a block of calls in prose: nothing followed it, so it is not a quotation."""
+        if _TAG_END not in self._buffer:
+            # A call that is just opened is a word of a sentence.
+            self._say(self._buffer, 0)
+            return ReaderOutput(self._outbox.end(""))
         self._has_text = False
         self._read_on()
         inner = self._inner
@@ -149,6 +157,7 @@ class MessageReader(SteppingReader):
         self._is_thought = address.is_thought
         self._is_prose = address.is_prose
         self._code = CodeTracker()
+        self._json = JsonText()
         offered = (name for name in address.tools if self._context.calls.is_offered(name))
         self._go_on_with_text(None)
         if self._frames.takes_bodies and (tool := next(offered, "")):
@@ -177,6 +186,7 @@ class MessageReader(SteppingReader):
         self._is_thought = False
         self._is_prose = False
         self._code = CodeTracker()
+        self._json = JsonText()
         self._go_on_with_text(TextAfterCall())
 
     def _openers(self) -> tuple[str, ...]:
@@ -228,12 +238,19 @@ class MessageReader(SteppingReader):
         return UNDECIDED if follows == UNDECIDED else REFUTED if follows >= 0 else end
 
     def _is_in_code(self) -> bool:
+        """Tell whether content ends in code, or in a string of JSON."""
         self._code.settle()
-        return self._code.is_open and not self._is_thought
+        return (self._code.is_open or self._json.is_in_string) and not self._is_thought
+
+    @property
+    def _is_within_line(self) -> bool:
+        """Whether a line of content has text, and does not end with a word or a sentence."""
+        is_glued = self._last_char.isalnum() or self._last_char in SENTENCE_ENDS
+        return not (self._code.begins_line or is_glued or self._is_thought)
 
     def _meet_end(self, token: str, start: int, *, is_in_code: bool) -> int:
         """Accept a doubtful end token only if a message or nothing follows."""
-        is_doubtful = is_in_code or token in self._frames.last_ends
+        is_doubtful = is_in_code or token in self._frames.last_ends or self._is_within_line
         end = start + len(token)
         if is_doubtful and self._has_text and not self._is_outside:
             follows = self._frames.frame_after(self._buffer, end)
@@ -307,7 +324,9 @@ class MessageReader(SteppingReader):
         if self._is_thought:
             self._outbox.send(ReasoningDelta(text), end)
         else:
+            self._last_char = text[-1]
             self._code.feed(text)
+            self._json.feed(text)
             self._outbox.send(ContentDelta(text), end)
 
 
