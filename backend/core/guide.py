@@ -16,6 +16,9 @@ class ThoughtTexts:
         rivals: Texts at a place where a thought could begin instead, in formats that announce every
             part of a reply.
         is_quotable: Whether a start inside Markdown code is ignored.
+        reopens: Whether any start opens a thought. Otherwise one after a word or a sentence of the
+            answer is text, except for these:
+        later_starts: Starts that open one there too.
     """
 
     starts: tuple[str, ...]
@@ -23,6 +26,8 @@ class ThoughtTexts:
     parting: str = ""
     rivals: tuple[str, ...] = ()
     is_quotable: bool = True
+    reopens: bool = False
+    later_starts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,8 +68,17 @@ def thought_texts(output_format: OutputFormat, *, has_tools: bool) -> ThoughtTex
         ends=(*reasoning.ends, *(tools.openers if ends_at_call else ())),
         parting=reasoning.parting,
         rivals=(reasoning.answer, *tools.openers) if reasoning.answer else (),
-        is_quotable=tools.is_quotable and not tools.owns_reply,
+        is_quotable=not tools.owns_reply,
+        reopens=tools.owns_reply or _ends_like_a_sentence(output_format),
+        later_starts=reasoning.later_starts,
     )
+
+
+def _ends_like_a_sentence(output_format: OutputFormat) -> bool:
+    """Tell whether a mark after which a thought may open ends like text of an answer."""
+    reasoning, tools = output_format.reasoning, output_format.tools
+    marks = (*reasoning.ends, *reasoning.frames, *tools.closers, *tools.leaks)
+    return any(mark[-1].isalnum() or mark[-1] in ".,:;!?" for mark in marks)
 
 
 def _last(markers: tuple[str, ...], text: str) -> int:

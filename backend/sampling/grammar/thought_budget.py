@@ -59,6 +59,7 @@ class _State:
         used: Number of thinking tokens.
         held: Bytes that may be the beginning of a mark.
         code: Tracks Markdown code in the content.
+        last: The last byte of the content other than whitespace; empty before any.
         closing: Tokens that must come next.
         is_over: Whether no more thoughts can begin.
     """
@@ -67,6 +68,7 @@ class _State:
     used: int
     held: bytes
     code: CodeTracker
+    last: bytes = b""
     closing: tuple[int, ...] = ()
     is_over: bool = False
 
@@ -174,7 +176,8 @@ class BudgetMatcher:
         """
         if state.is_open:
             return self._marks.cutting(max(self._most_used - state.used - 1, 0))
-        return self._marks.barred(state.held) if self._is_spent(state) else ()
+        may_open = self._is_spent(state) and self._marks.may_follow(state.last)
+        return self._marks.barred(state.held) if may_open else ()
 
     def _bar(self, row: NDArray[np.int32], state: _State) -> None:
         barred = self._barred(state)
@@ -230,6 +233,7 @@ class BudgetMatcher:
             used=state.used + reading.is_thought,
             held=reading.held,
             code=reading.code,
+            last=reading.last,
             closing=(),
             is_over=is_over,
         )
@@ -242,6 +246,7 @@ class _Reading:
         is_open: Whether a thought is open.
         held: Bytes that may be part of a mark.
         code: Tracks Markdown code in the content.
+        last: The last byte of the content other than whitespace.
         has_content: Whether it has read content other than thoughts and space, or a thought's end.
     """
 
@@ -249,6 +254,7 @@ class _Reading:
         self.is_open = state.is_open
         self.held = state.held + text
         self.code = copy(state.code)
+        self.last = state.last
         self.has_content = False
         self._was_open = state.is_open
         self._rest = b""
@@ -284,11 +290,14 @@ class _Reading:
         self._pass(before)
         self.code.settle()
         is_in_code = self.code.is_open and (self.code.has_prose or not self.code.is_fenced)
-        self.is_open = not (self._marks.texts.is_quotable and is_in_code)
+        is_quoted = self._marks.texts.is_quotable and is_in_code
+        may_open = mark in self._marks.later_starts or self._marks.may_follow(self.last)
+        self.is_open = may_open and not is_quoted
         if not self.is_open:
             self._pass(mark)
 
     def _pass(self, content: bytes) -> None:
+        self.last = content.rstrip()[-1:] or self.last
         self.has_content = self.has_content or bool(content.strip())
         self.code.feed(content.decode(errors="replace"))
 

@@ -15,6 +15,8 @@ _CONTINUATION, _LEAD = 0x80, 0xC0
 # Bytes per character, by its first byte.
 _LEADS = ((4, 0xF0), (3, 0xE0), (2, 0xC0))
 _MOST_MISSING = 3
+# Bytes with which no call ends, in addition to letters and digits.
+_SENTENCE = frozenset(bytes([byte]) for byte in b".,:;!?")
 
 
 class SpellingTokenizer(Protocol):
@@ -38,6 +40,7 @@ class ThoughtMarks:
         texts: The thought texts.
         starts: Texts that open a thought, in bytes.
         ends: Texts that close a thought, in bytes.
+        later_starts: Starts that open a thought after any content, in bytes.
     """
 
     def __init__(self, texts: ThoughtTexts, tokenizer: SpellingTokenizer, vocab_size: int) -> None:
@@ -50,11 +53,16 @@ class ThoughtMarks:
         """
         self.starts = tuple(text.encode() for text in texts.starts)
         self.ends = tuple(text.encode() for text in texts.ends)
+        self.later_starts = tuple(text.encode() for text in texts.later_starts)
         self.texts = texts
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._rests: dict[int, tuple[int, ...]] = {}
         self._barred: dict[bytes, tuple[int, ...]] = {}
+
+    def may_follow(self, last: bytes) -> bool:
+        """Tell whether a thought may open after content with this last byte; empty for none."""
+        return self.texts.reopens or not (last.isalnum() or last in _SENTENCE)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token."""

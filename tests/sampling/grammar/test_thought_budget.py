@@ -219,7 +219,7 @@ def test_an_end_is_completed_from_the_middle_of_a_character():
 
 def test_all_thoughts_of_a_reply_share_the_budget():
     matcher = guided(THINK, IDS, 6).matcher()
-    assert consumed(matcher, IDS, "<think>four</think>Text.<think>ab")
+    assert consumed(matcher, IDS, "<think>four</think>Text.</tool_call>\n<think>ab")
     assert forced_text(matcher, IDS) == "</think>"
     assert consumed(matcher, IDS, "</think>")
     assert IDS.markers["<think>"] not in allowed_by(matcher, IDS)
@@ -242,12 +242,14 @@ def test_a_line_break_in_the_token_that_opens_a_thought_is_none_of_it():
     [
         ("Write `<think>` and", False),
         ("See:\n```\n<think>", False),
-        ("It`s\n<think>", True),
+        ("It`s\n<think>", False),
+        ("Well. <think>", False),
         ("a `b` <think>", True),
+        ("</tool_call>\n<think>", True),
         ("```\n<think>", True),
     ],
 )
-def test_a_start_in_code_is_a_quotation(text, is_thought):
+def test_a_start_in_code_or_in_content_is_text(text, is_thought):
     matcher = guided(THINK, IDS, 4).matcher()
     assert consumed(matcher, IDS, text + "wxyz")
     assert bool(matcher.forced()) is is_thought
@@ -297,7 +299,7 @@ def test_words_for_which_nothing_is_left_are_not_said():
     parting = tokens_of(family.reasoning.parting, vocabulary)
     matcher = guided(family, vocabulary, 3 * len(parting), is_open=True).matcher()
     assert consumed(matcher, vocabulary, "a" * (2 * len(parting)))
-    assert consumed(matcher, vocabulary, family.reasoning.parting + "</seed:think>b")
+    assert consumed(matcher, vocabulary, family.reasoning.parting + "</seed:think>}")
     for byte in b"<seed:think>":
         assert matcher.consume(byte)
     assert forced_text(matcher, vocabulary) == "</seed:think>"
