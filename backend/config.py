@@ -189,6 +189,7 @@ class TextOptions:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     calls_in_thoughts: str = "draft"
+    control_tokens: str = "plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from backend.core.scoring import (
     TokenPair,
 )
 from backend.errors import UnsupportedError
+from backend.model.text.guard import unguarded
 from backend.model.text.prefix import common_length
 from backend.pipeline import worker_pool
 from backend.pipeline.context_limit import (
@@ -172,17 +173,18 @@ def _prompts(call: RerankCall, phrasing: _Phrasing, model: ServedModel) -> list[
     encode = model.tokenizer.encode
     head, tail = (encode(text, adds_special=False) for text in (phrasing.head, phrasing.tail))
     require_possible_fit("query", call.query, model)
-    question = encode(phrasing.question.format(query=call.query, document=""), adds_special=False)
+    query = model.guard.text(call.query)
+    question = encode(phrasing.question.format(query=query, document=""), adds_special=False)
     require_fit("query", [*head, *question, *tail], model)
     room = (model.card.context_length or math.inf) - len(head) - len(tail)
     truncates, prompts = model.tuning.retrieval.truncate, []
     for i, document in enumerate(call.documents):
         field = f"documents[{i}]"
         require_caller()
-        text = phrasing.question.format(query=call.query, document=document)
-        require_bounded(field, text, model)
+        text = phrasing.question.format(query=query, document=model.guard.text(document))
+        require_bounded(field, unguarded(text), model)
         if not truncates:
-            require_possible_fit(field, text, model)
+            require_possible_fit(field, unguarded(text), model)
         body = encode(text, adds_special=False)
         if truncates and len(body) > room:
             body = body[: int(room)]

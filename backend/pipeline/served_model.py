@@ -10,6 +10,9 @@ from backend.config import MAX_TRANSCRIPTIONS
 from backend.core.model import ModelKind
 from backend.core.prompt import new_scope
 from backend.formats.evidence import FormatEvidence
+from backend.formats.marks import TASK_MARKS
+from backend.formats.turns import TURN_STARTS
+from backend.model.text.guard import NO_GUARD, Guard, Marks
 from backend.output.detection import detect
 from backend.pipeline.constraints import Constraints
 from backend.pipeline.media_placement import PlacementMemory
@@ -39,6 +42,7 @@ class ServedModel:
         media: Prepares images, sounds and videos; `None` for a text-only model.
         format: How the model writes thoughts and tool calls.
         constraints: Builds the grammars of replies.
+        guard: Keeps control tokens out of callers' texts.
         placements: Remembers which message has which media.
         transcriptions: Limits concurrent transcriptions, whose recordings are large.
     """
@@ -50,6 +54,7 @@ class ServedModel:
     media: MediaPreparer | None
     format: OutputFormat
     constraints: Constraints
+    guard: Guard = NO_GUARD
     placements: PlacementMemory = field(default_factory=PlacementMemory)
     transcriptions: Quota = field(
         default_factory=lambda: Quota(MAX_TRANSCRIPTIONS, "transcriptions")
@@ -82,6 +87,7 @@ class ServedModel:
             media=loaded.media,
             format=output_format,
             constraints=Constraints(loaded.tokenizer, loaded.card, output_format),
+            guard=_guard(loaded, output_format, options),
             placements=PlacementMemory(options.tuning.prompt_cache.cache_dir),
         )
 
@@ -93,3 +99,21 @@ class ServedModel:
     def own_scope(self) -> str:
         """Return the prompt cache scope for a call without a field for it."""
         return new_scope() if self.tuning.prompt_cache.cache_sharing == "none" else ""
+
+
+def _guard(loaded: LoadedModel, output_format: OutputFormat, options: ModelOptions) -> Guard:
+    """Return the guard of a model's prompts, or one that does nothing if callers are trusted."""
+    if options.tuning.text.control_tokens == "trusted":
+        return NO_GUARD
+    tokenizer, reasoning, tools = loaded.tokenizer, output_format.reasoning, output_format.tools
+    shown = {text for text in tokenizer.added_texts.values() if text in loaded.template.text}
+    marks = {*tokenizer.special_texts.values(), *shown, *output_format.markers, *TURN_STARTS}
+    # Added tokens such as Gemma's <table> are words.
+    marks = {text for text in marks & set(tokenizer.added_texts.values()) if len(text.strip()) > 1}
+    if loaded.media is not None:
+        marks -= TASK_MARKS
+    turns = {*TURN_STARTS, *(tokenizer.added_texts.get(i) for i in loaded.card.eos_token_ids)}
+    own = {*reasoning.starts, *reasoning.ends, *reasoning.frames, *tools.openers, *tools.closers}
+    return Guard(
+        Marks(marks, tokenizer.normalized), Marks(marks - (own - turns), tokenizer.normalized)
+    )

@@ -106,6 +106,7 @@ class ByteTokenizer:
 
     trims_leading_space = False
     longest_piece_bytes = 1
+    normalized = None
 
     def __init__(self) -> None:
         self.vocabulary = {chr(number): number for number in range(256)}

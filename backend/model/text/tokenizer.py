@@ -5,12 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 
 from backend.core.classification import PlacedToken
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.model.checkpoint.upstream import HfTokenizer
 from backend.model.text.division import PIECE_CHARS, Joint, divide, find_joint
+from backend.model.text.guard import GUARD
 from backend.model.text.pieces import PieceTable, piece_table
 from common.rpc.caller import require_caller
 
@@ -179,12 +181,42 @@ class Tokenizer:
     def _encode(self, text: str, *, adds_special: bool) -> list[int]:
         try:
             with self._lock:
-                ids: list[int] = self._hf.encode(
-                    text, add_special_tokens=adds_special, verbose=False
-                )
+                if GUARD in text:
+                    return self._encode_guarded(text, adds_special=adds_special)
+                return self._encode_whole(text, adds_special=adds_special)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
+
+    def _encode_whole(self, text: str, *, adds_special: bool) -> list[int]:
+        ids: list[int] = self._hf.encode(text, add_special_tokens=adds_special, verbose=False)
         return ids
+
+    def _encode_guarded(self, text: str, *, adds_special: bool) -> list[int]:
+        """Encode a text with guards, as `backend.model.text.guard` explains."""
+        if not self._hf.is_fast:
+            parts = [self._encode_whole(part, adds_special=False) for part in text.split(GUARD)]
+            before, after = self.added_ids if adds_special else ((), ())
+            return [*before, *chain.from_iterable(parts), *after]
+        own, self._hf._tokenizer = self._hf.backend_tokenizer, self._guarded  # noqa: SLF001
+        try:
+            return self._encode_whole(text, adds_special=adds_special)
+        finally:
+            self._hf._tokenizer = own  # noqa: SLF001
+
+    @cached_property
+    def _guarded(self) -> HfTokenizer:
+        from backend.model.text.guarded_tokenizer import guarded
+
+        return guarded(self._hf.backend_tokenizer)
+
+    @property
+    def normalized(self) -> Callable[[str], str] | None:
+        """The normaliser, if special tokens are found in its result."""
+        added = self._hf.added_tokens_decoder.values() if self._hf.is_fast else ()
+        if any(token.normalized and not token.content.isspace() for token in added):
+            normalizer = self._hf.backend_tokenizer.normalizer
+            return None if normalizer is None else normalizer.normalize_str
+        return None
 
     @cached_property
     def _joint(self) -> Joint:

@@ -64,8 +64,9 @@ def media_prompt(call: GenerationCall, model: ServedModel) -> MediaPrompt:
         UnsupportedError: A required library is not installed.
         AbandonedError: The caller has gone.
     """
+    tools = model.guard.tools(call.shown_tools)
     if not call.media:
-        return MediaPrompt(call.messages, call.prompt, call.shown_tools)
+        return MediaPrompt(model.guard.messages(call.messages), call.prompt, tools)
     _require_taken(call.media, model.card)
     processor = model.media
     if processor is None:
@@ -78,9 +79,9 @@ def media_prompt(call: GenerationCall, model: ServedModel) -> MediaPrompt:
     marks = [mark for medium in prepared for mark in medium.marks]
     # Marks first: they may be parts of snippets.
     placeholders = Placeholders([*marks, *snippets.values()])
-    placed = _placed(call.messages, prepared, model)
+    placed = model.guard.messages(_placed(call.messages, prepared, model))
     harmless = [placeholders.disarmed_message(message) for message in placed]
-    tools = [placeholders.disarmed_tool(tool) for tool in call.shown_tools]
+    tools = [placeholders.disarmed_tool(tool) for tool in tools]
     if not processor.takes_parts:
         harmless = [written_out(message, snippets) for message in harmless]
     return MediaPrompt(harmless, "", tools, media)

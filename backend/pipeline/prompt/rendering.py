@@ -7,6 +7,7 @@ from dataclasses import replace
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationCall
 from backend.model.text.branches import branches
+from backend.model.text.guard import unguarded
 from backend.pipeline.prompt.media_prompt import MediaPrompt, media_prompt
 from backend.pipeline.prompt.tokens import WrittenPrompt, plain_token_ids, tokenize
 from backend.pipeline.served_model import ServedModel
@@ -27,7 +28,7 @@ def render(call: GenerationCall, model: ServedModel) -> Prompt:
     placed = media_prompt(call, model)
     written = _write(call, placed, model)
     if call.debug:
-        log.info("request id=%s prompt=%r", call.request_id, written.text)
+        log.info("request id=%s prompt=%r", call.request_id, unguarded(written.text))
     prompt = tokenize(written, placed.media, model)
     public_tokens = prompt.system_tokens if call.shares_system_prompt else 0
     return replace(prompt, scope=call.cache_scope, public_tokens=public_tokens)
@@ -45,7 +46,8 @@ def token_ids_of(call: GenerationCall, model: ServedModel) -> Sequence[int]:
     placed = media_prompt(call if model.media else replace(call, media=()), model)
     if not placed.messages:
         return plain_token_ids("Prompt", placed.prompt, placed.media, model)
-    text = model.template.render(placed.messages, placed.tools, call.template_options)
+    options = model.guard.options(call.template_options)
+    text = model.template.render(placed.messages, placed.tools, options)
     return plain_token_ids("Messages", text, placed.media, model)
 
 
@@ -55,6 +57,6 @@ def _write(call: GenerationCall, placed: MediaPrompt, model: ServedModel) -> Wri
         return WrittenPrompt(placed.prompt, is_raw=True)
     later = branches(placed.messages, placed.tools, model.card.reuse)
     texts = model.template.render_with_branches(
-        placed.messages, later, placed.tools, call.template_options
+        placed.messages, later, placed.tools, model.guard.options(call.template_options)
     )
     return WrittenPrompt(*texts)

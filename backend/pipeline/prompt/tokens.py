@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from backend.core.prompt import Prompt
 from backend.errors import InvalidRequestError
+from backend.model.text.guard import unguarded
 from backend.model.text.prefix import TokenizedText
 from backend.model.vision.media_spans import LostMediumError, as_processed, find_spans
 from backend.pipeline.context_limit import (
@@ -30,7 +31,7 @@ TAIL_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class WrittenPrompt:
-    """A prompt as text, with snippets for its media.
+    """A prompt as text, with snippets for its media, and guards in callers' marks.
 
     Attributes:
         branches: Texts of prompts that later requests may bring. The first shares only the system
@@ -65,7 +66,7 @@ def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> 
         InvalidRequestError: The prompt is empty, or lacks a medium.
     """
     expanded = _expand_all(written.text, media)
-    require_possible_fit(written.field, expanded.text, model)
+    require_possible_fit(written.field, unguarded(expanded.text), model)
     token_ids = _encode(expanded.text, model, is_raw=written.is_raw)
     if not token_ids:
         raise InvalidRequestError(written.field, "is empty")
@@ -78,7 +79,7 @@ def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> 
     boundaries = {*shared, *(span.stop for span in spans)}
     return Prompt(
         token_ids=tuple(token_ids),
-        tail=written.text[-TAIL_CHARS:],
+        tail=unguarded(written.text)[-TAIL_CHARS:],
         boundaries=tuple(sorted(boundaries - {0})),
         next_question=next_question,
         system_tokens=system_tokens,
@@ -95,7 +96,7 @@ def plain_token_ids(field: str, text: str, media: PlacedMedia, model: ServedMode
         InvalidRequestError: The text of `field` is longer than any context.
     """
     expanded = _expand_all(text, media)
-    require_bounded(field, expanded.text, model)
+    require_bounded(field, unguarded(expanded.text), model)
     return model.tokenizer.encode(expanded.text, adds_special=False)
 
 

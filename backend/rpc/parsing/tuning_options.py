@@ -58,6 +58,7 @@ RANGES = {
 CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "cache_bits": (4, 8),
     "calls_in_thoughts": ("draft", "call"),
+    "control_tokens": ("plain", "trusted"),
     "cache_sharing": ("all", "identity", "none"),
     "kv_bits": (4, 8),
     "kv_group_size": (32, 64, 128),
