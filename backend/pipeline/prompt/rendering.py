@@ -55,8 +55,7 @@ def _write(call: GenerationCall, placed: MediaPrompt, model: ServedModel) -> Wri
     """Write a prompt and its branches; raw text has none."""
     if not placed.messages:
         return WrittenPrompt(placed.prompt, is_raw=True)
+    options = model.guard.options(call.template_options)
     later = branches(placed.messages, placed.tools, model.card.reuse)
-    texts = model.template.render_with_branches(
-        placed.messages, later, placed.tools, model.guard.options(call.template_options)
-    )
+    texts = model.template.render_with_branches(placed.messages, later, placed.tools, options)
     return WrittenPrompt(*texts)
