@@ -83,6 +83,24 @@ async def test_odd_tools_can_be_offered_and_required_together(shared):
                 assert (await stream(backend.stub, request)).last.tokens
 
 
+async def test_an_answer_follows_its_schema_beside_odd_tools(shared):
+    answer = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    answer["additionalProperties"] = False
+    odd = [other(schema, f"odd{number}") for number, schema in enumerate(REPORTED.values())]
+    unfit = [other(schema, f"unfit{number}") for number, schema in enumerate(UNFIT.values())]
+    async with served_in(shared, "qwen3_coder_xml") as backend:
+        for tools in ([*odd, *unfit], unfit):
+            request = chat(
+                [QUESTION],
+                tools=tools,
+                Tokens=60,
+                Grammar=json.dumps(answer),
+                Metadata={"enable_thinking": "false"},
+            )
+            reply = await stream(backend.stub, request)
+            assert reply.calls or json.loads(reply.content).keys() == {"ok"}
+
+
 async def test_a_tool_that_cannot_be_called_is_refused_only_if_it_must_be(shared):
     odd = [other(schema, f"odd{number}") for number, schema in enumerate(UNFIT.values())]
     async with served_in(shared, "qwen3_coder_xml") as backend:
