@@ -154,15 +154,25 @@ def test_a_call_after_prose_is_a_call(pair):
                 assert reply.content.strip() == before.strip(), (case.case_id, before)
 
 
-def test_a_sentence_about_a_call_is_not_held_back():
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Here <function=Bash> opens ",
+        "Here <function=w in the ",
+        "Here <function= in ",
+        'Here "<function=w>" is ',
+        "Here <tool_call>w and ",
+    ],
+)
+def test_a_sentence_about_a_call_is_not_held_back(head):
     pair = golden.named_format("qwen3_coder_xml", "think")
-    text = "Here <function=Bash> opens a call, <parameter=command> holds the value"
+    text = f"{head}a call, <parameter=command> holds the value and this goes on"
     shown = ""
     for position, (deltas, _) in enumerate(
         golden.stream(ReplySpec(format=pair, tools=TOOLS), text)
     ):
         shown += "".join(delta.text for delta in deltas)
-        if position >= len("Here <function=Bash> opens "):
+        if position >= len(head):
             assert len(text[: position + 1]) - len(shown) <= len("<parameter=")
     assert shown == text
 

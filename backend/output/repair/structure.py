@@ -6,9 +6,13 @@ from backend.output.repair.markup import FormatMarkup
 
 # What may end the tag, the string or the brackets around a name.
 _ENDS = r"""[>"'|)\],]*+"""
-_FENCE = r"\s*+```(?:json)?\s*+\{"
-_CALL = re.compile(rf"""{_ENDS}(?:[(\[{{<:=]|/>|\s*+["<{{]|\s++\w++(?:=|</)|{_FENCE})""")
-_BEFORE_CALL = re.compile(rf"{_ENDS}(?:/|\s*+|\s++\w++<?|\s*+`{{1,3}}(?:j|js|jso|json)?\s*+)")
+_FENCE = r"""\s*+```(?:json)?\s*+["{]"""
+_FENCE_BEGUN = r"\s*+`{1,3}(?:j|js|jso|json)?\s*+"
+_CALL = re.compile(
+    rf"""{_ENDS}(?:[(\[{{<:=]|/>|\s*+["<{{]|{_FENCE}"""
+    r"""|\s++(?:[\[(]\S|>\s*+["<{]|\w++(?:=|</)))"""
+)
+_BEFORE_CALL = re.compile(rf"{_ENDS}(?:/|\s*+|{_FENCE_BEGUN}|\s++(?:[\[(]|>\s*+|\w++<?))")
 _SENTENCE = re.compile(rf"{_ENDS}[ \t]++[^\W\d_]++[\s,.;!?]")
 _BEFORE_SENTENCE = re.compile(rf"{_ENDS}(?:[ \t]++[^\W\d_]*+)?")
 

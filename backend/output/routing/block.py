@@ -7,8 +7,14 @@ from backend.formats.dialects import Objects
 from backend.formats.format import ToolFormat
 from backend.output.readers.reader import Reader, ReaderContext, ReaderOutput
 from backend.output.repair.markup import markup_of
+from backend.output.repair.names import offered_name
 from backend.output.repair.reader import RepairReader
 from backend.output.repair.structure import goes_on_as_call
+
+# Openers that end like this are followed by the name.
+_BEFORE_NAME = "="
+# A name and what follows it must be found within so many characters.
+_MAX_CHARS = 400
 
 
 class Block:
@@ -32,6 +38,7 @@ class Block:
         self._reader = make_reader(context)
         self._fed: list[str] = []
         self._calls_before = len(context.calls.completed)
+        self._is_certain = False
         self.is_repaired = False
 
     @property
@@ -48,6 +55,8 @@ class Block:
         """Read more text; not called again after `rest` was returned."""
         if not self.is_repaired:
             self._fed.append(text)
+            if self._is_in_sentence():
+                return ReaderOutput(rejected=self._context.opener, rest="".join(self._fed))
         output = self._reader.feed(text)
         if not (output.is_damaged and self._may_repair()):
             return output
@@ -57,7 +66,7 @@ class Block:
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply; there may be a rest."""
-        if self._is_word and not truncated:
+        if not truncated and self._is_in_sentence(is_last=True):
             return ReaderOutput(rejected=self.held)
         output = self._reader.finish(truncated=truncated)
         if not (output.rejected and self._may_repair()):
@@ -66,14 +75,28 @@ class Block:
         again = self._reader.finish(truncated=truncated)
         return replace(again, deltas=output.deltas + again.deltas)
 
-    @property
-    def _is_word(self) -> bool:
-        """Whether this is an opener in a sentence, and a name without the structure of a call."""
+    def _is_in_sentence(self, *, is_last: bool = False) -> bool:
+        """Tell whether this is an opener in a sentence, with a name but nothing else of a call.
+
+        Args:
+            is_last: Whether the reply ends here, so that nothing will follow the name.
+        """
         context, ledger = self._context, self._context.calls
-        if not context.in_prose or ledger.is_open or len(ledger.completed) > self._calls_before:
+        has_begun = ledger.is_open or len(ledger.completed) > self._calls_before
+        if not context.in_prose or self._is_certain or has_begun:
             return False
+        raw = context.opener + "".join(self._fed)
         markup = markup_of(self._format)
-        return not goes_on_as_call(markup, self.held, context.opener, in_prose=True)
+        word, is_whole = markup.first_word(raw)
+        is_named = is_whole and bool(offered_name(word, ledger))
+        goes_on = goes_on_as_call(markup, raw, context.opener, in_prose=True)
+        # Either is decided for good; without a name the reader decides.
+        is_decided = is_whole and (goes_on is True or not is_named)
+        self._is_certain = is_decided or len(raw) > _MAX_CHARS
+        if is_last:
+            return not goes_on
+        is_other = is_whole and context.opener.endswith(_BEFORE_NAME)
+        return goes_on is False if is_named else is_other
 
     def _may_repair(self) -> bool:
         """Tell whether a block that its reader gave up on should be reread."""
