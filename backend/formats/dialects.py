@@ -57,6 +57,7 @@ class Tags:
         mark: A text before each tag, for values that are nested elements.
         misspelling: A text that models wrongly write before the name of such an element.
         object: All arguments as one JSON object, in dialects with tags for that.
+        type_tag: An optional tag with the JSON type before that of the value: read, not written.
     """
 
     call: Template
@@ -69,6 +70,7 @@ class Tags:
     mark: str = ""
     misspelling: str = ""
     object: Template = ()
+    type_tag: Template = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,6 +1,7 @@
 """Evidence of a model's format."""
 
-from collections.abc import Container
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 # Appended to the name of a format to override all evidence.
@@ -19,11 +20,22 @@ class FormatEvidence:
         reasoning_parser: A name that overrides the evidence.
     """
 
-    vocabulary: Container[str]
+    vocabulary: Collection[str]
     chat_template: str
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     written_call: str = ""
+
+    def has(self, marker: str) -> bool:
+        """Tell whether a marker is in the template, or is a token."""
+        return marker in self.chat_template or marker in self.vocabulary
+
+    def find(self, marker: re.Pattern[str]) -> str:
+        """Return the group of a marker in the template or in a token; empty if there is none."""
+        if found := marker.search(self.chat_template):
+            return found[1]
+        tokens = (marker.fullmatch(token) for token in self.vocabulary)
+        return next((found[1] for found in tokens if found), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,8 @@
 """The formats of thoughts and of tool calls."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from backend.formats.dialects import Reading
 from backend.formats.evidence import Clue, FormatEvidence
@@ -16,12 +18,15 @@ class _Format:
         aliases: Names used by vLLM, SGLang and LocalAI.
         clues: Alternative evidence; one match is enough.
         tokens: Texts other than the markers that may be special tokens.
+        own: In place of clues: finds the format of one checkpoint, whose markers the evidence
+            spells.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     clues: tuple[Clue, ...] = ()
     tokens: tuple[str, ...] = ()
+    own: Callable[[FormatEvidence], Self | None] | None = None
 
     def is_called(self, name: str) -> bool:
         """Tell whether a name refers to this format."""
@@ -30,7 +35,13 @@ class _Format:
 
     def fits(self, evidence: FormatEvidence) -> bool:
         """Tell whether the evidence points to this format."""
-        return any(clue.fits(evidence) for clue in self.clues)
+        return self.of(evidence) is not None
+
+    def of(self, evidence: FormatEvidence) -> Self | None:
+        """Return the format of a checkpoint, or `None` if the evidence does not point to it."""
+        if self.own is not None:
+            return self.own(evidence)
+        return self if any(clue.fits(evidence) for clue in self.clues) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -69,4 +69,4 @@ def _named(formats: Sequence[FormatT], name: str | None) -> FormatT | None:
 
 
 def _fitting(formats: Sequence[FormatT], evidence: FormatEvidence) -> FormatT | None:
-    return next((known for known in formats if known.fits(evidence)), None)
+    return next((own for known in formats if (own := known.of(evidence))), None)

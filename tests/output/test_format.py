@@ -40,7 +40,15 @@ TOOL_EVIDENCE = [
     ("hunyuan_v3", "'<tool_sep{}>'.format('')", ("<tool_sep>", "<arg_key>")),
     ("hunyuan_v3_opensource", "<tool_call:opensource><tool_sep:opensource>", ()),
     ("hunyuan_v3_opensource", "'<tool_sep{}>'.format(suffix)", ("<tool_sep:opensource>",)),
-    ("none", "<tool_call:a><tool_sep:a><arg_key:a>", ()),
+    ("hunyuan_v4", "<tool_call:a><tool_sep:a><arg_key:a>", ()),
+    ("hunyuan_v4", "'<arg_key{}>'.format(tk)", ("<arg_key:6124c78e>", "</arg_key:6124c78e>")),
+    ("k2_horizon", "<ifm|tool_call>{{ tool_call.name }}", ()),
+    ("k2_horizon", "", ("<ifm|tool_call>",)),
+    ("plamo3", "{{ '<|plamo:begin_tool_requests:plamo|>' }}", ()),
+    ("dots3", "<dots_function_call><invoke name=", ()),
+    ("iquest_coder", "<iquestcoder_tool_call>{{ tool_call.name }}<arg_key>", ()),
+    ("iquest_coder", "<arg_key>", ("<iquestcoder_tool_call>",)),
+    ("hyperclovax", "<|im_start|>assistant -> tool/function_call\n", ()),
     ("glm4", "<tool_call>{{ tool_call.name }}<arg_key>", ()),
     ("kimi_k2", "<|tool_calls_section_begin|>", ()),
     ("deepseek_v3", "<｜tool▁calls▁begin｜> ```json", ()),
@@ -83,6 +91,11 @@ REASONING_EVIDENCE = [
     ("granite_text", "<|start_of_role|><think></think><response>", ()),
     ("granite_text", "", ("<think>", "</think>", "<response>", "</response>")),
     ("hunyuan_answer", "<think></think><|extra_0|>", ()),
+    ("hunyuan_v4_think", "", ("<think:6124c78e>", "</think:6124c78e>")),
+    ("hunyuan_v4_think", "<think:ab></think:ab>", ()),
+    ("k2_think", "<ifm|think>", ()),
+    ("plamo_think", "<|plamo:begin_think:plamo|>", ()),
+    ("hyperclovax_think", "<|im_start|>assistant/think", ()),
     ("qwen3_think", "", ("<think>", "</think>", "<|quad_start|>")),
     ("think", "", ("<think>", "</think>")),
     ("think", "{{ content.split('</think>')[-1] }}", ()),
@@ -221,3 +234,15 @@ def test_the_end_of_the_prompt_tells_whether_the_thought_is_over(tail, is_after)
     think = detect(FormatEvidence(THINK_TOKENS, ""))
     assert opens_after_thought(think, tail) is is_after
     assert not opens_after_thought(detect(FormatEvidence((), "")), tail)
+
+
+def test_a_suffix_of_one_checkpoint_is_in_all_its_markers():
+    tokens = ("<arg_key:ab12>", "<think:ab12>", "<tool_sep:ab12>")
+    own = detect(FormatEvidence(tokens, ""))
+    assert own.name == "hunyuan_v4+hunyuan_v4_think"
+    assert own.tools.opener == "<tool_calls:ab12>"
+    assert own.reasoning.end == "</think:ab12>"
+    assert "<tool_sep:ab12>" in own.markers
+    without_end = detect(FormatEvidence(("<arg_key:ab12>",), ""))
+    assert "<tool_sep:ab12>" not in without_end.markers
+    assert detect(FormatEvidence(tokens, "")).tools is own.tools

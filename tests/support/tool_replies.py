@@ -392,6 +392,53 @@ FORMATS = {
         markers=("<tool_calls:opensource>", "<tool_call:opensource>", "<tool_sep:opensource>"),
         reasoning="hunyuan_think",
     ),
+    "hunyuan_v4": _tagged(
+        "<tool_call:6124c78e>NAME\nARGUMENTS</tool_call:6124c78e>",
+        _pairs(suffix=":6124c78e"),
+        block="<tool_calls:6124c78e>\n{}\n</tool_calls:6124c78e>",
+        between="\n",
+        markers=("<tool_calls:6124c78e>", "<tool_call:6124c78e>", "<arg_key:6124c78e>"),
+        reasoning="hunyuan_v4_think",
+    ),
+    "k2_horizon": _tagged(
+        "<ifm|tool_call>NAME\nARGUMENTS</ifm|tool_call>",
+        lambda key, value: (
+            f"<ifm|arg_key>{key}</ifm|arg_key>\n<ifm|arg_value>{value}</ifm|arg_value>\n"
+        ),
+        block="<ifm|tool_calls>\n{}\n</ifm|tool_calls>",
+        between="\n",
+        markers=("<ifm|tool_calls>", "</ifm|tool_calls>", "<ifm|tool_call>", "<ifm|arg_key>"),
+        reasoning="k2_think",
+    ),
+    "dots3": _tagged(
+        '<invoke name="NAME">ARGUMENTS</invoke>',
+        '<parameter name="{}">{}</parameter>'.format,
+        block="<dots_function_call>{}</dots_function_call>",
+        markers=("<dots_function_call>", "</dots_function_call>"),
+    ),
+    "iquest_coder": _tagged(
+        "<iquestcoder_tool_call>NAME\nARGUMENTS</iquestcoder_tool_call>",
+        _pairs(),
+        between="\n",
+        markers=("<iquestcoder_tool_call>", "</iquestcoder_tool_call>", "<arg_key>"),
+    ),
+    "plamo3": _replies(
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{}"
+        "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+        "<|plamo:constrain|>json<|plamo:msg|>{}<|plamo:end_tool_arguments:plamo|>"
+        "<|plamo:end_tool_request:plamo|>",
+        "<|plamo:begin_tool_requests:plamo|>{}<|plamo:end_tool_requests:plamo|>",
+        markers=("<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|plamo:msg|>"),
+        reasoning="plamo_think",
+    ),
+    "hyperclovax": _replies(
+        _LISTED,
+        " -> tool/function_call\n[{}]",
+        between=", ",
+        markers=("<|im_end|>", "<|im_start|>"),
+        reasoning="hyperclovax_think",
+        prompt_tail="<|im_start|>assistant",
+    ),
     "minimax_m3": _minimax_m3(),
     "kimi_k3": _tagged(
         '<|open|>call tool="NAME" index="1"<|sep|>ARGUMENTS<|close|>call<|sep|>',

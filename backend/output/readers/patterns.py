@@ -125,7 +125,7 @@ class Pattern:
     """A text that contains a name, as models write it.
 
     Attributes:
-        pieces: Its parts; the groups `name`, `id` and `tag` and attributes are stored.
+        pieces: Its parts; the groups `name`, `kind`, `id` and `tag` and attributes are stored.
         name_key: The attribute that contains the name, if there are attributes.
         kind_key: The attribute that contains the type.
         unescape: Unescapes a name.
@@ -160,7 +160,7 @@ class Pattern:
         return Match(
             found.end(),
             name,
-            attributes.get(self.kind_key),
+            attributes.get(self.kind_key) or groups.get("kind"),
             groups.get("id", ""),
             groups.get("tag", ""),
         )

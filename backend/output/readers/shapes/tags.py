@@ -96,7 +96,7 @@ def _pattern(head: Template, dialect: Tags) -> Pattern:
         return Pattern((fixed(start), SPACE, _QUOTE, _KEY, _QUOTE, SPACE_IN_LINE, tag_end))
     if dialect.mark:
         return _element_pattern(start, dialect.misspelling)
-    return Pattern((fixed(start), *_enclosed(rest)))
+    return Pattern((fixed(start), *_enclosed(rest, dialect.type_tag)))
 
 
 def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
@@ -129,8 +129,13 @@ def _element_pattern(start: str, misspelling: str) -> Pattern:
     return Pattern((fixed(start), tag, as_attribute, name, maybe(fixed('"')), fixed(">")))
 
 
-def _enclosed(rest: Sequence[Part]) -> Iterator[Piece]:
-    """Yield the pieces after a tag that precedes a name, up to its end or to the next tag."""
+def _enclosed(rest: Sequence[Part], type_tag: Template) -> Iterator[Piece]:
+    """Yield the pieces after a tag that precedes a name, up to its end or to the next tag.
+
+    Args:
+        rest: The template after that tag.
+        type_tag: A tag that may stand before the last one.
+    """
     yield SPACE_IN_LINE
     is_key = KEY in rest
     yield any_of("[^<]", group="name") if is_key else _WORD
@@ -140,13 +145,20 @@ def _enclosed(rest: Sequence[Part]) -> Iterator[Piece]:
         key_end, value = map(fixed, markers)
         yield SPACE
         without_value = choice(sequence(key_end, SPACE, Piece(r"(?=[^<\s])", "")))
-        yield choice(sequence(maybe(key_end), SPACE, value), without_value)
+        kind = [maybe(*_type_pieces(type_tag))] if type_tag else []
+        yield choice(sequence(maybe(key_end), SPACE, *kind, value), without_value)
     elif markers:
         yield SPACE
         yield fixed(markers[0])
     else:
         yield SPACE_IN_LINE
         yield ahead("\n", "<", "{")
+
+
+def _type_pieces(type_tag: Template) -> Iterator[Piece]:
+    begin, end = split_at(type_tag, Slot.TYPE)
+    yield from (fixed(text_of(begin)), SPACE, any_of(r"[^<\s]", group="kind"), SPACE)
+    yield from (fixed(text_of(end)), SPACE)
 
 
 def _element_end(end: Template) -> str:
@@ -156,6 +168,8 @@ def _element_end(end: Template) -> str:
 
 def _types(dialect: Tags) -> dict[str, JsonTypes]:
     """Return the JSON types by their spelling in tags."""
+    if dialect.type_tag:
+        return {"string": STRING, **dict.fromkeys(NOT_A_STRING, NOT_A_STRING)}
     kinds = dialect.types
     return {kind: STRING if name == "string" else NOT_A_STRING for name, kind in kinds.items()}
 
