@@ -10,7 +10,8 @@ from backend.formats.grammar import CallGrammar
 from backend.formats.objects.lists import list_of_calls
 
 OPENER = " -> tool/function_call\n"
-NEXT = "<|im_end|>\n<|im_start|>assistant"
+TURN, TURN_END = "<|im_start|>", "<|im_end|>"
+NEXT = f"{TURN_END}\n{TURN}assistant"
 THINK = "/think\n"
 
 FORMAT = ToolFormat(
@@ -18,7 +19,7 @@ FORMAT = ToolFormat(
     aliases=("hyperclovax_seed_think", "hyperclovax_seed_think_14b"),
     clues=(in_template(OPENER.strip()),),
     openers=(OPENER,),
-    tokens=("<|im_start|>",),
+    tokens=(TURN,),
     readings=(Reading(dialect=JSON_CALLS),),
     grammar=CallGrammar(frames=(list_of_calls(OPENER),)),
 )
@@ -29,6 +30,6 @@ THOUGHT = ReasoningFormat(
     clues=(in_template("assistant/think"),),
     starts=(THINK,),
     ends=(NEXT,),
-    frames=("<|im_end|>", "<|stop|>"),
-    tokens=("<|im_start|>",),
+    frames=(TURN_END, "<|stop|>"),
+    tokens=(TURN,),
 )
