@@ -1,10 +1,13 @@
 """K2 Horizon: a name and pairs in `<ifm|…>` tags, with the type of a value between, or JSON."""
 
-from backend.formats.dialects import JSON_CALLS, Reading, Tags
+from dataclasses import replace
+
+from backend.formats.dialects import JSON_CALLS, Reading
 from backend.formats.evidence import as_tokens, in_template
 from backend.formats.format import ReasoningFormat, ToolFormat
 from backend.formats.grammar import CallGrammar, Frame
-from backend.formats.template import ARGUMENTS, KEY, MAYBE_LINE, NAME, TYPE, VALUE
+from backend.formats.tagged.pairs import pair_tags, pairs
+from backend.formats.template import NAME, TYPE
 
 OPENER, CLOSER = "<ifm|tool_calls>", "</ifm|tool_calls>"
 CALL, CALL_END = "<ifm|tool_call>", "</ifm|tool_call>"
@@ -12,12 +15,8 @@ CALL, CALL_END = "<ifm|tool_call>", "</ifm|tool_call>"
 EFFORTS = ("think", "think_fast", "think_faster")
 STARTS = tuple(f"<ifm|{effort}>" for effort in EFFORTS)
 
-TAGS = Tags(
-    call=(CALL, NAME, "\n", ARGUMENTS, CALL_END),
-    parameter=(
-        *("<ifm|arg_key>", KEY, "</ifm|arg_key>", MAYBE_LINE),
-        *("<ifm|arg_value>", VALUE, "</ifm|arg_value>", MAYBE_LINE),
-    ),
+TAGS = replace(
+    pairs((CALL, NAME, "\n"), CALL_END, "ifm|"),
     type_tag=("<ifm|arg_type>", TYPE, "</ifm|arg_type>"),
 )
 
@@ -27,7 +26,7 @@ FORMAT = ToolFormat(
     clues=(in_template(CALL), as_tokens(CALL)),
     openers=(OPENER, CALL),
     closers=(CLOSER, CALL_END),
-    tokens=("<ifm|arg_key>", "</ifm|arg_key>", "<ifm|arg_value>", "</ifm|arg_value>"),
+    tokens=pair_tags(TAGS),
     readings=(
         Reading(dialect=JSON_CALLS, openers=(CALL,), begins=("{", "["), end=CALL_END),
         Reading(dialect=TAGS, end=CLOSER),
