@@ -269,6 +269,16 @@ def test_a_text_that_no_form_shows_is_an_error_that_names_its_message():
         template.render([U, A, said("user", "gox")], [], {})
 
 
+def test_a_template_that_demands_a_system_message_gets_an_empty_one():
+    template = jinja(
+        "{% if messages[0].role != 'system' %}{{ raise_exception('No system.') }}{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    assert template.render([U, A], [], {}) == "system: \nuser: askx\nassistant: replyx\n"
+    with pytest.raises(InvalidRequestError, match="No text"):
+        jinja("{{ raise_exception('No text.') }}").render([U], [], {})
+
+
 def test_a_text_that_the_template_changes_is_not_lost():
     template = jinja("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
     assert template.render([S, U], [], {}) == "SYSTEMXASKX"

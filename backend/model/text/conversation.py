@@ -127,6 +127,11 @@ def have_a_user(turns: Sequence[Turn]) -> list[Turn]:
     return open_with_user(turns)
 
 
+def open_with_system(turns: Sequence[Turn]) -> list[Turn]:
+    """Begin with an empty system turn if there is none, for templates that demand one."""
+    return list(turns) if leading(turns) else [{"role": "system", "content": ""}, *turns]
+
+
 def merge_users(turns: Sequence[Turn]) -> list[Turn]:
     """Merge adjacent user turns, for templates in which roles must alternate."""
     return _merge_role(turns, "user")

@@ -17,6 +17,7 @@ from backend.model.text.conversation import (
     merge_assistants,
     merge_leading,
     merge_users,
+    open_with_system,
     open_with_user,
     orphans_as_text,
     strangers_as_text,
@@ -124,7 +125,7 @@ ALL_REPAIRS: tuple[Repair, ...] = (
     *(merge_turns, shorten_call_ids, drop_silent, have_a_user, open_with_user),
     *(merge_leading, mark_between, mark_later, strangers_as_text, orphans_as_text),
     *(merge_users, merge_assistants, split_calls, join_replies, answer_results),
-    *(lead_with_user, spell_calls_and_results, merge_users, merge_assistants),
+    *(open_with_system, lead_with_user, spell_calls_and_results, merge_users, merge_assistants),
 )
 
 

@@ -107,9 +107,9 @@ def find_form(renderer: Renderer, calls: CallStyle) -> Form:
     Raises:
         RenderTimeoutError: It takes too long.
     """
-    found = Form(calls, shows_text=_is_shown(renderer, Form(calls), (_U,)))
-    if not found.shows_text:
-        return found
+    found = Form(calls)
+    if not any(_right(renderer, found, ((_U,), (_S, _U)))):
+        return Form(calls, shows_text=False)
     deadline = time.monotonic() + FORM_BUDGET_S
     for name, shapes in _SHAPES.items():
         if time.monotonic() > deadline:
