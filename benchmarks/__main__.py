@@ -5,12 +5,15 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from benchmarks.agents import tables as agents
 from benchmarks.cases import (
     decode,
+    load,
     prefill,
     quantised,
     ragged,
@@ -24,7 +27,8 @@ from benchmarks.cases import (
 )
 from benchmarks.harness.figure import Figure, Settings
 from benchmarks.harness.models import ensure_built
-from benchmarks.harness.report import load, machine, print_table
+from benchmarks.harness.report import load as machine_load
+from benchmarks.harness.report import machine, print_table
 from benchmarks.prompt_cache import reuse as prompt_cache
 
 FULL = Settings(runs=5, is_quick=False)
@@ -32,6 +36,7 @@ QUICK = Settings(runs=3, is_quick=True)
 
 BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "startup": startup.measure,
+    "load": load.measure,
     "decode": decode.measure,
     "streams": streams.measure,
     "prefill": prefill.measure,
@@ -52,17 +57,28 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--quick", is_flag=True, help="Measure less: about two minutes.")
 @click.option("--only", type=click.Choice(list(BENCHMARKS)), multiple=True, help="Run this one.")
-def main(*, as_json: bool, quick: bool, only: tuple[str, ...]) -> None:
+@click.option(
+    "--model",
+    "directories",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    help="Measure loads of this one.",
+)
+def main(
+    *, as_json: bool, quick: bool, only: tuple[str, ...], directories: tuple[Path, ...]
+) -> None:
     """Measure the backend against raw mlx-lm, on this machine, in this run."""
-    ensure_built()
+    if only != ("load",) or not directories:
+        ensure_built()
     before = machine()  # its load before ours
     started = time.monotonic()
-    figures = asyncio.run(_measure(only or tuple(BENCHMARKS), QUICK if quick else FULL))
+    settings = replace(QUICK if quick else FULL, directories=directories)
+    figures = asyncio.run(_measure(only or tuple(BENCHMARKS), settings))
     seconds = round(time.monotonic() - started)
     if as_json:
         report = {
             "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-            "machine": {**before, "load_after": f"{load()} at the end"},
+            "machine": {**before, "load_after": f"{machine_load()} at the end"},
             "seconds": seconds,
             "figures": [figure.as_json() for figure in figures],
         }

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 from collections.abc import AsyncGenerator, Sequence
 
 from backend.core.delta import FinishReason, Increment, Usage
@@ -21,9 +22,10 @@ from backend.pipeline.prompt.rendering import render, token_ids_of
 from backend.pipeline.request_log import RequestLog
 from backend.pipeline.served_model import ServedModel
 from backend.pipeline.validation import require_generation, require_ids
-from common.process.own_thread import in_own_thread
 
 BYTES_PER_ID = 8
+# Reading a vocabulary for grammars holds the GIL.
+_WARM_UP_DELAY_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +86,14 @@ async def generate(
         request_log.close()
 
 
-async def warm_up(model: ServedModel) -> None:
-    """Prepare a model in advance, so that its first request does not wait."""
-    if model.card.kind is ModelKind.DECODER:
-        log.info("replies of %s are read as %s", model.card.name, _described(model.format))
-        await in_own_thread(model.constraints.warm_up)
+def warm_up(model: ServedModel) -> None:
+    """Say how replies are read, and prepare for grammars soon: a first token goes before."""
+    if model.card.kind is not ModelKind.DECODER:
+        return
+    log.info("replies of %s are read as %s", model.card.name, _described(model.format))
+    timer = threading.Timer(_WARM_UP_DELAY_S, model.constraints.warm_up)
+    timer.daemon = True
+    timer.start()
 
 
 def _described(reply_format: OutputFormat) -> str:

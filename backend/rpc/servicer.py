@@ -110,9 +110,8 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
             card = await self._engine.load(options)
         for wish in unmet_wishes(request, card, options):
             log.warning("%s", wish)
-        # Reading a vocabulary for grammars holds the GIL: do it before any stream.
         if (model := self._engine.model) is not None:
-            await warm_up(model)
+            warm_up(model)
         return pb.Result(success=True, message=f"loaded {card.name} ({card.model_type})")
 
     async def Free(self, _request: pb.HealthMessage, _context: Context) -> pb.Result:

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -13,10 +14,12 @@ class Settings:
     Attributes:
         runs: Samples per figure; their median counts.
         is_quick: Whether to use only small models and short prompts.
+        directories: Models to measure instead, where a case takes any.
     """
 
     runs: int
     is_quick: bool
+    directories: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,11 +26,11 @@ NEW_SEEDS_START = 1_000_000  # above those that callers of `prompt` choose
 
 
 @contextmanager
-def started_server() -> Iterator[ServerProcess]:
-    """Start a server as a host does; it is not ready yet."""
+def started_server(environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Start a server as a host does, in an environment or in ours; it is not ready yet."""
     with (
         TemporaryDirectory(prefix="mlx-backend-bench-") as directory,
-        ServerProcess.start(Path(directory) / "server.log") as process,
+        ServerProcess.start(Path(directory) / "server.log", environment=environment) as process,
     ):
         yield process
 

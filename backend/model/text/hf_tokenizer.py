@@ -37,7 +37,7 @@ def load_tokenizer(
         LoadError: There is no tokenizer, or an option does not fit it.
     """
     PROCESSES.prepare()
-    return with_template(options, read_tokenizer(options, directory), defaults)
+    return _finished(options, read_tokenizer(options, directory), defaults, None)
 
 
 def load_bare_tokenizer(
@@ -63,11 +63,37 @@ def read_tokenizer(options: ModelOptions, directory: Path, *, is_told: bool = Tr
     return follow_file(_read(options, source), source, is_told=is_told)
 
 
-def with_template(
+def named(options: ModelOptions, hf_tokenizer: HfTokenizer) -> Tokenizer:
+    """Return a tokenizer whose special tokens are those that the options name.
+
+    Raises:
+        LoadError: The vocabulary lacks one of them.
+    """
+    _set_special(hf_tokenizer, "eos_token", options.tuning.text.eos_token)
+    _set_special(hf_tokenizer, "pad_token", options.tuning.text.pad_token)
+    bos_id = _set_special(hf_tokenizer, "bos_token", options.tuning.text.bos_token)
+    return Tokenizer(hf_tokenizer, bos_id=bos_id)
+
+
+def chat_template(
     options: ModelOptions, hf_tokenizer: HfTokenizer, defaults: Mapping[str, Any]
-) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
-    """Do the rest of `load_tokenizer` for a tokenizer that was read before."""
-    return _finished(options, hf_tokenizer, defaults, None)
+) -> ChatTemplate:
+    """Return the template of a tokenizer, or that of the options.
+
+    Raises:
+        LoadError: That of the options does not exist.
+    """
+    override, writes_tools = options.tuning.text.chat_template, options.tuning.text.write_tools
+    if override is None:
+        if is_jinja(hf_tokenizer, defaults):
+            return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
+        # Code from mlx-lm, or from a checkpoint that the load trusts to run here.
+        renderer = make_renderer(hf_tokenizer, defaults)
+        writes_tools = writes_tools and renderer is not None
+        return ChatTemplate(renderer, template_text(hf_tokenizer), writes_tools=writes_tools)
+    source = _template_source(override, options.models_dir)
+    hf_tokenizer.chat_template = source
+    return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
 
 
 def _finished(
@@ -76,13 +102,11 @@ def _finished(
     defaults: Mapping[str, Any],
     template: ChatTemplate | None,
 ) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
-    tuning = options.tuning
-    eos_ids = {hf_tokenizer.eos_token_id, *defaults.get("eos_token_ids", ())}
-    eos_ids.add(_set_special(hf_tokenizer, "eos_token", tuning.text.eos_token))
-    _set_special(hf_tokenizer, "pad_token", tuning.text.pad_token)
-    bos_id = _set_special(hf_tokenizer, "bos_token", tuning.text.bos_token)
-    template = template or _chat_template(options, hf_tokenizer, defaults)
-    return Tokenizer(hf_tokenizer, bos_id=bos_id), template, frozenset(eos_ids - {None})
+    own_eos_id = hf_tokenizer.eos_token_id
+    tokenizer = named(options, hf_tokenizer)
+    eos_ids = {own_eos_id, hf_tokenizer.eos_token_id, *defaults.get("eos_token_ids", ())}
+    template = template or chat_template(options, hf_tokenizer, defaults)
+    return tokenizer, template, frozenset(eos_ids - {None})
 
 
 def _tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
@@ -133,22 +157,6 @@ def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int 
         raise LoadError(f"{role}: {text!r} is not a token of this model")
     setattr(hf_tokenizer, role, text)
     return token_id
-
-
-def _chat_template(
-    options: ModelOptions, hf_tokenizer: HfTokenizer, defaults: Mapping[str, Any]
-) -> ChatTemplate:
-    override, writes_tools = options.tuning.text.chat_template, options.tuning.text.write_tools
-    if override is None:
-        if is_jinja(hf_tokenizer, defaults):
-            return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
-        # Code from mlx-lm, or from a checkpoint that the load trusts to run here.
-        renderer = make_renderer(hf_tokenizer, defaults)
-        writes_tools = writes_tools and renderer is not None
-        return ChatTemplate(renderer, template_text(hf_tokenizer), writes_tools=writes_tools)
-    source = _template_source(override, options.models_dir)
-    hf_tokenizer.chat_template = source
-    return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
 
 
 def _template_source(option: str, models_dir: Path | None) -> str:

@@ -28,9 +28,6 @@ class Tokenizer:
         special_ids: Ids whose text is markup for the model, not for a reader.
         special_texts: The same ids, with their texts.
         added_texts: Texts of all added tokens by id, special or not.
-        pieces: Token id to bytes, or `None` if only `decode` can tell.
-        trims_leading_space: Whether decoding drops one space at the start of a text.
-        longest_piece_bytes: Maximum number of bytes per token.
     """
 
     def __init__(self, hf_tokenizer: HfTokenizer, *, bos_id: int | None = None) -> None:
@@ -54,12 +51,28 @@ class Tokenizer:
             for text, token_id in self.vocabulary.items()
             if token_id in self.special_ids
         }
-        table = _piece_table(hf_tokenizer, self.vocabulary)
-        self.pieces = table.pieces if table else None
-        self.trims_leading_space = table is not None and table.trims_leading_space
-        pieces = self.pieces or [token.encode() for token in self.vocabulary]
-        self.longest_piece_bytes = max(map(len, pieces), default=0)
         self._prefix = list(self.added_ids[0]) if bos_id is None else [bos_id]
+
+    @property
+    def pieces(self) -> Sequence[bytes] | None:
+        """Token id to bytes, or `None` if only `decode` can tell."""
+        return self._table.pieces if self._table else None
+
+    @property
+    def trims_leading_space(self) -> bool:
+        """Whether decoding drops one space at the start of a text."""
+        return self._table is not None and self._table.trims_leading_space
+
+    @cached_property
+    def longest_piece_bytes(self) -> int:
+        """Maximum number of bytes per token."""
+        pieces = self.pieces or [token.encode() for token in self.vocabulary]
+        return max(map(len, pieces), default=0)
+
+    @cached_property
+    def _table(self) -> PieceTable | None:
+        """Read on first use: 260,000 tokens take a second, and engines may never need it."""
+        return _piece_table(self._hf, self.vocabulary)
 
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
         """Return the token ids of `text`; markers in it become special tokens.
