@@ -81,17 +81,18 @@ class ThreadChoice:
         is_telling = len(self._tried) >= _TELLING_STEPS and tried > _TELLING_FACTOR * usual
         if len(self._tried) < TRIED_STEPS and not is_telling:
             return
-        if self.count > self._base:
-            is_better = usual >= LEAST_GAIN * tried
-        else:
-            is_better = tried < LEAST_KEPT_GAIN * usual
-        if is_better:
+        if self._is_better(usual, tried):
             self._base, self._rest = self.count, FIRST_REST
             log.info("threads for each matrix product: %d of at most %d", self._base, self._most)
         else:
             self._rest = min(2 * self._rest, LONGEST_REST)
         self._left = self._rest
         self._begin_with(self._rows)
+
+    def _is_better(self, usual: float, tried: float) -> bool:
+        """Tell whether the tried number is to be kept, by the seconds of steps."""
+        is_more = self.count > self._base
+        return usual >= LEAST_GAIN * tried if is_more else tried < LEAST_KEPT_GAIN * usual
 
 
 class ProductThreads:

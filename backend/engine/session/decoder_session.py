@@ -161,8 +161,6 @@ class DecoderSession:
         """
         self._resize()
         self._begin_examination()
-        if not self._parts.background.has_begun:
-            self._parts.adoption.refer()
         if not self.is_idle or self._parts.scheduler.waiting_count:
             self._turns.run(pace or self.pace())
             self._active_at = time.monotonic()
@@ -206,8 +204,13 @@ class DecoderSession:
             mx.clear_cache()
 
     def _begin_examination(self) -> None:
-        """Begin with the trials that are open after a request, or when others wait for them."""
+        """Begin with the trials that are open after a request, or when others wait for them.
+
+        What they found about stored prefixes may be due as well.
+        """
         parts = self._parts
+        if not parts.background.has_begun:
+            parts.adoption.refer()
         if not parts.examination.is_pending:
             return
         is_over = parts.scheduler.is_idle and self._examines

@@ -66,14 +66,13 @@ class FindingsStore:
         What a process has begun to try, and may have ended it, is not written.
         """
         with self._lock:
-            path = self._path
-            if path is None or not self._is_writable:
+            if self._path is None or not self._is_writable:
                 return
             settled = {key: each for key, each in self._known.items() if not each.begun}
             others = [each for each in self._read(logging.DEBUG).items() if each[0] not in settled]
             latest = [*others, *settled.items()][-MAX_MODELS:]
             try:
-                _replace(path, encoded(latest))
+                _replace(self._path, encoded(latest))
             except OSError as error:
                 self._is_writable = False
                 log.warning("what loads found of models is not kept: %s", error)
@@ -101,12 +100,10 @@ def _own_content(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            raise ValueError("it is no regular file of at most a megabyte")
         if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
             raise ValueError("others may have written it")
-        if status.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"it has {status.st_size} bytes")
         return file.read(MAX_FILE_BYTES)
 
 
