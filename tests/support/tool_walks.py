@@ -42,15 +42,28 @@ def is_whole(compiled, text, vocabulary):
     return all(map(matcher.consume, tokens_of(text, vocabulary))) and matcher.is_accepting
 
 
-def walk(compiled, vocabulary: TinyVocabulary, random: Random, *, prefix="", max_steps=600):
+def is_next(matcher, tokens):
+    """Tell whether all of these tokens may come next."""
+    return matcher._matcher.validate_tokens(tokens) == len(tokens)
+
+
+def walk(
+    compiled, vocabulary: TinyVocabulary, random: Random, *, prefix="", tails=(), max_steps=600
+):
     """Return a random reply that begins with the prefix, or nothing if it did not end in time.
 
-    Tokens are drawn from markers, from what leads to an end, or from all that may come.
+    Tokens are drawn from markers, from what leads to an end, or from all that may come. Now and
+    then a whole text of the tails is taken, which ends a value.
     """
+    known = [tokens_of(tail, vocabulary) for tail in tails]
     matcher, text = compiled.matcher(), prefix.encode()
     assert all(map(matcher.consume, tokens_of(prefix, vocabulary)))
     row = np.zeros(vocabulary.mask_words, np.int32)
     for _ in range(max_steps):
+        tail = random.choice(known or [[]])
+        if tail and not random.randrange(8) and is_next(matcher, tail):
+            assert all(map(matcher.consume, tail))
+            text += b"".join(vocabulary.pieces[token] for token in tail)
         matcher.fill_mask(row)
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
         marks = [token for token in allowed if END <= token <= END + len(vocabulary.markers)]

@@ -20,7 +20,13 @@ from backend.sampling.grammar.vocabulary import Vocabulary
 # llguidance needs some 5 KB of stack per level of references; other threads may have little.
 _STACK_BYTES = 64 << 20
 # Grammars split into characters need more items than the defaults; no step takes over 0.2 s.
-_LIMITS = LLParserLimits(max_items_in_row=20_000, step_max_items=1_000_000, verbose_errors=False)
+# A step may build many states of the lexer at the beginning of a raw value; it takes milliseconds.
+_LIMITS = LLParserLimits(
+    max_items_in_row=20_000,
+    step_max_items=1_000_000,
+    step_lexer_fuel=2_000_000,
+    verbose_errors=False,
+)
 # A schema too, and not a rule of a grammar.
 _BOOLEANS = ("true", "false")
 _stack_lock = threading.Lock()

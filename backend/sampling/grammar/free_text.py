@@ -58,7 +58,13 @@ def other_token(ends: Iterable[str], writer: GrammarWriter) -> str:
     }
     vocabulary = writer.vocabulary
     others = {*vocabulary.markers.values()} - vocabulary.eos_ids - firsts
-    return f"<[{','.join(_ranges(others))}]>" if others else ""
+    return tokens_expression(others)
+
+
+def tokens_expression(tokens: Iterable[int]) -> str:
+    """Return the expression of any one of these tokens; empty without any."""
+    ranges = ",".join(_ranges(tokens))
+    return f"<[{ranges}]>" if ranges else ""
 
 
 def _characters(ends: Iterable[str], never_first: str) -> str:

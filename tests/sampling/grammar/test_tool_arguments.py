@@ -80,8 +80,14 @@ CASES = {
     "raw string": (
         "qwen3_coder_xml",
         STRING,
-        ["", "milk", "null", "12", '"quoted"', "a\n\n</b> <parameter\n", "\n", "</parameter"],
-        ["</parameter>", "x\n</parameter>\n<parameter=b>\nx", "</function>", "</tool_call>"],
+        [
+            *("", "milk", "null", "12", '"quoted"', "a\n\n</b> <parameter\n", "\n", "</parameter"),
+            *("</function>", "</tool_call>", "</parameter> x", "x\n</parameter>\ny"),
+        ],
+        [
+            *("</parameter>", "x\n</parameter>\n<parameter=b>\nx", "x</parameter></function>"),
+            *("x\n<parameter=b>\n", "</function>\n</tool_call>"),
+        ],
     ),
     "raw string of a length": (
         "glm4",
@@ -137,7 +143,7 @@ CASES = {
         "glm4",
         NESTED,
         ['{"n": 1, "s": "</b> <c"}'],
-        ['{"s": "</arg_value>"}', '{"s": "<arg_key>"}', "{'s': 1}", "s"],
+        ['{"s": "</arg_value>"}', '{"s": "</tool_call>"}', "{'s': 1}", "s"],
     ),
     "raw of any kind": ("glm4", {}, ["anything", '{"x": 1}', "12", ""], ["</arg_value>"]),
     "raw map": (
@@ -149,8 +155,8 @@ CASES = {
     "raw markup": (
         "minicpm5",
         STRING,
-        ["milk", "<![CDATA[<b> & ]] > \n</param>]]>", "a\nb"],
-        ["a < b", "a & b", "<![CDATA[]]>]]>"],
+        ["milk", "<![CDATA[<b> & ]] > \n</param>]]>", "a\nb", "<![CDATA[]]>]]>"],
+        ["a < b", "a & b", "<![CDATA[]]></param></function>]]>", "<![CDATA[]]></param>]]>"],
     ),
     "quoted string": (
         "gemma4",

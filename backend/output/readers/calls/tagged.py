@@ -263,7 +263,7 @@ class TaggedReader(TagLookahead):
 
     def _candidates(self) -> re.Pattern[str]:
         dialect = self._dialect
-        ends = (dialect.call_end, dialect.parameter_begin) if self._may_lack_end else ()
+        ends = (dialect.call_ends[0], dialect.parameter_begin) if self._may_lack_end else ()
         return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
 
     def _next_parameter_at(self, position: int, *, is_bare: bool = False) -> int:

@@ -17,14 +17,13 @@ class TaggedDialect:
     Attributes:
         call: The beginning of a call, up to its arguments.
         call_begin: The text that begins every call.
-        call_end: The end of a call.
+        call_ends: Texts that end a call, the correct one first.
         parameter: The beginning of an argument, up to the first character of its value.
         parameter_begin: The text that begins every argument.
         value_begin: The tag before a value, if it differs from the argument's.
         parameter_end: The end of an argument; `ELEMENT_NAME` represents the name of its tag.
         block_ends: Texts that end a block of calls, in formats with blocks.
         other_parameter_ends: Texts that models mistakenly write for the end of an argument.
-        other_call_ends: Texts that they mistakenly write for the end of a call.
         pads_values: Whether newlines around a value belong to the tags.
         verbatim: Optional marks around a value; text between them contains no tags.
         requires_ends: Whether a parameter must have its end, because values may contain tags that
@@ -37,14 +36,13 @@ class TaggedDialect:
 
     call: Pattern
     call_begin: str
-    call_end: str
+    call_ends: tuple[str, ...]
     parameter: Pattern
     parameter_begin: str
     parameter_end: str
     value_begin: str = ""
     block_ends: tuple[str, ...] = ()
     other_parameter_ends: tuple[str, ...] = ()
-    other_call_ends: tuple[str, ...] = ()
     pads_values: bool = False
     verbatim: tuple[str, str] = ("", "")
     requires_ends: bool = False
@@ -57,8 +55,3 @@ class TaggedDialect:
         """Tell whether a text is a prefix of a text that ends a call."""
         ends = (*self.call_ends, *self.block_ends, self.json_end)
         return any(end.startswith(rest) for end in ends)
-
-    @property
-    def call_ends(self) -> tuple[str, ...]:
-        """Texts that end a call, the correct one first."""
-        return (self.call_end, *self.other_call_ends)

@@ -1,10 +1,10 @@
 """The shapes of calls in tags."""
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
+from backend.formats.closing import ATTRIBUTE_BEGIN, TagEnds
 from backend.formats.dialects import Reading, Tags
 from backend.formats.template import (
     ARGUMENTS,
@@ -35,28 +35,27 @@ from backend.output.readers.values.schema import NOT_A_STRING, STRING, JsonTypes
 from backend.output.readers.values.typed_value import ValueWriter
 
 _QUOTE = maybe(Piece("[\"']", "[\"']?"))
-_ATTRIBUTE_BEGIN = '="'
 _WORD = any_of(r"[^\s<{]", group="name")
 _KEY = any_of("[^<>\"'\n]", group="name")
 
 
 def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
     """Return the tags of a dialect in the reader's form."""
-    call, call_end = split_at(dialect.call, ARGUMENTS)
+    call, _ = split_at(dialect.call, ARGUMENTS)
     begin, end = split_at(dialect.parameter, VALUE)
-    parameter_end = text_of(end).strip() if KEY not in end else ""
     object_begin, object_end = split_at(dialect.object, ARGUMENTS) if dialect.object else ((), ())
+    ends = TagEnds.of(reading, dialect)
+    value_end, *other_ends = ends.ends
     return TaggedDialect(
         call=_pattern(call, dialect),
         call_begin=text_of(call[:1]),
-        call_end=text_of(call_end).strip(),
+        call_ends=ends.call_ends,
         parameter=_pattern(begin, dialect),
         parameter_begin=text_of(begin[:1]),
-        value_begin=_value_begin(begin),
-        parameter_end=parameter_end or _element_end(end),
-        block_ends=tuple(dict.fromkeys(filter(None, (reading.end, *reading.other_ends)))),
-        other_parameter_ends=_without_mark(parameter_end),
-        other_call_ends=_other_ends(text_of(call_end).strip()),
+        value_begin=ends.value_begin,
+        parameter_end=value_end or _element_end(end),
+        block_ends=ends.block_ends,
+        other_parameter_ends=tuple(other_ends),
         pads_values=text_of(begin).endswith("\n") and text_of(end).startswith("\n"),
         verbatim=dialect.verbatim,
         requires_ends=dialect.requires_ends,
@@ -67,29 +66,11 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
     )
 
 
-def _value_begin(begin: Template) -> str:
-    """Return the tag directly before a value, in dialects with several before it."""
-    last = text_of(begin[-1:]).strip().removeprefix('"')
-    return last if last.startswith("<") else ""
-
-
-def _without_mark(tag: str) -> tuple[str, ...]:
-    """Return a closing tag without the mark before its word, a common mistake of models."""
-    plain = re.sub(r"\A</[^\w\s]\w+[^\w\s]\s?", "</", tag)
-    return () if plain == tag else (plain,)
-
-
-def _other_ends(tag: str) -> tuple[str, ...]:
-    """Return the parts of an end made of several tags, any of which may be missing."""
-    parts = re.split(r"(?<=>)(?=<)", tag) if tag.startswith("</") else []
-    return (*_without_mark(tag), *(parts if len(parts) > 1 else ()))
-
-
 def _pattern(head: Template, dialect: Tags) -> Pattern:
     """Return the pattern of an opening tag."""
     first, *rest = head
     start = str(first)
-    if start.endswith(_ATTRIBUTE_BEGIN):
+    if start.endswith(ATTRIBUTE_BEGIN):
         return _attribute_pattern(head, dialect)
     if start.endswith("="):
         tag_end = choice(fixed(">"), ahead("\n"))
@@ -101,12 +82,12 @@ def _pattern(head: Template, dialect: Tags) -> Pattern:
 
 def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
     """Return the pattern of a tag with attributes, in any order."""
-    start, _, name_key = str(head[0]).removesuffix(_ATTRIBUTE_BEGIN).rpartition(" ")
+    start, _, name_key = str(head[0]).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")
     *_, last = head
     kind_key = ""
     for before, part in pairwise(head):
         if part is Slot.TYPE:
-            kind_key = str(before).removesuffix(_ATTRIBUTE_BEGIN).rpartition(" ")[2]
+            kind_key = str(before).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")[2]
     marker = "" if dialect.mark else start[: start.rfind("<")]
     return Pattern(
         (

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
+from backend.formats.dialects import Messages, Reading
+from backend.formats.format import ToolFormat
 from backend.formats.grammar import Frame
-from backend.formats.template import Slot, Template
+from backend.formats.template import ARGUMENTS, Slot, Template, split_at
 from backend.sampling.grammar.tools.arguments import arguments_in
 from backend.sampling.grammar.tools.json_values import json_text
 from backend.sampling.grammar.tools.parameters import Parameters
+from backend.sampling.grammar.tools.site import CallSite
 from backend.sampling.grammar.tools.template import fill
 from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import (
-    Expression,
     GrammarWriter,
     Piece,
     alternatives,
@@ -32,7 +34,7 @@ class FramedCalls:
     def __init__(
         self,
         frame: Frame,
-        forbidden: tuple[str, ...],
+        tool_format: ToolFormat,
         tools: Sequence[Parameters],
         writer: GrammarWriter,
     ) -> None:
@@ -40,7 +42,7 @@ class FramedCalls:
 
         Args:
             frame: Texts around the calls.
-            forbidden: Texts that raw values do not contain.
+            tool_format: The model's format.
             tools: Parameters of the tools.
             writer: Collects the definitions.
 
@@ -49,9 +51,11 @@ class FramedCalls:
         """
         self.frame = frame
         self._writer = writer
-        self._call = frame.call or frame.dialect.call
+        call = frame.call or frame.dialect.call
+        self._call, after = split_at(call, ARGUMENTS)
+        site = call_site(frame, tool_format, after)
         self._arguments = [
-            (tool.tool, arguments_in(frame.dialect, forbidden, tool, writer)) for tool in tools
+            (tool.tool, arguments_in(frame.dialect, site, tool, writer)) for tool in tools
         ]
 
     def whole(self, least: int, most: int) -> str:
@@ -78,9 +82,22 @@ class FramedCalls:
             values: dict[Slot, Piece] = {
                 Slot.NAME: name,
                 Slot.QUOTED_NAME: json_text(name),
-                Slot.ARGUMENTS: Expression(arguments),
             }
-            yield sequence(fill(template, values, self._writer))
+            yield chain(sequence(fill(template, values, self._writer)), arguments)
+
+
+def call_site(frame: Frame, tool_format: ToolFormat, after: Template) -> CallSite:
+    """Return the surroundings of the arguments in a frame."""
+    around = tool_format.grammar and tool_format.grammar.around
+    if isinstance(around, Messages):
+        reading = around.calls or Reading(dialect=frame.dialect)
+        opener = next(iter(reading.openers), frame.opener)
+        return CallSite(reading, opener, after, tuple((token,) for token in around.tokens))
+    for reading in tool_format.readings:
+        is_opened = not reading.openers or frame.opener in reading.openers
+        if reading.dialect is frame.dialect and is_opened:
+            return CallSite(reading, frame.opener, after)
+    return CallSite(Reading(dialect=frame.dialect), frame.opener, after)
 
 
 def _without(opener: str, call: Template) -> Template:

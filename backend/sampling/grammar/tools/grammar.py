@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from backend.core.prompt import Tool
-from backend.formats.dialects import Dialect, Literals, Messages
+from backend.formats.dialects import Literals, Messages
 from backend.formats.format import ToolFormat
-from backend.formats.grammar import CallGrammar, Section
+from backend.formats.grammar import CallGrammar, Frame, Section
 from backend.sampling.grammar.free_text import FreeText
 from backend.sampling.grammar.lark import LarkGrammar
-from backend.sampling.grammar.tools.arguments import arguments_in
 from backend.sampling.grammar.tools.frame import FramedCalls, is_written
 from backend.sampling.grammar.tools.parameters import Parameters, PartError
 from backend.sampling.grammar.tools.rule import CallRule
@@ -65,18 +64,18 @@ def writable(tool_format: ToolFormat, parameters: Parameters, vocabulary: Vocabu
     Each part that it cannot express is left out, which at worst leaves an object of any arguments.
     """
     frames = tool_format.grammar.frames if tool_format.grammar else ()
-    for dialect in dict.fromkeys(frame.dialect for frame in frames):
-        while problem := _problem(dialect, tool_format.closers, parameters, vocabulary):
+    for frame in {frame.dialect: frame for frame in frames}.values():
+        while problem := _problem(frame, tool_format, parameters, vocabulary):
             parameters = parameters.without(problem.pointer, "cannot be held in this format")
     return parameters
 
 
 def _problem(
-    dialect: Dialect, closers: tuple[str, ...], parameters: Parameters, vocabulary: Vocabulary
+    frame: Frame, tool_format: ToolFormat, parameters: Parameters, vocabulary: Vocabulary
 ) -> PartError | None:
-    """Return the first part of a tool's schema that a dialect cannot express, if any."""
+    """Return the first part of a tool's schema that a frame cannot express, if any."""
     try:
-        arguments_in(dialect, closers, parameters, GrammarWriter("call", vocabulary))
+        FramedCalls(frame, tool_format, [parameters], GrammarWriter("call", vocabulary))
     except PartError as error:
         return error
     return None
@@ -99,9 +98,7 @@ class _ToolGrammar:
         self._format = tool_format
         self._around = grammar.around
         self._writer = GrammarWriter("call", vocabulary)
-        self._frames = [
-            FramedCalls(frame, tool_format.closers, tools, self._writer) for frame in frames
-        ]
+        self._frames = [FramedCalls(frame, tool_format, tools, self._writer) for frame in frames]
         self._least = rule.least
         self._most = rule.most if grammar.most_calls is None else min(rule.most, grammar.most_calls)
         self._has_text = rule.has_text

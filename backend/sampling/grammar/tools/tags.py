@@ -5,19 +5,21 @@ both, text that would be read as the other is refused.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from backend.formats.closing import Limits, TagEnds
 from backend.formats.dialects import Tags
-from backend.formats.template import ARGUMENTS, KEY, TYPE, VALUE, split_at, text_of
+from backend.formats.template import KEY, MAYBE_LINE, TYPE, VALUE, Template, split_at, text_of
 from backend.sampling.grammar.schema.patterns import PatternError, string_terminals
 from backend.sampling.grammar.tools.json_values import json_part, json_text
 from backend.sampling.grammar.tools.kinds import Kind, Property, arguments, kinds, properties
 from backend.sampling.grammar.tools.parameters import Parameters
+from backend.sampling.grammar.tools.raw_text import Ending, RawText
+from backend.sampling.grammar.tools.site import CallSite
 from backend.sampling.grammar.tools.template import fill
 from backend.sampling.grammar.writer import (
-    Expression,
     GrammarWriter,
-    Piece,
     alternatives,
     chain,
     escaped,
@@ -45,21 +47,88 @@ _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 
 
 def tagged_arguments(
-    dialect: Tags, forbidden: tuple[str, ...], parameters: Parameters, writer: GrammarWriter
+    dialect: Tags, site: CallSite, parameters: Parameters, writer: GrammarWriter
 ) -> str:
-    """Return the expression of a tool's arguments in tags.
-
-    Values contain neither the forbidden texts nor the tags of arguments and calls.
+    """Return the expression of a tool's arguments in tags, and of what follows them.
 
     Raises:
         PartError: A parameter cannot be enforced.
     """
-    texts = _forbidden(dialect, forbidden)
-    found = [properties(kind, parameters) for kind in arguments(parameters)]
     return alternatives(
-        chain(*(_Argument(item, dialect, texts, parameters, writer).write() for item in items))
-        for items in found
+        _Arguments(kind, dialect, site, parameters, writer).write()
+        for kind in arguments(parameters)
     )
+
+
+class _Arguments:
+    """Writes the expressions of the arguments of a call.
+
+    The end of a value is written together with the beginning of what follows it: only there are
+    readers certain of it.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        dialect: Tags,
+        site: CallSite,
+        parameters: Parameters,
+        writer: GrammarWriter,
+    ) -> None:
+        self._items = properties(kind, parameters)
+        self._dialect = dialect
+        self._site = site
+        self._ends = TagEnds.of(site.reading, dialect)
+        limits = self._ends.limits(dialect, site.opener)
+        self._limits = replace(limits, inside=(*limits.inside, *site.foreign))
+        (start, *begin), end = split_at(dialect.parameter, VALUE)
+        self._start, self._begin, self._end = str(start), tuple(begin), text_of(end)
+        self._lines = ("", "\n") if MAYBE_LINE in end else ("",)
+        self._parameters = parameters
+        self._writer = writer
+        self._written_from: dict[int, str] = {}
+
+    def write(self) -> str:
+        if self._dialect.mark:
+            return chain(*map(self._element, self._items), self._written(self._site.after))
+        ways = [chain(self._written((self._start,)), self._started(0))] if self._items else []
+        if not any(item.is_required for item in self._items):
+            ways.append(self._written(self._site.after))
+        return alternatives(ways)
+
+    def _element(self, item: Property) -> str:
+        """Return the expression of an argument that no other text looks like."""
+        argument = _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
+        return repeated(self._writer.rule(argument.element()), int(item.is_required), 1)
+
+    def _started(self, index: int) -> str:
+        """Return the expression of arguments from one on, after the beginning of their first."""
+        if index not in self._written_from:
+            item = self._items[index]
+            argument = _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
+            ways = [argument.write(self._begin, self._ending(index))]
+            if index + 1 < len(self._items) and not item.is_required:
+                ways.append(self._started(index + 1))
+            self._written_from[index] = self._writer.rule(alternatives(ways))
+        return self._written_from[index]
+
+    def _ending(self, index: int) -> Ending:
+        """Return what follows the value of an argument."""
+        begin, mark, end = self._end.partition(self._ends.ends[0])
+        first, *others = self._writer.pieces(begin + mark)
+        ways = []
+        for line in self._lines:
+            if index + 1 < len(self._items):
+                text = sequence([*others, *self._writer.pieces(end + line + self._start)])
+                ways.append(chain(text, self._started(index + 1)))
+            if not any(item.is_required for item in self._items[index + 1 :]):
+                after, *rest = self._site.after
+                text = sequence([*others, *self._writer.pieces(f"{end}{line}{after}")])
+                ways.append(chain(text, self._written(tuple(rest))))
+        return Ending(first, self._writer.rule(alternatives(ways)))
+
+    def _written(self, template: Template) -> str:
+        return sequence(fill(template, {}, self._writer))
 
 
 class _Argument:
@@ -69,37 +138,42 @@ class _Argument:
         self,
         item: Property,
         dialect: Tags,
-        forbidden: tuple[str, ...],
+        limits: Limits,
         parameters: Parameters,
         writer: GrammarWriter,
     ) -> None:
         self._item = item
         self._dialect = dialect
-        self._forbidden = forbidden
-        self._begin, end = split_at(dialect.parameter, VALUE)
+        self._limits = limits
         self._parameters = parameters
         self._writer = writer
         self._kinds = kinds(item.pointer, item.schema, parameters)
         self._types = frozenset[str]().union(*(kind.types for kind in self._kinds))
-        self._end = list(fill(end, {KEY: item.name}, writer))
 
-    def write(self) -> str:
-        whole = alternatives(self._ways())
-        return repeated(self._writer.rule(whole), int(self._item.is_required), 1)
+    def element(self) -> str:
+        """Return the expression of the whole argument."""
+        begin, end = split_at(self._dialect.parameter, VALUE)
+        first, *others = fill(end, {KEY: self._item.name}, self._writer)
+        return self.write(begin, Ending(first, sequence(others)))
 
-    def _ways(self) -> Iterator[str]:
+    def write(self, begin: Template, ending: Ending) -> str:
+        """Return the expression of the argument from a part of its beginning to what follows."""
+        return self._writer.rule(alternatives(self._ways(begin, ending)))
+
+    def _ways(self, begin: Template, ending: Ending) -> Iterator[str]:
         """Yield the expressions of the argument as text and as JSON."""
         texts = [kind for kind in self._kinds if kind.is_text]
         others = [kind for kind in self._kinds if not kind.is_text]
         if texts and not self._dialect.types:
-            # Values that a text could begin with must be in the same terminal.
+            # Values that a text could be taken for are constants beside it.
             texts += [kind for kind in others if self._constants(kind)]
             others = [kind for kind in others if not self._constants(kind)]
         if texts:
-            yield self._tagged("string", self._spelled(texts))
+            yield chain(self._tagged(begin, "string"), self._spelled(texts, ending))
         for name, kinds_of_type in self._by_type(others).items():
             value = self._nested if self._dialect.mark else self._json
-            yield self._tagged(name, [Expression(value(kinds_of_type)), *self._end])
+            end = chain(sequence([ending.first]), ending.rest)
+            yield chain(self._tagged(begin, name), value(kinds_of_type), end)
 
     def _by_type(self, others: list[Kind]) -> dict[str, list[Kind]]:
         """Return the kinds grouped by the type names that tags can state."""
@@ -110,9 +184,9 @@ class _Argument:
             group.append(kind)
         return dict(found.values())
 
-    def _tagged(self, type_name: str, value: list[Piece]) -> str:
+    def _tagged(self, begin: Template, type_name: str) -> str:
         values = {KEY: self._item.name, TYPE: self._dialect.types.get(type_name, "")}
-        return sequence([*fill(self._begin, values, self._writer), *value])
+        return sequence(fill(begin, values, self._writer))
 
     def _nested(self, others: list[Kind]) -> str:
         """Return the expression of values whose objects and arrays are nested elements."""
@@ -144,40 +218,52 @@ class _Argument:
         return chain(*map(self._argument, properties(kind, self._parameters)))
 
     def _argument(self, item: Property) -> str:
-        inner = _Argument(item, self._dialect, self._forbidden, self._parameters, self._writer)
-        return inner.write()
+        inner = _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
+        return repeated(self._writer.rule(inner.element()), int(item.is_required), 1)
 
     def _json(self, others: list[Kind]) -> str:
         """Return the expression of values that are not text."""
-        forbidden = tuple(dict.fromkeys(map(_one_tag, self._forbidden)))
         schema = self._json_schema(others)
-        return self._writer.rule(json_part(schema, self._parameters, forbidden))
+        return self._writer.rule(json_part(schema, self._parameters, self._limits.tags))
 
     def _json_schema(self, others: list[Kind]) -> dict[str, object]:
         if len(others) == len(self._kinds) and isinstance(self._item.schema, dict):
             return dict(self._item.schema)
         return {"anyOf": [dict(kind.schema) for kind in others]}
 
-    def _spelled(self, texts: list[Kind]) -> list[Piece]:
-        """Return the texts and their end, as far as one terminal spells it out."""
-        first, *rest = self._end
-        closer = quoted(first) if isinstance(first, str) else ""
-        rest = rest if closer else self._end
-        bodies = alternatives(body for kind in texts for body in self._bodies(kind))
-        return [Expression(self._writer.terminal(chain(bodies, closer))), *rest]
+    def _spelled(self, texts: list[Kind], ending: Ending) -> str:
+        """Return the expression of texts and what follows them."""
+        constants = [text for kind in texts for text in self._constants(kind) or ()]
+        ways = [self._constant_texts(texts, ending)] if constants else []
+        for kind in texts:
+            if not self._constants(kind):
+                ways += self._free(kind, ending)
+        return alternatives(ways)
 
-    def _bodies(self, kind: Kind) -> Iterator[str]:
-        """Yield the terminals of a kind of text, or of a value that is not text."""
-        constants = self._constants(kind)
-        if constants:
-            yield from (self._constant(text, kind) for text in constants)
-            return
+    def _constant_texts(self, texts: list[Kind], ending: Ending) -> str:
+        spelled = alternatives(
+            self._constant(text, kind) for kind in texts for text in self._constants(kind)
+        )
+        return ending.after(spelled, self._writer)
+
+    def _free(self, kind: Kind, ending: Ending) -> Iterator[str]:
+        """Yield the expressions of a kind of text that has no end of values."""
         conditions = list(self._conditions(kind))
         begin, end = self._dialect.verbatim
         if begin:
-            yield f"{quoted(begin)} ({_all_of(conditions, [_has(end)])}) {quoted(end)}"
+            is_text = isinstance(ending.first, str)
+            rest = ending.rest if is_text else chain(sequence([ending.first]), ending.rest)
+            marked = Ending(end + str(ending.first) if is_text else end, rest)
+            yield chain(quoted(begin), self._raw(conditions).before(marked))
             conditions.append(f"~/(?s:.*)[{escaped(self._dialect.special)}](?s:.*)/")
-        yield f"({_all_of(conditions, [_has(*self._forbidden)])})"
+        yield self._raw(conditions).before(ending)
+
+    def _raw(self, conditions: Sequence[str]) -> RawText:
+        looks = tuple(map(_LOOKS.__getitem__, self._other_looks()))
+        key = ("raw text", self._limits, tuple(conditions), looks)
+        return self._writer.once(
+            key, lambda: RawText(self._limits, self._writer, conditions=conditions, looks=looks)
+        )
 
     def _conditions(self, kind: Kind) -> Iterator[str]:
         """Yield terminals that a string must all match."""
@@ -185,7 +271,6 @@ class _Argument:
             raise self._parameters.error(
                 f"{kind.pointer}/{keyword}", "cannot be enforced for a string in this format"
             )
-        yield from (f"~/{_LOOKS[other]}/" for other in self._other_looks())
         try:
             yield from string_terminals(kind.schema)
         except PatternError as error:
@@ -209,34 +294,7 @@ class _Argument:
             if look := next(looks, ""):
                 raise self._parameters.error(kind.pointer, f"{text!r} would be read as {look}")
         begin, end = self._dialect.verbatim if {*self._dialect.special} & {*text} else ("", "")
-        if found := next((t for t in self._forbidden_before(end) if t in text), ""):
+        is_plain = bool(self._dialect.verbatim[0]) and not begin
+        if not is_plain and (found := self._limits.found_in(text)):
             raise self._parameters.error(kind.pointer, f"a value contains {found!r}")
         return quoted(begin + text + end) or '""'
-
-    def _forbidden_before(self, end: str) -> tuple[str, ...]:
-        return (end,) if end else self._forbidden
-
-
-def _forbidden(dialect: Tags, others: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts that a reader could mistake for the end of a value."""
-    if dialect.mark:
-        return (dialect.mark,)
-    begin, end = split_at(dialect.parameter, VALUE)
-    _, call_end = split_at(dialect.call, ARGUMENTS)
-    tags = (text_of(end).strip(), str(begin[0]).partition(" name=")[0], text_of(call_end).strip())
-    return tuple(dict.fromkeys((*tags, *others)))
-
-
-def _one_tag(text: str) -> str:
-    """Return the part of a text that starts with its only "<"."""
-    begin = text.index("<")
-    end = text.find("<", begin + 1)
-    return text[begin:] if end < 0 else text[begin:end]
-
-
-def _has(*texts: str) -> str:
-    return f"/(?s:.*)({'|'.join(map(escaped, texts))})(?s:.*)/"
-
-
-def _all_of(conditions: list[str], refused: list[str]) -> str:
-    return " & ".join(["/(?s:.)*/", *conditions, *(f"~{terminal}" for terminal in refused)])

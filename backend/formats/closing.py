@@ -1,0 +1,223 @@
+"""Where a value without escapes ends: one rule for readers and grammars.
+
+A value may contain its own end. An end counts only where structure follows, after whitespace. In
+tags that is the tag of another argument, the end of the call or of its block, or the next call; a
+doubled end is one. Where models forget ends, a value also ends before an argument that is declared
+and not yet given, and before the end of a call that something confirms. After a quote it is the
+key of another argument, or the end of the call; inside brackets a comma or the bracket.
+
+Readers apply the rule to text that is still growing, and look closer at what follows. Grammars
+refuse a value with a sequence in it that may end it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from backend.formats.dialects import Literals, Reading, Tags
+from backend.formats.template import (
+    ARGUMENTS,
+    KEY,
+    VALUE,
+    Characters,
+    Template,
+    split_at,
+    text_of,
+)
+
+ATTRIBUTE_BEGIN = '="'
+
+_SPACE_CHARS = r"[\s\x1C-\x1F]"
+_GAP, _SPACE = Characters(f"{_SPACE_CHARS}*"), Characters(_SPACE_CHARS)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a value cannot contain, because readers could not tell it from structure.
+
+    The parts of each sequence are fixed texts and `Characters`.
+
+    Attributes:
+        inside: Sequences that do not occur in a value.
+        first: Sequences that it does not begin with.
+        last: Sequences that it does not end with.
+        markers_decide: Whether the first token after `Characters` in a sequence inside is enough,
+            whatever follows: such tokens are rare in text.
+        tags: Tags that strings in JSON do not contain; each has one "<", at its beginning.
+    """
+
+    inside: tuple[Template, ...] = ()
+    first: tuple[Template, ...] = ()
+    last: tuple[Template, ...] = ()
+    markers_decide: bool = False
+    tags: tuple[str, ...] = ()
+
+    def found_in(self, text: str) -> str:
+        """Return the first part of a text that it cannot contain, or an empty string."""
+        for sequences, form in ((self.inside, "{}"), (self.first, r"\A{}"), (self.last, r"{}\Z")):
+            for sequence in sequences:
+                if found := re.search(form.format(_regex(sequence)), text):
+                    return found[0]
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagEnds:
+    """The texts that decide where a value in tags ends.
+
+    Attributes:
+        ends: The end of a value, and other texts that models write for it.
+        call_ends: The same for the end of a call.
+        block_ends: Texts that end a block of calls, in formats with blocks.
+        begins: Beginnings of arguments, each up to the place of the key.
+        calls: Beginnings of calls, each up to the place of the name.
+        key_end: The tag after a key, if there is one.
+        value_begin: The tag before a value, if it differs from the argument's.
+    """
+
+    ends: tuple[str, ...]
+    call_ends: tuple[str, ...]
+    block_ends: tuple[str, ...]
+    begins: tuple[Template, ...]
+    calls: tuple[Template, ...]
+    key_end: str
+    value_begin: str
+
+    @classmethod
+    def of(cls, reading: Reading, tags: Tags) -> "TagEnds":
+        """Return the texts of a dialect; an end named after its argument is not among them."""
+        begin, end = split_at(tags.parameter, VALUE)
+        call, call_end = split_at(tags.call, ARGUMENTS)
+        value_end, last_end = "" if KEY in end else text_of(end).strip(), text_of(call_end).strip()
+        return cls(
+            ends=(value_end, *_without_mark(value_end)),
+            call_ends=(last_end, *_other_ends(last_end)),
+            block_ends=tuple(dict.fromkeys(filter(None, (reading.end, *reading.other_ends)))),
+            begins=(_tag_start(begin),),
+            calls=tuple(dict.fromkeys((_tag_start(call), _last_tag(_tag_start(call))))),
+            key_end=_key_end(begin),
+            value_begin=_value_begin(begin),
+        )
+
+    def limits(self, tags: Tags, opener: str) -> Limits:
+        """Return what a value in calls after an opener cannot contain."""
+        if tags.mark:
+            return Limits(inside=((tags.mark,),), tags=(_one_tag(tags.mark),))
+        marks, (begin, end) = self.ends, tags.verbatim
+        if begin:
+            marks = (end + marks[0],)
+        others = (*self.call_ends, *self.block_ends)
+        follows = (*self.begins, *self.calls, *((text,) for text in others))
+        inside = [(mark, _GAP, *follow) for mark in marks for follow in follows]
+        if not (begin or tags.requires_ends):
+            inside += [*self._bare_ends(tags, opener), *self._bare_begins()]
+        return Limits(
+            inside=tuple(inside),
+            first=((self.value_begin,),) if self.value_begin else (),
+            last=tuple((mark, _GAP) for mark in marks),
+            markers_decide=True,
+            tags=tuple(dict.fromkeys(map(_one_tag, self._all_tags()))),
+        )
+
+    def _all_tags(self) -> Iterator[str]:
+        yield from (*self.ends, *self.call_ends, *self.block_ends)
+        yield from (str(begin[0]) for begin in self.begins)
+
+    def _bare_ends(self, tags: Tags, opener: str) -> Iterator[Template]:
+        """Yield the ends of a call that may follow a value without its end."""
+        follows: tuple[Template, ...] = ((opener,),)
+        if not text_of(tags.call[:1]).startswith(opener):
+            follows = (*follows, *self.calls, *((end,) for end in self.block_ends))
+        yield from ((end, _GAP, *follow) for end in self.call_ends for follow in follows)
+
+    def _bare_begins(self) -> Iterator[Template]:
+        """Yield the beginnings of arguments that may follow such a value."""
+        key = Characters(r"[^<>\n]+")
+        for begin in self.begins:
+            if self.value_begin:
+                yield (*begin, key, self.key_end)
+                yield (*begin, key, self.value_begin)
+            else:
+                yield (f"\n{begin[0]}", *begin[1:])
+
+
+def quote_limits(literals: Literals, reading: Reading, opener: str) -> Limits:
+    """Return what a text in the format's own quotes cannot contain, as the value of an argument."""
+    call, call_end = split_at(literals.call, ARGUMENTS)
+    assign = text_of(split_at(literals.argument, KEY)[1]).strip()
+    quote, end = literals.quotes[0], text_of(call_end)
+    key = Characters(r"[^\s\x1C-\x1F:,<>\x22{}\[\]]+")
+    comma = (quote, _GAP, ",", _GAP)
+    last = (quote, _GAP, end, _GAP)
+    marks = (Characters(r"\x22?"), quote)
+    keys = [(*comma, mark, key, after, _GAP, assign) for mark in marks for after in marks]
+    ends = [(*last, text) for text in ("]", reading.end, opener, text_of(call[:1]))]
+    calls = [(*last, ",", _GAP, text) for text in ("]", reading.end, opener, text_of(call[:1]))]
+    return Limits((*keys, *ends, *calls, (*comma, end)), first=((quote,),), last=((quote,),))
+
+
+def bracket_limits(literals: Literals, bracket: str) -> Limits:
+    """Return what a text in the format's own quotes cannot contain inside brackets."""
+    quote = literals.quotes[0]
+    inside = tuple((quote, _GAP, text) for text in (",", bracket))
+    return Limits(inside, first=((quote,),), last=((quote,),))
+
+
+def literal(text: str) -> str:
+    """Return a text as a regular expression, in syntax common to Python and llguidance."""
+    return "".join(map(_literal_char, text))
+
+
+def _literal_char(char: str) -> str:
+    return f"\\x{ord(char):02X}" if char.isascii() and not char.isalnum() else char
+
+
+def _regex(sequence: Template) -> str:
+    return "".join(
+        part.pattern if isinstance(part, Characters) else literal(str(part)) for part in sequence
+    )
+
+
+def _one_tag(text: str) -> str:
+    """Return the part of a text that starts with its only "<"."""
+    begin = text.index("<")
+    end = text.find("<", begin + 1)
+    return text[begin:] if end < 0 else text[begin:end]
+
+
+def _tag_start(head: Template) -> Template:
+    """Return the beginning of a tag up to the place of the name, which may be an attribute."""
+    start = str(head[0])
+    if start.endswith(ATTRIBUTE_BEGIN):
+        return (start.removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")[0], _SPACE)
+    return (start,)
+
+
+def _last_tag(start: Template) -> Template:
+    """Return the beginning of a tag without the texts before it, which may be missing."""
+    text, *rest = start
+    return (str(text)[str(text).rfind("<") :], *rest)
+
+
+def _value_begin(begin: Template) -> str:
+    """Return the tag directly before a value, in dialects with several before it."""
+    last = text_of(begin[-1:]).strip().removeprefix('"')
+    return last if last.startswith("<") else ""
+
+
+def _key_end(begin: Template) -> str:
+    """Return the tag directly after a key, in dialects that have one."""
+    after = text_of(split_at(begin, KEY)[1][:1]).strip()
+    return after if after.startswith("</") else ""
+
+
+def _without_mark(tag: str) -> tuple[str, ...]:
+    """Return a closing tag without the mark before its word, a common mistake of models."""
+    plain = re.sub(r"\A</[^\w\s]\w+[^\w\s]\s?", "</", tag)
+    return () if plain == tag else (plain,)
+
+
+def _other_ends(tag: str) -> tuple[str, ...]:
+    """Return the parts of an end made of several tags, any of which may be missing."""
+    parts = re.split(r"(?<=>)(?=<)", tag) if tag.startswith("</") else []
+    return (*_without_mark(tag), *(parts if len(parts) > 1 else ()))

@@ -1,0 +1,309 @@
+"""Text without escapes, up to an end that readers recognise.
+
+What readers could take for the end of a value begins with a mark: a closing tag, a quote. The text
+is written as passages, each up to the next mark, because a terminal is matched greedily and sees no
+tokens that are markers. A state tells which sequences have begun with the marks so far.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple, TypeAlias
+
+from backend.formats.closing import Limits, literal
+from backend.formats.template import Characters, Template
+from backend.sampling.grammar.free_text import tokens_expression
+from backend.sampling.grammar.writer import (
+    Expression,
+    GrammarWriter,
+    Piece,
+    alternatives,
+    chain,
+    quoted,
+    sequence,
+)
+
+_ANY = "(?s:.*)"
+_SAMPLES = ("", " ", "x", "]", '"', "\n", ">", ":")
+
+# A token, or a text that is spelled out.
+Mark: TypeAlias = int | str
+
+
+class Passage(NamedTuple):
+    """A regular expression for the text between two marks, and a text that it matches."""
+
+    pattern: str
+    sample: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """A sequence that values do not contain.
+
+    Attributes:
+        passages: The texts before, between and after the marks.
+        marks: Its marks, at least one unless it is only a passage.
+        is_last: Whether values may contain it, but not end with it.
+        number: Its number in one text.
+    """
+
+    passages: tuple[Passage, ...]
+    marks: tuple[Mark, ...]
+    is_last: bool
+    number: int
+
+
+# The passages that may come next, each by the number of marks before it.
+State: TypeAlias = frozenset[tuple[Track, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What follows a value.
+
+    Attributes:
+        first: The mark that ends it, with the text before the mark, or else its first token.
+        rest: The expression of everything after that.
+    """
+
+    first: Piece
+    rest: str
+
+    def after(self, text: str, writer: GrammarWriter) -> str:
+        """Return the expression of a text in the form of a terminal, and of this."""
+        if isinstance(self.first, str):
+            return chain(writer.terminal(chain(f"({text})", quoted(self.first))), self.rest)
+        return chain(writer.terminal(f"({text})"), sequence((self.first,)), self.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A condition on the passage before a mark, under which a track goes on."""
+
+    track: Track
+    place: int
+    pattern: str
+    sample: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """From one state to the next, over a passage and a mark; no state is before the first."""
+
+    before: State | None
+    written: str
+    after: State
+
+
+class RawText:
+    """The texts that may be the value of an argument."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        writer: GrammarWriter,
+        *,
+        conditions: Iterable[str] = (),
+        looks: Iterable[str] = (),
+    ) -> None:
+        """Define the text.
+
+        Args:
+            limits: What it does not contain.
+            writer: Collects the definitions.
+            conditions: Terminals that the whole text matches; such a text contains no marks.
+            looks: Regular expressions that it does not match up to its first mark.
+        """
+        self._limits, self._writer = limits, writer
+        self._conditions, self._looks = list(conditions), list(looks)
+        self._numbers = count()
+        self._texts = {str(first) for first, *_ in limits.last if self._is_spelled(first)}
+        inside = self._tracks(limits.inside, is_last=False, is_cut=limits.markers_decide)
+        self._running = [*inside, *self._tracks(limits.last, is_last=True)]
+        first = self._tracks(limits.first, is_last=False)
+        marks = {mark for track in (*self._running, *first) for mark in track.marks}
+        self._marks = sorted(marks, key=lambda mark: (isinstance(mark, str), mark))
+        self._refusal = self._refused()
+        self._begin: State = frozenset((track, 0) for track in first)
+        self._steps: dict[State, list[_Step]] = {}
+        if not self._conditions:
+            self._walk()
+        self._prefixes = {state: self._prefix_key(state) for state in self._steps}
+
+    def before(self, ending: Ending) -> str:
+        """Return the expression of the text and what follows it."""
+        ways = [self._ended(None, self._begin, ending)]
+        return alternatives([*ways, *(self._ended(state, state, ending) for state in self._steps)])
+
+    def _is_spelled(self, part: object) -> bool:
+        """Return whether a part of a sequence is a text in which no marker is a token."""
+        return isinstance(part, str) and self._writer.pieces(part) == (part,)
+
+    def _tracks(
+        self, sequences: Iterable[Template], *, is_last: bool, is_cut: bool = False
+    ) -> list[Track]:
+        """Return sequences as tracks; those that differ only at their end become one."""
+        merged: dict[tuple[tuple[Passage, ...], tuple[Mark, ...]], list[Passage]] = {}
+        for parts in sequences:
+            passages, marks = self._split(parts, is_cut=is_cut)
+            merged.setdefault((tuple(passages[:-1]), tuple(marks)), []).append(passages[-1])
+        return [
+            Track((*earlier, _any_of(ends)), marks, is_last, next(self._numbers))
+            for (earlier, marks), ends in merged.items()
+        ]
+
+    def _split(self, parts: Template, *, is_cut: bool) -> tuple[list[Passage], list[Mark]]:
+        """Return the passages of a sequence, and the marks between them."""
+        passages, marks = [Passage("", "")], list[Mark]()
+        may_end = False
+        for part in parts:
+            may_end |= is_cut and isinstance(part, Characters)
+            pieces = (part,) if isinstance(part, Characters) else self._writer.pieces(str(part))
+            for piece in pieces:
+                if isinstance(piece, int) or piece in self._texts:
+                    marks.append(piece)
+                    passages.append(Passage("", ""))
+                    if may_end:
+                        return passages, marks
+                elif not isinstance(piece, Expression):
+                    passages[-1] = _joined(passages[-1], _passage(piece))
+        return passages, marks
+
+    def _refused(self) -> str:
+        """Return a pattern of what no passage contains: any mark spelled out, above all."""
+        texts = {token: text for text, token in self._writer.vocabulary.markers.items()}
+        refused = [mark if isinstance(mark, str) else texts[mark] for mark in self._marks]
+        alone = [track.passages[0].pattern for track in self._running if not track.marks]
+        return "|".join([*map(literal, refused), *alone])
+
+    def _walk(self) -> None:
+        """Find all states that text can reach."""
+        waiting = [*self._steps_from(None)]
+        while waiting:
+            step = waiting.pop()
+            is_new = step.after not in self._steps
+            self._steps.setdefault(step.after, []).append(step)
+            if is_new:
+                waiting += self._steps_from(step.after)
+
+    def _steps_from(self, before: State | None) -> Iterator[_Step]:
+        state = self._begin if before is None else before
+        vocabulary = self._writer.vocabulary
+        others = {*vocabulary.markers.values()} - vocabulary.eos_ids
+        for mark in self._marks:
+            checks = list(self._checks(state, mark))
+            if mark in vocabulary.eos_ids or (not checks and isinstance(mark, int)):
+                continue
+            others -= {mark}
+            yield from self._sorted_steps(before, state, mark, checks)
+        if others:
+            passage = self._passage(before, state)
+            yield _Step(before, chain(passage, tokens_expression(others)), frozenset())
+
+    def _checks(self, state: State, mark: Mark) -> Iterator[_Check]:
+        """Yield what a mark and the passage before it decide."""
+        for track in self._running:
+            if track.marks[:1] == (mark,):
+                passage = track.passages[0]
+                yield _Check(track, 1, _ANY + passage.pattern, passage.sample)
+        for track, place in state:
+            if track.marks[place : place + 1] == (mark,):
+                yield _Check(track, place + 1, *track.passages[place])
+
+    def _sorted_steps(
+        self, before: State | None, state: State, mark: Mark, checks: list[_Check]
+    ) -> Iterator[_Step]:
+        """Yield a step for each way in which the passage before a mark can pass the checks."""
+        patterns = list(dict.fromkeys(check.pattern for check in checks))
+        for sample in sorted({"\0", *(check.sample for check in checks)}):
+            passed = {pattern for pattern in patterns if re.fullmatch(pattern, sample)}
+            likes = [f"/{p}/" for p in patterns if p in passed - {"", _ANY}]
+            unlikes = [_unlike(p) for p in patterns if p not in passed]
+            after = frozenset((c.track, c.place) for c in checks if c.pattern in passed)
+            if not any(_is_complete(track, place) for track, place in after):
+                written = self._passage(before, state, (*likes, *unlikes), mark)
+                yield _Step(before, written, after)
+
+    def _passage(
+        self,
+        before: State | None,
+        state: State,
+        conditions: Iterable[str] = (),
+        mark: Mark | None = None,
+    ) -> str:
+        """Return the expression of a passage, and of the mark after it."""
+        looks = self._looks if before is None else []
+        text = self._text((*self._not_begun(state), *conditions, *(f"~/{x}/" for x in looks)))
+        if isinstance(mark, str):
+            return self._writer.terminal(chain(f"({text})", quoted(mark)))
+        return chain(self._writer.terminal(text), "" if mark is None else f"<[{mark}]>")
+
+    def _text(self, conditions: Iterable[str]) -> str:
+        """Return a terminal, without a name, of text between marks."""
+        refused = [f"~/{_ANY}({self._refusal}){_ANY}/"] if self._refusal else []
+        return " & ".join(dict.fromkeys([f"/{_ANY}/", *refused, *conditions]))
+
+    def _not_begun(self, state: State) -> list[str]:
+        """Return conditions under which a passage does not complete a sequence."""
+        return sorted(
+            f"~/({track.passages[place].pattern}){_ANY}/"
+            for track, place in state
+            if not track.is_last and place == len(track.marks)
+        )
+
+    def _ended(self, before: State | None, state: State, ending: Ending) -> str:
+        """Return the expression of text that ends in a state, and of what follows it."""
+        conditions = self._not_begun(state)
+        for track, place in _sorted(state):
+            if track.is_last and place == len(track.marks):
+                conditions.append(_unlike(track.passages[place].pattern))
+        if before is None:
+            conditions += [*(f"~/{look}/" for look in self._looks), *self._conditions]
+        last = ending.after(self._text(conditions), self._writer)
+        return chain("" if before is None else self._reached(before), last)
+
+    def _prefix_key(self, state: State) -> str:
+        places = [(track.number, place) for track, place in _sorted(state)]
+        return f"{self._limits} {self._looks} {places}"
+
+    def _reached(self, state: State) -> str:
+        """Return the expression of all text up to a mark that leads to a state."""
+        key = self._prefixes[state]
+        return self._writer.recursive_rule(key, lambda: alternatives(self._ways_to(state)))
+
+    def _ways_to(self, state: State) -> Iterator[str]:
+        for step in self._steps[state]:
+            yield chain("" if step.before is None else self._reached(step.before), step.written)
+
+
+def _sorted(state: State) -> list[tuple[Track, int]]:
+    return sorted(state, key=lambda item: (item[0].number, item[1]))
+
+
+def _passage(piece: str | Characters) -> Passage:
+    if isinstance(piece, str):
+        return Passage(literal(piece), piece)
+    pattern = piece.pattern
+    return Passage(pattern, next((t for t in _SAMPLES if re.fullmatch(pattern, t)), ""))
+
+
+def _joined(first: Passage, second: Passage) -> Passage:
+    return Passage(first.pattern + second.pattern, first.sample + second.sample)
+
+
+def _unlike(pattern: str) -> str:
+    return f"~/{pattern}/" if pattern else "/(?s:.)+/"
+
+
+def _any_of(passages: Iterable[Passage]) -> Passage:
+    different = list(dict.fromkeys(passages))
+    if len(different) == 1 or not all(passage.pattern for passage in different):
+        return min(different)
+    return Passage(f"({'|'.join(passage.pattern for passage in different)})", different[0].sample)
+
+
+def _is_complete(track: Track, place: int) -> bool:
+    """Return whether nothing more is needed after that many marks."""
+    return not track.is_last and place == len(track.marks) and not track.passages[place].pattern
