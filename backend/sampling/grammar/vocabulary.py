@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -10,10 +10,11 @@ from backend.errors import GrammarError
 from backend.sampling.grammar.charset import MAX_CODE_POINT, CharSet, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
     from backend.core.model import ModelCard
 
+T = TypeVar("T")
 _BITS_PER_WORD = 32
 _MAX_RANGES = 256
 # The part of a character that a continuation byte of UTF-8 holds.
@@ -81,6 +82,7 @@ class Vocabulary:
             eos_token=sorted(eos_ids),
         )
         self._size = size
+        self._made: dict[Hashable, object] = {}
 
     @classmethod
     def of(cls, tokenizer: TokenTexts, card: ModelCard) -> Vocabulary:
@@ -97,6 +99,12 @@ class Vocabulary:
             eos_ids=card.eos_token_ids,
             size=card.vocab_size,
         )
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what was made for a key, or make it; nothing is forgotten."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast("T", self._made[key])
 
     def token_id(self, token: int | str) -> int | None:
         """Return the id of a token given by id or text, or `None` if there is none."""

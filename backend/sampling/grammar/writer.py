@@ -1,10 +1,10 @@
 """Builds grammars from text with markers, tokens and named definitions."""
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
 from backend.sampling.grammar.lark import LarkGrammar
 from backend.sampling.grammar.vocabulary import Vocabulary
@@ -17,7 +17,6 @@ class Expression:
     lark: str
 
 
-T = TypeVar("T")
 # Text to spell out, a token id, or anything else.
 Piece: TypeAlias = str | int | Expression
 
@@ -38,7 +37,6 @@ class GrammarWriter:
         self._names: dict[str, str] = {}
         self._lines: dict[str, str] = {}
         self._pieces: dict[str, tuple[Piece, ...]] = {}
-        self._made: dict[Hashable, object] = {}
 
     def rule(self, body: str) -> str:
         """Define a parser rule and return its name."""
@@ -59,12 +57,6 @@ class GrammarWriter:
         if is_new:
             self._lines[name] = f"{name}: {body()}"
         return name
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what was made for a key, or make it."""
-        if key not in self._made:
-            self._made[key] = make()
-        return cast("T", self._made[key])
 
     def grammar(self, start: str, definitions: Iterable[str] = ()) -> LarkGrammar:
         """Return the grammar that starts with an expression.

@@ -48,10 +48,9 @@ class RawStrings:
         quote = self.writer.pieces(self.quote)
         if not any(isinstance(piece, int) for piece in quote):
             limits = Limits(inside=((self.quote,),))
-        key = ("raw text", limits, tuple(conditions))
-        text = self.writer.once(key, lambda: RawText(limits, self.writer, conditions=conditions))
+        text = RawText.of(limits, self.writer.vocabulary, conditions, ())
         first, *others = quote
-        return chain(sequence(quote), text.before(Ending(first, sequence(others))))
+        return chain(sequence(quote), text.before(Ending(first, sequence(others)), self.writer))
 
     def constant(self, text: str) -> str:
         """Return the expression of one string; one with a quote in it is written as JSON."""

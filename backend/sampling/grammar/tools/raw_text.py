@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 from backend.formats.closing import Limits, literal
 from backend.formats.template import Characters, Template
 from backend.sampling.grammar.free_text import tokens_expression
+from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import (
     Expression,
     GrammarWriter,
@@ -93,7 +94,8 @@ class _Step:
     """From one state to the next, over a passage and a mark; no state is before the first."""
 
     before: State | None
-    written: str
+    passage: str
+    mark: Piece
     after: State
 
 
@@ -103,20 +105,21 @@ class RawText:
     def __init__(
         self,
         limits: Limits,
-        writer: GrammarWriter,
+        vocabulary: Vocabulary,
         *,
         conditions: Iterable[str] = (),
         looks: Iterable[str] = (),
     ) -> None:
-        """Define the text.
+        """Find out how the text may go on after each mark.
 
         Args:
             limits: What it does not contain.
-            writer: Collects the definitions.
+            vocabulary: Tells which marks are tokens.
             conditions: Terminals that the whole text matches; such a text contains no marks.
             looks: Regular expressions that it does not match up to its first mark.
         """
-        self._limits, self._writer = limits, writer
+        self._limits, self._vocabulary = limits, vocabulary
+        self._pieces = GrammarWriter("", vocabulary).pieces
         self._conditions, self._looks = list(conditions), list(looks)
         self._numbers = count()
         self._texts = {str(first) for first, *_ in limits.last if self._is_spelled(first)}
@@ -130,16 +133,30 @@ class RawText:
         self._steps: dict[State, list[_Step]] = {}
         if not self._conditions:
             self._walk()
-        self._prefixes = {state: self._prefix_key(state) for state in self._steps}
+        self._keys = {state: self._key(state) for state in self._steps}
+        self._lasts = [(state, self._last(state, state)) for state in self._steps]
+        self._only = self._last(None, self._begin)
 
-    def before(self, ending: Ending) -> str:
+    @classmethod
+    def of(
+        cls, limits: Limits, vocabulary: Vocabulary, conditions: Iterable[str], looks: Iterable[str]
+    ) -> "RawText":
+        """Return the texts; those that any schema may have are made once for each model."""
+        required, looks = tuple(conditions), tuple(looks)
+        if required:
+            return cls(limits, vocabulary, conditions=required, looks=looks)
+        return vocabulary.once((limits, looks), lambda: cls(limits, vocabulary, looks=looks))
+
+    def before(self, ending: Ending, writer: GrammarWriter) -> str:
         """Return the expression of the text and what follows it."""
-        ways = [self._ended(None, self._begin, ending)]
-        return alternatives([*ways, *(self._ended(state, state, ending) for state in self._steps)])
+        ways = [ending.after(self._only, writer)]
+        for state, last in self._lasts:
+            ways.append(chain(self._reached(state, writer), ending.after(last, writer)))
+        return alternatives(ways)
 
     def _is_spelled(self, part: object) -> bool:
         """Return whether a part of a sequence is a text in which no marker is a token."""
-        return isinstance(part, str) and self._writer.pieces(part) == (part,)
+        return isinstance(part, str) and self._pieces(part) == (part,)
 
     def _tracks(
         self, sequences: Iterable[Template], *, is_last: bool, is_cut: bool = False
@@ -160,7 +177,7 @@ class RawText:
         may_end = False
         for part in parts:
             may_end |= is_cut and isinstance(part, Characters)
-            pieces = (part,) if isinstance(part, Characters) else self._writer.pieces(str(part))
+            pieces = (part,) if isinstance(part, Characters) else self._pieces(str(part))
             for piece in pieces:
                 if isinstance(piece, int) or piece in self._texts:
                     marks.append(piece)
@@ -173,7 +190,7 @@ class RawText:
 
     def _refused(self) -> str:
         """Return a pattern of what no passage contains: any mark spelled out, above all."""
-        texts = {token: text for text, token in self._writer.vocabulary.markers.items()}
+        texts = {token: text for text, token in self._vocabulary.markers.items()}
         refused = [mark if isinstance(mark, str) else texts[mark] for mark in self._marks]
         alone = [track.passages[0].pattern for track in self._running if not track.marks]
         return "|".join([*map(literal, refused), *alone])
@@ -190,7 +207,7 @@ class RawText:
 
     def _steps_from(self, before: State | None) -> Iterator[_Step]:
         state = self._begin if before is None else before
-        vocabulary = self._writer.vocabulary
+        vocabulary = self._vocabulary
         others = {*vocabulary.markers.values()} - vocabulary.eos_ids
         for mark in self._marks:
             checks = list(self._checks(state, mark))
@@ -199,8 +216,8 @@ class RawText:
             others -= {mark}
             yield from self._sorted_steps(before, state, mark, checks)
         if others:
-            passage = self._passage(before, state)
-            yield _Step(before, chain(passage, tokens_expression(others)), frozenset())
+            marks = Expression(tokens_expression(others))
+            yield _Step(before, self._passage(before, state), marks, frozenset())
 
     def _checks(self, state: State, mark: Mark) -> Iterator[_Check]:
         """Yield what a mark and the passage before it decide."""
@@ -223,22 +240,13 @@ class RawText:
             unlikes = [_unlike(p) for p in patterns if p not in passed]
             after = frozenset((c.track, c.place) for c in checks if c.pattern in passed)
             if not any(_is_complete(track, place) for track, place in after):
-                written = self._passage(before, state, (*likes, *unlikes), mark)
-                yield _Step(before, written, after)
+                passage = self._passage(before, state, (*likes, *unlikes))
+                yield _Step(before, passage, mark, after)
 
-    def _passage(
-        self,
-        before: State | None,
-        state: State,
-        conditions: Iterable[str] = (),
-        mark: Mark | None = None,
-    ) -> str:
-        """Return the expression of a passage, and of the mark after it."""
+    def _passage(self, before: State | None, state: State, conditions: Iterable[str] = ()) -> str:
+        """Return a passage as a terminal without a name."""
         looks = self._looks if before is None else []
-        text = self._text((*self._not_begun(state), *conditions, *(f"~/{x}/" for x in looks)))
-        if isinstance(mark, str):
-            return self._writer.terminal(chain(f"({text})", quoted(mark)))
-        return chain(self._writer.terminal(text), "" if mark is None else f"<[{mark}]>")
+        return self._text((*self._not_begun(state), *conditions, *(f"~/{x}/" for x in looks)))
 
     def _text(self, conditions: Iterable[str]) -> str:
         """Return a terminal, without a name, of text between marks."""
@@ -253,29 +261,30 @@ class RawText:
             if not track.is_last and place == len(track.marks)
         )
 
-    def _ended(self, before: State | None, state: State, ending: Ending) -> str:
-        """Return the expression of text that ends in a state, and of what follows it."""
+    def _last(self, before: State | None, state: State) -> str:
+        """Return a terminal, without a name, of the last passage of a text."""
         conditions = self._not_begun(state)
         for track, place in _sorted(state):
             if track.is_last and place == len(track.marks):
                 conditions.append(_unlike(track.passages[place].pattern))
         if before is None:
             conditions += [*(f"~/{look}/" for look in self._looks), *self._conditions]
-        last = ending.after(self._text(conditions), self._writer)
-        return chain("" if before is None else self._reached(before), last)
+        return self._text(conditions)
 
-    def _prefix_key(self, state: State) -> str:
+    def _key(self, state: State) -> str:
+        """Return a key of the texts that lead to a state."""
         places = [(track.number, place) for track, place in _sorted(state)]
         return f"{self._limits} {self._looks} {places}"
 
-    def _reached(self, state: State) -> str:
+    def _reached(self, state: State, writer: GrammarWriter) -> str:
         """Return the expression of all text up to a mark that leads to a state."""
-        key = self._prefixes[state]
-        return self._writer.recursive_rule(key, lambda: alternatives(self._ways_to(state)))
+        key = self._keys[state]
+        return writer.recursive_rule(key, lambda: alternatives(self._ways_to(state, writer)))
 
-    def _ways_to(self, state: State) -> Iterator[str]:
+    def _ways_to(self, state: State, writer: GrammarWriter) -> Iterator[str]:
         for step in self._steps[state]:
-            yield chain("" if step.before is None else self._reached(step.before), step.written)
+            earlier = "" if step.before is None else self._reached(step.before, writer)
+            yield chain(earlier, Ending(step.mark, "").after(step.passage, writer))
 
 
 def _sorted(state: State) -> list[tuple[Track, int]]:

@@ -254,16 +254,14 @@ class _Argument:
             is_text = isinstance(ending.first, str)
             rest = ending.rest if is_text else chain(sequence([ending.first]), ending.rest)
             marked = Ending(end + str(ending.first) if is_text else end, rest)
-            yield chain(quoted(begin), self._raw(conditions).before(marked))
+            yield chain(quoted(begin), self._raw(conditions, marked))
             conditions.append(f"~/(?s:.*)[{escaped(self._dialect.special)}](?s:.*)/")
-        yield self._raw(conditions).before(ending)
+        yield self._raw(conditions, ending)
 
-    def _raw(self, conditions: Sequence[str]) -> RawText:
-        looks = tuple(map(_LOOKS.__getitem__, self._other_looks()))
-        key = ("raw text", self._limits, tuple(conditions), looks)
-        return self._writer.once(
-            key, lambda: RawText(self._limits, self._writer, conditions=conditions, looks=looks)
-        )
+    def _raw(self, conditions: Sequence[str], ending: Ending) -> str:
+        looks = map(_LOOKS.__getitem__, self._other_looks())
+        text = RawText.of(self._limits, self._writer.vocabulary, conditions, looks)
+        return text.before(ending, self._writer)
 
     def _conditions(self, kind: Kind) -> Iterator[str]:
         """Yield terminals that a string must all match."""
