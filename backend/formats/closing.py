@@ -99,18 +99,28 @@ class TagEnds:
             value_begin=_value_begin(begin),
         )
 
-    def limits(self, tags: Tags, opener: str) -> Limits:
-        """Return what a value in calls after an opener cannot contain."""
+    def limits(self, tags: Tags, opener: str, after: Template) -> Limits:
+        """Return what a value cannot contain.
+
+        Args:
+            tags: The dialect.
+            opener: The opener of the calls.
+            after: What follows the arguments. If the end of a block is part of it, the end of a
+                call counts only together with that, as for readers.
+        """
         if tags.mark:
             return Limits(inside=((tags.mark,),), tags=(_one_tag(tags.mark),))
         marks, (begin, end) = self.ends, tags.verbatim
         if begin:
             marks = (end + marks[0],)
-        others = (*self.call_ends, *self.block_ends)
-        follows = (*self.begins, *self.calls, *((text,) for text in others))
+        last = text_of(after)
+        is_whole = any(end in last for end in self.block_ends)
+        call_ends = self._call_ends(tags, opener) if is_whole else zip(self.call_ends)
+        block_ends = zip(self.block_ends)
+        follows = (*self.begins, *self.calls, *call_ends, *block_ends)
         inside = [(mark, _GAP, *follow) for mark in marks for follow in follows]
         if not (begin or tags.requires_ends):
-            inside += [*self._bare_ends(tags, opener), *self._bare_begins()]
+            inside += [*self._call_ends(tags, opener), *self._bare_begins()]
         return Limits(
             inside=tuple(inside),
             first=((self.value_begin,),) if self.value_begin else (),
@@ -123,8 +133,8 @@ class TagEnds:
         yield from (*self.ends, *self.call_ends, *self.block_ends)
         yield from (str(begin[0]) for begin in self.begins)
 
-    def _bare_ends(self, tags: Tags, opener: str) -> Iterator[Template]:
-        """Yield the ends of a call that may follow a value without its end."""
+    def _call_ends(self, tags: Tags, opener: str) -> Iterator[Template]:
+        """Yield the end of a call with what confirms it."""
         follows: tuple[Template, ...] = ((opener,),)
         if not text_of(tags.call[:1]).startswith(opener):
             follows = (*follows, *self.calls, *((end,) for end in self.block_ends))

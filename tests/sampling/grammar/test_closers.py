@@ -14,6 +14,7 @@ from tool_walks import TinyVocabulary, is_whole
 
 from backend.formats.closing import TagEnds, quote_limits
 from backend.formats.dialects import Literals
+from backend.formats.template import ARGUMENTS, split_at
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.tools.frame import call_site
@@ -173,10 +174,11 @@ def limits_of(name):
     frame = next(
         f for f in format_of(name).grammar.frames if begin.startswith(f.opener.removeprefix("\n\n"))
     )
-    site = call_site(frame, format_of(name), ())
+    after = split_at(frame.call or frame.dialect.call, ARGUMENTS)[1]
+    site = call_site(frame, format_of(name), after)
     if isinstance(frame.dialect, Literals):
         return quote_limits(frame.dialect, site.reading, site.opener)
-    return TagEnds.of(site.reading, frame.dialect).limits(frame.dialect, site.opener)
+    return TagEnds.of(site.reading, frame.dialect).limits(frame.dialect, site.opener, after)
 
 
 def written(name, values):

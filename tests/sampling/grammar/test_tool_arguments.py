@@ -85,7 +85,7 @@ CASES = {
             *("</function>", "</tool_call>", "</parameter> x", "x\n</parameter>\ny"),
         ],
         [
-            *("</parameter>", "x\n</parameter>\n<parameter=b>\nx", "x</parameter></function>"),
+            *("</parameter>", "x\n</parameter>\n<parameter=b>\nx", "x</parameter></tool_call>"),
             *("x\n<parameter=b>\n", "</function>\n</tool_call>"),
         ],
     ),

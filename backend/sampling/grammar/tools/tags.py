@@ -79,7 +79,7 @@ class _Arguments:
         self._dialect = dialect
         self._site = site
         self._ends = TagEnds.of(site.reading, dialect)
-        limits = self._ends.limits(dialect, site.opener)
+        limits = self._ends.limits(dialect, site.opener, site.after)
         self._limits = replace(limits, inside=(*limits.inside, *site.foreign))
         (start, *begin), end = split_at(dialect.parameter, VALUE)
         self._start, self._begin, self._end = str(start), tuple(begin), text_of(end)
@@ -122,9 +122,8 @@ class _Arguments:
                 text = sequence([*others, *self._writer.pieces(end + line + self._start)])
                 ways.append(chain(text, self._started(index + 1)))
             if not any(item.is_required for item in self._items[index + 1 :]):
-                after, *rest = self._site.after
-                text = sequence([*others, *self._writer.pieces(f"{end}{line}{after}")])
-                ways.append(chain(text, self._written(tuple(rest))))
+                after = text_of(self._site.after)
+                ways.append(sequence([*others, *self._writer.pieces(end + line + after)]))
         return Ending(first, self._writer.rule(alternatives(ways)))
 
     def _written(self, template: Template) -> str:
