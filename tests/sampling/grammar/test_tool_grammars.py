@@ -137,7 +137,7 @@ def test_whatever_the_grammar_allows_is_parsed_into_valid_calls(name, has_tokens
     finished = 0
     opening, _, _ = FORMATS[name].one.partition("text")
     # The end of a value counts together with what follows it.
-    tails = re.split("milk|2", FORMATS[name].one)[1:]
+    tails = re.split("milk|(?<!:61)2", FORMATS[name].one)[1:]
     for number in range(WALKS):
         prefix = opening if rule.has_text and number % 2 else ""
         text = walk(grammar, vocabulary, random, prefix=prefix, tails=tails)
