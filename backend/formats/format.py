@@ -93,6 +93,7 @@ class ToolFormat(_Format):
     Attributes:
         openers: Texts at which the router hands over to a reader, anywhere.
         leads: Texts at which it does so only at the start of content, ignoring whitespace.
+        name_lead: A text that makes a lead of every offered name before it; empty for none.
         closers: Texts that end a call or a block of calls; the first is the default.
         leaks: Meaningless texts that models write after calls by mistake.
         readings: Dialects for reading calls; empty for models without calls.
@@ -112,6 +113,7 @@ class ToolFormat(_Format):
 
     openers: tuple[str, ...] = ()
     leads: tuple[str, ...] = ()
+    name_lead: str = ""
     closers: tuple[str, ...] = ()
     leaks: tuple[str, ...] = ()
     readings: tuple[Reading, ...] = ()

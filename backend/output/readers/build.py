@@ -30,7 +30,10 @@ from backend.output.warn import warn_once
 
 def make_reader(tool_format: ToolFormat, context: ReaderContext) -> Reader:
     """Return the reader of the text after an opener."""
-    return _reader_at(tool_format, context.opener)(context)
+    opener = context.opener
+    if tool_format.name_lead and opener not in (*tool_format.openers, *tool_format.leads):
+        opener = tool_format.name_lead
+    return _reader_at(tool_format, opener)(context)
 
 
 @lru_cache

@@ -72,6 +72,7 @@ class Router:
         self._prompt_tail = prompt_tail
         self._calls = CallLedger(tools, ids_of(output_format.tools, used_ids))
         self._make_reader = partial(make_reader, output_format.tools)
+        self._leads = _leads(output_format.tools, tools)
         self._scanner = Scanner(_automaton(self._markers()))
         self._leavable = (*output_format.tools.closers, *output_format.tools.leaks)
         self._in_thought = opens_in_reasoning(output_format, prompt_tail)
@@ -298,7 +299,7 @@ class Router:
 
     def _may_call_at(self, marker: str) -> bool:
         tools = self._format.tools
-        if marker in tools.leads:
+        if marker in self._leads:
             return self._segment.is_blank and not self._in_thought
         return marker in tools.openers and (tools.ends_thought or not self._in_thought)
 
@@ -419,8 +420,14 @@ class Router:
 
     def _markers(self) -> tuple[str, ...]:
         reasoning, tools = self._format.reasoning, self._format.tools
-        calls = (*tools.openers, *tools.leads, *tools.closers, *tools.leaks)
+        calls = (*tools.openers, *self._leads, *tools.closers, *tools.leaks)
         return (*reasoning.marks, *calls) if self._calls.expects_calls else reasoning.marks
+
+
+def _leads(tool_format: ToolFormat, tools: Mapping[str, JsonSchema] | None) -> tuple[str, ...]:
+    """Return the texts that begin a call at the start of content."""
+    names = tools or () if tool_format.name_lead else ()
+    return (*tool_format.leads, *(f"{name}{tool_format.name_lead}" for name in names))
 
 
 @lru_cache

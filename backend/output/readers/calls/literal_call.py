@@ -58,7 +58,10 @@ class LiteralCallReader(SteppingReader):
     """
 
     def __init__(self, context: ReaderContext, *, dialect: LiteralDialect) -> None:
-        is_call = bool(context.opener) and context.opener == dialect.call_begin
+        opener = context.opener
+        is_call = bool(opener) and opener == dialect.call_begin
+        # Or a name and its bracket.
+        is_call = is_call or dialect.call.match(opener).end == len(opener)
         super().__init__(context, opener_is_call=is_call)
         self._dialect = dialect
         self._name = ""
