@@ -127,7 +127,21 @@ async def test_damaged_json_is_read_as_it_was_meant(arguments, expected):
 
 
 KEY_TAG = "<function=bash><command>ls</command></function>"
+GEMMA = "<|tool_call>call:bash{}<tool_call|>"
+GEMMA_TEXT = '{command:<|"|>ls<|"|>}'
+PYTHONIC = "<|tool_call_start|>[bash({})]<|tool_call_end|>"
 DRIFTS = [
+    ("gemma4", GEMMA.format('({"command": "ls"})')),
+    ("gemma4", GEMMA.format('{command:<|"|>ls<|"|>)')),
+    ("gemma4", f"<|tool_call|>call:bash{GEMMA_TEXT}<tool_call|>"),
+    ("gemma4", f"<|tool_call>call:bash{GEMMA_TEXT}<|tool_call|>"),
+    ("gemma4", f"<|tool_call>call:bash{GEMMA_TEXT}</tool_call>"),
+    ("pythonic", PYTHONIC.format("command=f'ls'")),
+    ("pythonic", PYTHONIC.format("command=r'ls'")),
+    ("pythonic", PYTHONIC.format("command=b'ls'")),
+    ("pythonic", PYTHONIC.format("command='l' 's'")),
+    ("pythonic", PYTHONIC.format('command="""ls"""')),
+    ("pythonic", PYTHONIC.format("f'ls'")),
     ("hermes_json", '<tool_call>{"name": "bash" "arguments": {"command": "ls"}}</tool_call>'),
     ("hermes_json", '<tool_call>{"name="bash", "arguments": {"command": "ls"}}</tool_call>'),
     ("qwen3_coder_xml", qwen("<function=bash>", "<parameter=arguments>", '{"command": "ls"}')),

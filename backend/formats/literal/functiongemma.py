@@ -8,8 +8,8 @@ RESPONSE = "<start_function_response>"
 
 FORMAT = gemma(
     "functiongemma",
-    OPENER,
-    CLOSER,
+    (OPENER,),
+    (CLOSER,),
     quote="<escape>",
     clue=(OPENER,),
     leaks=(RESPONSE,),

@@ -10,14 +10,19 @@ CALL = "call:"
 
 
 def gemma(
-    name: str, opener: str, closer: str, quote: str, clue: tuple[str, ...], leaks: tuple[str, ...]
+    name: str,
+    openers: tuple[str, ...],
+    closers: tuple[str, ...],
+    quote: str,
+    clue: tuple[str, ...],
+    leaks: tuple[str, ...],
 ) -> ToolFormat:
     """Return the format of one Gemma generation.
 
     Args:
         name: Name of the format.
-        opener: Begins a call.
-        closer: Ends it.
+        openers: Texts that begin a call; the first is correct, models write the others too.
+        closers: Texts that end it.
         quote: Encloses strings.
         clue: Texts in the chat template.
         leaks: The beginning of a tool result, which models may write themselves.
@@ -33,18 +38,19 @@ def gemma(
         has_bare_text=True,
         sorts_names=True,
     )
+    opener, closer, *others = (openers[0], *closers)
     return ToolFormat(
         name=name,
         clues=(in_template(*clue),),
-        openers=(opener,),
+        openers=openers,
         leads=(CALL,),
-        closers=(closer,),
+        closers=closers,
         leaks=leaks,
         tokens=(quote,),
         # Fine-tunes sometimes write JSON between the markers.
         readings=(
-            Reading(dialect=JSON_CALLS, begins=('{"', "["), end=closer),
-            Reading(dialect=calls, end=closer),
+            Reading(dialect=JSON_CALLS, begins=('{"', "["), end=closer, other_ends=tuple(others)),
+            Reading(dialect=calls, end=closer, other_ends=tuple(others)),
         ),
         grammar=CallGrammar(
             frames=(

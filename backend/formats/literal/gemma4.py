@@ -5,11 +5,19 @@ from backend.formats.format import ReasoningFormat
 from backend.formats.literal.gemma import gemma
 
 OPENER, CLOSER = "<|tool_call>", "<tool_call|>"
+MISSPELLING = "<|tool_call|>"
 RESPONSE = "<|tool_response>"
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 THOUGHT_START = f"{CHANNEL}thought"
 
-FORMAT = gemma("gemma4", OPENER, CLOSER, quote='<|"|>', clue=(OPENER, CLOSER), leaks=(RESPONSE,))
+FORMAT = gemma(
+    "gemma4",
+    (OPENER, MISSPELLING),
+    (CLOSER, MISSPELLING, "</tool_call>"),
+    quote='<|"|>',
+    clue=(OPENER, CLOSER),
+    leaks=(RESPONSE,),
+)
 
 THOUGHT = ReasoningFormat(
     name="gemma4_channel",

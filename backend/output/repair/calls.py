@@ -29,6 +29,8 @@ _NAMED = re.compile(
     r"""\{\s*["']?(?:tool_)?name["']?\s*:\s*["'](?P<name>[^"']+)["']\s*,\s*"""
     r"""["']?(?:arguments|parameters|args)["']?\s*:\s*(?=\{)"""
 )
+_CLOSERS = re.compile(r"\s*\)")
+_OBJECT = re.compile(r"\s*(\{)")
 _CALLED = re.compile(r"(?<![\w./-])([\w./-]++)\s*+[({]")
 # Each failure may have read to the end of the block: after this many it is not a call.
 _MAX_FAILURES = 32
@@ -216,13 +218,17 @@ def _literal_calls(
         if not names.is_offered(found[1]):
             continue
         try:
-            # A bracket unknown to the dialect counts as the known one.
-            arguments = read_members(raw, found.end(), quotes)
+            # A bracket unknown to the dialect counts as the known one, and may enclose an object.
+            inner = _OBJECT.match(raw, found.end())
+            is_json = inner is not None and raw[found.end() - 1] == "("
+            read = read_json if is_json else read_members
+            arguments = read(raw, inner.start(1) if inner and is_json else found.end(), quotes)
         except NotJsonError:
             if next(failures, None) is None:
                 return
             continue
-        end = arguments.end + (raw[arguments.end : arguments.end + 1] == ")")
+        closer = _CLOSERS.match(raw, arguments.end)
+        end = closer.end() if closer else arguments.end
         reasons = arguments.reasons or ("other brackets",)
         yield RepairedCall(found[1], arguments.text, end, reasons, arguments.is_open)
         position = end

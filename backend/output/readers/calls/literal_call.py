@@ -20,10 +20,12 @@ from backend.output.readers.values.schema import ParameterTypes
 from backend.output.readers.values.typed_value import json_string
 
 _LIST_END = "]"
+# Models write one for the other.
+_CALL_ENDS = ("}", ")")
 _LINK_STARTS = "([:{"
 _BEFORE_BLOCK = re.compile(r"[\s\[]*")
 _IN_BLOCK = re.compile(r"[\s,\]]*")
-_POSITIONAL = re.compile(r"[\"'\[{(\d.-]|(?:True|False|None|true|false|null)\b")
+_POSITIONAL = re.compile(r"[rRbBfFuU]{0,2}[\"']|[\[{(\d.-]|(?:True|False|None|true|false|null)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class LiteralDialect:
         syntax: The syntax of values.
         block_end: The text that ends a block of calls, which may be in square brackets; empty for
             a bare list of calls, which its bracket ends.
+        other_block_ends: Texts that models mistakenly write for it.
         has_positions: Whether arguments may lack keys if the schema gives their order.
     """
 
@@ -47,6 +50,7 @@ class LiteralDialect:
     key: Pattern
     syntax: LiteralSyntax
     block_end: str = ""
+    other_block_ends: tuple[str, ...] = ()
     has_positions: bool = False
 
 
@@ -135,8 +139,8 @@ class LiteralCallReader(SteppingReader):
         return NO_MATCH if is_hopeless or is_foreign else call
 
     def _block_end_at(self, position: int) -> int:
-        block_end = self._dialect.block_end
-        return after(self._buffer, position, block_end) if block_end else REFUTED
+        ends = tuple(filter(None, (self._dialect.block_end, *self._dialect.other_block_ends)))
+        return either(REFUTED, *(after(self._buffer, position, end) for end in ends))
 
     def _open_brackets(self, call: Match) -> None:
         self._name = call.name
@@ -153,7 +157,7 @@ class LiteralCallReader(SteppingReader):
         start = self._skip_space(position)
         if start > position:
             return start
-        if self._buffer.startswith(self._dialect.call_end, position):
+        if self._buffer.startswith(_CALL_ENDS, position):
             self._step = self._after_call
             return position + 1
         key = self._dialect.key.match(self._buffer, position)
@@ -203,7 +207,7 @@ class LiteralCallReader(SteppingReader):
             return UNDECIDED
         if self._buffer[position] == ",":
             self._step = self._before_argument
-        elif self._buffer[position] == self._dialect.call_end:
+        elif self._buffer[position] in _CALL_ENDS:
             self._step = self._after_call
         else:
             raise NotACallError(position)
@@ -253,13 +257,13 @@ class LiteralCallReader(SteppingReader):
         position = after_space(self._buffer, position)
         if position < 0:
             return position
-        if self._buffer[position] == self._dialect.call_end:
+        if self._buffer[position] in _CALL_ENDS:
             return self._end_of_call_at(position + 1)
         return self._argument_at(position + 1) if self._buffer[position] == "," else REFUTED
 
     def _argument_at(self, position: int) -> int:
         position = after_space(self._buffer, position)
-        if position < 0 or self._buffer[position] == self._dialect.call_end:
+        if position < 0 or self._buffer[position] in _CALL_ENDS:
             return position
         key = self._dialect.key.match(self._buffer, position)
         is_positional = self._is_positional and _POSITIONAL.match(self._buffer, position)

@@ -24,6 +24,7 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
         key=_key_pattern(dialect, assign),
         syntax=_syntax(dialect, bracket),
         block_end=reading.end,
+        other_block_ends=reading.other_ends,
         has_positions=dialect.has_positions,
     )
 
@@ -53,4 +54,5 @@ def _syntax(dialect: Literals, bracket: str) -> LiteralSyntax:
         bare_key=re.compile(rf"[^:,{firsts}{{}}\[\]]*") if has_bare_text else _WORD,
         brackets=_BRACKETS | ({"(": ")"} if bracket == "(" else {}),
         has_escapes=dialect.has_escapes,
+        format_plain=re.compile(rf"[^{firsts}\\{{}}]*"),
     )

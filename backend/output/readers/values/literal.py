@@ -20,6 +20,13 @@ MAX_QUOTED_CHARS = 4096
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"\w")
 _NULLS = ("null", "none")
+_LETTERS = re.compile(r"[rRbBfFuU]{0,2}")
+_PREFIX = re.compile(r"""(?:[rR][bBfF]?|[bBfF][rR]?|[uU])(?=["'])""")
+_LITERAL = r"""[rRbBfFuU]{0,2}(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+_CONCATENATED = re.compile(rf"\s+(?P<next>{_LITERAL})(?:\s+{_LITERAL})*\s*[,)\]}}]")
+_BEGUN_CONCATENATION = re.compile(
+    rf"""\s*(?:(?<=\s){_LITERAL}\s*)*(?:[rRbBfFuU]{{0,2}}(?:"(?:[^"\\\n]|\\.)*|'(?:[^'\\\n]|\\.)*)?\\?)?"""
+)
 _JSON_BRACKETS = {"{": "{", "}": "}", "[": "[", "]": "]", "(": "[", ")": "]"}
 
 _Step: TypeAlias = Callable[[str, int], tuple[str, int]]
@@ -35,7 +42,8 @@ class LiteralSyntax:
         bare: A value without quotes: a number, a constant, or a string that lacks them.
         bare_key: A key without quotes.
         brackets: Opening brackets of nested values, each with its closing one.
-        has_escapes: Whether strings have Python's backslash escapes.
+        has_escapes: Whether strings have Python's backslash escapes, prefixes and concatenation.
+        format_plain: As `plain`, for a string whose braces are doubled.
     """
 
     quotes: tuple[str, ...]
@@ -44,6 +52,7 @@ class LiteralSyntax:
     bare_key: re.Pattern[str]
     brackets: Mapping[str, str]
     has_escapes: bool
+    format_plain: re.Pattern[str]
 
 
 class LiteralValue:
@@ -66,9 +75,14 @@ class LiteralValue:
         self._ends_at = ends_at
         self._step: _Step = self._at_item
         self._closers: list[str] = []
+        self._json_ends: list[str] = []
         self._is_first = True
         self._is_key = False
+        # JSON since a brace that opens a set if no colon follows its first item.
+        self._doubt: list[str] | None = None
+        self._bare_first = ""
         self._quote = ""
+        self._is_raw = self._is_format = False
         self._last = ""
         self._writer = ValueWriter(STRING)
         self._bare: list[str] = []
@@ -82,7 +96,11 @@ class LiteralValue:
         Raises:
             NotACallError: There is no value.
         """
-        return self._step(text, position)
+        piece, end = self._step(text, position)
+        if self._doubt is None:
+            return piece, end
+        self._doubt.append(piece)
+        return "", end
 
     def _at_item(self, text: str, position: int) -> tuple[str, int]:
         """Begin a value or a key, or close the brackets around it."""
@@ -94,18 +112,22 @@ class LiteralValue:
         char = text[position]
         if self._closers and char == self._closers[-1]:
             return self._close(position)
-        if not self._is_key and char in self._syntax.brackets:
-            return self._open(char, position)
+        if char in self._syntax.brackets and (not self._is_key or self._is_first):
+            lead = self._settle("]") if self._is_key else ""
+            piece, end = self._open(char, position)
+            return lead + piece, end
         return self._begin_string_or_bare(text, position)
 
     def _begin_string_or_bare(self, text: str, position: int) -> tuple[str, int]:
-        quote, end = self._quote_at(text, position)
+        start = self._prefix_end(text, position)
+        quote, end = self._quote_at(text, start) if start >= 0 else ("", start)
         if end == UNDECIDED:
             return "", end
         if end == REFUTED:
             self._step = self._in_bare
             return self._separator(), position
         self._quote = quote
+        self._bare_first = ""
         self._last = ""
         is_typed = not self._closers and self._types and "string" not in self._types
         self._writer = ValueWriter(self._types if is_typed else STRING)
@@ -120,6 +142,20 @@ class LiteralValue:
                 return quote, end
         return "", REFUTED
 
+    def _prefix_end(self, text: str, position: int) -> int:
+        """Return the position after the letters before a quote, and note their meaning."""
+        self._is_raw = self._is_format = False
+        if not self._syntax.has_escapes:
+            return position
+        letters = span_end(_LETTERS, text, position)
+        if letters == len(text) and letters > position:
+            return UNDECIDED
+        found = _PREFIX.match(text, position)
+        if found:
+            self._is_raw = "r" in found[0].lower()
+            self._is_format = "f" in found[0].lower()
+        return found.end() if found else position
+
     def _separator(self) -> str:
         """Return the comma before an item, if it needs one."""
         comma = ", " if self._closers and not self._is_first else ""
@@ -129,17 +165,37 @@ class LiteralValue:
     def _open(self, bracket: str, position: int) -> tuple[str, int]:
         piece = self._separator() + _JSON_BRACKETS[bracket]
         self._closers.append(self._syntax.brackets[bracket])
+        self._json_ends.append(_JSON_BRACKETS[self._closers[-1]])
         self._is_first = True
         self._is_key = bracket == "{"
         self._step = self._at_item
+        if self._is_key:
+            self._doubt = []
         return piece, position + 1
 
+    def _settle(self, json_end: str) -> str:
+        """Return the JSON of a brace and its first item, now that their meaning is known."""
+        pieces, self._doubt = self._doubt, None
+        if pieces is None:
+            return ""
+        self._json_ends[-1] = json_end
+        self._is_key = json_end == "}"
+        text = "".join(pieces)
+        if self._is_key:
+            return text
+        brace = text.index("{")
+        item = text[brace + 1 :]
+        if self._bare_first:
+            item = self._bare_value(self._bare_first)
+        return f"{text[:brace]}[{item}"
+
     def _close(self, position: int) -> tuple[str, int]:
-        closer = self._closers.pop()
+        lead = self._settle("}")
+        self._closers.pop()
         self._is_first = False
         self._is_key = False
         self._end_value()
-        return _JSON_BRACKETS[closer], position + 1
+        return lead + self._json_ends.pop(), position + 1
 
     def _end_value(self) -> None:
         self._step = self._after_item
@@ -154,16 +210,19 @@ class LiteralValue:
             return "", UNDECIDED
         char = text[position]
         if self._is_key and char == ":":
+            lead = self._settle("}")
             self._is_key = False
             self._is_first = True
             self._step = self._at_value
-            return ": ", position + 1
+            return f"{lead}: ", position + 1
+        lead = self._settle("]") if char in (",", self._closers[-1]) else ""
         if not self._is_key and char == ",":
-            self._is_key = self._closers[-1] == "}"
+            self._is_key = self._json_ends[-1] == "}"
             self._step = self._at_item
-            return "", position + 1
+            return lead, position + 1
         if not self._is_key and char == self._closers[-1]:
-            return self._close(position)
+            piece, end = self._close(position)
+            return lead + piece, end
         raise NotACallError(position)
 
     def _at_value(self, text: str, position: int) -> tuple[str, int]:
@@ -173,22 +232,56 @@ class LiteralValue:
         return self._at_item(text, position)
 
     def _in_string(self, text: str, position: int) -> tuple[str, int]:
-        end = span_end(self._syntax.plain, text, position)
+        plain = self._syntax.format_plain if self._is_format else self._syntax.plain
+        end = span_end(plain, text, position)
         if end > position:
             return self._text(text[position:end]), end
         if position == len(text):
             return "", UNDECIDED
-        if self._has_escapes and text[position] == "\\":
-            meaning, end = read_escape(text, position)
+        if self._is_special(text[position]):
+            meaning, end = self._special_at(text, position)
             return self._text(meaning) if end >= 0 else "", end
         end = self._string_end_at(text, position)
         if end == REFUTED:
-            return self._doubtful_quote(text, position)
+            return self._refuted_end(text, position)
         if end < 0:
             return "", end
         piece = self._writer.finish()
         self._end_value()
         return piece, end
+
+    def _refuted_end(self, text: str, position: int) -> tuple[str, int]:
+        """Go on after a quote that does not end the string."""
+        end = self._concatenated_at(text, position)
+        return self._doubtful_quote(text, position) if end == REFUTED else ("", end)
+
+    def _is_special(self, char: str) -> bool:
+        return (self._has_escapes and char == "\\") or (self._is_format and char in "{}")
+
+    def _special_at(self, text: str, position: int) -> tuple[str, int]:
+        """Return the text of an escape or of a doubled brace, and the position after it."""
+        char = text[position]
+        if char != "\\":
+            end = after(text, position, char * 2)
+            return ("", end) if end == UNDECIDED else (char, max(end, position + 1))
+        if not self._is_raw:
+            return read_escape(text, position)
+        end = position + 2
+        return (text[position:end], end) if end <= len(text) else ("", UNDECIDED)
+
+    def _concatenated_at(self, text: str, position: int) -> int:
+        """Go on with a string literal after the quote here, if one follows: both are one string."""
+        start = after(text, position, self._quote) if self._syntax.has_escapes else REFUTED
+        if start < 0:
+            return start
+        limit = start + MAX_QUOTED_CHARS
+        found = _CONCATENATED.match(text, start, limit)
+        if found is None:
+            is_open = len(text) < limit and _BEGUN_CONCATENATION.fullmatch(text, start)
+            return UNDECIDED if is_open else REFUTED
+        begin = self._prefix_end(text, found.start("next"))
+        self._quote, end = self._quote_at(text, begin)
+        return end
 
     def _doubtful_quote(self, text: str, position: int) -> tuple[str, int]:
         """Treat a character that may begin a quote as text; skip a doubled opening quote."""
@@ -255,7 +348,9 @@ class LiteralValue:
         position = after_space(text, position)
         if position < 0:
             return position
-        followers = ":" if self._is_key else f",{self._closers[-1]}"
+        followers = f",{self._closers[-1]}"
+        if self._is_key:
+            followers = ":" if self._doubt is None else f":{followers}"
         return position if text[position] in followers else REFUTED
 
     def _in_bare(self, text: str, position: int) -> tuple[str, int]:
@@ -273,6 +368,7 @@ class LiteralValue:
             raise NotACallError(position)
         is_text = self._is_key or bool(quote)
         raw = raw.removesuffix(quote)
+        self._bare_first = "" if quote else raw
         piece = json_string(raw) if is_text else self._bare_value(raw)
         self._end_value()
         return piece, end
