@@ -1,5 +1,6 @@
 """The formats of thoughts and of tool calls."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -7,6 +8,8 @@ from typing import Self
 from backend.formats.dialects import Reading
 from backend.formats.evidence import Clue, FormatEvidence
 from backend.formats.grammar import CallGrammar
+
+_SPECIAL = re.compile(r"<[|｜].*>|<.*[|｜]>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,6 +127,11 @@ class ToolFormat(_Format):
     has_drafts: bool = True
     is_quotable: bool = True
     owns_reply: bool = False
+
+    @property
+    def strays(self) -> frozenset[str]:
+        """Markers that are special tokens by their form: alone, they are nothing for a reader."""
+        return frozenset(filter(_SPECIAL.fullmatch, (*self.openers, *self.closers)))
 
     @property
     def opener(self) -> str:

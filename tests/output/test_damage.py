@@ -12,7 +12,7 @@ import golden
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_replies import FORMATS, TOOLS
+from tool_replies import FORMATS, ONE, TOOLS
 
 from backend.core.delta import FinishReason
 from backend.output.repair.markup import markup_of
@@ -125,6 +125,40 @@ def test_damage_to_one_call_costs_no_other(name, caplog):
         is_told = name in OPEN_ENDED and finish is FinishReason.STOP
         assert survivor in calls or is_told, damaged
         assert start >= end or not (opener and opener in content), damaged
+
+
+DRIFTS = {
+    "a comment": (r'(: "milk")', r"\1 /* all */"),
+    "a comment to the end of the line": (r'("milk"), ("pri")', r"\1, // all\n\2"),
+    "a semicolon": (r'"milk", "pri"', '"milk"; "pri"'),
+    "a bracket too many": (r'("pri": 2)\}', r"\1]}"),
+    "a comma too many": (r'("pri": 2)\}', r"\1,}"),
+    "an equals sign": (r'"pri": 2', '"pri" = 2'),
+    "a key without quotes": (r'"pri": 2', "pri: 2"),
+    "an f-string": (r"text=(.)milk\1", r"text=f\1milk\1"),
+    "joined strings": (r"text=(.)milk\1", "text='mi' r\"lk\""),
+    "a space for a sign": (r"<(\w+)=(note_add|text)>", r"<\1 \2>"),
+    "an attribute for a sign": (r"<(\w+)=(note_add|text)>", r'<\1 name="\2">'),
+    "a tag named after its key": (
+        r'<(?:parameter=text|parameter name="text")>\n?milk\n?</parameter>',
+        "<text>milk</text>",
+    ),
+    "wrapped arguments": (r'(\{"text": "milk", "pri": 2\})', r'{"arguments": \1}'),
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_a_call_that_drifts_has_the_arguments_that_were_meant(drift, caplog):
+    pattern, other = DRIFTS[drift]
+    found = [name for name, reply in FORMATS.items() if re.search(pattern, reply.one)]
+    for name in found:
+        spec, text = spec_of(name), FORMATS[name].one
+        damaged = re.sub(pattern, other, text)
+        content, _, calls, finish = check(spec, damaged, caplog)
+        assert played(spec, damaged) == (content, "", calls, finish), damaged
+        assert [(called, json.loads(arguments)) for called, arguments in calls] == [*ONE], damaged
+        assert (content, finish) == ("", FinishReason.TOOL_CALLS), damaged
+    assert found
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -2,6 +2,7 @@
 
 import json
 
+import golden
 import pytest
 from scripted_engine import ScriptedEngine, served, steps, stub
 from serving import chat, stream, user
@@ -195,3 +196,11 @@ async def test_a_call_that_was_cut_off_never_runs_without_what_it_needs(parser, 
 async def test_a_closed_call_stays_what_the_model_wrote():
     reply = await reply_to("hermes_json", HERMES.format("write", '{"path": "a"}'), [WRITE])
     assert called(reply) == [("write", {"path": "a"})]
+
+
+@pytest.mark.parametrize("parser", ["kimi_k2", "pythonic", "gemma4", "deepseek_v3", "cohere"])
+async def test_a_stray_marker_is_not_shown(parser):
+    closer = golden.tool_format(parser).closer
+    for text, shown in [(closer, ""), (f"Done.{closer}", "Done."), (f"A {closer} mark", None)]:
+        reply = await reply_to(parser, text, [BASH])
+        assert (reply.content, reply.calls) == (text if shown is None else shown, {})

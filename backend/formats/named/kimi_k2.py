@@ -24,8 +24,8 @@ FORMAT = ToolFormat(
     clues=(in_template(OPENER),),
     # The section around the calls may be missing.
     openers=(OPENER, ONE_OPENER, BEGIN),
-    closers=(CLOSER, ONE_CLOSER),
-    tokens=(ARGUMENTS_BEGIN, END),
+    closers=(CLOSER, ONE_CLOSER, END),
+    tokens=(ARGUMENTS_BEGIN,),
     readings=(Reading(dialect=CALLS, end=CLOSER, other_ends=(ONE_CLOSER,)),),
     grammar=CallGrammar(frames=(Frame(dialect=CALLS, opener=OPENER, end=CLOSER),)),
 )

@@ -215,7 +215,7 @@ class Router:
         if output.deltas:
             self._begin(TextAfterCall())
             self._deltas += output.deltas
-        self._emit(output.rejected)
+        self._emit_marker(output.rejected)
         if output.is_damaged and block.is_repaired:
             # The closers of a damaged call are meaningless too.
             self._begin(TextAfterCall())
@@ -240,7 +240,7 @@ class Router:
         elif marker in self._leavable and self._is_after_call:
             self._begin(TextAfterCall())
         elif not self._may_call_at(marker):
-            self._emit(marker)
+            self._emit_marker(marker)
         elif self._in_thought and self._may_draft:
             self._draft(marker)
         else:
@@ -281,8 +281,22 @@ class Router:
         reasoning = self._format.reasoning
         self._follows_frame = marker in reasoning.frames or bool(reasoning.bridge)
         if self._stray.text or not self._ends_sentence:
-            self._code.settle()
-            self._stray.add(marker, begins_line=self._code.begins_line)
+            self._hold(marker)
+
+    def _hold(self, marker: str) -> None:
+        self._code.settle()
+        self._stray.add(marker, begins_line=self._code.begins_line)
+
+    def _emit_marker(self, text: str) -> None:
+        """Treat text as such, unless it is a marker of calls that stands alone or ends a text."""
+        self._code.settle()
+        may_end = self._ends_sentence or not self._last_char.strip()
+        is_quoted = self._in_thought or self._code.is_open
+        is_stray = text in self._format.tools.strays and not is_quoted
+        if is_stray and (self._stray.text or may_end):
+            self._hold(text)
+        else:
+            self._emit(text)
 
     @property
     def _ends_sentence(self) -> bool:

@@ -37,7 +37,8 @@ class JsonBodyReader(SteppingReader):
         if truncated:
             return ReaderOutput()
         self._begin("")
-        if not self._arguments.is_whole and self._repair(self._body, is_last=True):
+        body = self._body + self._buffer
+        if not self._arguments.is_whole and self._repair(body, is_last=True):
             return ReaderOutput(self._outbox.end(""))
         if not self._arguments.is_whole:
             # What is held of a call that was begun is a piece of its arguments.
