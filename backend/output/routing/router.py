@@ -193,8 +193,8 @@ class Router:
             self._end(truncated=truncated)
             return
         if truncated:
-            # What follows a stray mark is the beginning of another one.
-            self._send(self._segment.feed(self._stray.drop()))
+            # What follows a stray mark is the beginning of another one, or of text around it.
+            self._stray.drop()
         self._emit(rest)
         self._send(self._segment.feed(self._stray.finish()))
         self._send(self._segment.finish())
