@@ -201,6 +201,6 @@ async def test_a_closed_call_stays_what_the_model_wrote():
 @pytest.mark.parametrize("parser", ["kimi_k2", "pythonic", "gemma4", "deepseek_v3", "cohere"])
 async def test_a_stray_marker_is_not_shown(parser):
     closer = golden.tool_format(parser).closer
-    for text, shown in [(closer, ""), (f"Done.{closer}", "Done."), (f"A {closer} mark", None)]:
+    for text, shown in [(closer, ""), (f"Done.\n{closer}", "Done.\n"), (f"A {closer} mark", None)]:
         reply = await reply_to(parser, text, [BASH])
         assert (reply.content, reply.calls) == (text if shown is None else shown, {})

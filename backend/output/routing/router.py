@@ -288,12 +288,11 @@ class Router:
         self._stray.add(marker, begins_line=self._code.begins_line)
 
     def _emit_marker(self, text: str) -> None:
-        """Treat text as such, unless it is a marker of calls that stands alone or ends a text."""
+        """Treat text as such, unless it is a marker of calls that may stand alone on its line."""
         self._code.settle()
-        may_end = self._ends_sentence or not self._last_char.strip()
         is_quoted = self._in_thought or self._code.is_open
         is_stray = text in self._format.tools.strays and not is_quoted
-        if is_stray and (self._stray.text or may_end):
+        if is_stray and (self._stray.text or self._code.begins_line):
             self._hold(text)
         else:
             self._emit(text)
