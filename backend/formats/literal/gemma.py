@@ -27,17 +27,7 @@ def gemma(
         clue: Texts in the chat template.
         leaks: The beginning of a tool result, which models may write themselves.
     """
-    calls = Literals(
-        call=(CALL, NAME, "{", ARGUMENTS, "}"),
-        argument=(KEY, ":", VALUE),
-        comma=",",
-        colon=":",
-        # Small models fall back to JSON's quotes.
-        quotes=(quote, '"'),
-        constants={"true": ("true",), "false": ("false",), "null": ("null",)},
-        has_bare_text=True,
-        sorts_names=True,
-    )
+    calls = _calls(quote)
     opener, closer, *others = (openers[0], *closers)
     return ToolFormat(
         name=name,
@@ -64,4 +54,18 @@ def gemma(
             ),
         ),
         is_quotable=False,
+    )
+
+
+def _calls(quote: str) -> Literals:
+    return Literals(
+        call=(CALL, NAME, "{", ARGUMENTS, "}"),
+        argument=(KEY, ":", VALUE),
+        comma=",",
+        colon=":",
+        # Small models fall back to JSON's quotes.
+        quotes=(quote, '"'),
+        constants={"true": ("true",), "false": ("false",), "null": ("null",)},
+        has_bare_text=True,
+        sorts_names=True,
     )
