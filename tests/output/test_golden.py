@@ -155,7 +155,9 @@ def without_half_a_marker(text, case):
     if not text.strip():
         return ""
     family = case.spec.format
-    markers = [*family.markers, *family.tools.leads]
+    names = case.spec.tools if family.tools.name_lead else ()
+    leads = (*family.tools.leads, *(f"{name}{family.tools.name_lead}" for name in names))
+    markers = [*family.markers, *leads]
     for start in range(max(0, len(text) - 40), len(text)):
         if any(marker.startswith(text[start:]) for marker in markers):
             return text[:start].rstrip()
