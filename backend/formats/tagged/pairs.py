@@ -3,6 +3,8 @@
 from backend.formats.dialects import Tags
 from backend.formats.template import ARGUMENTS, KEY, MAYBE_LINE, VALUE, Template
 
+KEY_TAG = "<arg_key>"
+
 
 def pairs(begin: Template, end: str, prefix: str = "", suffix: str = "") -> Tags:
     """Return calls whose arguments are pairs.
