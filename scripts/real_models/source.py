@@ -1,0 +1,55 @@
+"""A GGUF file as values: its metadata, and its tensors in float32."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Types of entries in a GGUF vocabulary.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a GGUF file holds; tensors by llama.cpp's names, with rows first."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+
+    def of(self, key: str) -> Any:  # noqa: ANN401 (as the key says)
+        """Return a value of the model's architecture, whose name leads its key."""
+        return self.metadata[f"{self.metadata['general.architecture']}.{key}"]
+
+    def vocabulary(self, key: str) -> Any:  # noqa: ANN401
+        """Return a value of the vocabulary."""
+        return self.metadata[f"tokenizer.ggml.{key}"]
+
+    @property
+    def added_tokens(self) -> list[dict[str, Any]]:
+        """Those that `tokenizer.json` lists apart from its model, with their ids."""
+        pairs = enumerate(
+            zip(self.vocabulary("tokens"), self.vocabulary("token_type"), strict=True)
+        )
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        return [
+            {"id": index, "content": text, **plain, "special": kind == CONTROL}
+            for index, (text, kind) in pairs
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+
+
+def read(path: Path, packages: Path) -> Source:
+    """Read a whole file, with the package `gguf` of that folder."""
+    if str(packages) not in sys.path:
+        sys.path.append(str(packages))  # last: NumPy and the rest are this environment's
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    reader = GGUFReader(path)
+    tensors = {one.name: dequantize(one.data, one.tensor_type) for one in reader.tensors}
+    return Source(
+        {name: field.contents() for name, field in reader.fields.items()},
+        {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()},
+    )

@@ -1,0 +1,59 @@
+"""Compares a server's replies on a published model with what llama.cpp says."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from serving import Served
+from tokenizers import Tokenizer as FastTokenizer
+
+from backend.pb import backend_pb2 as pb
+from scripts.real_models.prompts import LONG, PROMPTS, TEXTS
+
+TEXT_OF = {**PROMPTS, "long": LONG}
+
+
+async def tokens_of(backend: Served, text: str) -> list[int]:
+    return list((await backend.stub.TokenizeString(pb.PredictOptions(Prompt=text))).tokens)
+
+
+async def require_ids_of_the_file(backend: Served, checkpoint: Path) -> None:
+    """Compare ids of every text, of each two in a row and of all, with those of the file."""
+    file = FastTokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    joined = [one + two for one, two in pairwise(TEXTS)]
+    for text in [*TEXTS, *joined, " ".join(TEXTS) * 20]:
+        assert await tokens_of(backend, text) == file.encode(text, add_special_tokens=False).ids
+
+
+async def require_ids(backend: Served, expected: list[list[int]]) -> None:
+    """Compare ids of every text with those of llama.cpp."""
+    assert [await tokens_of(backend, text) for text in TEXTS] == expected
+
+
+def asked(name: str, count: int, **options: Any) -> pb.PredictOptions:
+    """Ask for greedy tokens with five alternatives each."""
+    return pb.PredictOptions(
+        Prompt=TEXT_OF[name], Tokens=count, IgnoreEOS=True, Logprobs=5, TopLogprobs=5, **options
+    )
+
+
+def listed(reply: pb.Reply) -> list[dict[str, Any]]:
+    return json.loads(reply.logprobs)["content"]
+
+
+def require_reply(reply: pb.Reply, expected: dict[str, Any], within: float) -> None:
+    """Require the same tokens, and log-probabilities within a bound."""
+    assert reply.prompt_tokens == len(expected["prompt"])
+    found = listed(reply)
+    assert [one["id"] for one in found] == [one["id"] for one in expected["tokens"]]
+    distances = [
+        abs(dict(map(_pair, ours["top_logprobs"])).get(token_id, float("inf")) - logprob)
+        for ours, theirs in zip(found, expected["tokens"], strict=True)
+        for token_id, logprob in theirs["top"][:4]  # the fifth may be a tie with a sixth
+    ]
+    assert max(distances) <= within
+
+
+def _pair(listed: dict[str, Any]) -> tuple[int, float]:
+    return listed["id"], listed["logprob"]
