@@ -39,20 +39,27 @@ def ids(server: xllamacpp.Server, text: str, *, whole: bool) -> list[int]:
 
 
 def reply(server: xllamacpp.Server, text: str, tokens: int, top: int) -> dict[str, Any]:
-    """Decode greedily: the prompt's ids, and for each token the best ids with log-probabilities."""
+    """Decode greedily up to where the model would end.
+
+    Returns:
+        The ids of `prompt` and `reply`, and for each of these in `top` the best ids with their
+        log-probabilities. llama.cpp leaves some out where a character takes several tokens: `top`
+        is empty then.
+    """
     prompt = ids(server, text, whole=True)
     body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "n_probs": top}
-    answer = call(server, "/completion", {**body, "cache_prompt": False, "ignore_eos": True})
-    return {
-        "prompt": prompt,
-        "tokens": [
-            {
-                "id": one["id"],
-                "top": [[best["id"], round(best["logprob"], 5)] for best in one["top_logprobs"]],
-            }
-            for one in answer["completion_probabilities"]
-        ],
-    }
+    asked = {**body, "cache_prompt": False, "ignore_eos": True, "return_tokens": True}
+    answer = call(server, "/completion", asked)
+    chosen = answer["tokens"]
+    best = [
+        [(one["id"], round(one["logprob"], 5)) for one in each["top_logprobs"]]
+        for each in answer["completion_probabilities"]
+    ]
+    if len(best) < len(chosen):
+        return {"prompt": prompt, "reply": chosen, "top": []}
+    ends = [n for n, (first, *_) in enumerate(best) if first[0] != chosen[n]]
+    count = min([*ends, len(chosen)])
+    return {"prompt": prompt, "reply": chosen[:count], "top": best[:count]}
 
 
 def main() -> None:

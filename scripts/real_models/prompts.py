@@ -14,7 +14,7 @@ PROMPTS = {
 LONG = "".join(
     f"Note {n}: on day {n * 7 % 365} the river stood {n * 13 % 90} cm above its mark, "
     f"and {n % 9 + 2} boats passed the bridge.\n"
-    for n in range(1, 96)
+    for n in range(1, 101)
 )
 # Each of another script or kind; models read them joined, too.
 TEXTS = (

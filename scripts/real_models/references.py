@@ -93,11 +93,8 @@ def main(names: tuple[str, ...]) -> None:
         answers = _ask(python, recipe)
         text = json.dumps(answers, separators=(",", ":")).replace('},"', '},\n"')
         (REFERENCES / f"{recipe.name}.json").write_text(text + "\n", encoding="utf-8")
-        gaps = [
-            one["top"][0][1] - one["top"][1][1]
-            for reply in answers["replies"].values()
-            for one in reply["tokens"]
-        ]
+        replies = answers["replies"].values()
+        gaps = [best[0][1] - best[1][1] for reply in replies for best in reply["top"]]
         click.echo(f"{recipe.name}: the closest two candidates differ by {min(gaps):.4f}")
 
 

@@ -16,8 +16,7 @@ from scripts.real_models.prompts import PROMPTS
 pytestmark = pytest.mark.mlx
 
 # The largest distance of a log-probability from llama.cpp's in float32.
-BOUND = 2e-3
-PRECISIONS = ["f32", "bf16", "8bit", "4bit"]
+BOUND = 5e-4
 WEATHER = {
     "type": "function",
     "function": {
@@ -56,7 +55,7 @@ def expected(reference):
     return reference("smollm2")
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["f32", "4bit"])
 async def test_ids_are_those_of_the_file_and_of_llama_cpp(shared, real_models, expected, precision):
     checkpoint = real_models(f"smollm2-{precision}")
     async with shared(checkpoint) as backend:
@@ -67,14 +66,14 @@ async def test_ids_are_those_of_the_file_and_of_llama_cpp(shared, real_models, e
 @pytest.mark.parametrize("name", PROMPTS)
 async def test_greedy_replies_are_those_of_llama_cpp(shared, smollm2, expected, name):
     async with shared(smollm2) as backend:
-        reply = await backend.stub.Predict(asked(name, len(expected["replies"][name]["tokens"])))
+        reply = await backend.stub.Predict(asked(name, len(expected["replies"][name]["reply"])))
         require_reply(reply, expected["replies"][name], BOUND)
 
 
 async def test_a_long_prompt_cold_warm_and_after_a_lost_engine(shared, smollm2, expected):
     reference = expected["replies"]["long"]
     assert len(reference["prompt"]) > 3000
-    request = asked("long", len(reference["tokens"]))
+    request = asked("long", len(reference["reply"]))
     async with shared(smollm2) as backend:
         restarts = backend.engine.status().restarts
         cold, warm = [await backend.stub.Predict(request) for _ in range(2)]
@@ -162,7 +161,7 @@ async def test_a_required_call_is_one_though_the_template_knows_no_tools(shared,
 
 async def test_a_cache_on_disk_serves_the_next_server(smollm2, expected, tmp_path):
     reference = expected["replies"]["long"]
-    request = asked("long", len(reference["tokens"]))
+    request = asked("long", len(reference["reply"]))
     options = [f"cache_dir:{tmp_path}"]
     async with served(smollm2, Options=options) as backend:
         require_reply(await backend.stub.Predict(request), reference, BOUND)
