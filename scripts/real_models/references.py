@@ -8,18 +8,20 @@ order of its sums differs from ours.
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
+from tokenizers import Tokenizer
 
-from scripts.real_models import checkpoint, recipes
+from scripts.real_models import checkpoint, minilm, recipes
 from scripts.real_models.__main__ import TARGET
 from scripts.real_models.prompts import LONG, PROMPTS, TEXTS
 from scripts.real_models.recipes import Recipe
-from scripts.real_models.source import Source, read
+from scripts.real_models.source import Source, read, write
 
+PACKAGES = TARGET / "packages"
 REFERENCES = Path(__file__).parents[2] / "tests" / "real" / "references"
 _LLAMA_CPP = "xllamacpp==2026.10.11549"
 _ASKING = Path(__file__).with_name("llama_cpp.py")
@@ -36,44 +38,14 @@ def _environment(folder: Path) -> Path:
     return python
 
 
-def _in_float32(source: Source, original: Path, path: Path) -> None:
-    """Write the metadata of a GGUF file with the given tensors."""
-    from gguf import GGUFReader, GGUFValueType, GGUFWriter
-
-    fields = dict(GGUFReader(original).fields)
-    writer = GGUFWriter(path, fields.pop("general.architecture").contents())
-    fields.pop("general.file_type", None)
-    for name, field in fields.items():
-        if not name.startswith("GGUF."):
-            kind, *parts = field.types
-            part = parts[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, part)
-    for name, tensor in source.tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _ask(python: Path, recipe: Recipe) -> dict[str, Any]:
-    original = recipe.find(TARGET / "packages")
-    source = read(original, TARGET / "packages")
-    if "f32" not in recipe.precisions:
-        source = checkpoint.rounded(source)
-    path = TARGET / f"{recipe.name}.gguf"
-    _in_float32(source, original, path)
-    question = {
-        "model": str(path),
-        "texts": TEXTS,
-        "prompts": {**PROMPTS, "long": LONG},
-        "tokens": _TOKENS,
-        "top": _TOP,
-    }
+def _ask(python: Path, source: Source, question: dict[str, Any]) -> dict[str, Any]:
+    """Have llama.cpp answer with a model that is in float32."""
+    path = TARGET / "reference.gguf"
+    write(source, path, PACKAGES)
     answered = subprocess.run(  # noqa: S603
         [str(python), str(_ASKING)],
-        input=json.dumps(question),
-        capture_output=True,
+        input=json.dumps({"model": str(path), **question}),
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
@@ -81,21 +53,39 @@ def _ask(python: Path, recipe: Recipe) -> dict[str, Any]:
     return {"made_by": _LLAMA_CPP, **json.loads(answered.stdout)}
 
 
+def _decoder(python: Path, recipe: Recipe) -> dict[str, Any]:
+    source = read(recipe.find(PACKAGES), PACKAGES)
+    if "f32" not in recipe.precisions:
+        source = checkpoint.rounded(source)
+    prompts = {**PROMPTS, "long": LONG}
+    question = {"texts": TEXTS, "prompts": prompts, "tokens": _TOKENS, "top": _TOP}
+    answers = _ask(python, source, question)
+    best = [each for reply in answers["replies"].values() for each in reply["top"]]
+    gap = min(first[1] - second[1] for first, second, *_ in best)
+    click.echo(f"{recipe.name}: the two best candidates differ by {gap:.4f} at least")
+    return answers
+
+
+def _encoder(python: Path) -> dict[str, Any]:
+    folder = TARGET / recipes.ENCODER
+    file = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    file.no_padding()
+    ids = [file.encode(text).ids for text in TEXTS[::2]]
+    return {"ids": ids, **_ask(python, minilm.as_source(folder), {"embedded": ids})}
+
+
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1)
 def main(names: tuple[str, ...]) -> None:
-    """Write one file for each decoder, or for those that are named."""
+    """Write one file for each model, or for those that are named."""
     python = _environment(TARGET / "llama-cpp")
     REFERENCES.mkdir(exist_ok=True)
-    for recipe in recipes.DECODERS:
-        if names and recipe.name not in names:
-            continue
-        answers = _ask(python, recipe)
-        text = json.dumps(answers, separators=(",", ":")).replace('},"', '},\n"')
-        (REFERENCES / f"{recipe.name}.json").write_text(text + "\n", encoding="utf-8")
-        replies = answers["replies"].values()
-        gaps = [best[0][1] - best[1][1] for reply in replies for best in reply["top"]]
-        click.echo(f"{recipe.name}: the closest two candidates differ by {min(gaps):.4f}")
+    makers = {one.name: partial(_decoder, python, one) for one in recipes.DECODERS}
+    makers[recipes.ENCODER] = partial(_encoder, python)
+    for name in names or makers:
+        text = json.dumps(makers[name](), separators=(",", ":")).replace("},", "},\n")
+        (REFERENCES / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        click.echo(f"{name}: written")
 
 
 if __name__ == "__main__":

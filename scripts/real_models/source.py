@@ -42,8 +42,7 @@ class Source:
 
 def read(path: Path, packages: Path) -> Source:
     """Read a whole file, with the package `gguf` of that folder."""
-    if str(packages) not in sys.path:
-        sys.path.append(str(packages))  # last: NumPy and the rest are this environment's
+    _have_gguf(packages)
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
@@ -53,3 +52,33 @@ def read(path: Path, packages: Path) -> Source:
         {name: field.contents() for name, field in reader.fields.items()},
         {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()},
     )
+
+
+def write(source: Source, path: Path, packages: Path) -> None:
+    """Write a GGUF file; its numbers get the types that llama.cpp's own files have."""
+    _have_gguf(packages)
+    from gguf import GGUFWriter
+
+    values = dict(source.metadata)
+    writer = GGUFWriter(path, values.pop("general.architecture"))
+    adding = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in values.items():
+        if not key.startswith("GGUF.") and key != "general.file_type":
+            adding[type(value)](key, value)
+    for name, tensor in source.tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _have_gguf(packages: Path) -> None:
+    if str(packages) not in sys.path:
+        sys.path.append(str(packages))  # last: NumPy and the rest are this environment's
