@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Turns the first of `STOP_SIGNALS` into a request to stop, unless it was ignored at the start.
+    """Turns the first of `STOP_SIGNALS` into a request to stop; SIGHUP unless `nohup` ignores it.
 
     A second signal ends the process at once; so does a stop that takes longer than
     `EXIT_DEADLINE_S`.
@@ -39,8 +39,9 @@ class StopRequest:
         """Install the signal handlers; call it on the running event loop."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            # As `nohup` has it.
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            # `nohup` ignores this one. Shells ignore others for whatever runs in the background.
+            is_unwanted = number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+            if not is_unwanted:
                 self._heard.append(number)
                 loop.add_signal_handler(number, self._receive, number)
 

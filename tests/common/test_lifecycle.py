@@ -61,8 +61,7 @@ def test_the_second_signal_ends_a_process_whose_loop_is_blocked():
         assert process.wait(30) < 0
 
 
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored():
-    """As `nohup` starts a process."""
+def test_a_hangup_stays_ignored_under_nohup():
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     with subprocess.Popen(
         [sys.executable, "-c", ignoring + STOPPABLE.format(after="pass")],
@@ -72,6 +71,19 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored():
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGHUP)
         process.terminate()
+        assert process.stdout.readline() == "stopping\n"
+        assert process.wait(30) == 0
+
+
+def test_an_interrupt_is_heard_although_a_shell_ignores_it_for_the_background():
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", ignoring + STOPPABLE.format(after="pass")],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "stopping\n"
         assert process.wait(30) == 0
 
