@@ -15,6 +15,8 @@ _MAX_CHARS_TO_NAME = 200
 _MAX_BLOCK_CHARS = 1 << 16
 _MAX_MARKER_CHARS = 64
 _PUNCTUATION = " \n\t}])>,;`"
+# A list of values, whose strings may quote a call.
+_LIST_OF_DATA = re.compile(r"""[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<])""")
 
 
 class RepairReader:
@@ -101,6 +103,9 @@ class RepairReader:
         if self._is_after_call:
             return True
         opener, in_prose = self._context.opener, self._context.in_prose
+        is_bare = opener in self._format.leads
+        if is_bare and _LIST_OF_DATA.match(self._raw, self._raw.find("[")):
+            return False
         return goes_on_as_call(self._markup, self._raw, opener, in_prose=in_prose)
 
     def _is_undecided(self) -> bool:
