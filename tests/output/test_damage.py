@@ -95,6 +95,29 @@ def test_one_damage_raises_nothing_and_what_is_published_is_valid(name, caplog):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_a_general_namespace_before_a_name_costs_no_call(name, caplog):
+    spec, text = spec_of(name), FORMATS[name].one
+    # Of a bare list in Python nothing is repaired, and recipients of messages are the model's.
+    if name == "pythonic llama4" or spec.format.tools.name in ("harmony", "muse_spark"):
+        return
+    whole = played(spec, [text])
+    for namespace in ("functions.", "tools.", "default_api."):
+        assert check(spec, text.replace(FIRST, namespace + FIRST), caplog) == whole, namespace
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_name_in_another_namespace_is_that_of_another_tool(name, caplog):
+    spec, text = spec_of(name), FORMATS[name].one
+    if name == "kimi_k2":  # The name in an id decides, whatever is around it.
+        return
+    for other in (f"github.{FIRST}", f"{FIRST}.list"):
+        content, _, calls, finish = check(spec, text.replace(FIRST, other), caplog)
+        assert (calls, finish) == ((), FinishReason.STOP), other
+        assert "milk" in content
+        assert other in content or spec.format.tools.owns_reply
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_no_cut_makes_a_call_that_was_not_written(name, caplog):
     spec, reply = spec_of(name), FORMATS[name]
     text = reply.two or reply.one

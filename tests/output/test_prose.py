@@ -52,7 +52,12 @@ PROSE = (
     "- See:\n\n  {}\n\nDone.",
     "See:\n> {} x\n> y\n\nDone.",
 )
-JSON = ('{{"a": "x {} y"}}', '[1, {{"b": ["{}"]}}]', 'So:\n```json\n{{"a": "{}"}}\n```\n')
+JSON = (
+    '{{"a": "x {} y"}}',
+    '["{}", 1]',
+    '[1, {{"b": ["{}"]}}]',
+    'So:\n```json\n{{"a": "{}"}}\n```\n',
+)
 # Tokens of the frames of messages are real wherever they may be.
 FRAMED = ("harmony", "muse_spark")
 
@@ -107,6 +112,7 @@ def test_a_mark_in_prose_is_prose(pair):
 def test_a_mark_in_a_string_of_json_is_data(pair):
     lots = random.Random(pair.name)
     calls = ['{"name": "w", "arguments": {}}', "w</tool_call>", "w<arg_key>content</arg_key>"]
+    calls.append("[{'name': 'w', 'arguments': {}}]")
     for template in JSON:
         for mark in (*marks_of(pair), *(o + call for o in pair.tools.openers for call in calls)):
             if pair.tools.name == "harmony" and "<|channel|>" in mark:

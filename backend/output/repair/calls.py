@@ -19,7 +19,7 @@ from backend.output.readers.values.tolerant_json import (
     read_members,
 )
 from backend.output.readers.values.typed_value import json_string, json_value
-from backend.output.repair.names import Names, last_name
+from backend.output.repair.names import Names, last_name, offered_name
 from backend.output.repair.tags import TagWords
 
 _NAME_KEYS = ("name", "tool_name", "function", "tool")
@@ -132,12 +132,11 @@ def _call_of(found: Repaired, names: Names, *, is_doubtful: bool) -> RepairedCal
     if fields.get("function", "").startswith("{"):
         fields = {**fields, **read_json(fields["function"], 0).members}
     texts = (_text_in(fields[key]) for key in _NAME_KEYS if key in fields)
-    name = next((text for text in texts if text is not None), "")
+    name = offered_name(next((text for text in texts if text is not None), ""), names)
     given = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), "")
     if (text := _text_in(given)) is not None:
         given = _object_in(text)
-    is_call = names.is_offered(name) and given.startswith("{")
-    if not is_call or (is_doubtful and not fields.keys() <= _CALL_KEYS):
+    if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= _CALL_KEYS):
         return None
     return RepairedCall(name, given, found.end, found.reasons, is_open=found.is_open)
 
@@ -158,14 +157,15 @@ def _object_in(text: str) -> str:
 def _broken_object(raw: str, position: int, names: Names) -> RepairedCall | None:
     """Return the call in an object that ends too early or too late."""
     found = _NAMED.match(raw, position)
-    if found is None or not names.is_offered(found["name"]):
+    name = offered_name(found["name"], names) if found else ""
+    if found is None or not name:
         return None
     try:
         arguments = read_json(raw, found.end())
     except NotJsonError:
         return None
     return RepairedCall(
-        found["name"], arguments.text, arguments.end, ("a damaged object",), arguments.is_open
+        name, arguments.text, arguments.end, ("a damaged object",), arguments.is_open
     )
 
 
@@ -215,7 +215,8 @@ def _literal_calls(
     position = 0
     while found := _CALLED.search(raw, position):
         position = found.end()
-        if not names.is_offered(found[1]):
+        name = offered_name(found[1], names)
+        if not name:
             continue
         try:
             # A bracket unknown to the dialect counts as the known one, and may enclose an object.
@@ -230,7 +231,7 @@ def _literal_calls(
         closer = _CLOSERS.match(raw, arguments.end)
         end = closer.end() if closer else arguments.end
         reasons = arguments.reasons or ("other brackets",)
-        yield RepairedCall(found[1], arguments.text, end, reasons, arguments.is_open)
+        yield RepairedCall(name, arguments.text, end, reasons, arguments.is_open)
         position = end
 
 
@@ -240,7 +241,8 @@ def _tagged_calls(
     """Yield calls in tags, some of which are missing, repeated or wrong."""
     tags = TagWords(dialect)
     for begin, end, is_closed in tags.calls(raw, names):
-        name, head_end = tags.name_at(raw, begin)
+        label, head_end = tags.name_at(raw, begin)
+        name = offered_name(label, names)
         body = raw[head_end:end]
         types = names.parameter_types(name)
         if not (arguments := dict(tags.arguments(body, types.names))) and "{" in body:

@@ -9,17 +9,11 @@ from itertools import islice
 from backend.formats.dialects import Markup, Messages, NamedJson, Objects, Reading, Tags
 from backend.formats.format import ToolFormat
 from backend.formats.template import NAME, Characters, Id, Template
+from backend.output.repair.names import SYNTAX
 from backend.output.repair.tags import opening
 
 _PUNCTUATION = r"\s}\])>,;`"
 _WORD = re.compile(r"[^\W\d][\w./:-]*")
-# Words of the syntaxes themselves, between an opener and the name of a tool.
-_SYNTAX = frozenset(
-    {
-        *("name", "tool_name", "function", "functions", "call", "tool", "tool_call", "invoke"),
-        *("type", "id", "index", "tool_call_id", "json", "recipient_name"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,7 @@ def markup_of(tool_format: ToolFormat) -> FormatMarkup:
     ends = {text for text in markers if text not in openers}
     ends |= {re.sub(r"\\(.)", r"\1", tag) for tag in tags if tag.startswith("</")}
     strays = sorted(ends, key=len, reverse=True)
-    return FormatMarkup(pattern, tuple(markers), tuple(strays), _SYNTAX | words, before)
+    return FormatMarkup(pattern, tuple(markers), tuple(strays), SYNTAX | words, before)
 
 
 def _head(reading: Reading) -> Template:

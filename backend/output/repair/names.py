@@ -6,6 +6,18 @@ from typing import Protocol
 from backend.output.readers.values.schema import ParameterTypes
 
 _LABEL = re.compile(r"\w[\w:.-]*")
+# Words of the syntaxes themselves, between an opener and the name of a tool.
+SYNTAX = frozenset(
+    {
+        *("name", "tool_name", "function", "functions", "call", "tool", "tool_call", "invoke"),
+        *("type", "id", "index", "tool_call_id", "json", "recipient_name"),
+    }
+)
+NAMESPACES = frozenset({*SYNTAX, "tools", "default_api"})
+"""Words that models write before a name, with a dot or a colon between."""
+
+_NAMESPACE = re.compile(rf"(?:(?:{'|'.join(sorted(NAMESPACES))})[.:])+")
+_NUMBER = re.compile(r"[.:]\d+\Z")
 
 
 class Names(Protocol):
@@ -19,9 +31,12 @@ class Names(Protocol):
 
 
 def offered_name(word: str, names: Names) -> str:
-    """Return the offered name in a word, which may have a namespace and a number."""
-    parts = re.split("[.:]", word)
-    candidates = (word, word.partition(".")[2], word.partition(":")[2], *parts)
+    """Return the offered name in a word, which may have a namespace and a number.
+
+    Any other word before or after it makes it the name of another tool.
+    """
+    name = _NAMESPACE.sub("", word, count=1) if _NAMESPACE.match(word) else word
+    candidates = (word, name, _NUMBER.sub("", word), _NUMBER.sub("", name))
     return next(filter(names.is_offered, candidates), "")
 
 

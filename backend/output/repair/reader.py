@@ -8,7 +8,7 @@ from backend.formats.format import ToolFormat
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.repair.calls import RepairedCall, repaired_calls
 from backend.output.repair.markup import markup_of
-from backend.output.repair.names import offered_name
+from backend.output.repair.names import NAMESPACES, offered_name
 from backend.output.repair.structure import goes_on_as_call
 
 _MAX_CHARS_TO_NAME = 200
@@ -119,7 +119,7 @@ class RepairReader:
         return is_short and not is_whole and any(map(self._may_be_name, parts))
 
     def _may_be_name(self, beginning: str) -> bool:
-        is_syntax = any(word.startswith(beginning) for word in self._markup.syntax)
+        is_syntax = any(word.startswith(beginning) for word in self._markup.syntax | NAMESPACES)
         return is_syntax or self._context.calls.may_become_offered(beginning)
 
     def _end(self) -> int:

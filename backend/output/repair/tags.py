@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from backend.formats.dialects import Tags
 from backend.formats.template import ARGUMENTS, KEY, VALUE, Part, split_at, text_of
-from backend.output.repair.names import Names
+from backend.output.repair.names import Names, offered_name
 
 
 class TagWords:
@@ -27,6 +27,7 @@ class TagWords:
         self._end = re.compile(rf"(?:{texts}|</[^<>\n]*+>?)\s*+")
         self._value_begin = self._texts[-1 if self._is_paired else 0]
         self._value_end = text_of(end).strip()
+        self._verbatim = dialect.verbatim
         tag_end = self._texts[-1].removeprefix('"') if not self._is_paired else ">"
         self._tag_end = rf"(?:/?>|{re.escape(tag_end)})?"
         mark = re.match(r"<([^\w\s]\w+[^\w\s]|\w+:)", str(begin[0]))
@@ -46,7 +47,7 @@ class TagWords:
         begins = [
             found.end()
             for found in self._call.finditer(raw)
-            if names.is_offered(_first_label(raw, found.end()))
+            if offered_name(_first_label(raw, found.end()), names)
         ]
         ends = [*begins[1:], len(raw)][: len(begins)]
         for begin, limit in zip(begins, ends, strict=True):
@@ -64,7 +65,7 @@ class TagWords:
         return self._value_end in last or "</" in last
 
     def name_at(self, raw: str, begin: int) -> tuple[str, int]:
-        """Return the name of the call that begins at a position, and the end of its head."""
+        """Return the name in the call that begins at a position, and the end of its head."""
         name = _first_label(raw, begin)
         end = raw.index(name, begin) + len(name)
         head = self._head_end.match(raw, end)
@@ -103,13 +104,16 @@ class TagWords:
         return rf"(?:{ends})\s*(?:{self._mark})?<{mark}(?P<own>{names})>"
 
     def _cleaned(self, value: str) -> str:
-        """Return a raw value without trailing closing tags and surrounding newlines."""
+        """Return a raw value without marks, trailing closing tags and surrounding newlines."""
         begin = end = len(value)
         for found in self._end.finditer(value):
             begin = begin if found.start() == end else found.start()
             end = found.end()
         if begin < end == len(value):
             value = value[:begin].rstrip()
+        before, after = self._verbatim
+        if before and value.startswith(before) and value.endswith(after):
+            return value.removeprefix(before).removesuffix(after)
         return value.removeprefix("\n").removesuffix("\n")
 
     def _pairs(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
