@@ -136,9 +136,11 @@ def place_of_end(reply, end):
     return len(pieces)
 
 
-@pytest.mark.parametrize(
-    "thoughts", [f for f in REASONING_FORMATS if f.starts], ids=lambda f: f.name
-)
+# The tiny model's replies end with this token.
+BUDGETED = [f for f in REASONING_FORMATS if f.starts and "<|im_end|>" not in f.end]
+
+
+@pytest.mark.parametrize("thoughts", BUDGETED, ids=lambda f: f.name)
 async def test_it_holds_in_every_format_eight_at_once_beside_neighbours(tiny_models, thoughts):
     """The marks of most formats are spelled out, for no tiny model has them as tokens."""
     owns = {"harmony": "harmony", "muse": "muse_spark"}
