@@ -45,11 +45,15 @@ def quantise(source: Path, folder: Path, bits: int) -> None:
 
 
 def rounded(source: Source) -> Source:
-    """Return the same with weights that bf16 can hold, in float32."""
+    """Return the same with matrices that bf16 can hold, in float32; vectors are so as published."""
     return Source(
         source.metadata,
         {
-            name: np.array(mx.array(weight).astype(mx.bfloat16).astype(mx.float32))
+            name: weight if weight.ndim == 1 else _rounded(weight)
             for name, weight in source.tensors.items()
         },
     )
+
+
+def _rounded(weight: np.ndarray) -> np.ndarray:
+    return np.array(mx.array(weight).astype(mx.bfloat16).astype(mx.float32))

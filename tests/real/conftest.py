@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from real_answers import MODELS
 from serving import SharedServers
 
-MODELS = Path(__file__).parents[2] / "build" / "real-models"
 REFERENCES = Path(__file__).with_name("references")
 
 

@@ -1,7 +1,7 @@
 """Gemma 3 270M through the socket, with its windows and large vocabulary: equal to llama.cpp."""
 
 import pytest
-from real_answers import asked, require_ids, require_ids_of_the_file, require_reply
+from real_answers import FINDINGS, asked, require_ids, require_ids_of_the_file, require_reply
 from serving import served
 
 from scripts.real_models.prompts import PROMPTS
@@ -16,7 +16,7 @@ NAMES = [name for name in PROMPTS if name != "chat"]
 
 async def test_ids_and_greedy_replies_are_those_of_llama_cpp(real_models, reference):
     checkpoint, expected = real_models("gemma3-bf16"), reference("gemma3")
-    async with served(checkpoint) as backend:
+    async with served(checkpoint, findings=FINDINGS) as backend:
         await require_ids_of_the_file(backend, checkpoint)
         await require_ids(backend, expected["texts"])
         for name in [*NAMES, "long", "long"]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from real_answers import FINDINGS
 from serving import served
 
 from backend.pb import backend_pb2 as pb
@@ -15,7 +16,7 @@ LEAST_COSINE = 0.9999
 
 async def test_vectors_are_those_of_llama_cpp(real_models, reference):
     expected = reference("minilm")
-    async with served(real_models("minilm"), Embeddings=True) as backend:
+    async with served(real_models("minilm"), findings=FINDINGS, Embeddings=True) as backend:
         results = [
             await backend.stub.Embedding(pb.PredictOptions(Embeddings=text)) for text in TEXTS[::2]
         ]

@@ -7,7 +7,14 @@ import signal
 
 import jsonschema
 import pytest
-from real_answers import asked, listed, require_ids, require_ids_of_the_file, require_reply
+from real_answers import (
+    FINDINGS,
+    asked,
+    listed,
+    require_ids,
+    require_ids_of_the_file,
+    require_reply,
+)
 from serving import Reply, chat, inspect, served, stream, user
 
 from backend.pb import backend_pb2 as pb
@@ -58,14 +65,14 @@ def expected(reference):
 @pytest.mark.parametrize("precision", ["f32", "4bit"])
 async def test_ids_are_those_of_the_file_and_of_llama_cpp(shared, real_models, expected, precision):
     checkpoint = real_models(f"smollm2-{precision}")
-    async with shared(checkpoint) as backend:
+    async with shared(checkpoint, findings=FINDINGS) as backend:
         await require_ids_of_the_file(backend, checkpoint)
         await require_ids(backend, expected["texts"])
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 async def test_greedy_replies_are_those_of_llama_cpp(shared, smollm2, expected, name):
-    async with shared(smollm2) as backend:
+    async with shared(smollm2, findings=FINDINGS) as backend:
         reply = await backend.stub.Predict(asked(name, len(expected["replies"][name]["reply"])))
         require_reply(reply, expected["replies"][name], BOUND)
 
@@ -74,7 +81,7 @@ async def test_a_long_prompt_cold_warm_and_after_a_lost_engine(shared, smollm2, 
     reference = expected["replies"]["long"]
     assert len(reference["prompt"]) > 3000
     request = asked("long", len(reference["reply"]))
-    async with shared(smollm2) as backend:
+    async with shared(smollm2, findings=FINDINGS) as backend:
         restarts = backend.engine.status().restarts
         cold, warm = [await backend.stub.Predict(request) for _ in range(2)]
         os.kill(backend.engine.process_id, signal.SIGKILL)
@@ -88,7 +95,7 @@ async def test_a_stream_goes_on_when_its_engine_is_killed(shared, smollm2):
     request = pb.PredictOptions(
         Prompt=PROMPTS["code"], Tokens=40, IgnoreEOS=True, Temperature=0.8, Seed=3
     )
-    async with shared(smollm2) as backend:
+    async with shared(smollm2, findings=FINDINGS) as backend:
         alone = await stream(backend.stub, request)
         folded = Reply()
         async for reply in backend.stub.PredictStream(request):
@@ -102,7 +109,7 @@ async def test_a_batch_of_eight_says_what_each_says_alone(shared, smollm2):
     plain = [asked(name, 16) for name in PROMPTS]
     requests = [*plain, asked("code", 16, Temperature=0.9, Seed=11)]
     assert len(requests) == 8
-    async with shared(smollm2) as backend:
+    async with shared(smollm2, findings=FINDINGS) as backend:
         alone = [await backend.stub.Predict(request) for request in requests]
         async with backend.held(len(requests)):
             calls = [asyncio.ensure_future(backend.stub.Predict(one)) for one in requests]
@@ -117,14 +124,14 @@ async def test_a_seed_decides(shared, smollm2):
             Prompt=PROMPTS["capital"], Tokens=24, IgnoreEOS=True, Temperature=1.0, Seed=seed
         )
 
-    async with shared(smollm2) as backend:
+    async with shared(smollm2, findings=FINDINGS) as backend:
         replies = [await backend.stub.Predict(drawn(seed)) for seed in (1, 1, 2)]
     texts = [reply.message for reply in replies]
     assert texts[0] == texts[1] != texts[2]
 
 
 async def test_a_schema_holds_at_temperature_one(shared, smollm2):
-    async with shared(smollm2) as backend:
+    async with shared(smollm2, findings=FINDINGS) as backend:
         calls = [
             backend.stub.Predict(
                 chat(
@@ -142,7 +149,7 @@ async def test_a_schema_holds_at_temperature_one(shared, smollm2):
 
 
 async def test_a_required_call_is_one_though_the_template_knows_no_tools(shared, smollm2):
-    async with shared(smollm2) as backend:
+    async with shared(smollm2, findings=FINDINGS) as backend:
         for seed in (0, 5):
             request = chat(
                 [user("What is the weather in Oslo for the next three days?")],
@@ -163,9 +170,9 @@ async def test_a_cache_on_disk_serves_the_next_server(smollm2, expected, tmp_pat
     reference = expected["replies"]["long"]
     request = asked("long", len(reference["reply"]))
     options = [f"cache_dir:{tmp_path}"]
-    async with served(smollm2, Options=options) as backend:
+    async with served(smollm2, findings=FINDINGS, Options=options) as backend:
         require_reply(await backend.stub.Predict(request), reference, BOUND)
-    async with served(smollm2, Options=options) as backend:
+    async with served(smollm2, findings=FINDINGS, Options=options) as backend:
         require_reply(await backend.stub.Predict(request), reference, BOUND)
         cache = (await inspect(backend)).prompt_cache
     assert cache.hit_tokens > 0.95 * len(reference["prompt"])

@@ -12,6 +12,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from backend.pb import backend_pb2 as pb
 from scripts.real_models.prompts import LONG, PROMPTS, TEXTS
 
+MODELS = Path(__file__).parents[2] / "build" / "real-models"
+# What trials of a load found is kept, as in production: the next run does not pay for them again.
+FINDINGS = MODELS / "findings.json"
 TEXT_OF = {**PROMPTS, "long": LONG}
 
 
