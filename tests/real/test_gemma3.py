@@ -8,7 +8,7 @@ from scripts.real_models.prompts import PROMPTS
 
 pytestmark = pytest.mark.mlx
 
-# The largest distance from llama.cpp of a log-probability: that looks GELU up in a table of 16 bits.
+# Of a log-probability from that of llama.cpp, whose GELU is a table of 16 bits.
 BOUND = 5e-2
 # A base model: the marks of SmolLM2's turns are text to it.
 NAMES = [name for name in PROMPTS if name != "chat"]
