@@ -15,7 +15,7 @@ from real_answers import (
     require_ids_of_the_file,
     require_reply,
 )
-from serving import Reply, chat, inspect, served, stream, user
+from serving import Reply, chat, stream, user
 
 from backend.pb import backend_pb2 as pb
 from scripts.real_models.prompts import PROMPTS
@@ -75,20 +75,6 @@ async def test_greedy_replies_are_those_of_llama_cpp(shared, smollm2, expected, 
     async with shared(smollm2, findings=FINDINGS) as backend:
         reply = await backend.stub.Predict(asked(name, len(expected["replies"][name]["reply"])))
         require_reply(reply, expected["replies"][name], BOUND)
-
-
-async def test_a_long_prompt_cold_warm_and_after_a_lost_engine(shared, smollm2, expected):
-    reference = expected["replies"]["long"]
-    assert len(reference["prompt"]) > 3000
-    request = asked("long", len(reference["reply"]))
-    async with shared(smollm2, findings=FINDINGS) as backend:
-        restarts = backend.engine.status().restarts
-        cold, warm = [await backend.stub.Predict(request) for _ in range(2)]
-        os.kill(backend.engine.process_id, signal.SIGKILL)
-        lost = await backend.stub.Predict(request)
-        assert backend.engine.status().restarts == restarts + 1
-    for reply in (cold, warm, lost):
-        require_reply(reply, reference, BOUND)
 
 
 async def test_a_stream_goes_on_when_its_engine_is_killed(shared, smollm2):
@@ -164,16 +150,3 @@ async def test_a_required_call_is_one_though_the_template_knows_no_tools(shared,
             assert call["name"] == "get_weather"
             arguments = json.loads(call["arguments"])
             jsonschema.validate(arguments, WEATHER["function"]["parameters"])
-
-
-async def test_a_cache_on_disk_serves_the_next_server(smollm2, expected, tmp_path):
-    reference = expected["replies"]["long"]
-    request = asked("long", len(reference["reply"]))
-    options = [f"cache_dir:{tmp_path}"]
-    async with served(smollm2, findings=FINDINGS, Options=options) as backend:
-        require_reply(await backend.stub.Predict(request), reference, BOUND)
-    async with served(smollm2, findings=FINDINGS, Options=options) as backend:
-        require_reply(await backend.stub.Predict(request), reference, BOUND)
-        cache = (await inspect(backend)).prompt_cache
-    assert cache.hit_tokens > 0.95 * len(reference["prompt"])
-    assert cache.disk.read_tokens == cache.hit_tokens
