@@ -19,6 +19,7 @@ from backend.output.readers.values.tolerant_json import (
     read_members,
 )
 from backend.output.readers.values.typed_value import json_string, json_value
+from backend.output.repair.markup import call_ends
 from backend.output.repair.names import Names, last_name, offered_name
 from backend.output.repair.tags import TagWords
 
@@ -86,7 +87,8 @@ def repaired_calls(
 @lru_cache
 def _last_markers(tool_format: ToolFormat) -> re.Pattern[str]:
     """Return a pattern for the markers at the end of a block."""
-    texts = (*tool_format.closers, *tool_format.tokens, "```")
+    ends = (mark for reading in tool_format.readings for mark in call_ends(reading.dialect))
+    texts = (*ends, *tool_format.closers, *tool_format.tokens, "```")
     markers = "|".join(re.escape(text) for text in texts if text not in tool_format.openers)
     return re.compile(rf"(?:(?:{markers})\s*)+\Z")
 
@@ -176,9 +178,10 @@ def _named_calls(
     if raw.lstrip().startswith(("{", "[{")):
         return
     start, end = _call_markers(dialect) if dialect else ("", "")
+    ends = _marks_at_end(dialect) if dialect else re.compile("(?!)")
     offset = 0
     for part in raw.split(start) if len(start) > 1 else [raw]:
-        body = part.partition(end)[0] if len(end) > 1 else part
+        body = ends.sub("", part.partition(end)[0] if len(end) > 1 else part)
         begin, position, name = body.find("{"), 0, ""
         while begin >= 0:
             # A name comes directly before its arguments: no bracket closes between them.
@@ -199,6 +202,13 @@ def _named_calls(
                 position, name = found.end, ""
             begin = body.find("{", position)
         offset += len(part) + len(start)
+
+
+@lru_cache
+def _marks_at_end(dialect: NamedJson) -> re.Pattern[str]:
+    """Return a pattern for the marks after the arguments of a call."""
+    marks = "|".join(map(re.escape, call_ends(dialect))) or "(?!)"
+    return re.compile(rf"\s*(?:(?:{marks})\s*)+\Z")
 
 
 def _call_markers(dialect: NamedJson) -> tuple[str, str]:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
-from backend.formats.dialects import Markup, Messages, NamedJson, Objects, Reading, Tags
+from backend.formats.dialects import Dialect, Markup, Messages, NamedJson, Objects, Reading, Tags
 from backend.formats.format import ToolFormat
-from backend.formats.template import NAME, Characters, Id, Template
+from backend.formats.template import ARGUMENTS, NAME, Characters, Id, Template, split_at
 from backend.output.repair.names import SYNTAX
 from backend.output.repair.tags import opening
 
 _PUNCTUATION = r"\s}\])>,;`"
+_MARK = re.compile(r"<[^<>]+>")
 _WORD = re.compile(r"[^\W\d][\w./:-]*")
 
 
@@ -87,8 +88,18 @@ def markup_of(tool_format: ToolFormat) -> FormatMarkup:
     openers = {opener.strip() for opener in tool_format.openers}
     ends = {text for text in markers if text not in openers}
     ends |= {re.sub(r"\\(.)", r"\1", tag) for tag in tags if tag.startswith("</")}
+    whole = {mark for reading in readings for mark in call_ends(reading.dialect)}
+    # The beginning of a longer mark is none.
+    ends = whole | {end for end in ends if not any(mark.startswith(end) for mark in whole)}
     strays = sorted(ends, key=len, reverse=True)
     return FormatMarkup(pattern, tuple(markers), tuple(strays), SYNTAX | words, before)
+
+
+def call_ends(dialect: Dialect) -> Iterator[str]:
+    """Yield the marks after the arguments of a named call, each on its own."""
+    for template in dialect.calls if isinstance(dialect, NamedJson) else ():
+        for part in split_at(template, ARGUMENTS)[1]:
+            yield from _MARK.findall(part) if isinstance(part, str) else ()
 
 
 def _head(reading: Reading) -> Template:

@@ -158,7 +158,7 @@ class RepairReader:
         deltas: list[Delta] = []
         if is_last and not calls:
             # A call interrupted by a stop stays unfinished: invalid arguments run no tool.
-            text = self._markup.removed(raw[self._unread :]).strip(_PUNCTUATION)
+            text = self._markup.removed(raw[self._unread :]).lstrip(_PUNCTUATION).rstrip()
             return ReaderOutput(rejected=text)
         others = calls
         if ledger.is_open:
@@ -169,7 +169,7 @@ class RepairReader:
         for call in others:
             deltas += self._handed_out(call, is_short=is_last and self._lacks_arguments(call))
         after = raw[calls[-1].end :] if calls else raw[self._unread :]
-        text = self._markup.removed(after).strip(_PUNCTUATION)
+        text = self._markup.removed(after).lstrip(_PUNCTUATION).rstrip()
         return ReaderOutput(tuple(deltas), rest=text + rest)
 
     def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:

@@ -69,7 +69,8 @@ class Block:
         if not truncated and self._is_in_sentence(is_last=True):
             return ReaderOutput(rejected=self.held)
         output = self._reader.finish(truncated=truncated)
-        if not (output.rejected and self._may_repair()):
+        is_unfinished = self._context.calls.is_open and not truncated
+        if not ((output.rejected or is_unfinished) and self._may_repair()):
             return output
         self._repair(output.rejected)
         again = self._reader.finish(truncated=truncated)

@@ -188,7 +188,10 @@ class Router:
     def _flush(self, *, truncated: bool) -> None:
         match, rest = self._scanner.match, self._scanner.finish()
         if match:
-            self._enter(match)
+            reasoning = self._format.reasoning
+            is_begun_end = match in reasoning.frames and reasoning.end.startswith(match)
+            if not (self._in_thought and is_begun_end):
+                self._enter(match)
             self._rest = "" if truncated else rest
             self._end(truncated=truncated)
             return
