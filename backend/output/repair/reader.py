@@ -158,7 +158,7 @@ class RepairReader:
         deltas: list[Delta] = []
         if is_last and not calls:
             # A call interrupted by a stop stays unfinished: invalid arguments run no tool.
-            text = self._markup.removed(raw[self._unread :]).lstrip(_PUNCTUATION).rstrip()
+            text = self._markup.removed(raw[self._unread :]).strip(_PUNCTUATION)
             return ReaderOutput(rejected=text)
         others = calls
         if ledger.is_open:
