@@ -170,6 +170,8 @@ class RepairReader:
             deltas += self._handed_out(call, is_short=is_last and self._lacks_arguments(call))
         after = raw[calls[-1].end :] if calls else raw[self._unread :]
         text = self._markup.removed(after).lstrip(_PUNCTUATION).rstrip()
+        # What follows no call is a piece of one.
+        text = text if calls else text.rstrip(_PUNCTUATION)
         return ReaderOutput(tuple(deltas), rest=text + rest)
 
     def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:
