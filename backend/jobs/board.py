@@ -39,8 +39,7 @@ class JobBoard:
             del self._jobs[ended]
         # Moves a reused id to the end of the order.
         self._jobs.pop(job_id, None)
-        job = replace(job, download_environment=self._download_environment)
-        self._jobs[job_id] = JobProcess(job)
+        self._jobs[job_id] = JobProcess(self._complete(job))
         return job_id
 
     def updates(self, job_id: str, kind: type[Job]) -> AsyncGenerator[Progress, None]:
@@ -76,6 +75,9 @@ class JobBoard:
         self._is_closed = True
         stops = (job.stop() for job in list(self._jobs.values()))
         await asyncio.gather(*stops, return_exceptions=True)
+
+    def _complete(self, job: Job) -> Job:
+        return replace(job, download_environment=self._download_environment)
 
     def _require_room(self, job: Job, job_id: str) -> None:
         if self._is_closed:

@@ -41,12 +41,12 @@ def adapter_directory(adapter: Adapter, models_dir: Path | None) -> Path:
     if path is None:
         raise LoadError(f"the LoRA adapter {adapter.path} does not exist")
     directory = path if path.is_dir() else path.parent
-    for name in (CONFIG, PEFT_WEIGHTS if is_peft(directory) else WEIGHTS):
-        if not (directory / name).is_file():
-            raise LoadError(
-                f"the LoRA adapter {adapter.path} has no {name}: it must be in mlx-lm's format, "
-                f"or in PEFT's with {PEFT_WEIGHTS}"
-            )
+    names = (CONFIG, PEFT_WEIGHTS if is_peft(directory) else WEIGHTS)
+    if missing := next((name for name in names if not (directory / name).is_file()), ""):
+        problem = (
+            f"has no {missing}: it must be in mlx-lm's format, or in PEFT's with {PEFT_WEIGHTS}"
+        )
+        raise LoadError(f"the LoRA adapter {adapter.path} {problem}")
     return directory
 
 
