@@ -8,7 +8,8 @@ from scripts.real_models.prompts import PROMPTS
 
 pytestmark = pytest.mark.mlx
 
-# Of a log-probability from that of llama.cpp, whose GELU is a table of 16 bits.
+# Of a log-probability from that of llama.cpp. Raw mlx-lm differs by up to 0.025, with the same
+# tokens; the reason has not been looked for.
 BOUND = 5e-2
 # A base model: the marks of SmolLM2's turns are text to it.
 NAMES = [name for name in PROMPTS if name != "chat"]
