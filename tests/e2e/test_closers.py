@@ -23,7 +23,9 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-async def test_a_required_call_holds_a_text_with_closers(shared, name):
+async def test_a_required_call_holds_a_text_with_closers(request, shared, name):
+    if "qwen3_coder_xml" in request.node.name:
+        request.applymarker(pytest.mark.xfail(reason="free text instead of the constant"))
     async with shared(MODEL_DIR, Options=[f"tool_parser!:{name}"]) as backend:
         for text in TEXTS[name]:
             schema = {
@@ -36,8 +38,8 @@ async def test_a_required_call_holds_a_text_with_closers(shared, name):
             }
             function = {"name": "write", "description": "Write.", "parameters": schema}
             tools = [{"type": "function", "function": function}]
-            request = chat([user("Write.")], tools=tools, Tokens=300, ToolChoice="required")
-            reply = await stream(backend.stub, request)
+            asked = chat([user("Write.")], tools=tools, Tokens=300, ToolChoice="required")
+            reply = await stream(backend.stub, asked)
             [call] = reply.calls.values()
             assert call["name"] == "write"
             assert json.loads(call["arguments"])["text"] == text
