@@ -23,9 +23,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-async def test_a_required_call_holds_a_text_with_closers(request, shared, name):
-    if "qwen3_coder_xml" in request.node.name:
-        request.applymarker(pytest.mark.xfail(reason="free text instead of the constant"))
+async def test_a_required_call_holds_a_text_with_closers(shared, name):
     async with shared(MODEL_DIR, Options=[f"tool_parser!:{name}"]) as backend:
         for text in TEXTS[name]:
             schema = {

@@ -268,3 +268,17 @@ def test_a_value_may_contain_its_own_closer(name, has_tokens):
     assert is_whole(compiled(name, has_tokens), reply, vocabulary_of(name, has_tokens))
     plain = value.removeprefix("<![CDATA[").removesuffix("]]>")
     assert read(name, [reply]) == ("", [("f", {"first": plain, "text": plain})])
+
+
+@pytest.mark.parametrize("has_text", [True, False])
+def test_a_constant_that_only_a_lapse_cannot_hold_is_held(has_text):
+    name, value = "qwen3_coder_xml", "</parameter>\n</function>\n."
+    schema = {"type": "object", "properties": {"text": {"const": value}}, "required": ["text"]}
+    vocabulary = vocabulary_of(name, True)
+    rule = CallRule(least=int(not has_text), most=1, has_text=has_text)
+    grammar = tool_grammar(format_of(name), [tool("f", schema)], rule, vocabulary)
+    held = GrammarCompiler(vocabulary).compile(grammar)
+    assert is_whole(held, written(name, {"text": value}), vocabulary)
+    assert not is_whole(held, written(name, {"text": "x"}), vocabulary)
+    lapse = written(name, {"text": "x"}).replace("<tool_call>\n", "").replace("\n</tool_call>", "")
+    assert is_whole(held, lapse, vocabulary) == has_text

@@ -8,7 +8,7 @@ from backend.formats.grammar import Frame
 from backend.formats.template import ARGUMENTS, Slot, Template, split_at
 from backend.sampling.grammar.tools.arguments import arguments_in
 from backend.sampling.grammar.tools.json_values import json_text
-from backend.sampling.grammar.tools.parameters import Parameters
+from backend.sampling.grammar.tools.parameters import Parameters, PartError
 from backend.sampling.grammar.tools.site import CallSite
 from backend.sampling.grammar.tools.template import fill
 from backend.sampling.grammar.vocabulary import Vocabulary
@@ -53,10 +53,17 @@ class FramedCalls:
         self._writer = writer
         call = frame.call or frame.dialect.call
         self._call, after = split_at(call, ARGUMENTS)
-        site = call_site(frame, tool_format, after)
-        self._arguments = [
-            (tool.tool, arguments_in(frame.dialect, site, tool, writer)) for tool in tools
-        ]
+        self._site = call_site(frame, tool_format, after)
+        self._arguments = [(tool.tool, self._arguments_of(tool)) for tool in tools]
+
+    def _arguments_of(self, tool: Parameters) -> str:
+        """Return the expression of a tool's arguments; those of a lapse are held less strictly."""
+        try:
+            return arguments_in(self.frame.dialect, self._site, tool, self._writer)
+        except PartError as error:
+            if not self.frame.is_lapse:
+                raise
+            return self._arguments_of(tool.without(error.pointer, "cannot be held in a lapse"))
 
     def whole(self, least: int, most: int) -> str:
         """Return the expression of `least` to `most` calls (at least one) with their opener."""

@@ -62,9 +62,12 @@ def writable(tool_format: ToolFormat, parameters: Parameters, vocabulary: Vocabu
     """Return the parameters of a tool as far as a format can express them.
 
     Each part that it cannot express is left out, which at worst leaves an object of any arguments.
+    What only a lapse cannot express is left out there.
     """
     frames = tool_format.grammar.frames if tool_format.grammar else ()
-    for frame in {frame.dialect: frame for frame in frames}.values():
+    for frame in frames:
+        if frame.is_lapse or not is_written(frame, vocabulary):
+            continue
         while problem := _problem(frame, tool_format, parameters, vocabulary):
             parameters = parameters.without(problem.pointer, "cannot be held in this format")
     return parameters
