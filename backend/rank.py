@@ -108,10 +108,12 @@ def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
     _leave_signals_to_server()
     server = Channel(socket.socket(fileno=server_fd), codec := Codec(Order))
     try:
+        from backend.cpu.install import install
         from backend.engine.leading.injected_fault import parse_fault
         from backend.engine.leading.leader import Leader
     except ImportError as error:
         refuse(server, LoadFailedError(f"MLX cannot be imported: {error}"))
+    install()
     fault = parse_fault(environment.get(FAULT_VARIABLE, ""))
     Leader(server, codec, tamper=fault.built_into if fault else None).run()
 
@@ -134,9 +136,11 @@ def refuse(server: "Channel", error: BackendError) -> NoReturn:
 
 def be_rank(arguments: argparse.Namespace) -> NoReturn:
     """Take part in one group as a rank other than the first."""
+    from backend.cpu.install import install
     from backend.engine.distributed.follower import Follower, reach
     from backend.engine.distributed.messages import make_codec
 
+    install()
     codec = make_codec()
     address, _, port = arguments.control.rpartition(":")
     leader = reach(Endpoint(address, int(port)), codec)

@@ -31,6 +31,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave the tests themselves and mlx-lm out of what is collected at each load."""
     if any(item.get_closest_marker("mlx") for item in session.items):
         importlib.import_module("backend.model.checkpoint.upstream").import_mlx_lm()
+        # Sessions here compute as those of engine processes do.
+        importlib.import_module("backend.cpu.install").install()
     gc.collect()
     gc.freeze()
 

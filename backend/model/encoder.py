@@ -27,9 +27,8 @@ from backend.model.checkpoint.weights import (
     require_memory,
     weights_bytes,
 )
-from backend.model.gates import prepare_gates
+from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
-from backend.model.products import prepare_products
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 
 _SENTENCE_CONFIG = "sentence_bert_config.json"
@@ -199,12 +198,11 @@ def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind, label
     )
     if options.dtype is not None:
         cast(network, options.dtype)
-    prepare_products(
+    DEVICE.prepare(
         network,
         keeps_type=options.dtype is not None,
         dequantises=options.tuning.checkpoint.dequantize,
     )
-    prepare_gates()
     return network
 
 

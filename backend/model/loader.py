@@ -50,12 +50,10 @@ from backend.model.checkpoint.weights import (
     need_no_room,
     require_memory,
     weights_bytes,
-    widen_experts,
 )
+from backend.model.device import DEVICE
 from backend.model.encoder import is_encoder, load_encoder
-from backend.model.gates import prepare_gates
 from backend.model.loaded import RunnableModel
-from backend.model.products import prepare_products
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
@@ -256,14 +254,9 @@ def _adjust(network: Network, options: ModelOptions) -> None:
     apply_adapters(network, options.adapters, options.models_dir)
     if options.dtype is not None:
         cast(network, options.dtype)
-    if widen_experts(network):
-        log.warning("experts need float32 on a CPU: all weights are cast and take more memory")
     # Ranks on other machines may compute otherwise, and their results are added.
     keeps_type = options.dtype is not None or asks_for_several(options)
-    prepare_products(
-        network, keeps_type=keeps_type, dequantises=options.tuning.checkpoint.dequantize
-    )
-    prepare_gates()
+    DEVICE.prepare(network, keeps_type=keeps_type, dequantises=options.tuning.checkpoint.dequantize)
 
 
 def _media_support(

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from time import perf_counter
 
-from backend.engine.passes.product_threads import most_threads
 from common import openblas
+from common.process.cores import usable_cores
 
 _REPEATS = 5
 # A pass that takes longer is repeated once.
@@ -28,7 +28,7 @@ def set_best_threads(run_step: Callable[[], object]) -> None:
         repeats = _REPEATS if first < _LONG_PASS_S else 1
         return min(first, *(_seconds(run_step) for _ in range(repeats)))
 
-    most = most_threads(None)
+    most = usable_cores()
     numbers = sorted({min(2**n, most) for n in range(most.bit_length() + 1)})
     openblas.set_threads(min(numbers, key=step_s))
 

@@ -29,6 +29,7 @@ RANKS, TEMPLATES = "backend.engine.processes", "backend.model.text.isolated.temp
 # What an engine would import in the end, for one model or another.
 MODULES = (
     *(NAME, "backend.engine.leading.leader", "backend.engine.leading.injected_fault"),
+    "backend.cpu.install",
     *("backend.sampling.grammar.compiler", "numpy.random", "multiprocessing.synchronize"),
     *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "transformers.models.auto"),
     *("mlx_vlm.utils", "mlx_vlm.models.qwen3_vl", "mlx_vlm.models.gemma4", "PIL.ImageFile"),

@@ -42,11 +42,13 @@ def command(
     """
     # MLX and transformers take a second to import: not for --help.
     from backend.cli.fit.report import table, values
+    from backend.cpu.install import install
     from backend.engine.forecast import forecast
 
     # As the server on this machine would have it.
     if is_wanted(os.environ) and (library := find_openblas()):
         attach(library)
+    install()
     tuning = TuningOptions.of(draft_model=draft_model)
     options = ModelOptions(model=model, models_dir=models_path, tuning=tuning)
     try:

@@ -23,7 +23,7 @@ from backend.engine.passes.prefill import prefill_chunk
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.row import Row
-from backend.model.exponentials import log_sum_exp
+from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 
 # Tokens whose logits are in memory at once, each as wide as the vocabulary.
@@ -140,7 +140,7 @@ class Scorer:
     def _next_logprobs(self, rows: Sequence[Sequence[int]], batch: BatchCaches) -> mx.array:
         """Feed rows of one length; return log-probabilities [B, T, V] of the next tokens."""
         logits = batch.forward(self._network, mx.array(rows)).astype(mx.float32)
-        logprobs = logits - log_sum_exp(logits)
+        logprobs = logits - DEVICE.log_sum_exp(logits)
         mx.eval(logprobs, [cache.state for cache in batch.layers])
         return logprobs
 

@@ -14,8 +14,8 @@ import mlx.core as mx
 from backend.cache.row_kv import RowKV
 from backend.engine.kv.layer import RaggedKV
 from backend.engine.kv.row_attention import attend_row
-from backend.engine.kv.whole import attend_whole
 from backend.model.checkpoint.upstream import reroute
+from backend.model.device import DEVICE
 
 _NAME = "scaled_dot_product_attention"
 _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
@@ -43,7 +43,7 @@ def _routed(upstream: Attention) -> Attention:
                 return attend_row(keys, queries, scale, cast(mx.array | None, mask), sinks)
             case mx.array() if not hasattr(given["cache"], "bits"):
                 values = cast(mx.array, given["values"])
-                return attend_whole(queries, keys, values, scale, mask, sinks)
+                return DEVICE.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             case _:
                 return upstream(queries, keys, *rest, **named)
 

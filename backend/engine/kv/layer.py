@@ -14,7 +14,7 @@ from backend.engine.kv.buffers import POSITIONS, Buffers, in_one, resized, taken
 from backend.engine.kv.ledger import Ledger, Recipe
 from backend.engine.kv.partial import Partial, joined, merged, over_own, over_pieces, over_shared
 from backend.engine.kv.spans import Group, Pass, Span, WideRow
-from backend.engine.kv.whole import attend_whole
+from backend.model.device import DEVICE
 
 
 class Window:
@@ -291,7 +291,7 @@ class RaggedKV:
     ) -> mx.array:
         """Return the attention of queries over stored keys and values."""
         keys, values = kept
-        return attend_whole(queries, keys, values, scale, mask, sinks)
+        return DEVICE.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
     def _new_cache(self) -> UpstreamCache:
         return self._kind()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from backend.model.exponentials import exp
+from backend.model.device import DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _weights(scores: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     scores = scores.astype(mx.float32)
     top = scores.max(axis=-1, keepdims=True)
     # A query that sees none of these keys has no largest score.
-    weights = exp(scores - mx.where(mx.isinf(top), 0.0, top))
+    weights = DEVICE.exp(scores - mx.where(mx.isinf(top), 0.0, top))
     return weights, top, weights.sum(axis=-1, keepdims=True)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from backend.core.step import StepLogprobs
-from backend.model.exponentials import log_sum_exp
+from backend.model.device import DEVICE
 from backend.sampling.largest import largest
 
 
@@ -58,7 +58,7 @@ def logprobs_in_flight(
     if len(rows) < len(wanted):
         index = mx.array([i for i, _ in rows])
         logits, tokens = logits[index], tokens[index]
-    total = log_sum_exp(logits)
+    total = DEVICE.log_sum_exp(logits)
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1)
     count = min(max(max(n for _, n in rows), 1), logits.shape[-1])
     ids, top = largest(logits, count)

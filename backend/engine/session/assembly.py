@@ -19,7 +19,6 @@ from backend.engine.findings import Notebook, Page
 from backend.engine.messages.commands import DiskNews
 from backend.engine.network import FreshCaches
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
-from backend.engine.passes.product_threads import ProductThreads
 from backend.engine.passes.ranks import ALONE, Ranks
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.prefixes.caching_store import make_prefix_store
@@ -46,6 +45,7 @@ from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm
 from backend.model.checkpoint.weights import weight_types
+from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 from backend.model.text.isolated.template import PROCESSES
 from backend.model.vision.media_trial import Examiner
@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 def assemble_session(model: RunnableModel, options: ModelOptions, outlets: Outlets) -> Session:
     """Return an idle session, after checking the abilities of the model."""
     if model.card.kind is not ModelKind.DECODER:
-        ProductThreads(options.threads)
+        DEVICE.choose_threads(options.threads)
         page = outlets.notebook.page(model_key(options, model))
         if not page.findings.is_sound:
             require_numbers(Encoder(model.network).look(_sample(model)[:_PROBE_TOKENS]))
@@ -92,7 +92,7 @@ def assemble_decoder_session(
     # Ranks must make the same trials: what one of them remembers, another may not.
     notebook = Notebook() if ranks.are_several else outlets.notebook
     # Ranks on one machine share its cores.
-    threads = None if ranks.are_several else ProductThreads(options.threads)
+    threads = None if ranks.are_several else DEVICE.choose_threads(options.threads)
     page = notebook.page(model_key(options, model))
     page.repeat()
     before = page.findings

@@ -15,7 +15,6 @@ from backend.engine.passes.batch import Batch
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.feeder import make_feeder
 from backend.engine.passes.isolation import Isolation
-from backend.engine.passes.product_threads import ProductThreads
 from backend.engine.plan import BatchPlan
 from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.admission import Reservations
@@ -33,6 +32,7 @@ from backend.engine.session.recovery import Recovery
 from backend.engine.session.session import Outlets
 from backend.engine.trials.batch_check import Planning
 from backend.engine.trials.draft_model import LoadedDraft
+from backend.model.device import Threads
 from backend.model.loaded import RunnableModel
 
 
@@ -95,7 +95,7 @@ class Resources:
     draft: LoadedDraft | None = None
     trials: Callable[[], Planning] | None = None
     page: Page = field(default_factory=Page)
-    threads: ProductThreads | None = None
+    threads: Threads | None = None
 
     @property
     def draft_bytes(self) -> int:

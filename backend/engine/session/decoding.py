@@ -1,15 +1,13 @@
 """The decoding of a session: rows join the batch, and their tokens are published."""
 
-import mlx.core as mx
-
 from backend.engine.passes.batch import Batch
-from backend.engine.passes.product_threads import ProductThreads
 from backend.engine.rows.scheduler import Scheduler
 from backend.engine.session.delivery import Delivery
 from backend.engine.session.memory_watch import MemoryWatch
 from backend.engine.session.open_requests import OpenRequests
 from backend.engine.session.recovery import Recovery
 from backend.errors import GrammarError
+from backend.model.device import DEVICE, Threads
 
 
 class Decoding:
@@ -40,11 +38,9 @@ class Decoding:
         self._requests = requests
         self._recovery = recovery
         self._delivery = delivery
-        self._threads: ProductThreads | None = None
-        # On a CPU a dispatch takes as long as computing: a first token would wait for the second.
-        self._dispatch_blocks = mx.default_device() == mx.Device(mx.cpu)
+        self._threads: Threads | None = None
 
-    def adapt(self, threads: ProductThreads | None) -> None:
+    def adapt(self, threads: Threads | None) -> None:
         """Choose the threads of matrix products, if given, by the time of steps from now on."""
         self._threads = threads
         if threads is not None:
@@ -62,7 +58,8 @@ class Decoding:
         if self._threads is not None and self._threads.wants_change:
             self.deliver()
             self._threads.change()
-        if self._dispatch_blocks and self._batch.awaits_first_token:
+        # A first token would wait for the second.
+        if DEVICE.blocks_dispatch and self._batch.awaits_first_token:
             self.deliver()
         self._memory.before_step()
         self._recovery.rows = tuple(self._scheduler.active)

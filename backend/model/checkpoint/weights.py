@@ -15,8 +15,6 @@ MakeRoom: TypeAlias = Callable[[int], None]
 
 PIECE_BYTES = 256 * 2**20
 
-# Upstream's layer of many matrices, each token using a few of them.
-_GATHERED = "SwitchLinear"
 _GIB = 2**30
 
 
@@ -35,24 +33,6 @@ def cast(network: Network, dtype: str) -> None:
         return weight.astype(target) if floating and is_cast(path) else weight
 
     network.update(tree_map_with_path(cast_one, network.parameters()))
-
-
-def widen_experts(network: Network) -> bool:
-    """Cast all weights to float32 if this device cannot multiply the experts.
-
-    On a CPU, MLX 0.32 only multiplies gathered 32-bit matrices; otherwise the first token would
-    fail. Quantised experts are unaffected.
-
-    Returns:
-        Whether the weights were cast.
-    """
-    if mx.default_device() != mx.Device(mx.cpu):
-        return False
-    experts = (m for _, m in network.named_modules() if type(m).__name__ == _GATHERED)
-    if all(module.weight.dtype == mx.float32 for module in experts):
-        return False
-    cast(network, "float32")
-    return True
 
 
 def weights_bytes(network: Network) -> int:

@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import cast, widen_experts
+from backend.model.checkpoint.weights import cast
+from backend.model.device import DEVICE
 from backend.model.heads.network import HeadNetwork, Target
 
 
@@ -68,5 +69,5 @@ def build_mtp(directory: Path, network: Network, dtype: str | None) -> MtpNetwor
     head, _ = load_drafter(str(directory), "mtp", lazy=True)
     if dtype is not None:
         cast(head, dtype)
-    widen_experts(head)
+    DEVICE.widen_experts(head)
     return MtpNetwork(head, network)

@@ -13,7 +13,8 @@ from mlx import nn
 from mlx_lm.models.cache import CacheList, KVCache
 
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import cast, widen_experts
+from backend.model.checkpoint.weights import cast
+from backend.model.device import DEVICE
 from backend.model.heads.head_weights import load_weights, read_head_config, read_weights
 from backend.model.heads.mtp import MtpNetwork
 
@@ -47,7 +48,7 @@ def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetw
     head = _built(text, config, read_weights(directory, _rename_from(prefix, is_split=is_split)))
     if dtype is not None:
         cast(head, dtype)
-    widen_experts(head)
+    DEVICE.widen_experts(head)
     has_index = "indexer" in head.layers[0].self_attn
     layer_cache = _with_index if has_index else KVCache
     return MtpNetwork(head, network, masks_are_arrays=True, layer_cache=layer_cache)

@@ -7,8 +7,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import switch_layers
 from mlx_vlm.models import switch_layers as vlm_switch_layers
 
-from backend.model import products
-from backend.model.products import prepare_products
+from backend.cpu import products
+from backend.cpu.products import prepare_products
 
 pytestmark = pytest.mark.mlx
 

@@ -1,9 +1,9 @@
-"""Attention over keys that are one array."""
+"""Attention over keys that are one array, for some queries at a time."""
 
 import mlx.core as mx
 
+from backend.cpu.exponentials import pays
 from backend.engine.kv.partial import merged, over_own
-from backend.model.exponentials import pays
 
 # Computed at once: 1 MiB, which a core's cache holds.
 _PIECE_SCORES = 2**18
@@ -15,20 +15,12 @@ def attend_whole(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
+    *,
     scale: float,
     mask: mx.array | str | None,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Return the attention [rows, heads, width, value width], as MLX's function does.
-
-    Args:
-        queries: [rows, heads, width, head width].
-        keys: [rows, kv heads, positions, head width].
-        values: [rows, kv heads, positions, value width].
-        scale: Of the scores.
-        mask: As MLX takes it.
-        sinks: [heads] scores of an empty position.
-    """
+    """Return the attention, as `mx.fast.scaled_dot_product_attention` does."""
     rows, heads, width, _ = queries.shape
     positions = keys.shape[2]
     if not pays(rows * heads * width * positions, queries.dtype) or not _selects(mask):

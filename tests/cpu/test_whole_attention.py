@@ -3,9 +3,11 @@
 import mlx.core as mx
 import pytest
 
-from backend.engine.kv import attention, whole
-from backend.engine.kv.whole import attend_whole
-from backend.model import exponentials
+from backend.cpu import exponentials, whole_attention
+from backend.cpu.install import install
+from backend.cpu.whole_attention import attend_whole
+from backend.engine.kv import attention
+from backend.model.device import Device
 
 pytestmark = pytest.mark.mlx
 
@@ -16,15 +18,14 @@ SCALE = HEAD_WIDTH**-0.5
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch):
     """However few scores there are, as many as those of three tokens are a piece."""
-    monkeypatch.setattr(exponentials, "are_slow", lambda: True)
     monkeypatch.setattr(exponentials, "_LEAST_NUMBERS", 0)
-    monkeypatch.setattr(whole, "_PIECE_SCORES", 3 * HEADS * POSITIONS)
+    monkeypatch.setattr(whole_attention, "_PIECE_SCORES", 3 * HEADS * POSITIONS)
 
 
 @pytest.fixture
 def in_pieces(monkeypatch):
     """Refuse MLX's own function."""
-    monkeypatch.setattr(whole.mx, "fast", None)
+    monkeypatch.setattr(whole_attention.mx, "fast", None)
 
 
 def arrays(rows, width=WIDTH, dtype=mx.float32):
@@ -65,20 +66,20 @@ def test_it_is_that_of_mlx(request, mask, has_sinks, rows):
     sinks = mx.array([-1.0, 0.5, 2.0, 9.0]) if has_sinks else None
     expected = mlx_attention(given, mask, sinks)
     request.getfixturevalue("in_pieces")
-    output = attend_whole(*given, SCALE, mask, sinks)
+    output = attend_whole(*given, scale=SCALE, mask=mask, sinks=sinks)
     assert output.shape == expected.shape
     assert mx.allclose(output, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_no_query_of_a_causal_piece_computes_scores_of_later_positions(monkeypatch):
-    seen, over_own = [], whole.over_own
+    seen, over_own = [], whole_attention.over_own
 
     def noted(queries, keys, *rest):
         seen.append((queries.shape[2], keys.shape[2]))
         return over_own(queries, keys, *rest)
 
-    monkeypatch.setattr(whole, "over_own", noted)
-    attend_whole(*arrays(1), SCALE, "causal", None)
+    monkeypatch.setattr(whole_attention, "over_own", noted)
+    attend_whole(*arrays(1), scale=SCALE, mask="causal", sinks=None)
     assert seen == [(3, 42), (3, 45), (3, 48), (2, 50)]
 
 
@@ -87,25 +88,31 @@ def test_no_query_of_a_causal_piece_computes_scores_of_later_positions(monkeypat
 )
 def test_masks_of_heads_and_masks_that_are_added_are_left_to_mlx(mask):
     given = arrays(1)
-    assert mx.array_equal(attend_whole(*given, SCALE, mask, None), mlx_attention(given, mask))
+    assert mx.array_equal(
+        attend_whole(*given, scale=SCALE, mask=mask, sinks=None), mlx_attention(given, mask)
+    )
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_16_bits_are_left_to_mlx(dtype):
     given = arrays(1, dtype=dtype)
-    assert mx.array_equal(attend_whole(*given, SCALE, None, None), mlx_attention(given, None))
+    assert mx.array_equal(
+        attend_whole(*given, scale=SCALE, mask=None, sinks=None), mlx_attention(given, None)
+    )
 
 
 def test_few_scores_are_left_to_mlx(monkeypatch):
     monkeypatch.setattr(exponentials, "_LEAST_NUMBERS", HEADS * WIDTH * POSITIONS + 1)
     given = arrays(1)
-    assert mx.array_equal(attend_whole(*given, SCALE, None, None), mlx_attention(given, None))
+    assert mx.array_equal(
+        attend_whole(*given, scale=SCALE, mask=None, sinks=None), mlx_attention(given, None)
+    )
 
 
 def test_scores_that_are_no_numbers_show_in_the_output():
     given = arrays(1)
     given[0][0, 0, 4, 0] = mx.nan
-    bad = mx.isnan(attend_whole(*given, SCALE, "causal", None)).any(axis=-1)
+    bad = mx.isnan(attend_whole(*given, scale=SCALE, mask="causal", sinks=None)).any(axis=-1)
     assert bad[0, 0, 4].item()
     assert int(bad.sum()) == 1
 
@@ -115,18 +122,20 @@ def test_a_network_with_its_own_caches_has_its_attention_in_pieces(networks, fam
     """Upstream's attention is routed here, and the scores of the next token stay the same."""
     from mlx_lm.models.cache import make_prompt_cache
 
+    install(device := Device(), mx.Device(mx.cpu))
+    monkeypatch.setattr(attention, "DEVICE", device)
     attention.install()
     network, tokens = networks(family), mx.arange(3, 20)[None]
-    pieces, over_own = [], whole.over_own
+    pieces, over_own = [], whole_attention.over_own
 
     def counted(*given):
         pieces.append(1)
         return over_own(*given)
 
-    monkeypatch.setattr(whole, "over_own", counted)
+    monkeypatch.setattr(whole_attention, "over_own", counted)
     logits = network(tokens, cache=make_prompt_cache(network))
     mx.eval(logits)
     assert pieces
-    monkeypatch.setattr(exponentials, "are_slow", lambda: False)
+    monkeypatch.setattr(attention, "DEVICE", Device())
     expected = network(tokens, cache=make_prompt_cache(network))
     assert mx.allclose(logits, expected, rtol=1e-4, atol=1e-4)

@@ -11,20 +11,13 @@ import pytest
 from mlx import nn
 from mlx_lm.models import activations, gemma2, gemma3_text, gemma4_text, llama, switch_layers
 
-from backend.model import exponentials, gates
+from backend.cpu import exponentials, gates
+from backend.cpu.gates import prepare_gates
 from backend.model.checkpoint.upstream import reroute
-from backend.model.gates import prepare_gates
 
 pytestmark = pytest.mark.mlx
 
 MANY = 2**14
-
-
-@pytest.fixture(autouse=True)
-def slow_exponentials(monkeypatch):
-    """As on a Linux CPU, wherever the tests run."""
-    for module in (exponentials, gates):
-        monkeypatch.setattr(module, "are_slow", lambda: True)
 
 
 def spread(first, last, count=MANY):
@@ -88,16 +81,6 @@ def test_a_familys_own_function_of_the_same_name_stays(monkeypatch):
     monkeypatch.setattr(llama, "swiglu", own)
     prepare_gates()
     assert llama.swiglu is own
-
-
-def test_without_slow_exponentials_nothing_is_replaced(monkeypatch):
-    monkeypatch.setattr(gates, "are_slow", lambda: False)
-    monkeypatch.setattr(llama, "swiglu", activations.swiglu)
-    monkeypatch.setattr(gemma3_text, "nn", nn)
-    before = llama.swiglu
-    prepare_gates()
-    assert llama.swiglu is before
-    assert gemma3_text.nn is nn
 
 
 @pytest.mark.parametrize("family", [gemma2, gemma3_text])

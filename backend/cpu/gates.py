@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
+from backend.cpu.exponentials import pays, sigmoid
 from backend.model.checkpoint.upstream import reroute
-from backend.model.exponentials import are_slow, pays, sigmoid
 
 Activation: TypeAlias = Callable[..., mx.array]
 """From a gate [..., N], and possibly inputs of its shape to multiply with, to their shape."""
@@ -42,8 +42,6 @@ _WITH_GELU = tuple(
 
 def prepare_gates() -> None:
     """Have the gates of all imported families computed here; cheap if nothing is new."""
-    if not are_slow():
-        return
     for name, modules in _GATED.items():
         reroute(name, modules, _ROUTES[name])
     for name in _WITH_GELU:

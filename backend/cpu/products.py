@@ -20,12 +20,30 @@ from common.openblas import has_openblas
 _GB = 1e9
 _HALVES = (mx.bfloat16, mx.float16)
 _QUANTISED = ("weight", "scales", "biases")
+# Upstream's layer of many matrices, each token using a few of them.
+_GATHERED = "SwitchLinear"
 # Fewer tokens are multiplied with quantised weights in less time than it takes to dequantise those.
 _LEAST_TOKENS = 5
 # Dequantised at once, as they are needed: 4 MiB.
 _PIECE_WEIGHTS = 2**20
 
 log = logging.getLogger(__name__)
+
+
+def widen_experts(network: Network) -> bool:
+    """Cast all weights to float32 if there are experts of another type.
+
+    On a CPU, MLX 0.32 only multiplies gathered 32-bit matrices; otherwise the first token would
+    fail. Quantised experts are unaffected.
+
+    Returns:
+        Whether the weights were cast.
+    """
+    experts = (m for _, m in network.named_modules() if type(m).__name__ == _GATHERED)
+    if all(module.weight.dtype == mx.float32 for module in experts):
+        return False
+    cast(network, "float32")
+    return True
 
 
 def prepare_products(network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:
@@ -37,7 +55,7 @@ def prepare_products(network: Network, *, keeps_type: bool, dequantises: bool = 
             enough of them to notice, and few enough for the memory.
         dequantises: Whether that goes for quantised weights too, and not only for their scales.
     """
-    if mx.default_device() != mx.Device(mx.cpu) or not has_openblas():
+    if not has_openblas():
         return
     if not keeps_type and _size(network) >= FLOAT32_MIN_BYTES:
         layers = _quantised_layers(network) if dequantises else []
@@ -193,13 +211,6 @@ def _dequantised(module: Network, rows: slice = slice(None)) -> mx.array:
     )
     if scales.dtype in _HALVES:
         scales, *biases = (array.astype(mx.float32) for array in (scales, *biases))
-    matrix: mx.array = mx.dequantize(
-        weights,
-        scales,
-        *biases,
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
-        dtype=mx.float32,
-    )
+    form = {name: getattr(module, name) for name in ("group_size", "bits", "mode")}
+    matrix: mx.array = mx.dequantize(weights, scales, *biases, **form, dtype=mx.float32)
     return matrix

@@ -6,18 +6,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.model import exponentials
-from backend.model.exponentials import exp, log_sum_exp, pays
+from backend.cpu.exponentials import exp, log_sum_exp, pays
 
 pytestmark = pytest.mark.mlx
 
 MANY = 2**14
-
-
-@pytest.fixture(autouse=True)
-def slow_exponentials(monkeypatch):
-    """As on a Linux CPU, wherever the tests run."""
-    monkeypatch.setattr(exponentials, "are_slow", lambda: True)
 
 
 def spread(first, last):
@@ -72,10 +65,4 @@ def test_powers_of_16_bits_stay_those_of_mlx(dtype):
 def test_few_powers_are_those_of_mlx():
     numbers = spread(-5, 5)[:100]
     assert not pays(100, mx.float32)
-    assert mx.array_equal(exp(numbers), mx.exp(numbers))
-
-
-def test_where_they_are_fast_exponentials_are_those_of_mlx(monkeypatch):
-    monkeypatch.setattr(exponentials, "are_slow", lambda: False)
-    numbers = spread(-5, 5)
     assert mx.array_equal(exp(numbers), mx.exp(numbers))

@@ -6,22 +6,21 @@ import sys
 
 import pytest
 
-from backend.engine.passes.product_threads import (
+from backend.cpu.product_threads import (
     FIRST_REST,
     FIRST_THREADS,
     LONGEST_REST,
     TRIED_STEPS,
     ThreadChoice,
-    most_threads,
 )
 from common.openblas import find_openblas, preloading
 from common.process.cores import usable_cores
 
 SET_THREADS = """
-from backend.engine.passes.product_threads import ProductThreads
+from backend.cpu.product_threads import choose_threads
 from common import openblas
 
-ProductThreads({limit})
+choose_threads({limit})
 print(openblas.has_openblas() and openblas.threads())
 """
 
@@ -96,11 +95,6 @@ def test_steps_of_other_numbers_of_rows_are_not_compared():
         choice.observe(1 + step % 2, 1.0)
 
 
-def test_a_limit_of_the_host_holds_below_the_number_of_cores():
-    assert most_threads(None) == most_threads(10_000) == usable_cores()
-    assert most_threads(1) == 1
-
-
 @pytest.mark.mlx
 def test_without_openblas_nothing_is_set():
     assert told(None, {"LD_PRELOAD": ""}) == ["False"]
@@ -111,6 +105,10 @@ def test_without_openblas_nothing_is_set():
 def test_with_openblas_the_number_is_set_unless_the_environment_sets_it():
     environment = preloading({}, find_openblas())
     assert told(1, environment) == ["1"]
-    assert told(None, environment) == [f"{min(usable_cores(), FIRST_THREADS)}"]
+    assert (
+        told(None, environment)
+        == told(10_000, environment)
+        == [f"{min(usable_cores(), FIRST_THREADS)}"]
+    )
     given = told(None, environment | {"OPENBLAS_NUM_THREADS": "3"})
     assert given == [f"{min(3, usable_cores())}"]

@@ -96,44 +96,45 @@ class ThreadChoice:
 
 
 class ProductThreads:
-    """Sets the number of threads of this process; nothing happens without OpenBLAS.
+    """Sets the number of threads of this process; requires OpenBLAS."""
 
-    Nor does it if the environment sets more than one thread.
-    """
-
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, most: int) -> None:
         """Set the first number.
 
         Args:
-            limit: The maximum; `None` is as many as there are cores.
+            most: The maximum.
         """
-        self._choice: ThreadChoice | None = None
-        if not openblas.has_openblas() or openblas.threads() > 1:
-            return
-        most = most_threads(limit)
-        choice = self._choice = ThreadChoice(most)
-        self._count = choice.count
-        openblas.set_threads(choice.count)
-        log.info("threads for each matrix product: %d of at most %d", choice.count, most)
+        self._choice = ThreadChoice(most)
+        self._count = 0
+        self.change()
+        log.info("threads for each matrix product: %d of at most %d", self._count, most)
 
     @property
     def wants_change(self) -> bool:
         """Whether to call `change` before the next pass, when nothing is being computed."""
-        return self._choice is not None and self._choice.count != self._count
+        return self._choice.count != self._count
 
     def change(self) -> None:
         """Use the due number; no product may be running."""
-        if self._choice is not None:
-            self._count = self._choice.count
-            openblas.set_threads(self._count)
+        self._count = self._choice.count
+        openblas.set_threads(self._count)
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn the time of a step; one before a due change was not with the due number."""
-        if self._choice is not None and not self.wants_change:
+        if not self.wants_change:
             self._choice.observe(rows, seconds)
 
 
-def most_threads(limit: int | None) -> int:
-    """Return the usable cores, up to a limit if there is one."""
+def choose_threads(limit: int | None) -> ProductThreads | None:
+    """Begin to choose the threads of this process.
+
+    Args:
+        limit: The maximum; `None` is as many as there are cores.
+
+    Returns:
+        `None` without OpenBLAS, and if the environment sets more than one thread.
+    """
+    if not openblas.has_openblas() or openblas.threads() > 1:
+        return None
     cores = usable_cores()
-    return min(cores, limit) if limit else cores
+    return ProductThreads(min(cores, limit) if limit else cores)

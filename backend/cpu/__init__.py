@@ -1,0 +1,1 @@
+"""Computing fast on a CPU; `install` is the only way in."""

@@ -1,0 +1,49 @@
+"""Has a process compute on a CPU by this package, and on any other device as MLX does."""
+
+import logging
+import sys
+
+import mlx.core as mx
+
+from backend.cpu.exponentials import exp, log_sum_exp
+from backend.cpu.gates import prepare_gates
+from backend.cpu.product_threads import choose_threads
+from backend.cpu.products import prepare_products, widen_experts
+from backend.cpu.whole_attention import attend_whole
+from backend.model.checkpoint.upstream import Network
+from backend.model.device import DEVICE, Device
+
+# Their wheels of MLX compute each exponential by a call of the C library.
+_HAS_SLOW_EXPONENTIALS = sys.platform == "linux"
+
+log = logging.getLogger(__name__)
+
+
+def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
+    """Give a device the functions of this package if it is a CPU; leave any other as it is.
+
+    Call it once in a process, before it loads a model.
+
+    Args:
+        device: The functions to replace.
+        kind: Metal and CUDA are `mx.gpu`; `None` is the one that MLX computes on.
+    """
+    if (kind or mx.default_device()) != mx.Device(mx.cpu):
+        return
+    device.blocks_dispatch = True
+    device.prepare = _prepare
+    device.widen_experts = widen_experts
+    device.choose_threads = choose_threads
+    if _HAS_SLOW_EXPONENTIALS:
+        device.exp = exp
+        device.log_sum_exp = log_sum_exp
+        device.attend = attend_whole
+
+
+def _prepare(network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:
+    """Prepare a network, and the gates of its family; these have no gradients."""
+    if widen_experts(network):
+        log.warning("experts need float32 on a CPU: all weights are cast and take more memory")
+    prepare_products(network, keeps_type=keeps_type, dequantises=dequantises)
+    if _HAS_SLOW_EXPONENTIALS:
+        prepare_gates()

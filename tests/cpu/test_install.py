@@ -1,0 +1,97 @@
+"""A CPU gets functions of its own; on Metal and CUDA everything is MLX's and upstream's."""
+
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+
+from backend.cpu import products
+from backend.cpu.install import install
+from backend.model.device import Device
+
+pytestmark = pytest.mark.mlx
+
+# Everything of ours that a load leaves in MLX, in upstream's modules and in the network.
+LEFT_BY_A_LOAD = """
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+
+from backend.config import ModelOptions
+from backend.cpu.install import install
+from backend.model.device import DEVICE, Device
+from backend.model.loader import load
+
+install(DEVICE, mx.Device(getattr(mx, sys.argv[1])))
+network = load(ModelOptions(model=sys.argv[2]), Path(sys.argv[2])).network
+upstream = [m for name, m in sys.modules.items() if name.startswith(("mlx.", "mlx_lm", "mlx_vlm"))]
+left = {
+    name
+    for module in upstream
+    for name, value in vars(module).items()
+    if "backend" in (getattr(value, "__module__", None) or type(value).__module__)
+    or hasattr(value, "replaced_upstream_function")
+}
+left |= {type(m).__name__ for m in network.modules() if type(m).__module__.startswith("backend")}
+print(*sorted(left), DEVICE == Device())
+"""
+
+
+def left_by_a_load(kind, directory):
+    command = [sys.executable, "-c", LEFT_BY_A_LOAD, kind, str(directory)]
+    return subprocess.check_output(command, env=os.environ, text=True).split()
+
+
+def test_metal_and_cuda_get_nothing():
+    device = Device()
+    install(device, mx.Device(mx.gpu))
+    assert device == Device()
+
+
+def test_a_cpu_gets_its_own_functions():
+    device = Device()
+    install(device, mx.Device(mx.cpu))
+    assert device.blocks_dispatch
+    assert device.prepare is not Device().prepare
+    assert device.choose_threads is not Device().choose_threads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="exponentials are slow on Linux only")
+def test_a_linux_cpu_gets_cheaper_exponentials_too():
+    device = Device()
+    install(device, mx.Device(mx.cpu))
+    plain = Device()
+    assert device.exp is not plain.exp
+    assert device.log_sum_exp is not plain.log_sum_exp
+    assert device.attend is not plain.attend
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="exponentials are slow on Linux only")
+def test_a_load_wraps_functions_and_layers_for_a_cpu_only(tiny_models):
+    directory = tiny_models("llama")
+    assert left_by_a_load("gpu", directory) == ["True"]
+    wrapped = left_by_a_load("cpu", directory)
+    assert "swiglu" in wrapped
+    assert wrapped[-1] == "False"
+
+
+def test_experts_of_16_bits_are_widened_for_a_cpu_only(monkeypatch):
+    monkeypatch.setattr(products, "has_openblas", lambda: False)
+    for kind, dtype in ((mx.gpu, mx.bfloat16), (mx.cpu, mx.float32)):
+        device, network = Device(), nn.Module()
+        network.experts = SwitchLinear()
+        install(device, mx.Device(kind))
+        device.prepare(network, keeps_type=True)
+        assert network.experts.weight.dtype == dtype
+
+
+class SwitchLinear(nn.Module):
+    """By its name upstream's layer of experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mx.zeros((2, 4, 4), mx.bfloat16)
