@@ -46,6 +46,9 @@ MAX_RENDER_MEMORY_BYTES = 2**30
 # For its text, in characters.
 MAX_RENDER_BYTES = 64 * 2**20
 TEMPLATE_PROCESSES = 2  # started when they are needed
+# For one long text, tokenised in a process of its own.
+MAX_ENCODE_CPU_S = 20
+MAX_ENCODE_MEMORY_BYTES = 4 * 2**30
 # Of the memory for KV caches, unless `max_cache_bytes` is set.
 PROMPT_CACHE_MEMORY_SHARE = 0.25
 # Of the device's memory, unless the host sets it.

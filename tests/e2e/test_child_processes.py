@@ -85,6 +85,9 @@ def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
             Messages=[pb.Message(role="user", content="hi")], UseTokenizerTemplate=True, Tokens=1
         )
         backend.stub.Predict(message, timeout=TIMEOUT_S, metadata=AUTHORISED)
+        backend.stub.TokenizeString(
+            pb.PredictOptions(Prompt="x" * 100_000), timeout=TIMEOUT_S, metadata=AUTHORISED
+        )
         job = pb.QuantizationRequest(
             model=str(MODEL_DIR), output_dir=str(tmp_path), quantization_type="q4"
         )
@@ -93,6 +96,8 @@ def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
         engines = [environment_of(each) for each in named(pid, b"backend.rank")]
         found = {each: environment_of(each) for each in descendants(pid)}
         assert job_process in found
+        (reader,) = named(pid, b"isolated.encoding")
+        assert reader in found
         for variables in found.values():
             assert not variables.keys() & SECRETS.keys()
         loaded = [each for each in engines if "MLX_OF_THIS_MODEL" in each]

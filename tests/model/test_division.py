@@ -99,12 +99,13 @@ def test_a_tokenizer_whose_tokens_hold_several_words_knows_no_safe_place():
 @given(text=TEXTS, piece_chars=st.integers(4, 40))
 def test_the_tokens_of_the_parts_are_those_of_the_whole(name, text, piece_chars):
     encode, pieces = encoder(TOKENIZERS[name]), TOKENIZERS[name].pieces
-    parts = list(divide(text, find_joint(encode, pieces), piece_chars=piece_chars))
+    joint = find_joint(encode, pieces)
+    parts = list(divide(text, joint, piece_chars=piece_chars, max_chars=len(text)))
     assert [token_id for part in parts for token_id in encode(part)] == encode(text)
 
 
 def test_parts_are_short_where_there_are_places():
-    parts = list(divide("ab cd " * 1000, Joint.KEPT, piece_chars=64))
+    parts = list(divide("ab cd " * 1000, Joint.KEPT, piece_chars=64, max_chars=6000))
     assert max(map(len, parts)) <= 64
     assert "".join(parts) == "ab cd " * 1000
 
@@ -125,6 +126,12 @@ def test_a_long_text_has_the_tokens_of_one_call(name, adds_special):
     assert len(text) > 2 * PIECE_CHARS
     at_once = tokenizer._hf.encode(text, add_special_tokens=adds_special)
     assert tokenizer.encode(text, adds_special=adds_special) == at_once
+
+
+def test_the_next_place_is_found_however_far_away():
+    text = "x" * 10 + "é" * 700_000 + "a b" + "é" * 700_000
+    parts = list(divide(text, Joint.KEPT, piece_chars=16, max_chars=len(text)))
+    assert [len(part) for part in parts] == [700_011, 700_002]
 
 
 def test_a_long_text_that_nobody_waits_for_is_left():

@@ -162,7 +162,7 @@ def test_a_caller_that_leaves_takes_no_process_along(answers, monkeypatch):
     """Whenever it leaves: before its job, before the prompt, or before those of branches."""
     monkeypatch.setattr("backend.model.text.isolated.template._GRACE_S", 60.0)
     left, received = threading.Event(), itertools.count(1)
-    receive = TemplateProcess.receive
+    receive = TemplateProcess.answer
 
     def received_while_leaving(process, deadline, *reader):
         if next(received) == answers:
@@ -179,7 +179,7 @@ def test_a_caller_that_leaves_takes_no_process_along(answers, monkeypatch):
         (process,) = processes._idle
         if answers == 0:
             left.set()
-        monkeypatch.setattr(TemplateProcess, "receive", received_while_leaving)
+        monkeypatch.setattr(TemplateProcess, "answer", received_while_leaving)
         thread = threading.Thread(target=leave)
         thread.start()
         thread.join()

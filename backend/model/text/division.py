@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 
 PIECE_CHARS = 32 * 1024
-# Text without a safe place is divided anyway, and may get other tokens there.
-MAX_PIECE_CHARS = 1024 * 1024
+# A search for a place holds Python's lock for so many characters.
+_SEARCH_CHARS = 256 * 1024
 
 _PLACE = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _SPANNING = re.compile(rb"[A-Za-z] [A-Za-z]")
@@ -52,7 +52,7 @@ def divide(
     joint: Joint,
     *,
     piece_chars: int = PIECE_CHARS,
-    max_chars: int = MAX_PIECE_CHARS,
+    max_chars: int,
 ) -> Iterator[str]:
     """Yield the parts of a text.
 
@@ -60,7 +60,8 @@ def divide(
         text: Text of any length.
         joint: The joint of the tokenizer that reads them.
         piece_chars: Target length of a part.
-        max_chars: Maximum length if there is no safe place.
+        max_chars: Maximum length if there is no safe place: it is divided anyway, and may get other
+            tokens there.
     """
     start = 0
     while len(text) - start > piece_chars:
@@ -82,8 +83,13 @@ def _place(text: str, start: int, piece_chars: int, max_chars: int) -> int | Non
     places = [match.start() for match in _PLACE.finditer(text, start + piece_chars // 2, stop)]
     if places:
         return places[-1]
-    match = _PLACE.search(text, stop, start + max_chars)
-    return match.start() if match else None
+    end = min(len(text), start + max_chars)
+    for first in range(stop, end, _SEARCH_CHARS):
+        # A place begins one character before, and ends one after.
+        match = _PLACE.search(text, first - 1, min(first + _SEARCH_CHARS + 1, end))
+        if match:
+            return match.start()
+    return None
 
 
 def _divided(encode: Callable[[str], Sequence[int]], end: int, joint: Joint) -> list[int]:

@@ -5,27 +5,29 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from backend.model.text.guard import GUARD
 
-
-def guarded(tokenizer: FastTokenizer) -> FastTokenizer:
+def guarded(tokenizer: FastTokenizer, guard: str) -> FastTokenizer:
     """Return a tokenizer with the same tokens that removes guards; it shares the model's memory.
 
     The guard is removed before a text is split into words, so that its surroundings have their
     usual tokens. A model that spells marks itself, as unigram ones may, gets two words.
+
+    Args:
+        tokenizer: Stays as it is.
+        guard: The number in marks.
     """
     added = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
     reader = _copy(tokenizer, added)
     own = [tokenizer.normalizer] if tokenizer.normalizer else []
-    reader.normalizer = normalizers.Sequence([normalizers.Replace(GUARD, ""), *own])
-    if not any(token.special and _spells(reader, token.content) for token in added):
+    reader.normalizer = normalizers.Sequence([normalizers.Replace(guard, ""), *own])
+    if not any(token.special and _spells(reader, token.content, guard) for token in added):
         return reader
     splitting = _copy(tokenizer, added)
     if tokenizer.normalizer:
         splitting.normalizer = tokenizer.normalizer
     rules = [tokenizer.pre_tokenizer] if tokenizer.pre_tokenizer else []
     splitting.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(GUARD, "removed"), *rules]
+        [pre_tokenizers.Split(guard, "removed"), *rules]
     )
     return splitting
 
@@ -54,6 +56,6 @@ def _raw(token: AddedToken) -> AddedToken:
     )
 
 
-def _spells(reader: FastTokenizer, mark: str) -> bool:
-    ids = reader.encode(mark[:1] + GUARD + mark[1:], add_special_tokens=False).ids
+def _spells(reader: FastTokenizer, mark: str, guard: str) -> bool:
+    ids = reader.encode(mark[:1] + guard + mark[1:], add_special_tokens=False).ids
     return reader.token_to_id(mark) in ids

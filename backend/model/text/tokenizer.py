@@ -1,27 +1,24 @@
 """Converts text to token ids and back, on any thread."""
 
 import json
-import threading
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from types import MappingProxyType
 
 from backend.core.classification import PlacedToken
-from backend.errors import InvalidRequestError, UnsupportedError
 from backend.model.checkpoint.upstream import HfTokenizer
 from backend.model.text.division import PIECE_CHARS, Joint, divide, find_joint
-from backend.model.text.guard import GUARD
 from backend.model.text.pieces import PieceTable, piece_table
+from backend.model.text.reading import added_ids, reader_of
 from common.rpc.caller import require_caller
 
-# Pause between two parts of a long text, so that other threads get the tokenizer.
+# Pause between two parts of a long text, so that other threads get their turn.
 _YIELD_S = 0.0005
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer with a lock, and the facts needed for detokenizing.
+    """A Hugging Face tokenizer for many threads, and the facts needed for detokenizing.
 
     Attributes:
         vocabulary: All tokens, including added ones.
@@ -38,7 +35,7 @@ class Tokenizer:
             bos_id: Begins raw prompts instead of the tokenizer's own BOS.
         """
         self._hf = hf_tokenizer
-        self._lock = threading.Lock()
+        self._reader = reader_of(hf_tokenizer)
         self._visible: dict[frozenset[int], Sequence[bytes]] = {}
         self.vocabulary: Mapping[str, int] = MappingProxyType(hf_tokenizer.get_vocab())
         self._ids = frozenset(self.vocabulary.values())
@@ -84,15 +81,15 @@ class Tokenizer:
             adds_special: Whether to add the tokenizer's own tokens, such as BOS.
 
         Raises:
-            InvalidRequestError: The text is not Unicode.
+            InvalidRequestError: The text is not Unicode, or takes too long.
             AbandonedError: The caller has gone.
         """
         if len(text) <= PIECE_CHARS:
-            return self._encode(text, adds_special=adds_special)
+            return self._reader.encode(text, adds_special=adds_special)
         ids: list[int] = []
-        for part in divide(text, self._joint):
+        for part in divide(text, self._joint, max_chars=self._reader.max_chars or len(text)):
             require_caller()
-            ids += self._encode(part, adds_special=False)
+            ids += self._reader.encode(part, adds_special=False)
             time.sleep(_YIELD_S)
         before, after = self.added_ids if adds_special else ((), ())
         return [*before, *ids, *after]
@@ -107,18 +104,7 @@ class Tokenizer:
             second: Truncated at its end to fit.
             limit: Maximum number of tokens; `first` alone must fit.
         """
-        try:
-            with self._lock:
-                encoded = self._hf(
-                    first,
-                    second,
-                    max_length=limit,
-                    truncation=False if limit is None else "only_second",
-                    verbose=False,
-                )
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
-        return encoded["input_ids"], encoded.get("token_type_ids") or []
+        return self._reader.encode_pair(first, second, limit)
 
     def placed(self, text: str) -> list[PlacedToken]:
         """Return the tokens of a text with their positions, without the tokenizer's additions.
@@ -127,20 +113,9 @@ class Tokenizer:
             InvalidRequestError: The text is not Unicode.
             UnsupportedError: The tokenizer does not report positions.
         """
-        if not self._hf.is_fast:
-            raise UnsupportedError("this model's tokenizer does not report the positions of tokens")
-        try:
-            with self._lock:
-                encoded = self._hf(
-                    text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-                )
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidRequestError("text", "holds a lone surrogate") from error
-        places = zip(
-            encoded["input_ids"], encoded["offset_mapping"], encoded.word_ids(), strict=True
-        )
         return [
-            PlacedToken(token_id, start, stop, word) for token_id, (start, stop), word in places
+            PlacedToken(token_id, start, stop, word)
+            for token_id, (start, stop), word in self._reader.placed(text)
         ]
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -151,11 +126,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, including special tokens; ids without a token are skipped."""
         known = [token_id for token_id in ids if token_id in self._ids]
-        with self._lock:
-            text: str = self._hf.decode(
-                known, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        return text
+        return self._reader.decode(known)
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token with exactly this text, if there is one."""
@@ -191,37 +162,6 @@ class Tokenizer:
             token_id for token_id, text in self.special_texts.items() if text not in markers
         )
 
-    def _encode(self, text: str, *, adds_special: bool) -> list[int]:
-        try:
-            with self._lock:
-                if GUARD in text:
-                    return self._encode_guarded(text, adds_special=adds_special)
-                return self._encode_whole(text, adds_special=adds_special)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
-
-    def _encode_whole(self, text: str, *, adds_special: bool) -> list[int]:
-        ids: list[int] = self._hf.encode(text, add_special_tokens=adds_special, verbose=False)
-        return ids
-
-    def _encode_guarded(self, text: str, *, adds_special: bool) -> list[int]:
-        """Encode a text with guards, as `backend.model.text.guard` explains."""
-        if not self._hf.is_fast:
-            parts = [self._encode_whole(part, adds_special=False) for part in text.split(GUARD)]
-            before, after = self.added_ids if adds_special else ((), ())
-            return [*before, *chain.from_iterable(parts), *after]
-        own, self._hf._tokenizer = self._hf.backend_tokenizer, self._guarded  # noqa: SLF001
-        try:
-            return self._encode_whole(text, adds_special=adds_special)
-        finally:
-            self._hf._tokenizer = own  # noqa: SLF001
-
-    @cached_property
-    def _guarded(self) -> HfTokenizer:
-        from backend.model.text.guarded_tokenizer import guarded
-
-        return guarded(self._hf.backend_tokenizer)
-
     @property
     def normalized(self) -> Callable[[str], str] | None:
         """The normaliser, if special tokens are found in its result."""
@@ -233,17 +173,12 @@ class Tokenizer:
 
     @cached_property
     def _joint(self) -> Joint:
-        return find_joint(lambda text: self._encode(text, adds_special=False), self.pieces)
+        return find_joint(lambda text: self._reader.encode(text, adds_special=False), self.pieces)
 
     @cached_property
     def added_ids(self) -> tuple[Sequence[int], Sequence[int]]:
         """Ids that the tokenizer adds before and after a text."""
-        bare = self._encode("a", adds_special=False)
-        full = self._encode("a", adds_special=True)
-        for start in range(len(full) - len(bare) + 1):
-            if full[start : start + len(bare)] == bare:
-                return full[:start], full[start + len(bare) :]
-        return [], []
+        return added_ids(self._reader.encode)
 
 
 def _special_ids(hf_tokenizer: HfTokenizer) -> frozenset[int]:

@@ -24,7 +24,7 @@ TOKENIZER_FILE = "tokenizer.json"
 # These name tokens too.
 _NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Digits, white space, scripts, marks, code: what rules of splitting and normalising disagree about.
-_SAMPLE = (
+SAMPLE = (
     "Rules\n\n1. Only 12345, or 3.14e-10 (½, ², Ⅳ, ١٢٣, १२३)!\n\n\n  two   spaces\t\ttabs\r\n \n"
     "def f(x_1):\n    return {'a': [x**2, 0x1F]}  # don't, we'LL\n- key: \"value\"\n"
     "Größe naïve ﬁn Å e\u0301 ЁЛКА ΑΒΓ עברית العربية हिन्दी ไทย 日本語とカナ 中文。한국어 🎉👩‍👩‍👧\n"
@@ -87,10 +87,10 @@ def keep_files(source: Path, target: Path) -> None:
 
 def _reads_otherwise(library: FastTokenizer, published: FastTokenizer) -> bool:
     """Tell whether two tokenizers give a fixed text other tokens, or its tokens another text."""
-    ids = published.encode(_SAMPLE).ids
+    ids = published.encode(SAMPLE).ids
     library.no_truncation()
     library.no_padding()
-    if library.encode(_SAMPLE).ids != ids:
+    if library.encode(SAMPLE).ids != ids:
         return True
     return bool(library.decode(ids) != published.decode(ids))
 

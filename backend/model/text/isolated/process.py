@@ -4,14 +4,8 @@
 template, the conversation and a socket. A template that uses too much memory fails here.
 """
 
-import contextlib
 import json
-import os
 import pickle
-import resource
-import signal
-import socket
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -20,13 +14,12 @@ from typing import Any
 from backend.config import MAX_RENDER_BYTES, MAX_RENDER_MEMORY_BYTES
 from backend.core.prompt import Message, Tool
 from backend.errors import InvalidRequestError
+from backend.model.text.isolated.child import limit_memory, limit_time, serve
 from backend.model.text.jinja_renderer import JinjaSource, make_jinja_renderer
 from backend.model.text.probe import Abilities, probe
 from backend.model.text.renderer import Options
 from backend.model.text.template import ChatTemplate
-from common.process.lifecycle import STOP_SIGNALS
 
-LENGTH = struct.Struct("<Q")
 JSON, TEXT = b"J", b"T"
 # Limit per job, in case no one is left to kill it.
 MAX_CPU_S = 60
@@ -52,29 +45,18 @@ class Job:
 
 def main(descriptor: int) -> None:
     """Serve jobs until the other end of the socket is closed."""
-    # The parent handles signals to the process group: it closes the socket when it ends.
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    _limit_memory()
-    connection = socket.socket(fileno=descriptor)
-    with connection, connection.makefile("rb") as reader:
-        _send(connection, {})
-        while head := reader.read(LENGTH.size):
-            (length,) = LENGTH.unpack(head)
-            # Sent by the parent, which is trusted; answers are JSON.
-            job: Job = pickle.loads(reader.read(length))  # noqa: S301
-            _limit_time()
-            for answer in _answers(job):
-                _send(connection, answer)
-    # At once: nothing here needs to be finished, and unloading the libraries takes a while.
-    os._exit(0)
+    limit_memory(MAX_RENDER_MEMORY_BYTES)
+    serve(descriptor, _frames)
 
 
-def _send(connection: socket.socket, answer: Mapping[str, Any] | str) -> None:
-    """Send text unencoded: encoding it as JSON takes longer than rendering it."""
-    kind, text = (TEXT, answer) if isinstance(answer, str) else (JSON, json.dumps(answer))
-    data = kind + text.encode("utf-8", "surrogatepass")
-    connection.sendall(LENGTH.pack(len(data)) + data)
+def _frames(data: bytes) -> Iterator[bytes]:
+    """Yield the answers to a job; text as it is, as JSON takes longer than rendering it."""
+    # Sent by the parent, which is trusted; answers are JSON.
+    job: Job = pickle.loads(data)  # noqa: S301
+    limit_time(MAX_CPU_S)
+    for answer in _answers(job):
+        kind, text = (TEXT, answer) if isinstance(answer, str) else (JSON, json.dumps(answer))
+        yield kind + text.encode("utf-8", "surrogatepass")
 
 
 def _answers(job: Job) -> Iterator[Mapping[str, Any] | str]:
@@ -118,20 +100,3 @@ def _bounded(text: str) -> str:
             "Messages", f"the chat template writes more than {MAX_RENDER_BYTES} characters"
         )
     return text
-
-
-def _limit_memory() -> None:
-    """Limit the address space to some margin above its present size; macOS has no such limit."""
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123
-            pages = int(statm.read().split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + MAX_RENDER_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _limit_time() -> None:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(usage.ru_utime + usage.ru_stime) + MAX_CPU_S
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))

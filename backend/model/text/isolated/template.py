@@ -8,11 +8,7 @@ import atexit
 import json
 import logging
 import pickle
-import select
-import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,181 +17,56 @@ from typing import Any
 from backend.config import MAX_RENDER_BYTES, MAX_RENDER_S, TEMPLATE_PROCESSES
 from backend.core.prompt import Message, Tool
 from backend.errors import BackendError, HelperLostError, InvalidRequestError
-from backend.model.text.isolated.process import LENGTH, TEXT, Job
+from backend.model.text.isolated.helper import (
+    POLL_S,
+    HelperProcess,
+    ProcessEndedError,
+    TooLateError,
+    no_reader_required,
+    start_python,
+)
+from backend.model.text.isolated.process import TEXT, Job
 from backend.model.text.jinja_renderer import JinjaSource
 from backend.model.text.probe import Abilities
 from backend.model.text.renderer import Options
 from backend.model.text.shapes import Form
 from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
 from backend.model.text.written_tools import with_written_tools
-from common.process.lifeline import tied
 from common.rpc.caller import AbandonedError, require_caller
 
-# A new process spends a second or more on imports.
-START_S = 60.0
 _KILLED = "the process that renders chat templates was killed twice: try again"
 _ENDED = "the chat template ended its process: it takes too much memory, or time"
-# Interval for checking that the caller still waits.
-_POLL_S = 0.1
-_CHUNK_BYTES = 2**20
 # JSON takes six or twelve bytes for some characters.
 _MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
 
 log = logging.getLogger(__name__)
 
-
-# The children ignore them, or are killed.
-_SIGNALS_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 # How long a process may finish a job whose caller has gone, before it is killed.
 _GRACE_S = 0.25
 
 
-class ProcessEndedError(Exception):
-    """The process has ended.
-
-    Attributes:
-        was_killed: Whether somebody else ended it, so that its job may not be the reason.
-    """
-
-    def __init__(self, *, was_killed: bool) -> None:
-        super().__init__()
-        self.was_killed = was_killed
-
-
-class TooLateError(Exception):
-    """The time limit was exceeded."""
-
-
-def _no_reader_required() -> None:
-    """Go on although the caller may have gone."""
-
-
 def _start(number: int) -> subprocess.Popen[bytes]:
     """Start a process that takes its jobs from a file descriptor."""
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; "
-        f"from backend.model.text.isolated.process import main; main({number})"
-    )
-    return tied(
-        lambda descriptors: subprocess.Popen(  # noqa: S603 (our own program)
-            [sys.executable, "-c", code],
-            pass_fds=[number, *descriptors],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    )
+    return start_python("backend.model.text.isolated.process", number)
 
 
-class TemplateProcess:
-    """One process and its socket; used by one thread at a time."""
+class TemplateProcess(HelperProcess):
+    """One process that renders templates; used by one thread at a time."""
 
     def __init__(self) -> None:
         """Start the process."""
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = _start(theirs.fileno())
-        self._socket.settimeout(0.0)
-        self._is_ready = False
-        self._unread = bytearray()
+        super().__init__(_start, max_answer_bytes=_MAX_ANSWER_BYTES)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it is running."""
-        return self._process.poll() is None
-
-    def await_start(self) -> None:
-        """Wait until the process has finished its imports.
-
-        Raises:
-            ProcessEndedError: It failed.
-            TooLateError: It is still busy.
-        """
-        if not self._is_ready:
-            self.receive(time.monotonic() + START_S)
-            self._is_ready = True
-
-    def send(self, data: bytes, deadline: float) -> None:
-        """Send a frame, whole even if the caller leaves.
-
-        Raises:
-            ProcessEndedError: The process has ended.
-            TooLateError: The process does not read it in time.
-        """
-        left = memoryview(LENGTH.pack(len(data)) + data)
-        while left:
-            self._wait(select.POLLOUT, deadline, _no_reader_required)
-            try:
-                left = left[self._socket.send(left) :]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise self._ended() from error
-
-    def receive(
+    def answer(
         self, deadline: float, require_reader: Callable[[], None] = require_caller
     ) -> dict[str, Any] | str:
-        """Return the next answer; after an error its first part is kept for another try.
-
-        Args:
-            deadline: By the monotonic clock.
-            require_reader: Raises if nobody waits for the answer any more.
-
-        Raises:
-            ProcessEndedError: The process has ended.
-            TooLateError: The answer did not arrive in time.
-            AbandonedError: The caller has gone.
-        """
-        self._read(LENGTH.size, deadline, require_reader)
-        (length,) = LENGTH.unpack_from(self._unread)
-        if length > _MAX_ANSWER_BYTES:
-            raise ProcessEndedError(was_killed=False)
-        self._read(LENGTH.size + length, deadline, require_reader)
-        data, self._unread = bytes(self._unread[LENGTH.size :]), bytearray()
+        """Return the next answer; see `HelperProcess.receive`."""
+        data = self.receive(deadline, require_reader)
         text = data[1:].decode("utf-8", "surrogatepass")
         if data[:1] == TEXT:
             return text
         answer: dict[str, Any] = json.loads(text)
         return answer
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _read(self, count: int, deadline: float, require_reader: Callable[[], None]) -> None:
-        """Read until so many bytes of an answer are there."""
-        while (missing := count - len(self._unread)) > 0:
-            self._wait(select.POLLIN, deadline, require_reader)
-            try:
-                chunk = self._socket.recv(min(missing, _CHUNK_BYTES))
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise self._ended() from error
-            if not chunk:
-                raise self._ended()
-            self._unread += chunk
-
-    def _ended(self) -> ProcessEndedError:
-        """Return the error for a process that has closed its socket."""
-        try:
-            status = self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            status = 0
-        return ProcessEndedError(was_killed=status in _SIGNALS_FROM_OUTSIDE)
-
-    def _wait(self, event: int, deadline: float, require_reader: Callable[[], None]) -> None:
-        poll = select.poll()
-        poll.register(self._socket, event)
-        while True:
-            require_reader()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TooLateError
-            if poll.poll(min(left, _POLL_S) * 1000):
-                return
 
 
 class TemplateProcesses:
@@ -239,7 +110,7 @@ class TemplateProcesses:
             AbandonedError: The caller has gone.
         """
         data = pickle.dumps(job)
-        while not self._room.acquire(timeout=_POLL_S):
+        while not self._room.acquire(timeout=POLL_S):
             require_caller()
         try:
             try:
@@ -295,12 +166,12 @@ class _Conversation:
         deadline = time.monotonic() + seconds
         self.owed = self._answers
         self.process.send(data, deadline)
-        answer = self.process.receive(deadline)
+        answer = self.process.answer(deadline)
         self._note(answer)
         if not self.owed:
             return answer, {}
         try:
-            branches = self.process.receive(time.monotonic() + BRANCHES_BUDGET_S + 1.0)
+            branches = self.process.answer(time.monotonic() + BRANCHES_BUDGET_S + 1.0)
         except (TooLateError, ProcessEndedError):
             log.info(
                 "the chat template is too slow to render the prompts that later requests may send"
@@ -313,7 +184,7 @@ class _Conversation:
         """Wait for the answers that nobody wants any more; tell whether all have come."""
         try:
             while self.owed:
-                self._note(self.process.receive(deadline, _no_reader_required))
+                self._note(self.process.answer(deadline, no_reader_required))
         except (TooLateError, ProcessEndedError):
             return False
         return True

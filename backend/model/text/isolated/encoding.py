@@ -1,0 +1,126 @@
+"""The process that tokenises long texts: `isolated.long_texts` starts it."""
+
+import os
+import pickle
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as FastTokenizer
+
+from backend.config import MAX_ENCODE_MEMORY_BYTES
+from backend.errors import InvalidRequestError
+from backend.model.text.guarded_tokenizer import guarded
+from backend.model.text.isolated.child import limit_memory, limit_time, serve
+from backend.model.text.reading import checked
+from common.memory.heap import trim
+
+IDS, REFUSAL = b"I", b"E"
+ID_TYPE = "I"
+# Requests come first.
+NICENESS = 10
+# It ends when nobody has needed it for so long: its vocabulary takes 100 MB and more.
+IDLE_S = 300.0
+_TRIM_CHARS = 2**20
+
+Added: TypeAlias = tuple[str, bool, bool, bool, bool, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a tokenizer is made of.
+
+    Attributes:
+        path: Its `tokenizer.json`, or empty.
+        text: The same as text, if there is no such file.
+        added: Tokens in the order of their ids, with the flags of `AddedToken` in its order.
+        guard: The number in callers' marks.
+        splits_special: Whether special tokens in a text are read as plain text.
+    """
+
+    path: str
+    text: str
+    added: Sequence[Added]
+    guard: str
+    splits_special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LongText:
+    """A text to tokenise in so many seconds of processor time."""
+
+    text: str
+    seconds: int
+    is_guarded: bool = False
+
+
+class _Encoder:
+    """The tokenizer of the latest definition."""
+
+    def __init__(self) -> None:
+        self._plain = self._guarded = FastTokenizer(models.BPE())
+
+    def answers(self, data: bytes) -> Iterator[bytes]:
+        # Sent by the parent, which is trusted; answers are bytes.
+        job: Definition | LongText = pickle.loads(data)  # noqa: S301
+        if isinstance(job, Definition):
+            self._define(job)
+            yield b""
+            return
+        limit_time(job.seconds)
+        yield self._answer(job)
+        if len(job.text) >= _TRIM_CHARS:
+            trim()
+
+    def _define(self, made: Definition) -> None:
+        tokenizer = (
+            FastTokenizer.from_file(made.path) if made.path else FastTokenizer.from_str(made.text)
+        )
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = made.splits_special
+        tokenizer.add_tokens([_added(each) for each in made.added])
+        self._plain, self._guarded = tokenizer, guarded(tokenizer, made.guard)
+
+    def _answer(self, job: LongText) -> bytes:
+        tokenizer = self._guarded if job.is_guarded else self._plain
+        try:
+            (encoded,) = checked(
+                lambda: tokenizer.encode_batch_fast([job.text], add_special_tokens=False)
+            )
+        except InvalidRequestError as error:
+            return REFUSAL + str(error).removeprefix(f"{error.field}: ").encode()
+        return IDS + array(ID_TYPE, encoded.ids).tobytes()
+
+
+def main(descriptor: int) -> None:
+    """Serve jobs until the other end of the socket is closed."""
+    os.nice(NICENESS)
+    limit_memory(MAX_ENCODE_MEMORY_BYTES)
+    serve(descriptor, _Encoder().answers, idle_s=IDLE_S)
+
+
+def flags(token: AddedToken) -> Added:
+    """Return a token as plain values."""
+    return (
+        token.content,
+        token.single_word,
+        token.lstrip,
+        token.rstrip,
+        token.normalized,
+        token.special,
+    )
+
+
+def _added(values: Added) -> AddedToken:
+    content, single_word, lstrip, rstrip, normalized, special = values
+    return AddedToken(
+        content,
+        single_word=single_word,
+        lstrip=lstrip,
+        rstrip=rstrip,
+        normalized=normalized,
+        special=special,
+    )

@@ -1,0 +1,177 @@
+"""A child process for what might never end: it takes jobs from a socket, and can be killed."""
+
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from common.process.lifeline import tied
+from common.rpc.caller import require_caller
+
+LENGTH = struct.Struct("<Q")
+# A new process spends a second or more on imports.
+START_S = 60.0
+# Interval for checking that the caller still waits.
+POLL_S = 0.1
+_CHUNK_BYTES = 2**20
+# The children ignore them, or are killed.
+_SIGNALS_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})
+# How long a process that has closed its socket may take to end.
+_END_S = 0.25
+
+
+class ProcessEndedError(Exception):
+    """The process has ended.
+
+    Attributes:
+        was_killed: Whether somebody else ended it, so that its job may not be the reason.
+    """
+
+    def __init__(self, *, was_killed: bool) -> None:
+        super().__init__()
+        self.was_killed = was_killed
+
+
+class TooLateError(Exception):
+    """The time limit was exceeded."""
+
+
+def no_reader_required() -> None:
+    """Go on although the caller may have gone."""
+
+
+def start_python(module: str, number: int) -> subprocess.Popen[bytes]:
+    """Start the `main` of a module with a file descriptor that it inherits."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main({number})"
+    return tied(
+        lambda descriptors: subprocess.Popen(  # noqa: S603 (our own program)
+            [sys.executable, "-c", code],
+            pass_fds=[number, *descriptors],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    )
+
+
+class HelperProcess:
+    """One process and its socket; used by one thread at a time.
+
+    Jobs and answers are frames: their length, then their bytes. An empty-handed first answer says
+    that the process has started.
+    """
+
+    def __init__(
+        self, start: Callable[[int], subprocess.Popen[bytes]], *, max_answer_bytes: int
+    ) -> None:
+        """Start the process.
+
+        Args:
+            start: Starts it with a file descriptor that it inherits.
+            max_answer_bytes: A process that announces more is taken for ended.
+        """
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = start(theirs.fileno())
+        self._socket.settimeout(0.0)
+        self._max_answer_bytes = max_answer_bytes
+        self._is_ready = False
+        self._unread = bytearray()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is running."""
+        return self._process.poll() is None
+
+    def await_start(self) -> None:
+        """Wait until the process has finished its imports.
+
+        Raises:
+            ProcessEndedError: It failed.
+            TooLateError: It is still busy.
+        """
+        if not self._is_ready:
+            self.receive(time.monotonic() + START_S)
+            self._is_ready = True
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send a frame, whole even if the caller leaves.
+
+        Raises:
+            ProcessEndedError: The process has ended.
+            TooLateError: The process does not read it in time.
+        """
+        left = memoryview(LENGTH.pack(len(data)) + data)
+        while left:
+            self._wait(select.POLLOUT, deadline, no_reader_required)
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise self._ended() from error
+
+    def receive(
+        self, deadline: float, require_reader: Callable[[], None] = require_caller
+    ) -> bytes:
+        """Return the next frame; after an error its first part is kept for another try.
+
+        Args:
+            deadline: By the monotonic clock.
+            require_reader: Raises if nobody waits for the answer any more.
+
+        Raises:
+            ProcessEndedError: The process has ended.
+            TooLateError: The answer did not arrive in time.
+            AbandonedError: The caller has gone.
+        """
+        self._read(LENGTH.size, deadline, require_reader)
+        (length,) = LENGTH.unpack_from(self._unread)
+        if length > self._max_answer_bytes:
+            raise ProcessEndedError(was_killed=False)
+        self._read(LENGTH.size + length, deadline, require_reader)
+        data, self._unread = bytes(self._unread[LENGTH.size :]), bytearray()
+        return data
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self, count: int, deadline: float, require_reader: Callable[[], None]) -> None:
+        """Read until so many bytes of an answer are there."""
+        while (missing := count - len(self._unread)) > 0:
+            self._wait(select.POLLIN, deadline, require_reader)
+            try:
+                chunk = self._socket.recv(min(missing, _CHUNK_BYTES))
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise self._ended() from error
+            if not chunk:
+                raise self._ended()
+            self._unread += chunk
+
+    def _ended(self) -> ProcessEndedError:
+        """Return the error for a process that has closed its socket."""
+        try:
+            status = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            status = 0
+        return ProcessEndedError(was_killed=status in _SIGNALS_FROM_OUTSIDE)
+
+    def _wait(self, event: int, deadline: float, require_reader: Callable[[], None]) -> None:
+        poll = select.poll()
+        poll.register(self._socket, event)
+        while True:
+            require_reader()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TooLateError
+            if poll.poll(min(left, POLL_S) * 1000):
+                return

@@ -1,0 +1,176 @@
+"""Tokenises long texts in a separate process: nobody waits for them, and they have a limit.
+
+A tokenizer reads a text without safe places to divide it, such as a long one in Chinese, in one
+call that cannot be left, and whose time may grow with the square of its length.
+"""
+
+import logging
+import pickle
+import subprocess
+import threading
+import time
+import weakref
+from array import array
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from backend.config import MAX_ENCODE_CPU_S
+from backend.errors import HelperLostError, InvalidRequestError
+from backend.model.text.guard import GUARD
+from backend.model.text.isolated.encoding import ID_TYPE, IDS, Definition, LongText, flags
+from backend.model.text.isolated.helper import (
+    POLL_S,
+    HelperProcess,
+    ProcessEndedError,
+    TooLateError,
+    no_reader_required,
+    start_python,
+)
+from common.rpc.caller import AbandonedError, require_caller
+
+log = logging.getLogger(__name__)
+
+# The limit is one of processor time: others may take most of the machine's.
+_WAIT_S = 120.0
+# How long a process may finish a text whose caller has gone, rather than be started anew.
+_GRACE_S = 1.0
+_MAX_ANSWER_BYTES = 2**30
+_KILLED = "the process that tokenises long texts was killed twice: try again"
+
+
+def _start(number: int) -> subprocess.Popen[bytes]:
+    return start_python("backend.model.text.isolated.encoding", number)
+
+
+class LongTexts:
+    """One process, started for the first long text; used from any thread, by one at a time."""
+
+    def __init__(
+        self, tokenizer: FastTokenizer, path: str, *, seconds: int = MAX_ENCODE_CPU_S
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            tokenizer: What the process has to do as well.
+            path: The file that it was read from, without later changes; empty if there is none.
+            seconds: Limit of processor time for a text.
+        """
+        self._seconds = seconds
+        self._tokenizer = tokenizer
+        self._path = path
+        self._turn = threading.Lock()
+        self._idle: list[HelperProcess] = []
+        weakref.finalize(self, _kill, self._idle)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without the tokenizer's own.
+
+        Raises:
+            InvalidRequestError: It is not Unicode, or takes too much time or memory.
+            HelperLostError: Somebody ended the process twice.
+            AbandonedError: The caller has gone.
+        """
+        data = pickle.dumps(LongText(text, self._seconds, is_guarded=GUARD in text))
+        while not self._turn.acquire(timeout=POLL_S):
+            require_caller()
+        try:
+            return self._ids(data)
+        except TooLateError as error:
+            raise self._too_long() from error
+        except ProcessEndedError as error:
+            if error.was_killed:
+                raise HelperLostError(_KILLED) from error
+            raise self._too_long() from error
+        finally:
+            self._turn.release()
+
+    def _ids(self, data: bytes) -> list[int]:
+        try:
+            return self._attempt(self._idle_or_new(), data)
+        except ProcessEndedError as error:
+            if not error.was_killed:
+                raise
+            return self._attempt(self._new(), data)
+
+    def _attempt(self, process: HelperProcess, data: bytes) -> list[int]:
+        deadline = time.monotonic() + _WAIT_S
+        try:
+            process.send(data, deadline)
+            answer = process.receive(deadline)
+        except AbandonedError:
+            self._leave(process)
+            raise
+        except BaseException:
+            process.kill()
+            raise
+        self._idle.append(process)
+        return _ids_of(answer)
+
+    def _too_long(self) -> InvalidRequestError:
+        problem = f"takes more than {self._seconds} s or too much memory to tokenise"
+        return InvalidRequestError("Prompt", problem)
+
+    def _leave(self, process: HelperProcess) -> None:
+        """Let a process finish a text that nobody wants any more, or kill it."""
+        try:
+            process.receive(time.monotonic() + _GRACE_S, no_reader_required)
+        except (TooLateError, ProcessEndedError):
+            process.kill()
+        else:
+            self._idle.append(process)
+
+    def _idle_or_new(self) -> HelperProcess:
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_alive:
+                return process
+            process.kill()
+        return self._new()
+
+    def _new(self) -> HelperProcess:
+        """Start a process, and give it the tokenizer."""
+        process = HelperProcess(_start, max_answer_bytes=_MAX_ANSWER_BYTES)
+        try:
+            process.await_start()
+            if not (self._path and self._is_alike(process, self._definition(self._path))):
+                # A tokenizer as text takes the interpreter's lock for a third of a second.
+                self._is_alike(process, self._definition(""))
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+    def _definition(self, path: str) -> Definition:
+        added = [token for _, token in sorted(self._tokenizer.get_added_tokens_decoder().items())]
+        return Definition(
+            path=path,
+            text="" if path else self._tokenizer.to_str(),
+            added=tuple(map(flags, added)),
+            guard=GUARD,
+            splits_special=self._tokenizer.encode_special_tokens,
+        )
+
+    def _is_alike(self, process: HelperProcess, definition: Definition) -> bool:
+        """Define the tokenizer of a process; tell whether it reads a sample as this one does."""
+        from backend.model.text.tokenizer_file import SAMPLE
+
+        deadline = time.monotonic() + _WAIT_S
+        process.send(pickle.dumps(definition), deadline)
+        process.receive(deadline)
+        process.send(pickle.dumps(LongText(SAMPLE, self._seconds)), deadline)
+        (own,) = self._tokenizer.encode_batch_fast([SAMPLE], add_special_tokens=False)
+        own_ids: list[int] = own.ids
+        return _ids_of(process.receive(deadline)) == own_ids
+
+
+def _ids_of(answer: bytes) -> list[int]:
+    if answer[:1] != IDS:
+        raise InvalidRequestError("Prompt", answer[1:].decode())
+    ids = array(ID_TYPE)
+    ids.frombytes(answer[1:])
+    return ids.tolist()
+
+
+def _kill(processes: list[HelperProcess]) -> None:
+    while processes:
+        processes.pop().kill()

@@ -1,0 +1,273 @@
+"""How a tokenizer of a library is called: directly by any thread at once, or by one at a time."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from backend.errors import InvalidRequestError, UnsupportedError
+from backend.model.checkpoint.upstream import HfTokenizer
+from backend.model.text.division import PIECE_CHARS
+from backend.model.text.guard import GUARD
+
+if TYPE_CHECKING:
+    from backend.model.text.isolated.long_texts import LongTexts
+
+# Longer ones that cannot be divided are read in another process.
+MAX_DIRECT_CHARS = 2 * PIECE_CHARS
+# Python's lock, or this class's, is held for so many characters at most: there may be other
+# tokens where such a text is divided.
+MAX_LOCKED_CHARS = 1024 * 1024
+
+# Untyped as all of the library: its tokenizer, and what it returns.
+FastTokenizer: TypeAlias = Any
+Encoding: TypeAlias = Any
+
+Result = TypeVar("Result")
+
+
+class Reader(ABC):
+    """Turns text to ids and back; thread-safe.
+
+    Attributes:
+        max_chars: Maximum length of a text for `encode`; longer ones have to be divided.
+    """
+
+    max_chars: int | None = None
+
+    @abstractmethod
+    def encode(self, text: str, *, adds_special: bool) -> list[int]:
+        """Return the ids of a text, perhaps with guards in its marks.
+
+        Raises:
+            InvalidRequestError: It is not Unicode, or the tokenizer fails.
+        """
+
+    @abstractmethod
+    def encode_pair(
+        self, first: str, second: str, limit: int | None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts and the index of each token's text; see `Tokenizer`."""
+
+    @abstractmethod
+    def placed(self, text: str) -> Sequence[tuple[int, tuple[int, int], int]]:
+        """Return the ids of a text with their places and words.
+
+        Raises:
+            UnsupportedError: The tokenizer does not report them.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of known ids."""
+
+
+def reader_of(hf_tokenizer: HfTokenizer) -> Reader:
+    """Return the reader of a tokenizer."""
+    if hf_tokenizer.is_fast and _is_plain(type(hf_tokenizer)):
+        return DirectReader(hf_tokenizer)
+    return LockedReader(hf_tokenizer)
+
+
+def _is_plain(kind: type) -> bool:
+    """Tell whether a class of transformers only passes texts on to its Rust tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    names = ("encode", "__call__", "_encode_plus", "_batch_encode_plus")
+    return all(
+        getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, None) for name in names
+    )
+
+
+class DirectReader(Reader):
+    """Calls the Rust tokenizer, which lets other threads run meanwhile.
+
+    Nothing changes its state, so that no thread waits for another.
+    """
+
+    def __init__(self, hf_tokenizer: HfTokenizer) -> None:
+        """Fix its state.
+
+        Args:
+            hf_tokenizer: Owned by this object from now on.
+        """
+        self._hf = hf_tokenizer
+        self._fast: FastTokenizer = hf_tokenizer.backend_tokenizer
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self._fast.encode_special_tokens = hf_tokenizer.split_special_tokens
+        self._has_types = "token_type_ids" in hf_tokenizer.model_input_names
+        self._guarding = threading.Lock()
+
+    def encode(self, text: str, *, adds_special: bool) -> list[int]:
+        """Return the ids of a text; a long one is read elsewhere."""
+        if len(text) > MAX_DIRECT_CHARS and not adds_special:
+            return self._elsewhere.encode(text)
+        fast = self._guarded_reader() if GUARD in text else self._fast
+        ids: list[int] = self._encoded(fast, text, adds_special=adds_special).ids
+        return ids
+
+    def encode_pair(
+        self, first: str, second: str, limit: int | None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts, the second of which is cut where it is too long."""
+        encoded = self._encoded(self._fast, (first, second) if second else first)
+        kept: Sequence[int] = range(len(encoded.ids))
+        if limit is not None and len(kept) > limit:
+            kept = self._within(limit, encoded.sequence_ids)
+        ids, types = encoded.ids, encoded.type_ids if self._has_types else []
+        return [ids[index] for index in kept], [types[index] for index in kept if types]
+
+    def placed(self, text: str) -> Sequence[tuple[int, tuple[int, int], int]]:
+        """Return the ids of a text with their places and words."""
+        (encoded,) = checked(lambda: self._fast.encode_batch([text], add_special_tokens=False))
+        return list(zip(encoded.ids, encoded.offsets, encoded.word_ids, strict=True))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of known ids."""
+        return _decoded(self._hf, ids)
+
+    def _encoded(
+        self, fast: FastTokenizer, text: str | tuple[str, str], *, adds_special: bool = True
+    ) -> Encoding:
+        (encoded,) = checked(
+            lambda: fast.encode_batch_fast([text], add_special_tokens=adds_special)
+        )
+        return encoded
+
+    def _within(self, limit: int, texts: Sequence[int | None]) -> list[int]:
+        """Return the indices of tokens to keep: those of the second text give way."""
+        second = [index for index, text in enumerate(texts) if text == 1]
+        excess = len(texts) - limit
+        cut = second[:excess] if self._hf.truncation_side == "left" else second[-excess:]
+        return sorted(set(range(len(texts))).difference(cut))
+
+    def _guarded_reader(self) -> FastTokenizer:
+        with self._guarding:
+            return self._guarded
+
+    @cached_property
+    def _guarded(self) -> FastTokenizer:
+        from backend.model.text.guarded_tokenizer import guarded
+
+        reader = guarded(self._fast, GUARD)
+        reader.encode_special_tokens = self._fast.encode_special_tokens
+        return reader
+
+    @cached_property
+    def _elsewhere(self) -> "LongTexts":
+        from backend.model.text.isolated.long_texts import LongTexts
+        from backend.model.text.tokenizer_file import TOKENIZER_FILE
+
+        path = Path(self._hf.name_or_path or "") / TOKENIZER_FILE
+        return LongTexts(self._fast, str(path) if path.is_file() else "")
+
+
+class LockedReader(Reader):
+    """Calls a tokenizer in Python, or one whose class does more, on one thread at a time."""
+
+    max_chars = MAX_LOCKED_CHARS
+
+    def __init__(self, hf_tokenizer: HfTokenizer) -> None:
+        """Use a tokenizer, which this object owns from now on."""
+        self._hf = hf_tokenizer
+        self._lock = threading.Lock()
+
+    def encode(self, text: str, *, adds_special: bool) -> list[int]:
+        """Return the ids of a text."""
+        with self._lock:
+            if GUARD in text:
+                return self._encode_guarded(text, adds_special=adds_special)
+            return self._encode_whole(text, adds_special=adds_special)
+
+    def encode_pair(
+        self, first: str, second: str, limit: int | None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts, the second of which is cut where it is too long."""
+        truncation = False if limit is None else "only_second"
+        with self._lock:
+            encoded = checked(
+                lambda: self._hf(
+                    first, second, max_length=limit, truncation=truncation, verbose=False
+                )
+            )
+        return encoded["input_ids"], encoded.get("token_type_ids") or []
+
+    def placed(self, text: str) -> Sequence[tuple[int, tuple[int, int], int]]:
+        """Return the ids of a text with their places and words."""
+        if not self._hf.is_fast:
+            raise UnsupportedError("this model's tokenizer does not report the positions of tokens")
+        arguments = {"add_special_tokens": False, "return_offsets_mapping": True}
+        with self._lock:
+            found = checked(lambda: self._hf(text, verbose=False, **arguments))
+        return list(zip(found["input_ids"], found["offset_mapping"], found.word_ids(), strict=True))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of known ids."""
+        with self._lock:
+            return _decoded(self._hf, ids)
+
+    def _encode_whole(self, text: str, *, adds_special: bool) -> list[int]:
+        ids: list[int] = checked(
+            lambda: self._hf.encode(text, add_special_tokens=adds_special, verbose=False)
+        )
+        return ids
+
+    def _encode_guarded(self, text: str, *, adds_special: bool) -> list[int]:
+        """Encode a text with guards, as `backend.model.text.guard` explains."""
+        if not self._hf.is_fast:
+            parts = [self._encode_whole(part, adds_special=False) for part in text.split(GUARD)]
+            before, after = added_ids(self._encode_whole) if adds_special else ((), ())
+            return [*before, *chain.from_iterable(parts), *after]
+        own, self._hf._tokenizer = self._hf.backend_tokenizer, self._guarded  # noqa: SLF001
+        try:
+            return self._encode_whole(text, adds_special=adds_special)
+        finally:
+            self._hf._tokenizer = own  # noqa: SLF001
+
+    @cached_property
+    def _guarded(self) -> FastTokenizer:
+        from backend.model.text.guarded_tokenizer import guarded
+
+        return guarded(self._hf.backend_tokenizer, GUARD)
+
+
+def added_ids(encode: Callable[..., Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the ids that a tokenizer adds before and after a text.
+
+    Args:
+        encode: As `Reader.encode`.
+    """
+    bare = list(encode("a", adds_special=False))
+    full = list(encode("a", adds_special=True))
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    return [], []
+
+
+def _decoded(hf_tokenizer: HfTokenizer, ids: Sequence[int]) -> str:
+    text: str = hf_tokenizer.decode(
+        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return text
+
+
+def checked(work: Callable[[], Result]) -> Result:
+    """Return the result of a call of a library.
+
+    Raises:
+        InvalidRequestError: The text is not Unicode, or the library fails.
+    """
+    try:
+        return work()
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
+    except BaseException as error:
+        # Rust's own, which no `except Exception` catches: a pattern that goes back too often.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InvalidRequestError("Prompt", f"cannot be tokenised: {error}") from error
