@@ -18,7 +18,7 @@ from grpc.aio import ServerInterceptor
 from backend.config import MAX_SLOTS, ServerConfig
 from backend.rpc.server import BackendServer
 from common.address import AddressError
-from common.arguments import described, unknown_options
+from common.arguments import ADDRESS_SYNONYMS, described, unknown_options
 from common.log import setup as logs
 from common.memory.garbage import LASTING
 from common.memory.heap import share_heaps
@@ -44,9 +44,7 @@ PROGRAM = "mlx-grpc-backend serve"
 DESCRIPTION = (
     "Serve MLX models by gRPC until SIGTERM or SIGINT; see docs/reference/options.md for variables."
 )
-OPTIONS = ("--addr", "--metrics-addr", "--dashboard", "--help")
-# Names that other servers use for the address.
-SYNONYMS = dict.fromkeys(("--port", "--host", "--listen", "--bind", "-p"), "--addr HOST:PORT")
+OPTIONS = ("--addr", "--model", "--metrics-addr", "--dashboard", "--help")
 # A directory for the ledger of the machine's memory.
 LEDGER_VARIABLE = "MLX_BACKEND_LEDGER"
 # The file of what loads find of models, or 0 for none.
@@ -110,7 +108,8 @@ async def serve(config: ServerConfig, secrets: Mapping[str, str]) -> int:
     stop_request = StopRequest()
     stop_request.listen()
     server = BackendServer(config, _tracing() if config.traces else ())
-    log.info("listening on %s", await server.start())
+    bound = await server.start()
+    log.info("listening on %s", bound)
     with ExitStack() as others:
         try:
             # Importing takes longer than all before; `Health` is answered meanwhile.
@@ -120,11 +119,15 @@ async def serve(config: ServerConfig, secrets: Mapping[str, str]) -> int:
             others.enter_context(_page_served(config, engine))
             engine.prepare()
             LASTING.leave_out_at_once()
-            is_broken = await _stopped_or_broken(stop_request, engine)
+            code = await _exit_code(
+                asyncio.create_task(stop_request.wait()),
+                asyncio.create_task(engine.wait_until_broken()),
+                asyncio.create_task(_model_failed(config, bound)),
+            )
         finally:
             await server.stop()
     log.info("stopped")
-    return EXIT_BROKEN if is_broken else 0
+    return code
 
 
 def _engine_and_services(
@@ -146,19 +149,30 @@ def _engine_and_services(
     return engine, Services(config, engine, download_environment)
 
 
-async def _stopped_or_broken(stop_request: StopRequest, engine: "Engine[ServedModel]") -> bool:
-    """Wait for either; tell whether the engine is broken."""
-    broken = asyncio.create_task(engine.wait_until_broken())
-    stopped = asyncio.create_task(stop_request.wait())
-    await asyncio.wait([broken, stopped], return_when=asyncio.FIRST_COMPLETED)
-    if not broken.done():
-        broken.cancel()
-        return False
-    stopped.cancel()
-    log.critical(
-        "nothing can be served: ending with code %d, so that the host starts another", EXIT_BROKEN
-    )
-    return True
+async def _exit_code(
+    stopped: asyncio.Task[None], broken: asyncio.Task[None], model_failed: asyncio.Task[None]
+) -> int:
+    """Wait for the first of three ends, and return its exit code."""
+    codes = {stopped: 0, model_failed: 1, broken: EXIT_BROKEN}
+    await asyncio.wait(codes, return_when=asyncio.FIRST_COMPLETED)
+    code = next(code for task, code in codes.items() if task.done())
+    for task in codes:
+        task.cancel()
+    if code == EXIT_BROKEN:
+        log.critical(
+            "nothing can be served: ending with code %d, so that the host starts another", code
+        )
+    return code
+
+
+async def _model_failed(config: ServerConfig, address: str) -> None:
+    """Load the model of the command line; return if that fails, and never otherwise."""
+    if config.model:
+        from backend.rpc.first_model import load
+
+        if not await load(address, config.model, config.auth_token):
+            return
+    await asyncio.Event().wait()
 
 
 @contextmanager
@@ -206,6 +220,7 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     defaults = ServerConfig()
     parser = argparse.ArgumentParser(prog=PROGRAM, allow_abbrev=False, description=DESCRIPTION)
     parser.add_argument("--addr", default=defaults.address, metavar="HOST:PORT|unix:PATH")
+    parser.add_argument("--model", default=defaults.model)
     parser.add_argument("--metrics-addr", default=defaults.metrics_address, metavar="HOST:PORT")
     parser.add_argument("--dashboard", default=defaults.dashboard_address, metavar="[HOST:]PORT")
     known, others = parser.parse_known_args(arguments)
@@ -217,6 +232,7 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         address=known.addr,
         metrics_address=known.metrics_addr,
         dashboard_address=_on_loopback(known.dashboard),
+        model=known.model,
         traces=any(environment.get(name) for name in TRACE_ENDPOINTS),
         max_slots=_max_slots(environment, defaults.max_slots),
         auth_token=environment.get("LOCALAI_GRPC_AUTH_TOKEN", ""),
@@ -234,7 +250,7 @@ def _on_loopback(address: str) -> str:
 def _warn_of_unknown(arguments: Sequence[str]) -> None:
     """Log unknown options: hosts add their own, and people misspell."""
     if names := unknown_options(arguments):
-        log.warning("ignoring unknown options: %s", described(names, OPTIONS, SYNONYMS))
+        log.warning("ignoring unknown options: %s", described(names, OPTIONS, ADDRESS_SYNONYMS))
 
 
 def _max_slots(environment: Mapping[str, str], default: int) -> int:

@@ -108,6 +108,7 @@ class ServerConfig:
     Attributes:
         metrics_address: Address for Prometheus to scrape; empty for none.
         dashboard_address: Address of the dashboard; empty for none.
+        model: Loaded at the start: a path, a hub id or `demo`; empty for none.
         traces: Whether the environment names an OpenTelemetry collector.
         max_slots: Default of the option of this name.
         parent: The process that started this one, recorded before Python ran, if known.
@@ -116,6 +117,7 @@ class ServerConfig:
     address: str = "127.0.0.1:50051"
     metrics_address: str = ""
     dashboard_address: str = ""
+    model: str = ""
     traces: bool = False
     max_slots: int = DEFAULT_MAX_SLOTS
     auth_token: str = ""

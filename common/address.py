@@ -12,14 +12,20 @@ MAX_SOCKET_PATH_BYTES = 103
 _UNIX = re.compile(r"unix:(?://(?=/))?(.+)", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+(.*)", re.DOTALL)
 _PROBE_TIMEOUT_S = 1.0
-_EXAMPLE_PORT = 50051
+# This backend's own, unless another is given.
+DEFAULT_PORT = 50051
 
 
 class AddressError(Exception):
-    """The process cannot listen on the address that it was given."""
+    """The process cannot listen on the address that it was given.
+
+    Attributes:
+        problem: The reason, without the address.
+    """
 
     def __init__(self, address: str, problem: str) -> None:
         super().__init__(f"cannot listen on {address}: {problem}")
+        self.problem = problem
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -34,13 +40,27 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon:
         raise AddressError(address, _without_colon(address))
     if not host:
-        raise AddressError(address, f"it has no host; write 127.0.0.1:{port or _EXAMPLE_PORT}")
+        raise AddressError(address, f"it has no host; write 127.0.0.1:{port or DEFAULT_PORT}")
     if ":" in host and not host.startswith("["):
         raise AddressError(address, f"an IPv6 address needs brackets; write [{host}]:{port}")
     if not (port.isascii() and port.isdecimal() and int(port) <= MAX_PORT):
         problem = f"{port!r} is not a port; write {host}:PORT, from 0 to {MAX_PORT}"
         raise AddressError(address, problem)
     return host, int(port)
+
+
+def completed(address: str) -> str:
+    """Return an address with the default port if it has none.
+
+    Raises:
+        AddressError: It is malformed; the message says how to write it.
+    """
+    if socket_path(address) is not None:
+        return address
+    is_bare = address and not address.isdecimal() and not re.search(r"[:/\s]", address)
+    whole = f"{address}:{DEFAULT_PORT}" if is_bare else address
+    split_address(whole)
+    return whole
 
 
 def socket_path(address: str) -> Path | None:
@@ -124,4 +144,4 @@ def _listens(path: Path) -> bool:
 def _without_colon(address: str) -> str:
     if address.isdecimal():
         return f"it has no host; write 127.0.0.1:{address}"
-    return f"it has no port; write {address or '127.0.0.1'}:{_EXAMPLE_PORT}"
+    return f"it has no port; write {address or '127.0.0.1'}:{DEFAULT_PORT}"

@@ -3,6 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 
+# Names that other servers have for the address.
+ADDRESS_SYNONYMS = dict.fromkeys(
+    ("--port", "--host", "--listen", "--bind", "-p"), "--addr HOST:PORT"
+)
+
 
 def unknown_options(arguments: Sequence[str]) -> list[str]:
     """Return the names of the options among the arguments, without their values."""

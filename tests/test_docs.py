@@ -83,8 +83,7 @@ def test_commands_of_ours_take_the_options_they_are_shown_with(page):
         assert command is not None, line
         known = {option for parameter in command.params for option in parameter.opts}
         known |= {option for each in command.params for option in each.secondary_opts}
-        # serve hands its arguments on; tests/rpc/test_main.py has them.
-        known |= {"--help", "--addr", "--metrics-addr"} if name == "serve" else {"--help"}
+        known |= {"--help"}
         used = {argument.partition("=")[0] for argument in arguments if argument[:2] == "--"}
         assert used <= known, line
 

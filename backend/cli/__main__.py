@@ -2,4 +2,4 @@
 
 from backend.cli.app import main
 
-main()
+main(prog_name="mlx-grpc-backend")

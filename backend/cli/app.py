@@ -1,14 +1,29 @@
 """The command line. Commands are imported when they are called or described."""
 
 import importlib
+from difflib import get_close_matches
 
 import click
 
-_COMMANDS = ("serve", "chat", "status", "cache", "bench", "fit", "doctor", "demo", "replay")
+# Each name with the module below `backend.cli.commands` and the variable that has its command.
+_COMMANDS = {
+    "serve": "serve:command",
+    "chat": "chat:command",
+    "status": "status:command",
+    "cache": "cache:command",
+    "bench": "bench:command",
+    "fit": "fit:command",
+    "pull": "hub:pull",
+    "list": "hub:list_models",
+    "doctor": "doctor:command",
+    "demo": "demo:command",
+    "replay": "replay:command",
+    "version": "version:command",
+}
 
 
 class _LazyGroup(click.Group):
-    """Loads the command NAME from the module `backend.cli.commands.NAME`."""
+    """Loads a command from its module, and guesses a misspelt one."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -16,8 +31,20 @@ class _LazyGroup(click.Group):
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"backend.cli.commands.{name}").command
+        module, _, variable = _COMMANDS[name].partition(":")
+        found = importlib.import_module(f"backend.cli.commands.{module}")
+        command: click.Command = getattr(found, variable)
         return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            near = get_close_matches(name, _COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}"
+            context.fail(f"no command {name!r}: {hint}")
+        return super().resolve_command(context, args)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from backend.cli.client import BackendClient, CallError
-from backend.cli.conversation import user_message
+from backend.cli.conversation import encoded, named_pictures, user_message
 from backend.cli.render import ERROR_STYLE, QUIET_STYLE, print_reply, printable
 from backend.cli.tools import Toolbox, read_toolbox
 from backend.core.delta import Usage
@@ -23,6 +23,7 @@ HELP = """\
 /clear         begin a new conversation
 /system TEXT   begin a new conversation with another system message, or without
 /tools FILE    offer the tools of a JSON file, or none; you type their results
+/image FILE    send a picture with the next message; its path in the message does the same
 /stats         show the tokens and the speed of this chat
 /exit          leave; so does Ctrl-D
 //...          send a message that begins with a slash
@@ -56,6 +57,7 @@ class Chat:
         client: BackendClient,
         runner: asyncio.Runner,
         settings: ChatSettings,
+        place: str = "",
     ) -> None:
         """Create a conversation.
 
@@ -64,23 +66,28 @@ class Chat:
             client: Lives on the runner's event loop.
             runner: Runs one reply at a time, and turns Ctrl-C into its cancellation.
             settings: The settings of every request.
+            place: The model and the address, shown at the start.
         """
         self._console = console
         self._client = client
         self._runner = runner
         self._settings = settings
+        self._place = place
         self._messages = self._opening()
+        # Of the whole conversation, and of the next message.
+        self._pictures: list[str] = []
+        self._next_pictures: list[str] = []
         self._usages: list[Usage] = []
 
     def run(self) -> None:
         """Read and answer lines until the user leaves: by /exit, Ctrl-C or the end of input."""
-        self._say(GREETING, QUIET_STYLE)
+        self._say(f"{self._place}\n{GREETING}" if self._place else GREETING, QUIET_STYLE)
         while (text := self._read()) is not None:
             if text == "/exit":
                 return
             if text.startswith("//"):
                 self._ask(text[1:])
-            elif text.startswith("/"):
+            elif text.startswith("/") and not any(named_pictures(text.split()[0])):
                 self._obey(*text.partition(" ")[::2])
             elif text:
                 self._ask(text)
@@ -103,6 +110,8 @@ class Chat:
         match name:
             case "/help":
                 self._say(HELP, QUIET_STYLE)
+            case "/image":
+                self._attach(argument)
             case "/stats":
                 self._say(_totals(self._usages), QUIET_STYLE)
             case "/clear":
@@ -117,7 +126,17 @@ class Chat:
 
     def _begin(self, news: str) -> None:
         self._messages = self._opening()
+        self._pictures, self._next_pictures = [], []
         self._say(news, QUIET_STYLE)
+
+    def _attach(self, path: str) -> None:
+        """Keep a picture for the next message."""
+        try:
+            self._next_pictures.append(encoded(Path(path).expanduser()))
+        except OSError as error:
+            self._say(printable(str(error)), ERROR_STYLE)
+        else:
+            self._say(f"{printable(path)} goes with the next message", QUIET_STYLE)
 
     def _offer(self, path: str) -> None:
         """Offer the tools of a file, or none without a path."""
@@ -130,12 +149,17 @@ class Chat:
         self._say(f"offering the tools of {path}" if path else "offering no tools", QUIET_STYLE)
 
     def _ask(self, text: str) -> None:
+        before = list(self._pictures)
         try:
+            self._pictures += [*self._next_pictures, *map(encoded, named_pictures(text))]
             self._messages = self._answered([*self._messages, user_message(text)])
-        except CallError as error:
+        except (CallError, OSError) as error:
+            self._pictures = before
             self._say(printable(str(error)), ERROR_STYLE)
         except (EOFError, KeyboardInterrupt):
+            self._pictures = before
             self._say("cancelled", QUIET_STYLE)
+        self._next_pictures = []
 
     def _answered(self, messages: list[pb.Message]) -> list[pb.Message]:
         """Return the conversation with the reply, and the calls before it."""
@@ -155,6 +179,7 @@ class Chat:
         return pb.PredictOptions(
             UseTokenizerTemplate=True,
             Messages=messages,
+            Images=self._pictures,
             Tools=settings.toolbox.schemas if settings.toolbox else "",
             Tokens=settings.max_tokens,
             Temperature=settings.temperature,

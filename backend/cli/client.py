@@ -28,11 +28,21 @@ from backend.pb import backend_pb2_grpc
 ANSWER_TIMEOUT_S = 10.0
 HEALTHY = b"OK"
 
+START_HINT = "start one: mlx-grpc-backend serve"
+
+_EXPLANATIONS = {
+    grpc.StatusCode.UNAVAILABLE: f"no backend answers there; {START_HINT}",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "it does not answer",
+    grpc.StatusCode.UNAUTHENTICATED: "the token is missing or wrong, see --token",
+}
+
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
     # Backends are local or on the same network: use no proxy.
     ("grpc.enable_http_proxy", 0),
+    # A backend that starts again is found at once.
+    ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
 
@@ -46,6 +56,19 @@ class CallError(Exception):
     def __init__(self, message: str, code: grpc.StatusCode | None = None) -> None:
         super().__init__(message)
         self.code = code
+
+
+def explained(error: CallError, way_out: str = "") -> str:
+    """Return an error in one line, in plain words if possible.
+
+    Args:
+        error: Of a call.
+        way_out: Another thing to do if there is no backend.
+    """
+    explanation = _EXPLANATIONS.get(error.code) if error.code else None
+    if way_out and error.code is grpc.StatusCode.UNAVAILABLE:
+        explanation = f"{explanation}, or {way_out}"
+    return f"{explanation} ({error})" if explanation else str(error)
 
 
 class BackendClient:

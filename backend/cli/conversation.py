@@ -1,6 +1,8 @@
 """The client's side of a conversation: its messages, and the kept part of a reply."""
 
+import base64
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import assert_never
@@ -68,6 +70,26 @@ def extended(call: ToolCall, piece: ToolCallDelta) -> ToolCall:
         name=piece.name or call.name,
         arguments=call.arguments + piece.arguments,
     )
+
+
+PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"})
+
+
+def named_pictures(text: str) -> Iterator[Path]:
+    """Yield the files that words of a text name, if they are pictures that exist."""
+    for word in text.split():
+        path = Path(word.strip("'\"")).expanduser()
+        if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file():
+            yield path
+
+
+def encoded(path: Path) -> str:
+    """Return a file as the protocol's `Images` has it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return base64.b64encode(path.read_bytes()).decode()
 
 
 def user_message(text: str) -> pb.Message:

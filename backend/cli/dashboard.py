@@ -1,8 +1,10 @@
 """One frame of the status command, like a process viewer."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.filesize import decimal
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -14,6 +16,8 @@ from backend.pb import backend_pb2 as pb
 
 MEMORY_BAR_WIDTH = 24
 PREFILL_BAR_WIDTH = 12
+# Of the memory, besides its total.
+_MAIN_PARTS = ("weights", "kv_active", "prompt_cache")
 BAR_STYLE, BAR_BACK_STYLE = "cyan", "bright_black"
 SEPARATOR = " · "
 # A shorter turn of the engine is normal.
@@ -29,18 +33,18 @@ _STATE_STYLES = {
 _PHASE_STYLES = {"active": "green", "prefilling": "yellow", "waiting": QUIET_STYLE}
 
 
-def dashboard(inspection: Inspection) -> RenderableType:
-    """Return the frame of one snapshot."""
+def dashboard(inspection: Inspection, *, all_memory: bool = False) -> RenderableType:
+    """Return the frame of one snapshot; unless asked for all, with the main parts of the memory."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style=LABEL_STYLE)
     facts.add_column()
-    for label, content in _facts(inspection):
+    for label, content in _facts(inspection, all_memory=all_memory):
         facts.add_row(label, content)
     requests = inspection.report.requests
-    return Group(facts, Text(), _request_table(requests)) if requests else facts
+    return Group(facts, Text(), _Requests(requests)) if requests else facts
 
 
-def _facts(inspection: Inspection) -> Iterator[tuple[str, RenderableType]]:
+def _facts(inspection: Inspection, *, all_memory: bool) -> Iterator[tuple[str, RenderableType]]:
     report = inspection.report
     if not inspection.is_whole:
         yield "note", "this backend does not know Inspect and tells no more than this"
@@ -50,7 +54,7 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, RenderableType]]:
     yield "state", _state(report)
     if report.processes:
         yield "processes", _processes(report)
-    yield "memory", _memory(report.memory)
+    yield "memory", _memory(report.memory, all_parts=all_memory)
     if report.HasField("machine"):
         yield "machine", _machine(report.machine)
     if is_loaded:
@@ -91,12 +95,14 @@ def _processes(report: pb.InspectReply) -> Text:
     return Text(printable(f"{told}\n{losses}{reasons}"))
 
 
-def _memory(memory: pb.MemoryUsageData) -> Table:
+def _memory(memory: pb.MemoryUsageData, *, all_parts: bool) -> Table:
     """Return a bar per part; the parts overlap, and the longest bar is the largest of them."""
+    main = {name: memory.breakdown[name] for name in _MAIN_PARTS if name in memory.breakdown}
+    shown = main if main and not all_parts else dict(sorted(memory.breakdown.items()))
     bars = Table.grid(padding=(0, 2))
     bars.add_column()
     bars.add_column(justify="right")
-    parts = {"total": memory.total, **dict(sorted(memory.breakdown.items()))}
+    parts = {"total": memory.total, **shown}
     largest = max(parts.values())
     for part, size in parts.items():
         bars.add_row(Text(printable(part)), decimal(size), _bar(size, largest, MEMORY_BAR_WIDTH))
@@ -151,32 +157,68 @@ def _totals(report: pb.InspectReply) -> str:
     return SEPARATOR.join(told)
 
 
-def _request_table(requests: Iterable[pb.RequestReport]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style=LABEL_STYLE)
-    table.add_column("request")
-    for name in ("phase", "prefill"):
-        table.add_column(name, no_wrap=True)
-    for name in ("prompt", "cached", "KV", "tokens", "tokens/s", "first ms"):
-        table.add_column(name, justify="right", no_wrap=True)
-    ranks = {phase: rank for rank, phase in enumerate(_PHASE_STYLES)}
-    for request in sorted(requests, key=lambda request: ranks.get(request.phase, len(ranks))):
-        table.add_row(*_cells(request))
-    return table
+class _Requests:
+    """The table of requests, with the columns that the terminal has room for."""
+
+    def __init__(self, requests: Iterable[pb.RequestReport]) -> None:
+        self._requests = requests
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [column for column in _COLUMNS if options.max_width >= column.least_width]
+        table = Table(box=None, pad_edge=False, header_style=LABEL_STYLE)
+        for column in columns:
+            # On a narrow terminal the first one shrinks.
+            is_first = column is columns[0]
+            table.add_column(column.name, justify=column.justify, no_wrap=not is_first)
+        ranks = {phase: rank for rank, phase in enumerate(_PHASE_STYLES)}
+        for request in sorted(self._requests, key=lambda each: ranks.get(each.phase, len(ranks))):
+            table.add_row(*(column.cell(request) for column in columns))
+        yield table
 
 
-def _cells(request: pb.RequestReport) -> Iterator[RenderableType]:
-    has_begun = request.generated_tokens > 0
-    # On a narrow terminal this column shrinks.
-    yield Text(printable(request.request_id), no_wrap=True, overflow="ellipsis")
-    yield Text(printable(request.phase), _PHASE_STYLES.get(request.phase, ""))
-    yield _bar(request.prefilled_tokens, request.prompt_tokens, PREFILL_BAR_WIDTH)
-    yield f"{request.prompt_tokens:,}"
+def _name(request: pb.RequestReport) -> Text:
+    return Text(printable(request.request_id), no_wrap=True, overflow="ellipsis")
+
+
+def _phase(request: pb.RequestReport) -> Text:
+    return Text(printable(request.phase), _PHASE_STYLES.get(request.phase, ""))
+
+
+def _cached(request: pb.RequestReport) -> Text:
     cached = share(request.cached_tokens, request.prompt_tokens)
-    yield Text(printable(f"{cached} {request.hit_kind}"))
-    yield decimal(request.kv_bytes) if request.kv_bytes else ""
-    yield f"{request.generated_tokens:,}"
-    yield f"{request.tokens_per_s:.1f}" if has_begun else ""
-    yield f"{request.first_token_ms:,.0f}" if has_begun else ""
+    return Text(printable(f"{cached} {request.hit_kind}"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the requests, for terminals of at least this many characters."""
+
+    name: str
+    cell: Callable[[pb.RequestReport], RenderableType]
+    justify: Literal["left", "right"] = "right"
+    least_width: int = 0
+
+
+_COLUMNS = (
+    _Column("request", _name, "left"),
+    _Column("phase", _phase, "left"),
+    _Column(
+        "prefill",
+        lambda each: _bar(each.prefilled_tokens, each.prompt_tokens, PREFILL_BAR_WIDTH),
+        "left",
+        least_width=92,
+    ),
+    _Column("prompt", lambda each: f"{each.prompt_tokens:,}"),
+    _Column("cached", _cached),
+    _Column("KV", lambda each: decimal(each.kv_bytes) if each.kv_bytes else "", least_width=80),
+    _Column("tokens", lambda each: f"{each.generated_tokens:,}"),
+    _Column("tokens/s", lambda each: f"{each.tokens_per_s:.1f}" if each.generated_tokens else ""),
+    _Column(
+        "first ms",
+        lambda each: f"{each.first_token_ms:,.0f}" if each.generated_tokens else "",
+        least_width=70,
+    ),
+)
 
 
 def _bar(part: int, whole: int, width: int) -> ProgressBar:

@@ -49,9 +49,11 @@ async def print_reply(console: Console, increments: AsyncGenerator[Increment, No
     The generator is always closed: an interrupted reply is cancelled.
     """
     turn = Turn()
-    with ReplyPrinter(console) as printer:
+    waiting = console.status("")
+    with waiting, ReplyPrinter(console) as printer:
         async with aclosing(increments):
             async for increment in increments:
+                waiting.stop()
                 turn.add(increment)
                 for delta in increment.deltas:
                     printer.show(delta)

@@ -7,6 +7,8 @@ and answers from its result. Nothing here loads it.
 from pathlib import Path
 from typing import Any
 
+# Names the model wherever a path or a hub id is wanted.
+NAME = "demo"
 MODEL_DIR = Path(__file__).parent / "model"
 
 WEATHER_TOOL: dict[str, Any] = {

@@ -18,7 +18,7 @@ from backend.core.delta import Increment
 from backend.core.model import ModelCard
 from backend.core.request import GenerationCall
 from backend.core.status import EngineStatus
-from backend.errors import ModelNotLoadedError
+from backend.errors import BackendError, ModelNotLoadedError
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
@@ -101,9 +101,9 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
 
     async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
         """Load a model; a caller that leaves cancels the load."""
-        options = model_options(request, self._defaults)
-        self.models_dir = str(options.models_dir or "")
-        with self._clearing_up():
+        with self._clearing_up(), _failure_logged(request.Model or request.ModelFile):
+            options = model_options(request, self._defaults)
+            self.models_dir = str(options.models_dir or "")
             if await in_own_thread(is_load_for_jobs, options):
                 await self._engine.free()
                 return pb.Result(success=True, message="no model is loaded: ready for jobs")
@@ -248,3 +248,13 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         return await worker_pool.run(
             lambda: generation_call(request, model.options), size_bytes=request.ByteSize()
         )
+
+
+@contextmanager
+def _failure_logged(model: str) -> Iterator[None]:
+    """Log why a model cannot be loaded: some hosts show no reason."""
+    try:
+        yield
+    except BackendError as error:
+        log.warning("LoadModel of %s failed: %s", model, error)
+        raise

@@ -1,8 +1,12 @@
+import base64
 import json
+import re
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
+from backend.cli.app import main
 from backend.demo import WEATHER_TOOL
 from backend.pb import backend_pb2 as pb
 
@@ -178,5 +182,50 @@ def test_without_any_model_the_chat_says_so(run_chat, scripted):
 
 def test_a_wrong_token_ends_the_chat_and_the_right_one_does_not(run_chat, scripted):
     scripted.token = "secret"  # noqa: S105 - a made-up one
-    assert "UNAUTHENTICATED: wrong token" in run_chat().stderr
+    assert "the token is missing or wrong, see --token" in run_chat().stderr
     assert run_chat(options=["--token", "secret"]).exit_code == 0
+
+
+def test_a_model_that_no_backend_has_gets_one_of_its_own(scripted, script, monkeypatch):
+    """The address is the default one here, where a backend with another model runs."""
+    scripted.reports = [script.report()]
+    monkeypatch.setattr("backend.cli.commands.options.DEFAULT_ADDRESS", scripted.address)
+    result = CliRunner().invoke(main, ["chat", "nope"])
+    assert result.exit_code == 1
+    assert "there is no model 'nope'" in result.stderr
+    assert scripted.loads == []
+
+
+@pytest.mark.mlx
+def test_chat_with_the_embedded_model_needs_no_running_backend():
+    result = CliRunner().invoke(main, ["chat", "demo", "--weather"], input="weather in Oslo?\n")
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"demo at 127\.0\.0\.1:\d+\n", result.output)
+    assert 'get_weather({"city": "Oslo"})' in result.output
+
+
+def test_the_model_and_the_server_are_named_first(run_chat, scripted, script):
+    scripted.reports = [script.report()]
+    assert f"org/tiny at {scripted.address}\n" in run_chat().output
+
+
+def test_pictures_are_sent_with_their_question_and_those_after_it(
+    run_chat, scripted, script, tmp_path
+):
+    one, two = tmp_path / "one.png", tmp_path / "a b.jpg"
+    one.write_bytes(b"first")
+    two.write_bytes(b"second")
+    scripted.scripts = [[script.content("a")], [script.content("b")], [script.content("c")]]
+    run_chat(f"What is in {one} ?", f"/image {two}", "and here?", "/clear", "hello")
+    sent = [[base64.b64decode(each) for each in r.Images] for r in scripted.requests]
+    assert sent == [[b"first"], [b"first", b"second"], []]
+
+
+def test_pictures_of_a_question_that_failed_are_forgotten(run_chat, scripted, script, tmp_path):
+    picture = tmp_path / "one.png"
+    picture.write_bytes(b"first")
+    refusal = script.refuse(grpc.StatusCode.INVALID_ARGUMENT, "Images: none are taken")
+    scripted.scripts = [[refusal], [script.content("Hi!")]]
+    result = run_chat(f"{picture}", f"/image {picture}.none", "hello")
+    assert [len(request.Images) for request in scripted.requests] == [1, 0]
+    assert "No such file" in result.output

@@ -8,10 +8,10 @@ from backend.cli.inspection import Inspection
 from backend.pb import backend_pb2 as pb
 
 
-def frame(report, *, width=100, **options):
+def frame(report, *, width=100, all_memory=False, **options):
     """The frame's lines, each with its blanks run together."""
     console = Console(file=StringIO(), width=width)
-    console.print(dashboard(Inspection(report, **options)))
+    console.print(dashboard(Inspection(report, **options), all_memory=all_memory))
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 
 
@@ -23,13 +23,35 @@ def test_model_and_slots_stand_on_top(script):
 
 
 def test_memory_is_a_bar_per_part_as_long_as_its_share_of_the_largest(script):
-    lines = frame(script.report())[3:6]
+    report = script.report()
+    lines = frame(report, all_memory=True)[3:6]
     assert [line.removeprefix("memory ").rsplit(" ", 1)[0] for line in lines] == [
         "total 3.0 GB",
         "mlx_peak 6.0 GB",
         "weights 1.5 GB",
     ]
     assert [line.count("━") for line in lines] == [12, 24, 6]
+
+
+def test_unless_all_is_asked_for_the_main_parts_of_the_memory_are_shown(script):
+    report = script.report()
+    report.memory.breakdown.update({"kv_active": 1, "prompt_cache": 2, "mlx_cache": 3})
+    names = [line.removeprefix("memory ").split()[0] for line in frame(report)[3:8]]
+    assert names == ["total", "weights", "kv_active", "prompt_cache", "cache"]
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 92, 120])
+def test_headings_of_requests_are_whole_at_every_width(script, width):
+    lines = frame(script.report(script.request("a" * 40, "prefilling")), width=width)
+    heading = next(line for line in lines if line.startswith("request phase"))
+    kept = heading.split()
+    assert {"prompt", "cached", "tokens", "tokens/s"} <= set(kept)
+    assert ("first" in kept, "KV" in kept, "prefill" in kept) == (
+        width >= 70,
+        width >= 80,
+        width >= 92,
+    )
+    assert all(len(line) <= width for line in lines)
 
 
 def test_the_machine_is_shown_where_backends_share_it(script):
@@ -107,8 +129,8 @@ def test_each_request_is_a_row_and_those_that_get_on_come_first(script):
 
 def test_on_a_narrow_terminal_only_the_names_are_cut(script):
     request = script.request("request-" + "x" * 40, "prefilling", cached_tokens=9, hit_kind="exact")
-    row = frame(script.report(request), width=80)[-1]
-    assert row == "req… prefilling 1,000 1% exact 0"
+    row = frame(script.report(request), width=70)[-1]
+    assert row == "request-xxx… prefilling 1,000 1% exact 0"
 
 
 def test_a_turn_that_takes_long_is_told(script):
@@ -135,6 +157,6 @@ def test_names_cannot_steer_the_terminal(script, name):
     report.model.name = name
     report.memory.breakdown[name] = 1
     report.prompt_cache.hits[name] = 1
-    text = "\n".join(frame(report, width=200))
+    text = "\n".join(frame(report, width=200, all_memory=True))
     assert text.count(name.replace("\x1b", "")) == 6
     assert "\x1b" not in text

@@ -93,6 +93,18 @@ def test_a_free_address_is_good():
     assert only(place.check_address("127.0.0.1:0")).verdict is Verdict.GOOD
 
 
+def test_a_backend_that_runs_at_the_address_is_known(scripted, script):
+    scripted.reports = [script.report()]
+    finding = only(place.check_address(scripted.address))
+    assert finding.verdict is Verdict.GOOD
+    assert "a backend runs there, with org/tiny" in finding.text
+
+
+def test_a_backend_that_wants_a_token_is_known_too(scripted):
+    scripted.token = "secret"  # noqa: S105 - a made-up one
+    assert "a backend with a token" in only(place.check_address(scripted.address)).text
+
+
 def test_a_socket_in_a_folder_that_is_not_there_is_a_fault(tmp_path):
     finding = only(place.check_address(f"unix:{tmp_path}/none/mlx.sock"))
     assert finding.verdict is Verdict.BAD

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
+from backend.cli.app import main
 from backend.cli.serve import server_environment
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
@@ -18,10 +20,33 @@ EXIT_TIMEOUT_S = 30.0
 LISTENING = re.compile(r"listening on (127\.0\.0\.1:[1-9]\d*)$")
 
 
+@pytest.fixture
+def start_serving():
+    """Start `serve` on a free port, read its log until a text, and stop it."""
+
+    def start(*arguments, until):
+        command = [sys.executable, "-m", "backend.cli", "serve", "--addr", "127.0.0.1:0"]
+        with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as process:
+            lines = []
+            for line in process.stderr:
+                lines.append(line)
+                if until in line:
+                    break
+            process.send_signal(signal.SIGTERM)
+            lines += process.stderr.readlines()
+        assert process.returncode == 0
+        assert any(until in line for line in lines), lines
+        return lines
+
+    return start
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["backend.cli.serve"], ["backend.cli", "serve"]])
+@pytest.mark.parametrize(
+    "command", [["backend.cli.serve", "--unknown", "x"], ["backend.cli", "serve"]]
+)
 def test_it_becomes_the_server_with_its_arguments(command):
-    arguments = [sys.executable, "-m", *command, "--addr", "127.0.0.1:0", "--unknown", "x"]
+    arguments = [sys.executable, "-m", *command, "--addr", "127.0.0.1:0"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
         lines = []
         for line in process.stderr:
@@ -36,8 +61,43 @@ def test_it_becomes_the_server_with_its_arguments(command):
         lines += process.stderr.readlines()
         assert process.wait(EXIT_TIMEOUT_S) == 0
     assert reply.message == b"OK"
-    assert any("ignoring unknown options: --unknown" in line for line in lines)
+    # A host's own options are the host's business; a person's are checked below.
+    ignores = any("ignoring unknown options: --unknown" in line for line in lines)
+    assert ignores == ("--unknown" in command)
     assert lines[-1].rstrip().endswith("stopped")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--dashbord", "8098"], "Did you mean '--dashboard'?"),
+        (["--port", "7"], "Did you mean --addr HOST:PORT?"),
+        (["stop"], "serve takes options only, not 'stop'"),
+        (["--addr", "http://localhost:7"], "it has a scheme; write localhost:7"),
+        (["--addr", "127.0.0.1:99999"], "'99999' is not a port"),
+    ],
+)
+def test_a_person_is_told_what_serve_does_not_know(arguments, hint):
+    result = CliRunner().invoke(main, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert hint in result.stderr
+
+
+@pytest.mark.mlx
+def test_a_model_that_is_named_is_loaded_at_once(start_serving):
+    lines = start_serving("--model", "demo", until="ready: loaded demo (qwen3) at 127.0.0.1:")
+    assert "loading demo" in "".join(lines)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_none_ends_the_server_with_its_reason():
+    command = [sys.executable, "-m", "backend.cli", "serve", "--addr", "127.0.0.1:0"]
+    done = subprocess.run(
+        [*command, "--model", "nope"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert "LoadModel of nope failed: there is no model 'nope'" in done.stderr
+    assert "CRITICAL backend.rpc.first_model: --model nope: there is no model" in done.stderr
 
 
 def test_switched_off_nothing_is_preloaded():

@@ -28,7 +28,7 @@ def test_watching_goes_on_until_ctrl_c(run_status, scripted, script):
 
 
 async def test_on_a_terminal_each_frame_takes_the_place_of_the_one_before(client, scripted, script):
-    gone = script.refuse(grpc.StatusCode.UNAVAILABLE, "gone")
+    gone = script.refuse(grpc.StatusCode.INTERNAL, "gone")
     scripted.reports = [script.report(), script.report(script.request("a", "active")), gone]
     terminal = Console(file=StringIO(), width=100, height=30, force_terminal=True)
     settings = StatusSettings(watches=True, interval_s=0.0, as_json=False)
@@ -37,6 +37,16 @@ async def test_on_a_terminal_each_frame_takes_the_place_of_the_one_before(client
     text = terminal.file.getvalue()
     cursor_up = "\x1b[1A"
     assert text.index("org/tiny") < text.index(cursor_up) < text.index("request")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_watching_outlives_a_restart_of_the_backend(run_status, scripted, script, options):
+    away = script.refuse(grpc.StatusCode.UNAVAILABLE, "gone")
+    scripted.reports = [script.report(), away, script.report(), script.press_ctrl_c]
+    result = run_status("--watch", "--interval", "0.1", *options)
+    assert result.exit_code == 0, result.stderr
+    assert "no backend answers; waiting for it" in result.output
+    assert result.stdout.count("org/tiny") == 2
 
 
 def test_json_is_an_object_per_look_and_its_numbers_are_numbers(run_status, scripted, script):
@@ -70,7 +80,8 @@ def test_a_backend_that_does_not_know_inspect_is_asked_what_every_one_knows(run_
 def test_where_nothing_listens_it_says_so(run_status):
     result = run_status(address="127.0.0.1:1")
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: 127.0.0.1:1: no backend answers there (UNAVAILABLE: ")
+    assert result.stderr.startswith("Error: 127.0.0.1:1: no backend answers there; ")
+    assert "start one: mlx-grpc-backend serve (UNAVAILABLE: " in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
+from common.address import (
+    AddressError,
+    completed,
+    probe_port,
+    probe_socket,
+    socket_path,
+    split_address,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,3 +106,23 @@ def test_a_socket_that_takes_no_streams_is_told_in_the_systems_words(tmp_path):
         with pytest.raises(AddressError, match="Protocol wrong type for socket"):
             probe_socket(f"unix:{path}", path)
     assert path.is_socket()
+
+
+@pytest.mark.parametrize(
+    ("given", "whole"),
+    [
+        ("localhost", "localhost:50051"),
+        ("10.0.0.7", "10.0.0.7:50051"),
+        ("h:7", "h:7"),
+        ("unix:/run/x.sock", "unix:/run/x.sock"),
+    ],
+)
+def test_an_address_may_leave_out_our_port(given, whole):
+    assert completed(given) == whole
+
+
+@pytest.mark.parametrize("given", ["", "8080", "http://localhost:7", "h:99999", "::1", "a b"])
+def test_a_malformed_address_is_not_completed(given):
+    with pytest.raises(AddressError) as failure:
+        completed(given)
+    assert "write " in failure.value.problem

@@ -1,25 +1,22 @@
 import asyncio
-import contextlib
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from local_hub import COMMIT, Hub
 
 from backend.config import ModelOptions
+from backend.demo import MODEL_DIR
 from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.fetch import EXIT_FAILED
 from backend.model.checkpoint.hub import HubModel, download, locate, resolve
 
 Options = Callable[..., ModelOptions]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -53,6 +50,13 @@ class TestResolve:
     def test_what_is_not_on_disk_may_be_a_hub_id(self, options: Options, tmp_path: Path, name: str):
         assert resolve(options(model=name, models_dir=tmp_path)) == HubModel("org/tiny")
 
+    def test_the_embedded_model_has_a_name_unless_a_file_has_it(
+        self, options: Options, tmp_path: Path
+    ):
+        assert resolve(options(model="demo", models_dir=tmp_path)) == MODEL_DIR
+        (tmp_path / "demo").mkdir()
+        assert resolve(options(model="demo", models_dir=tmp_path)) == tmp_path / "demo"
+
     @pytest.mark.parametrize("name", ["tiny", "a/b/c", "../tiny", "org/ti ny", "/org/tiny"])
     def test_anything_else_is_not_found_and_tells_where_it_was_sought(
         self, options: Options, tmp_path: Path, name: str
@@ -69,89 +73,6 @@ class TestResolve:
         (tmp_path / "tiny.gguf").touch()
         with pytest.raises(UnsupportedModelError, match=r"tiny\.gguf is not an MLX model"):
             resolve(options(model="tiny.gguf", models_dir=tmp_path))
-
-
-class Hub:
-    """A hub on this machine: one model, whose weights may be held back."""
-
-    def __init__(self) -> None:
-        self.files = {
-            "config.json": b"{}",
-            "model.safetensors": b"w" * 300_000,
-            "original/model.safetensors": b"w" * 300_000,
-            "consolidated.safetensors": b"w" * 300_000,
-            "own.py": b"pass",
-            "picture.png": b"p",
-        }
-        self.holds_weights = threading.Event()
-        self.weights_wanted = threading.Event()
-        self.client_left = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def page(self, path: str) -> object | None:
-        """The answer of the API under a path, `None` where there is nothing."""
-        name, _, rest = path.removeprefix("/api/models/").partition("/")
-        if f"{name}/{rest}".startswith("org/tiny/revision/"):
-            return {"id": "org/tiny", "sha": COMMIT, "siblings": []}
-        if f"{name}/{rest}".startswith("org/tiny/tree/"):
-            return [
-                {"type": "file", "path": path, "size": len(content), "oid": _etag(content)}
-                for path, content in self.files.items()
-            ]
-        return None
-
-
-def _etag(content: bytes) -> str:
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
-
-
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self._answer(sends_body=False)
-
-        def do_GET(self) -> None:
-            self._answer(sends_body=True)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def _answer(self, *, sends_body: bool) -> None:
-            file = self.path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
-            if file in hub.files:
-                body, status = hub.files[file], 200
-            else:
-                page = hub.page(self.path)
-                body, status = json.dumps(page or {}).encode(), 200 if page else 404
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("ETag", f'"{_etag(body)}"')
-            if status == 404:
-                self.send_header("X-Error-Code", "RepoNotFound")
-            self.end_headers()
-            if sends_body:
-                self._send(body, is_held=file == "model.safetensors" and hub.holds_weights.is_set())
-
-        def _send(self, body: bytes, *, is_held: bool) -> None:
-            if is_held:
-                self.wfile.write(body[:1000])
-                hub.weights_wanted.set()
-                with contextlib.suppress(ConnectionError):
-                    self.connection.recv(1)  # returns when the client is gone
-                hub.client_left.set()
-            else:
-                self.wfile.write(body)
-
-    return Handler
 
 
 @pytest.fixture

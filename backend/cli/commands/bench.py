@@ -9,11 +9,10 @@ from rich.table import Table
 
 from backend.cli.bench.figures import Figures, Spread
 from backend.cli.bench.run import Load, measure
-from backend.cli.client import BackendClient, CallError
+from backend.cli.client import BackendClient, CallError, explained
 from backend.cli.commands.options import address_option, token_option
 from backend.cli.inspection import inspect
 from backend.cli.render import LABEL_STYLE, printable
-from backend.cli.status import explained
 
 MAX_STREAMS, MAX_ROUNDS, MAX_TOKENS = 256, 100, 2**20
 
@@ -51,7 +50,10 @@ MAX_STREAMS, MAX_ROUNDS, MAX_TOKENS = 256, 100, 2**20
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(address: str, token: str, *, as_json: bool, **load: int) -> None:
-    """Measure the speed of a running backend from a client; it is busy meanwhile."""
+    """Measure the speed of a running backend.
+
+    The client measures; the backend is busy meanwhile.
+    """
     console = Console()
     try:
         with console.status("measuring"):

@@ -2,16 +2,16 @@
 
 import asyncio
 import json
+from typing import Any
 
 import click
 from rich.console import Console
 
-from backend.cli.client import BackendClient, CallError
+from backend.cli.client import BackendClient, CallError, explained
 from backend.cli.commands.options import address_option, token_option
 from backend.cli.inspection import plain
 from backend.cli.prompt_cache.report import report
 from backend.cli.render import printable
-from backend.cli.status import explained
 from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES
 from backend.pb import backend_pb2 as pb
 
@@ -43,30 +43,27 @@ PLAIN_WIDTH = 200
     help="With --words, also show those of requests with this cache_scope.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    *,
-    address: str,
-    token: str,
-    max_prefixes: int,
-    words: bool,
-    cache_scope: str,
-    as_json: bool,
-) -> None:
-    """Show the prompt cache of a running backend, and the tokens that were computed again."""
-    request = pb.InspectPromptCacheRequest(
-        max_prefixes=max_prefixes, words=words, cache_scope=cache_scope
-    )
+def command(*, address: str, token: str, as_json: bool, **wanted: Any) -> None:  # noqa: ANN401 - of the message
+    """Show the prompt cache of a running backend.
+
+    Also the tokens that were computed again.
+    """
+    request = pb.InspectPromptCacheRequest(**wanted)
     try:
         reply = asyncio.run(_asked(address, token, request))
     except CallError as error:
         raise click.ClickException(printable(f"{address}: {explained(error)}")) from None
     if as_json:
         click.echo(json.dumps(plain(reply)))
-        return
+    else:
+        _show(reply, has_words=request.words)
+
+
+def _show(reply: pb.InspectPromptCacheReply, *, has_words: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, PLAIN_WIDTH)
-    console.print(report(reply, has_words=words))
+    console.print(report(reply, has_words=has_words))
 
 
 async def _asked(

@@ -3,25 +3,31 @@
 import asyncio
 import importlib
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from backend.cli.chat import Chat, ChatSettings
-from backend.cli.client import BackendClient, CallError
+from backend.cli.chat_server import CHAT_HINT, NoModelError, Wanted, partner_of
+from backend.cli.client import CallError, explained
 from backend.cli.commands.options import address_option, token_option
-from backend.cli.conversation import model_options
+from backend.cli.hub_models import DamagedError
 from backend.cli.render import printable
+from backend.cli.server_process import ServerError
 from backend.cli.tools import Toolbox, read_toolbox, weather_toolbox
+from backend.errors import BackendError
 
 DEFAULT_TEMPERATURE = 0.7
+_UNCHOSEN = ParameterSource.DEFAULT
 
 
 @click.command("chat")
 @address_option
-@click.option("--model", help="Path or hub id to load first; without it the loaded model answers.")
+@click.argument("name", metavar="[MODEL]", default="")
+@click.option("--model", default="", help="The same as MODEL.")
 @token_option
 @click.option("--system", default="", help="System message.")
 @click.option("--think/--no-think", "thinking", default=None, help="Override the model's default.")
@@ -48,7 +54,8 @@ DEFAULT_TEMPERATURE = 0.7
 def command(  # noqa: PLR0913 - a parameter per option
     *,
     address: str,
-    model: str | None,
+    name: str,
+    model: str,
     token: str,
     tools_path: Path | None,
     weather: bool,
@@ -57,8 +64,14 @@ def command(  # noqa: PLR0913 - a parameter per option
     temperature: float,
     max_tokens: int,
 ) -> None:
-    """Chat with a running backend; Ctrl-C cancels a reply."""
+    """Chat with a model; Ctrl-C cancels a reply.
+
+    MODEL is a path, a hub id, or demo; without it the loaded model answers. Unless --addr is
+    given, the chat starts a backend of its own if none runs, or if that has another model.
+    """
     console = Console()
+    chosen = click.get_current_context().get_parameter_source("address") is not _UNCHOSEN
+    wanted = Wanted(address, token, name or model, is_chosen=chosen)
     settings = ChatSettings(
         system=system,
         thinking=thinking,
@@ -66,29 +79,28 @@ def command(  # noqa: PLR0913 - a parameter per option
         max_tokens=max_tokens,
         toolbox=_toolbox(console, tools_path, weather=weather),
     )
+    try:
+        _hold(console, wanted, settings)
+    except NoModelError as error:
+        raise click.UsageError(str(error)) from None
+    except CallError as error:
+        text = f"{address}: {explained(error, CHAT_HINT)}"
+        raise click.ClickException(printable(text)) from None
+    except (BackendError, DamagedError, ServerError) as error:
+        raise click.ClickException(printable(str(error))) from None
+
+
+def _hold(console: Console, wanted: Wanted, settings: ChatSettings) -> None:
+    """Hold the conversation; each step runs on one event loop."""
     with asyncio.Runner() as runner:
-        client = runner.run(_connected(address, token))
+        stack = AsyncExitStack()
         try:
-            runner.run(_ensure_model(console, client, model))
+            partner = runner.run(stack.enter_async_context(partner_of(console, wanted)))
+            place = runner.run(partner.described())
             _enable_line_editing()
-            Chat(console, client, runner, settings).run()
-        except CallError as error:
-            raise click.ClickException(printable(f"{address}: {error}")) from None
+            Chat(console, partner.client, runner, settings, place).run()
         finally:
-            runner.run(client.close())
-
-
-async def _connected(address: str, token: str) -> BackendClient:
-    return BackendClient(address, token)
-
-
-async def _ensure_model(console: Console, client: BackendClient, model: str | None) -> None:
-    await client.check_health()
-    if model is not None:
-        with console.status(f"loading {model}"):
-            await client.load_model(model_options(model))
-    elif not await client.has_model():
-        raise click.UsageError("no model is loaded: name one with --model")
+            runner.run(stack.aclose())
 
 
 def _toolbox(console: Console, path: Path | None, *, weather: bool) -> Toolbox | None:

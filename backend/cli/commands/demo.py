@@ -13,7 +13,10 @@ from backend.cli.render import printable
 @click.command("demo")
 @token_option
 def command(token: str) -> None:
-    """Run the embedded model: a thought, a tool call and its answer, over a real socket."""
+    """Run the embedded model once, from start to end.
+
+    A thought, a tool call and its answer, over a real socket.
+    """
     try:
         asyncio.run(run_demo(Console(), token))
     except DemoError as error:

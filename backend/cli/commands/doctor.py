@@ -40,7 +40,10 @@ _MARKS = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per finding.")
 def command(*, address: str, cache_dir: Path | None, as_json: bool) -> None:
-    """Check this machine and suggest fixes; exit code 1 if something is wrong."""
+    """Check this machine and suggest fixes.
+
+    Exit code 1 if something is wrong.
+    """
     findings = list(_findings(address, cache_dir))
     if as_json:
         for finding in findings:

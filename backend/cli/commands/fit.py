@@ -36,9 +36,9 @@ def command(
     download: bool,
     as_json: bool,
 ) -> None:
-    """Estimate the memory of MODEL (a path or hub id), and how many requests fit.
+    """Estimate the memory of a model, and how many requests fit.
 
-    Exit code 1 if its weights do not fit into the memory.
+    MODEL is a path, a hub id or demo. Exit code 1 if its weights do not fit into the memory.
     """
     # MLX and transformers take a second to import: not for --help.
     from backend.cli.fit.report import table, values

@@ -17,6 +17,9 @@ from backend.cli.replay import Cut, parse_cut, replay
     help="Cut the text into chunks of N characters or of random lengths.",
 )
 def command(source: BinaryIO, cut: Cut) -> None:
-    """Replay recorded replies: JSON lines from FILE or standard input, without a model."""
+    """Replay recorded replies, without a model.
+
+    They are JSON lines from FILE or standard input.
+    """
     if not replay(source, cut):
         sys.exit(1)

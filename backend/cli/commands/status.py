@@ -2,14 +2,15 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import click
 from rich.console import Console
 
-from backend.cli.client import BackendClient, CallError
+from backend.cli.client import BackendClient, CallError, explained
 from backend.cli.commands.options import address_option, token_option
 from backend.cli.render import printable
-from backend.cli.status import StatusSettings, explained, show_status
+from backend.cli.status import StatusSettings, show_status
 
 DEFAULT_INTERVAL_S = 1.0
 
@@ -26,17 +27,13 @@ DEFAULT_INTERVAL_S = 1.0
     show_default=True,
     help="Seconds between two snapshots.",
 )
+@click.option("--memory", "all_memory", is_flag=True, help="Show every part of the memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per snapshot.")
-def command(
-    *, address: str, token: str, watch: bool | None, interval_s: float, as_json: bool
-) -> None:
-    """Show the state of a running backend, like a process viewer; Ctrl-C leaves."""
+def command(*, address: str, token: str, watch: bool | None, **shown: Any) -> None:  # noqa: ANN401
+    """Show the state of a running backend; Ctrl-C leaves."""
     console = Console()
-    settings = StatusSettings(
-        watches=console.is_terminal if watch is None else watch,
-        interval_s=interval_s,
-        as_json=as_json,
-    )
+    watches = console.is_terminal if watch is None else watch
+    settings = StatusSettings(watches=watches, **shown)
     try:
         with suppress(KeyboardInterrupt):
             asyncio.run(_show_status(console, address, token, settings))

@@ -1,5 +1,7 @@
 """Checks of the surroundings: the address, the folders for models and prompt cache, the host."""
 
+import asyncio
+import re
 import shutil
 import socket
 import subprocess
@@ -8,9 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
 from rich.filesize import decimal
 
+from backend.cli.client import BackendClient, CallError
 from backend.cli.doctor.finding import Finding, bad, good, warning
+from backend.cli.inspection import inspect
 from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
 
 HOST_PROGRAM = "local-ai"
@@ -27,9 +32,28 @@ def check_address(address: str) -> Iterator[Finding]:
         else:
             probe_port(address, *split_address(address))
     except AddressError as error:
-        yield bad("address", str(error), _other_address())
+        if backend := asyncio.run(_backend_at(address)):
+            yield good("address", f"{address}: {backend}")
+        else:
+            yield bad("address", str(error), _other_address())
     else:
         yield good("address", f"{address} is free")
+
+
+async def _backend_at(address: str) -> str:
+    """Return what is known of a backend that listens there; empty if there is none."""
+    async with BackendClient(_reachable(address)) as client:
+        try:
+            model = (await inspect(client)).report.model.name
+        except CallError as error:
+            is_ours = error.code is grpc.StatusCode.UNAUTHENTICATED
+            return "a backend with a token runs there" if is_ours else ""
+    return f"a backend runs there, with {model or 'no model'}"
+
+
+def _reachable(address: str) -> str:
+    """Return where this machine calls a server that listens on all addresses."""
+    return re.sub(r"^(0\.0\.0\.0|\[::\])(?=:)", "127.0.0.1", address)
 
 
 def check_models(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -9,11 +9,12 @@ import sys
 import time
 from asyncio import StreamReader
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
+from backend import demo
 from backend.config import ModelOptions
 from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from backend.model.checkpoint.fetch import EXIT_NOT_FOUND
@@ -21,6 +22,8 @@ from backend.model.checkpoint.paths import candidates
 from common.process.own_thread import in_own_thread
 
 PROGRESS_INTERVAL_S = 5.0
+# Called with the bytes that are there, and those of the whole model.
+Progress: TypeAlias = Callable[[int, int], None]
 TERMINATE_TIMEOUT_S = 5.0
 
 _HUB_ID = re.compile(r"(?:hf://|huggingface://)?([\w][\w.-]{0,95}/[\w][\w.-]{0,95})", re.ASCII)
@@ -70,6 +73,8 @@ def resolve(options: ModelOptions) -> Path | HubModel:
         tried += candidates(options.model, options.models_dir)
     if found := next((path for path in tried if path.exists()), None):
         return _directory(found)
+    if options.model == demo.NAME:
+        return demo.MODEL_DIR
     if match := _HUB_ID.fullmatch(options.model):
         return HubModel(match[1])
     paths = ", ".join(str(path) for path in dict.fromkeys(tried))
@@ -80,7 +85,11 @@ def resolve(options: ModelOptions) -> Path | HubModel:
 
 
 async def download(
-    repo_id: str, *, with_code: bool = False, environment: Mapping[str, str] | None = None
+    repo_id: str,
+    *,
+    with_code: bool = False,
+    environment: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Fetch a model into the hub's local cache, unless it is there, and return its directory.
 
@@ -90,6 +99,7 @@ async def download(
         repo_id: `org/name`.
         with_code: Whether to fetch Python files too.
         environment: The child's environment; `None` means this process's own.
+        progress: Called as bytes arrive; `None` logs them every few seconds.
 
     Raises:
         ModelNotFoundError: The hub does not know it, or hides it from this user.
@@ -105,7 +115,7 @@ async def download(
     )
     try:
         path, complaint = await asyncio.gather(
-            _follow(cast(StreamReader, child.stdout), repo_id),
+            _follow(cast(StreamReader, child.stdout), progress or _logged(repo_id)),
             _last_line(cast(StreamReader, child.stderr)),
         )
         status = await child.wait()
@@ -129,19 +139,29 @@ def _directory(path: Path) -> Path:
     return path.parent
 
 
-async def _follow(reports: StreamReader, repo_id: str) -> Path | None:
-    """Log the child's progress; return the path that it finally reports."""
-    due_at = time.monotonic() + PROGRESS_INTERVAL_S
+async def _follow(reports: StreamReader, progress: Progress) -> Path | None:
+    """Pass the child's progress on; return the path that it finally reports."""
     path = None
     async for line in reports:
         report = json.loads(line)
         if "path" in report:
             path = Path(report["path"])
-        elif time.monotonic() >= due_at:
-            due_at = time.monotonic() + PROGRESS_INTERVAL_S
-            done, total = report["done"] / 1e9, report["total"] / 1e9
-            log.info("downloading %s: %.2f of %.2f GB", repo_id, done, total)
+        else:
+            progress(report["done"], report["total"])
     return path
+
+
+def _logged(repo_id: str) -> Progress:
+    """Return a function that logs progress, every few seconds."""
+    due_at = time.monotonic() + PROGRESS_INTERVAL_S
+
+    def progress(done: int, total: int) -> None:
+        nonlocal due_at
+        if time.monotonic() >= due_at:
+            due_at = time.monotonic() + PROGRESS_INTERVAL_S
+            log.info("downloading %s: %.2f of %.2f GB", repo_id, done / 1e9, total / 1e9)
+
+    return progress
 
 
 async def _last_line(stream: StreamReader) -> str:
