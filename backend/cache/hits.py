@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from backend.cache.kv import Piece, Segment
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
-from backend.core.status import HitKind
+from backend.core.prompt_cache import HitKind
 
 
 def kind_of(found: Match[Segment], key: TokenKey) -> HitKind:

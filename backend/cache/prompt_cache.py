@@ -19,9 +19,9 @@ from backend.cache.kv import LooseNode, Piece, Refill, Segment, evaluate
 from backend.cache.node_store import NodeStore
 from backend.cache.refill import refill_windows
 from backend.cache.token_key import TokenKey
+from backend.core.metric_table import Values
 from backend.core.prompt import Place
-from backend.core.prompt_cache import ListingRequest, PromptCacheListing
-from backend.core.status import HitKind, PromptCacheStatus
+from backend.core.prompt_cache import HitKind, ListingRequest, PromptCacheListing
 
 # A prefix of one token is only the BOS that all prompts share.
 MIN_HIT_TOKENS = 2
@@ -305,10 +305,10 @@ class PromptCache:
         self._nodes.now += 1
         self._learned.now = self._nodes.now
 
-    def status(self) -> PromptCacheStatus:
-        """Return a snapshot."""
+    def metrics(self) -> Values:
+        """Return its numbers."""
         self._require_owner()
-        return self._books.status(self._nodes)
+        return self._books.metrics(self._nodes)
 
     def listing(self, request: ListingRequest, *, has_disk: bool) -> PromptCacheListing:
         """List the most valuable nodes, and the tokens that were computed again."""

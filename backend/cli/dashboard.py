@@ -12,6 +12,7 @@ from rich.text import Text
 
 from backend.cli.inspection import Inspection
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
+from backend.core.metric_table import METRICS, totals
 from backend.pb import backend_pb2 as pb
 
 MEMORY_BAR_WIDTH = 24
@@ -148,13 +149,10 @@ def disk_cache_facts(books: pb.DiskCacheReport) -> str:
 
 
 def _totals(report: pb.InspectReply) -> str:
-    prefilled = f"{report.prompt_tokens:,} prompt tokens prefilled"
-    generated = f"{report.generated_tokens:,} tokens generated"
-    told = [prefilled, generated, f"{report.tokens_per_s:.1f} tokens/s"]
-    if report.drafted_tokens:
-        right = share(report.accepted_tokens, report.drafted_tokens)
-        told.append(f"{right} of {report.drafted_tokens:,} drafted tokens right")
-    return SEPARATOR.join(told)
+    values = {metric.name: metric.value for metric in report.metrics}
+    # Other backends have the fields only.
+    fields = {name: getattr(report, name) for name in METRICS if hasattr(report, name)}
+    return SEPARATOR.join(totals(values or fields))
 
 
 class _Requests:

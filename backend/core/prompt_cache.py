@@ -1,9 +1,20 @@
 """The contents of the prompt cache, as plain values."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from backend.core.compute import ComputeRequest
 from backend.core.prompt import Place
+
+
+class HitKind(Enum):
+    """How a prompt relates to the stored one that it hit."""
+
+    MISS = "miss"
+    EXACT = "exact"
+    SHORTER = "shorter"
+    LONGER = "longer"
+    DIVERGING = "diverging"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from backend.core.metric_table import Values, zeros
+from backend.core.prompt_cache import HitKind
+
 
 class EngineState(Enum):
     """The overall state of the engine."""
@@ -20,62 +23,6 @@ class RequestPhase(Enum):
     WAITING = "waiting"
     PREFILLING = "prefilling"
     ACTIVE = "active"
-
-
-class HitKind(Enum):
-    """How a prompt relates to the stored one that it hit."""
-
-    MISS = "miss"
-    EXACT = "exact"
-    SHORTER = "shorter"
-    LONGER = "longer"
-    DIVERGING = "diverging"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskCacheStatus:
-    """Counters of the prompt cache's files.
-
-    Attributes:
-        bytes: Size of the files of all models.
-        files: Number of files of this model.
-        read_tokens: Tokens whose KV was read from disk.
-        damaged: Files set aside as damaged.
-        dropped: Nodes that were not written because the queue was full.
-        written_bytes: Keys, values and states written.
-    """
-
-    bytes: int = 0
-    files: int = 0
-    read_tokens: int = 0
-    damaged: int = 0
-    dropped: int = 0
-    written_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheStatus:
-    """Counters of the prompt cache; totals count from the loading of the model.
-
-    Attributes:
-        bytes: Size of all nodes.
-        budget_bytes: Limit of that size; 0 without a prompt cache.
-        tokens: Stored tokens; shared ones count once.
-        looked_up_tokens: Prompt tokens of all requests.
-        hit_tokens: The part of them found in the cache.
-        hits: Requests by kind of hit: the stored prompt was identical, shorter, longer, or
-            diverged.
-    """
-
-    bytes: int = 0
-    budget_bytes: int = 0
-    nodes: int = 0
-    tokens: int = 0
-    looked_up_tokens: int = 0
-    hit_tokens: int = 0
-    hits: Mapping[HitKind, int] = field(default_factory=dict)
-    evictions: int = 0
-    disk: DiskCacheStatus = field(default_factory=DiskCacheStatus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,40 +123,24 @@ class MachineStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """A snapshot; totals count from the loading of the model.
+    """A snapshot.
 
     Attributes:
         memory_bytes: By part: `weights`, `kv_active`, `prompt_cache`, `mlx_active`, `mlx_cache`,
             `mlx_peak`; the reservations of running requests (`kv_reserved`), the prompt cache that
             they use in place (`kv_shared`), the shortage of requests that wait or grow
             (`kv_wanted`), and the limit of reservations plus prompt cache (`kv_budget`).
-        drafted_tokens: Tokens that were drafted ahead of the model.
-        accepted_tokens: The part of them that the model drew itself.
-        tokens_per_s: Recent rate of all requests together.
+        metrics: By key; counters since the loading of the model.
         requests: All waiting and running requests.
-        turn_s: Seconds spent in the current turn; the rest of the snapshot is older than that turn.
         processes: The server, and the engine unless it is being replaced.
-        restarts: Processes replaced since the model was loaded.
-        latest_restarts: The latest of them.
-        lost_s: Total time lost to restarts.
+        latest_restarts: The latest processes that were replaced.
         machine: The backends that share the memory; `None` if unknown.
     """
 
     state: EngineState = EngineState.UNINITIALIZED
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
-    slots_taken: int = 0
-    waiting: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    media_encoded: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    tokens_per_s: float = 0.0
-    prompt_cache: PromptCacheStatus = field(default_factory=PromptCacheStatus)
+    metrics: Values = field(default_factory=zeros)
     requests: tuple[RequestStatus, ...] = ()
-    turn_s: float = 0.0
     processes: tuple[ProcessStatus, ...] = ()
-    restarts: int = 0
     latest_restarts: tuple[Restart, ...] = ()
-    lost_s: float = 0.0
     machine: MachineStatus | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from backend.core.delta import Finish, FinishReason, Usage
-from backend.core.status import HitKind
+from backend.core.prompt_cache import HitKind
 from backend.core.step import EngineEvent, PrefillDone, TokenStep
 
 FAILED = "error"

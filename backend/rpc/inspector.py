@@ -52,4 +52,4 @@ async def inspect_prompt_cache(
     if (model := engine.model) is None:
         raise ModelNotLoadedError
     listing = await list_prompt_cache(call, model, engine)
-    return listing_reply(listing, engine.status().prompt_cache)
+    return listing_reply(listing, engine.status().metrics)

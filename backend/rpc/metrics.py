@@ -9,17 +9,11 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     InfoMetricFamily,
-    Metric,
 )
+from prometheus_client.core import Metric as Family
 
-from backend.core.status import (
-    DiskCacheStatus,
-    EngineState,
-    EngineStatus,
-    HitKind,
-    PromptCacheStatus,
-    RequestPhase,
-)
+from backend.core.metric_table import METRICS, Metric, MetricKind, Values
+from backend.core.status import EngineState, EngineStatus, RequestPhase
 from backend.pipeline.served_model import ServedModel
 from common.address import AddressError, bind_problem, split_address
 
@@ -77,7 +71,7 @@ class EngineCollector:
     def __init__(self, engine: ObservedEngine) -> None:
         self._engine = engine
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Yield the metrics of one snapshot."""
         status, model = self._engine.status(), self._engine.model
         yield _state(status)
@@ -87,49 +81,32 @@ class EngineCollector:
         yield _memory(status)
         yield from _machine(status)
         yield _requests(status)
-        yield CounterMetricFamily(
-            "mlx_backend_prompt_tokens_processed",
-            "Prompt tokens prefilled, those from the prompt cache not counted",
-            status.prompt_tokens,
-        )
-        yield CounterMetricFamily(
-            "mlx_backend_tokens_generated", "Tokens generated", status.generated_tokens
-        )
-        yield CounterMetricFamily(
-            "mlx_backend_tokens_drafted", "Tokens drafted ahead of the model", status.drafted_tokens
-        )
-        yield CounterMetricFamily(
-            "mlx_backend_tokens_accepted",
-            "Drafted tokens that the model drew itself",
-            status.accepted_tokens,
-        )
-        yield GaugeMetricFamily(
-            "mlx_backend_tokens_per_second", "Tokens generated per second", status.tokens_per_s
-        )
-        yield GaugeMetricFamily(
-            "mlx_backend_turn_seconds", "Seconds in the engine's present turn", status.turn_s
-        )
-        yield from _processes(status)
-        yield from _prompt_cache(status.prompt_cache)
-        yield from _disk_cache(status.prompt_cache.disk)
+        yield _processes(status)
+        for name, metric in METRICS.items():
+            yield _family(name, metric, status.metrics)
 
 
-def _processes(status: EngineStatus) -> Iterator[Metric]:
+def _family(name: str, metric: Metric, values: Values) -> Family:
+    """Return the series of a row."""
+    exported = f"mlx_backend_{metric.exported or name.replace('.', '_')}"
+    labels = [metric.label] if metric.label else []
+    kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+    family = kind(exported, metric.help, labels=labels)
+    for key, label in metric.keys(name).items():
+        family.add_metric([label] if labels else [], values.get(key, 0))
+    return family
+
+
+def _processes(status: EngineStatus) -> Family:
     resident = GaugeMetricFamily(
         "mlx_backend_process_resident_bytes", "Physical memory by process", labels=["role"]
     )
     for process in status.processes:
         resident.add_metric([process.role], process.resident_bytes)
-    yield resident
-    yield CounterMetricFamily(
-        "mlx_backend_engine_restarts", "Engine processes that were replaced", status.restarts
-    )
-    yield CounterMetricFamily(
-        "mlx_backend_engine_lost_seconds", "Time that their replacement took", status.lost_s
-    )
+    return resident
 
 
-def _state(status: EngineStatus) -> Metric:
+def _state(status: EngineStatus) -> Family:
     family = GaugeMetricFamily(
         "mlx_backend_state", "What the engine is doing: 1 for that state", labels=["state"]
     )
@@ -138,7 +115,7 @@ def _state(status: EngineStatus) -> Metric:
     return family
 
 
-def _memory(status: EngineStatus) -> Metric:
+def _memory(status: EngineStatus) -> Family:
     family = GaugeMetricFamily(
         "mlx_backend_memory_bytes", "Memory by part; parts overlap", labels=["part"]
     )
@@ -147,7 +124,7 @@ def _memory(status: EngineStatus) -> Metric:
     return family
 
 
-def _machine(status: EngineStatus) -> Iterator[Metric]:
+def _machine(status: EngineStatus) -> Iterator[Family]:
     if (machine := status.machine) is None:
         return
     prefix = "mlx_backend_machine"
@@ -160,44 +137,9 @@ def _machine(status: EngineStatus) -> Iterator[Metric]:
     yield GaugeMetricFamily(f"{prefix}_backends", "Backends of it", len(machine.backends))
 
 
-def _requests(status: EngineStatus) -> Metric:
+def _requests(status: EngineStatus) -> Family:
     family = GaugeMetricFamily("mlx_backend_requests", "Requests by phase", labels=["phase"])
     phases = [request.phase for request in status.requests]
     for phase in RequestPhase:
         family.add_metric([phase.value], phases.count(phase))
     return family
-
-
-def _prompt_cache(books: PromptCacheStatus) -> Iterator[Metric]:
-    prefix = "mlx_backend_prompt_cache"
-    yield GaugeMetricFamily(f"{prefix}_bytes", "Bytes stored", books.bytes)
-    yield GaugeMetricFamily(f"{prefix}_budget_bytes", "Bytes at most", books.budget_bytes)
-    yield GaugeMetricFamily(f"{prefix}_nodes", "Nodes of the radix tree", books.nodes)
-    yield GaugeMetricFamily(f"{prefix}_tokens", "Tokens stored, shared ones once", books.tokens)
-    yield CounterMetricFamily(
-        f"{prefix}_looked_up_tokens", "Prompt tokens of all requests", books.looked_up_tokens
-    )
-    yield CounterMetricFamily(
-        f"{prefix}_hit_tokens", "Prompt tokens taken from the cache", books.hit_tokens
-    )
-    lookups = CounterMetricFamily(f"{prefix}_lookups", "Requests by kind of hit", labels=["kind"])
-    for kind in HitKind:
-        lookups.add_metric([kind.value], books.hits.get(kind, 0))
-    yield lookups
-    yield CounterMetricFamily(f"{prefix}_evictions", "Nodes evicted", books.evictions)
-
-
-def _disk_cache(books: DiskCacheStatus) -> Iterator[Metric]:
-    prefix = "mlx_backend_prompt_cache_disk"
-    yield GaugeMetricFamily(f"{prefix}_bytes", "Bytes of all models' files", books.bytes)
-    yield GaugeMetricFamily(f"{prefix}_files", "Files of this model", books.files)
-    yield CounterMetricFamily(
-        f"{prefix}_read_tokens", "Tokens whose KV was read back", books.read_tokens
-    )
-    yield CounterMetricFamily(
-        f"{prefix}_written_bytes", "Keys, values and states written", books.written_bytes
-    )
-    yield CounterMetricFamily(f"{prefix}_damaged", "Files set aside as damaged", books.damaged)
-    yield CounterMetricFamily(
-        f"{prefix}_dropped", "Nodes not written, too many were waiting", books.dropped
-    )

@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES, MAX_REQUEST_ID_CHARS
+from backend.core.metric_table import Values
 from backend.core.prompt_cache import ListingCall, PromptCacheListing, StoredPrefix
-from backend.core.status import PromptCacheStatus
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.limits import require_printable
@@ -38,12 +38,10 @@ def listing_call(request: pb.InspectPromptCacheRequest, *, may_read: bool) -> Li
     )
 
 
-def listing_reply(
-    listing: PromptCacheListing, status: PromptCacheStatus
-) -> pb.InspectPromptCacheReply:
+def listing_reply(listing: PromptCacheListing, metrics: Values) -> pb.InspectPromptCacheReply:
     """Return the answer."""
     return pb.InspectPromptCacheReply(
-        books=prompt_cache_report(status),
+        books=prompt_cache_report(metrics),
         prefixes=[pb.PrefixReport(**_prefix_entry(prefix)) for prefix in listing.prefixes],
         spans=[pb.ReuseReport(**asdict(span)) for span in listing.spans],
         recomputed=[pb.RecomputedReport(**_told(asdict(each))) for each in listing.recomputed],

@@ -2,18 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from backend.core.media import MEDIA_MARKER
+from backend.core.metric_table import METRICS, Values, nested
 from backend.core.prompt import Message
-from backend.core.status import (
-    EngineState,
-    EngineStatus,
-    MachineStatus,
-    PromptCacheStatus,
-    RequestStatus,
-)
+from backend.core.status import EngineState, EngineStatus, MachineStatus, RequestStatus
 from backend.errors import InvalidRequestError
 from backend.model.text.template import ChatTemplate
 from backend.output.format import OutputFormat
@@ -43,13 +39,13 @@ def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
     """Return the totals since the model was loaded; requests and prompt cache as JSON."""
     details = {
         "requests": [_request_entry(request) for request in status.requests],
-        "prompt_cache": _prompt_cache_entry(status.prompt_cache),
+        "prompt_cache": nested(status.metrics)["prompt_cache"],
     }
     return pb.MetricsResponse(
         prompt_json_for_slot=json.dumps(details),
-        tokens_per_second=status.tokens_per_s,
-        tokens_generated=min(status.generated_tokens, _INT32_MAX),
-        prompt_tokens_processed=min(status.prompt_tokens, _INT32_MAX),
+        tokens_per_second=status.metrics["tokens_per_s"],
+        tokens_generated=int(min(status.metrics["generated_tokens"], _INT32_MAX)),
+        prompt_tokens_processed=int(min(status.metrics["prompt_tokens"], _INT32_MAX)),
     )
 
 
@@ -59,31 +55,51 @@ def inspect_reply(model: ServedModel | None, status: EngineStatus) -> pb.Inspect
         state=_STATES[status.state],
         model=_model_report(model) if model else None,
         memory=_memory(status),
-        prompt_cache=prompt_cache_report(status.prompt_cache),
-        slots_taken=status.slots_taken,
-        waiting=status.waiting,
-        prompt_tokens=status.prompt_tokens,
-        generated_tokens=status.generated_tokens,
-        tokens_per_s=round(status.tokens_per_s, 1),
-        media_encoded=status.media_encoded,
-        drafted_tokens=status.drafted_tokens,
-        accepted_tokens=status.accepted_tokens,
-        turn_s=round(status.turn_s, 1),
         processes=[pb.ProcessReport(**asdict(process)) for process in status.processes],
-        restarts=status.restarts,
-        lost_s=round(status.lost_s, 1),
         latest_restarts=[
             pb.RestartReport(reason=restart.reason, lost_s=round(restart.lost_s, 1))
             for restart in status.latest_restarts
         ],
         requests=[pb.RequestReport(**_request_entry(request)) for request in status.requests],
         machine=_machine(status.machine) if status.machine else None,
+        metrics=_metrics(status.metrics),
+        **_fields(pb.InspectReply.DESCRIPTOR, nested(status.metrics)),
     )
 
 
-def prompt_cache_report(books: PromptCacheStatus) -> pb.PromptCacheReport:
-    """Return the counts of the prompt cache."""
-    return pb.PromptCacheReport(**_prompt_cache_entry(books))
+def prompt_cache_report(metrics: Values) -> pb.PromptCacheReport:
+    """Return the numbers of the prompt cache."""
+    values = nested(metrics)["prompt_cache"]
+    return pb.PromptCacheReport(**_fields(pb.PromptCacheReport.DESCRIPTOR, values))
+
+
+def _metrics(values: Values) -> Iterator[pb.MetricReport]:
+    for name, metric in METRICS.items():
+        for key in metric.keys(name):
+            yield pb.MetricReport(
+                name=key,
+                value=values.get(key, 0),
+                kind=metric.kind.value,
+                help=metric.help,
+                words=metric.words,
+                share_of=metric.share_of,
+            )
+
+
+def _fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 (a descriptor)
+    """Return the values that a message has fields for: numbers that are older than `metrics`."""
+    return {
+        name: _field(kind.fields_by_name[name], value)
+        for name, value in values.items()
+        if name in kind.fields_by_name
+    }
+
+
+def _field(field: Any, value: Any) -> Any:  # noqa: ANN401 (a number, or several)
+    if isinstance(value, float):
+        return round(value, 1)
+    inner = field.message_type
+    return value if inner is None or inner.GetOptions().map_entry else _fields(inner, value)
 
 
 def _machine(machine: MachineStatus) -> pb.MachineReport:
@@ -118,11 +134,6 @@ def _request_entry(request: RequestStatus) -> dict[str, Any]:
         "first_token_ms": round(request.first_token_ms, 1),
         "tokens_per_s": round(request.tokens_per_s, 1),
     }
-
-
-def _prompt_cache_entry(books: PromptCacheStatus) -> dict[str, Any]:
-    hits = {kind.value: count for kind, count in books.hits.items()}
-    return {**asdict(books), "hits": hits}
 
 
 async def metadata_response(model: ServedModel) -> pb.ModelMetadataResponse:

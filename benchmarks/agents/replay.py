@@ -190,7 +190,8 @@ def written_share(trace: Trace, network: FillingNetwork, nbytes: int, root: Path
         _served(wave, number, network, store, fetched)
         store.rest()
     store.close()
-    return store.status().disk.written_bytes / _unique_bytes(root, network.state_bytes)
+    written_bytes = store.metrics()["prompt_cache.disk.written_bytes"]
+    return written_bytes / _unique_bytes(root, network.state_bytes)
 
 
 def _unique_bytes(root: Path, state_bytes: int) -> float:

@@ -6,8 +6,7 @@ from token_blocks import anywhere, at_snapshots, key, look, put, room_for
 from backend.cache.books.evicted import MAX_KNOWN, EvictedPrefixes
 from backend.cache.books.reuse import MAX_SPANS, SPAN_S, ReuseHistory
 from backend.cache.prompt_cache import PromptCache
-from backend.core.prompt_cache import ListingRequest
-from backend.core.status import HitKind
+from backend.core.prompt_cache import HitKind, ListingRequest
 
 pytestmark = pytest.mark.mlx
 
@@ -36,7 +35,7 @@ def test_every_node_is_told_with_the_one_that_it_goes_on_from():
     put(store, SECOND)
     listing = listed(store)
     assert sorted(spans_of(listing)) == [(0, 8, 0), (8, 11, 8), (8, 12, 8)]
-    assert sum(each.bytes for each in listing.prefixes) == store.status().bytes
+    assert sum(each.bytes for each in listing.prefixes) == store.metrics()["prompt_cache.bytes"]
 
 
 @pytest.mark.parametrize("most", range(1, 12))
@@ -93,7 +92,7 @@ def test_what_was_evicted_and_is_wanted_again_is_counted_once_for_each_request()
     store = cache(tokens=12)
     put(store, FIRST)
     put(store, tuple(range(50, 62)))
-    assert store.status().evictions == 1
+    assert store.metrics()["prompt_cache.evictions"] == 1
     look(store, (*FIRST, 23))
     put(store, FIRST)
     look(store, (*FIRST, 23))

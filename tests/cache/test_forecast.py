@@ -68,7 +68,7 @@ def test_a_snapshot_counts_for_the_places_below_that_fall_back_on_it(has_turn):
         put(store, ids, has_snapshot=True, owner=str(ids[0]))
     if has_turn:
         store.note_turn("1", key(*older[:10]))
-    store.resize(store.status().bytes - 1)
+    store.resize(store.metrics()["prompt_cache.bytes"] - 1)
     kept = [store.has_snapshot(key(*ids[:8])) for ids in (older, younger)]
     assert kept == ([True, False] if has_turn else [False, True])
 
@@ -96,6 +96,6 @@ def test_a_caller_that_left_sends_the_prompt_again_and_nobody_continues_its_repl
     store.release("row")
     if has_left:
         store.expect("row", is_again=True)
-    store.resize(store.status().bytes - 1)
+    store.resize(store.metrics()["prompt_cache.bytes"] - 1)
     kept = [store.has_snapshot(key(*ids)) for ids in (prompt[:-1], (*prompt, *reply))]
     assert kept == [has_left, not has_left]

@@ -256,7 +256,7 @@ def test_a_node_larger_than_all_that_may_wait_is_written_when_nothing_else_waits
     tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**9), tell_nobody, ends_at_snapshots=False)
     assert tier.write(stored(0, 50))
     tier.close(timeout_s=10)
-    assert tier.status.written_bytes == stored(0, 50).segment.nbytes
+    assert tier.metrics["prompt_cache.disk.written_bytes"] == stored(0, 50).segment.nbytes
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from token_blocks import (
 from backend.cache.eviction.worth import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
-from backend.core.status import HitKind
+from backend.core.prompt_cache import HitKind
 
 pytestmark = pytest.mark.mlx
 
@@ -33,7 +33,7 @@ def test_the_least_recent_leaf_goes_first_and_no_more_than_need_be():
     look(store, old)
     put(store, (*trunk, 40, 41))
     assert [is_stored(store, ids) for ids in (old, used, young)] == [True, False, True]
-    assert store.status().evictions == 1
+    assert store.metrics()["prompt_cache.evictions"] == 1
     put(store, (*trunk, 50, 51, 52))
     assert [is_stored(store, ids) for ids in (old, young)] == [True, False]
 
@@ -107,7 +107,7 @@ def test_what_cannot_fit_evicts_nothing():
     assert not put(store, range(100, 110))
     assert not put(store, range(100, 200))
     assert is_stored(store, TEN[:4])
-    assert store.status().evictions == 0
+    assert store.metrics()["prompt_cache.evictions"] == 0
 
 
 def thinned(segment):
@@ -136,7 +136,7 @@ def test_the_middle_of_a_conversation_gives_up_its_snapshots_before_nodes_are_ev
     assert len(snapshots(store, ids)) == 5
     assert is_stored(store, ids)
     assert look(store, (*ids, 90)).length == 20
-    assert store.status().evictions == 0
+    assert store.metrics()["prompt_cache.evictions"] == 0
 
 
 def test_with_room_enough_no_snapshot_is_given_up():
@@ -154,7 +154,7 @@ def test_where_prompts_branched_and_system_prompts_end_snapshots_stay():
     ids = conversation(store, (70, 71, 72, 73, 74), 9)
     assert snapshots(store, ids)[:2] == [3, 5]
     assert len(snapshots(store, ids)) < 11
-    assert store.status().evictions == 0
+    assert store.metrics()["prompt_cache.evictions"] == 0
 
 
 def test_what_a_cut_at_the_end_of_a_system_prompt_needs_is_not_given_up():
@@ -163,7 +163,7 @@ def test_what_a_cut_at_the_end_of_a_system_prompt_needs_is_not_given_up():
     store.pin(key(*ids))
     ids = conversation(store, ids, 8)
     assert {8, 20, 22, 24} <= set(snapshots(store, ids))
-    assert store.status().evictions == 0
+    assert store.metrics()["prompt_cache.evictions"] == 0
 
 
 def test_system_prompts_are_evicted_last():
@@ -178,7 +178,7 @@ def test_system_prompts_are_evicted_last():
     assert store.stored(key(1, 2, 3, 4)) == 3
     put(store, range(80, 88))
     assert store.stored(key(1, 2, 3, 4)) == 0
-    assert store.status().bytes == room_for(8)
+    assert store.metrics()["prompt_cache.bytes"] == room_for(8)
 
 
 def test_pinned_system_prompts_take_half_of_the_budget_at_most():
@@ -276,7 +276,7 @@ def test_where_the_next_question_parts_is_kept_while_tools_are_called():
     store.expect("row")
     for _ in range(3):
         store.record(1, 0, HitKind.MISS)
-    store.resize(store.status().bytes - 1)
+    store.resize(store.metrics()["prompt_cache.bytes"] - 1)
     assert snapshots(store, said) == [8, 16]
     assert not is_stored(store, ended)
 

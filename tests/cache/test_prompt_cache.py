@@ -13,7 +13,8 @@ from token_blocks import (
 
 from backend.cache.kv import Block, Segment
 from backend.cache.prompt_cache import PromptCache
-from backend.core.status import HitKind
+from backend.core.metric_table import nested
+from backend.core.prompt_cache import HitKind
 
 pytestmark = pytest.mark.mlx
 
@@ -88,8 +89,8 @@ def test_only_what_is_missing_is_stored():
     put(store, TEN[:4])
     put(store, TEN)
     put(store, (*TEN[:6], 60, 61))
-    assert store.status().bytes == room_for(12)
-    assert store.status().tokens == 12
+    assert store.metrics()["prompt_cache.bytes"] == room_for(12)
+    assert store.metrics()["prompt_cache.tokens"] == 12
     assert all(is_stored(store, ids) for ids in (TEN, (*TEN[:6], 60, 61)))
 
 
@@ -99,7 +100,7 @@ def test_a_segment_that_begins_too_early_is_cut_to_what_is_missing():
     assert store.insert(key(*TEN), 2, segment_of(TEN, 2))
     assert store.insert(key(*TEN), 0, segment_of(TEN))
     store.check()
-    assert store.status().bytes == room_for(10)
+    assert store.metrics()["prompt_cache.bytes"] == room_for(10)
     assert look(store, (*TEN, 11)).length == 10
 
 
@@ -141,15 +142,15 @@ def test_a_snapshot_is_attached_to_what_is_stored_without_it():
     assert not store.has_snapshot(key(*TEN))
     put(store, TEN, has_snapshot=True)
     assert store.has_snapshot(key(*TEN))
-    assert store.status().bytes == room_for(10, snapshots=1)
+    assert store.metrics()["prompt_cache.bytes"] == room_for(10, snapshots=1)
 
 
 def test_a_snapshot_inside_a_node_divides_it():
     store = roomy(at_snapshots)
     put(store, TEN, has_snapshot=True)
     put(store, TEN[:4], has_snapshot=True)
-    assert store.status().bytes == room_for(10, snapshots=2)
-    assert store.status().nodes == 2
+    assert store.metrics()["prompt_cache.bytes"] == room_for(10, snapshots=2)
+    assert store.metrics()["prompt_cache.nodes"] == 2
     hits = [look(store, (*ids, 90)) for ids in (TEN, TEN[:4], TEN[:7])]
     assert [hit.length for hit in hits] == [10, 4, 4]
     assert [hit.path[-1].snapshot.ids for hit in hits] == [TEN, TEN[:4], TEN[:4]]
@@ -160,7 +161,7 @@ def test_a_snapshot_is_stored_once():
     put(store, TEN, has_snapshot=True)
     version = store.version
     put(store, TEN, has_snapshot=True)
-    assert store.status().bytes == room_for(10, snapshots=1)
+    assert store.metrics()["prompt_cache.bytes"] == room_for(10, snapshots=1)
     assert store.version == version
 
 
@@ -213,13 +214,13 @@ def test_without_a_budget_nothing_is_stored():
     store = PromptCache(0, anywhere)
     assert not put(store, TEN)
     assert look(store, TEN).kind is HitKind.MISS
-    assert (store.status().bytes, store.status().nodes) == (0, 0)
+    assert (store.metrics()["prompt_cache.bytes"], store.metrics()["prompt_cache.nodes"]) == (0, 0)
 
 
 def test_the_whole_budget_can_be_used():
     store = PromptCache(room_for(10), anywhere)
     assert put(store, TEN)
-    assert store.status().bytes == store.status().budget_bytes
+    assert store.metrics()["prompt_cache.bytes"] == store.metrics()["prompt_cache.budget_bytes"]
     assert put(store, TEN), "nothing is missing, so nothing needs room"
     assert not put(store, (*TEN, 11), owner="row")
 
@@ -237,6 +238,6 @@ def test_the_books_count_prompts_tokens_and_kinds():
     store.record(100, 60, HitKind.SHORTER)
     store.record(50, 0, HitKind.MISS)
     store.record(20, 19, HitKind.SHORTER)
-    status = store.status()
-    assert (status.looked_up_tokens, status.hit_tokens) == (170, 79)
-    assert status.hits == {HitKind.SHORTER: 2, HitKind.MISS: 1}
+    status = store.metrics()
+    assert (status["prompt_cache.looked_up_tokens"], status["prompt_cache.hit_tokens"]) == (170, 79)
+    assert nested(status)["prompt_cache"]["hits"] == {"shorter": 2, "miss": 1}

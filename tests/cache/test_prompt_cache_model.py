@@ -127,7 +127,7 @@ class PromptCacheMachine(RuleBasedStateMachine):
             self.paths[owner] = ids
             self.prefixes |= {ids[:n]: False for n in range(start + 1, len(ids) + 1)}
             self.prefixes[ids] = self.layout.has_state
-        evictions = self.store.status().evictions
+        evictions = self.store.metrics()["prompt_cache.evictions"]
         assert is_stored or evictions == self.evictions, "evicted for nothing"
         if evictions > self.evictions or self.thins:
             self.prefixes = self.prefixes_there()
@@ -146,7 +146,7 @@ class PromptCacheMachine(RuleBasedStateMachine):
     def books_balance(self):
         if self.prefixes:
             self.store.check()
-            assert self.store.status().tokens == len(self.prefixes)
+            assert self.store.metrics()["prompt_cache.tokens"] == len(self.prefixes)
             assert self.prefixes_there() == self.prefixes
 
     @invariant()
@@ -161,7 +161,10 @@ class PromptCacheMachine(RuleBasedStateMachine):
         per_token = 4 * sum(arrays[kind] for kind in self.kinds)
         per_state = 4 * self.kinds.count("state")
         states = sum(self.prefixes.values())
-        assert self.store.status().bytes == per_token * len(self.prefixes) + per_state * states
+        assert (
+            self.store.metrics()["prompt_cache.bytes"]
+            == per_token * len(self.prefixes) + per_state * states
+        )
 
 
 class CuttableMachine(PromptCacheMachine):

@@ -75,8 +75,8 @@ class Client:
         self.path = ()
 
     def read_status(self) -> None:
-        status = self.store.status()
-        assert 0 <= status.bytes <= status.budget_bytes
+        status = self.store.metrics()
+        assert 0 <= status["prompt_cache.bytes"] <= status["prompt_cache.budget_bytes"]
         self.store.has_snapshot(key(*self.ids()))
 
     def see_that_the_path_is_there(self) -> None:
@@ -99,9 +99,9 @@ def test_clients_that_take_turns_leave_the_counts_of_their_store_right(usable, t
     store.check()
     assert sum(client.hits for client in clients) > 10
     assert sum(client.refusals for client in clients) > 0
-    assert store.status().evictions > 100
+    assert store.metrics()["prompt_cache.evictions"] > 100
     assert put(store, range(100, 200)), "somebody still holds a path"
-    assert store.status().tokens == 100
+    assert store.metrics()["prompt_cache.tokens"] == 100
 
 
 def test_a_call_from_another_thread_than_its_own_is_refused():
@@ -116,4 +116,4 @@ def test_a_call_from_another_thread_than_its_own_is_refused():
         ):
             with pytest.raises(RuntimeError, match="thread"):
                 pool.submit(call).result()
-    assert store.status().tokens == 10
+    assert store.metrics()["prompt_cache.tokens"] == 10

@@ -25,21 +25,21 @@ def test_a_store_that_shrinks_evicts_the_least_recent_and_no_more_than_need_be()
     store = store_of_two()
     store.resize(room_for(7))
     assert [is_stored(store, ids) for ids in (OLD, YOUNG)] == [False, True]
-    assert store.status().budget_bytes == room_for(7)
+    assert store.metrics()["prompt_cache.budget_bytes"] == room_for(7)
     store.check()
 
 
 def test_a_store_that_is_small_enough_evicts_nothing():
     store = store_of_two()
     store.resize(room_for(8))
-    assert store.status().evictions == 0
+    assert store.metrics()["prompt_cache.evictions"] == 0
     store.check()
 
 
 def test_a_store_that_grows_back_takes_more():
     store = store_of_two()
     store.resize(0)
-    assert store.status().bytes == 0
+    assert store.metrics()["prompt_cache.bytes"] == 0
     assert not put(store, OLD)
     store.resize(room_for(10))
     assert put(store, OLD)
@@ -53,7 +53,7 @@ def test_a_path_in_use_goes_last():
     store.resize(room_for(4))
     assert [is_stored(store, ids) for ids in (OLD, YOUNG)] == [True, False]
     store.resize(room_for(3))
-    assert store.status().bytes == 0
+    assert store.metrics()["prompt_cache.bytes"] == 0
     store.check()
     store.release("row")
     store.resize(room_for(10))
@@ -76,7 +76,7 @@ def test_what_is_used_where_it_lies_stays_whatever_the_budget():
     assert is_stored(store, YOUNG)
     store.release("b")
     store.resize(0)
-    assert store.status().bytes == 0
+    assert store.metrics()["prompt_cache.bytes"] == 0
     store.check()
 
 
@@ -113,7 +113,7 @@ def test_windows_that_are_given_up_free_their_memory_at_once():
         store.insert(TokenKey.from_ids(ids[:stop]), start, segment)
     del arrays, segment
     before = mx.get_active_memory()
-    stored = store.status().bytes
+    stored = store.metrics()["prompt_cache.bytes"]
     store.resize(stored - 3 * 2**20)
-    assert stored - store.status().bytes >= 3 * 2**20
+    assert stored - store.metrics()["prompt_cache.bytes"] >= 3 * 2**20
     assert before - mx.get_active_memory() >= 3 * 2**20

@@ -6,6 +6,7 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of
 
 from backend.core.media import MediaKind
+from backend.core.metric_table import nested
 from backend.core.prompt import Prompt
 from backend.core.request import SamplingParams
 from backend.core.scoring import ScoreRequest
@@ -55,7 +56,7 @@ class Ranks:
         rows = [
             (r.request_id, r.phase, r.prefilled_tokens, r.cached_tokens) for r in status.requests
         ]
-        return driver.session.checksum, status.prompt_cache, rows
+        return driver.session.checksum, nested(status.metrics)["prompt_cache"], rows
 
 
 def test_a_command_that_raises_costs_the_next_ones_nothing(networks):

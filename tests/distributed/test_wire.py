@@ -15,9 +15,11 @@ from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import FinishReason
 from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.guide import GrammarParts, ThoughtBudget, ThoughtTexts
+from backend.core.metric_table import zeros
 from backend.core.prompt import Prompt
+from backend.core.prompt_cache import HitKind
 from backend.core.request import GenerationRequest, SamplingParams
-from backend.core.status import EngineStatus, HitKind, PromptCacheStatus
+from backend.core.status import EngineStatus
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.distributed.grammars import GrammarWorkshop
@@ -68,7 +70,7 @@ BUDGET = ThoughtBudget(
     tokens=5, texts=ThoughtTexts(starts=("<a>",), ends=("</a>", "</b>"), parting="so"), is_open=True
 )
 BAD_PARTS = GrammarParts(rules=(1,))
-STATUS = EngineStatus(prompt_cache=PromptCacheStatus(hits={HitKind.EXACT: 2}))
+STATUS = EngineStatus(metrics=zeros() | {"prompt_cache.hits.exact": 2, "turn_s": 0.5})
 STEP = TokenStep(4, FinishReason.STOP, StepLogprobs(-0.1, ((4, -0.1), (5, float("-inf")))))
 
 

@@ -99,15 +99,15 @@ async def test_the_prompt_cache_gives_way_before_anyone_waits(tiny_models, netwo
     async with served(tiny_models("llama"), Options=options) as backend:
         for number in range(8):
             await backend.stub.Predict(raw(f"{number} " + "ba bo bu be " * 8, Tokens=2))
-        stored = backend.engine.status().prompt_cache.bytes
+        stored = backend.engine.status().metrics["prompt_cache.bytes"]
         calls = [
             stream(backend.stub, raw(f"{number} bi", **UNENDING | {"Tokens": 1400}))
             for number in range(2)
         ]
         tasks = [asyncio.create_task(call) for call in calls]
-        await until(lambda: backend.engine.status().slots_taken == 2)
-        await until(lambda: backend.engine.status().prompt_cache.bytes < stored)
-        assert backend.engine.status().waiting == 0
+        await until(lambda: backend.engine.status().metrics["slots_taken"] == 2)
+        await until(lambda: backend.engine.status().metrics["prompt_cache.bytes"] < stored)
+        assert backend.engine.status().metrics["waiting"] == 0
         assert [folded.last.tokens for folded in await asyncio.gather(*tasks)] == [1400, 1400]
 
 
@@ -135,7 +135,7 @@ async def test_a_higher_priority_is_served_first_and_an_unknown_one_is_normal(ti
         tasks = []
         for number, priority in enumerate(["low", "normal", "high"], start=1):
             tasks.append(asyncio.create_task(send(priority)))
-            await until(lambda number=number: backend.engine.status().waiting == number)
+            await until(lambda number=number: backend.engine.status().metrics["waiting"] == number)
         first.cancel()
         await asyncio.gather(*tasks)
         assert ended == ["high", "normal", "low"]
@@ -166,7 +166,7 @@ async def test_a_deadline_ends_a_request_in_every_phase(tiny_models, rpc, phase)
             # A busy machine has not brought it so far: it needs more time.
         assert is_seen
         if blocker is not None:
-            await until(lambda: backend.engine.status().waiting == 0)
+            await until(lambda: backend.engine.status().metrics["waiting"] == 0)
             blocker.cancel()
         await until(lambda: backend.is_idle)
         assert backend.engine.status().memory_bytes["kv_reserved"] == 0

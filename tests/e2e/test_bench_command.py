@@ -29,6 +29,9 @@ async def test_streams_of_the_asked_length_are_measured_and_leave_nothing_behind
     assert measured["first_token_ms"]["count"] == STREAMS * ROUNDS
     assert min(measured["tokens_per_s"], measured["first_token_ms"]["p50"]) > 0.0
     # One request before the first round.
-    assert status.generated_tokens == TOKENS * (STREAMS * ROUNDS + 1)
-    assert (status.prompt_cache.nodes, status.prompt_cache.hit_tokens) == (0, 0)
-    assert status.drafted_tokens == 0
+    assert status.metrics["generated_tokens"] == TOKENS * (STREAMS * ROUNDS + 1)
+    assert (status.metrics["prompt_cache.nodes"], status.metrics["prompt_cache.hit_tokens"]) == (
+        0,
+        0,
+    )
+    assert status.metrics["drafted_tokens"] == 0

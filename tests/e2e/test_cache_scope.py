@@ -25,14 +25,14 @@ def asked(question, **metadata):
 
 async def hit_tokens(backend, request):
     """Ask, and return how many tokens of the prompt were stored before."""
-    before = backend.engine.status().prompt_cache
+    before = backend.engine.status().metrics
     reply = await backend.stub.Predict(request)
-    counted = before.looked_up_tokens + reply.prompt_tokens
-    await until(lambda: backend.engine.status().prompt_cache.looked_up_tokens == counted)
+    counted = before["prompt_cache.looked_up_tokens"] + reply.prompt_tokens
+    await until(lambda: backend.engine.status().metrics["prompt_cache.looked_up_tokens"] == counted)
     await until(lambda: backend.is_idle)
     metrics = await backend.stub.GetMetrics(pb.MetricsRequest())
     books = json.loads(metrics.prompt_json_for_slot)["prompt_cache"]
-    return books["hit_tokens"] - before.hit_tokens
+    return books["hit_tokens"] - before["prompt_cache.hit_tokens"]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
@@ -83,7 +83,7 @@ async def test_by_option_calls_share_nothing_unless_they_name_a_scope(tiny_model
         score = pb.ScoreRequest(prompt=PROMPT, candidates=["ba"])
         for _ in range(2):
             await backend.stub.Score(score)
-        assert backend.engine.status().prompt_cache.hit_tokens == 0
+        assert backend.engine.status().metrics["prompt_cache.hit_tokens"] == 0
         assert await hit_tokens(backend, raw(cache_scope="anna")) == 0
         assert await hit_tokens(backend, raw(cache_scope="anna")) > 100
 

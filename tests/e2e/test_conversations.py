@@ -83,10 +83,10 @@ async def test_a_text_that_cannot_be_shown_is_refused_by_name(shared, tiny_model
 
 async def reused(backend, messages):
     """Ask; return the tokens of the prompt, and how many of them were cached."""
-    before = backend.engine.status().prompt_cache.hit_tokens
+    before = backend.engine.status().metrics["prompt_cache.hit_tokens"]
     reply = await backend.stub.Predict(chat(messages, Tokens=2, IgnoreEOS=True))
     await until(lambda: backend.is_idle)
-    return reply.prompt_tokens, backend.engine.status().prompt_cache.hit_tokens - before
+    return reply.prompt_tokens, backend.engine.status().metrics["prompt_cache.hit_tokens"] - before
 
 
 async def test_a_conversation_with_later_system_messages_stays_cached(shared, tiny_models):

@@ -274,7 +274,7 @@ async def test_status_tells_the_state_and_the_memory(tiny_models):
 async def test_metrics_count_tokens(tiny_models):
     async with served(tiny_models("llama")) as backend:
         await backend.stub.Predict(raw(Tokens=30))
-        await until(lambda: backend.engine.status().generated_tokens == 30)
+        await until(lambda: backend.engine.status().metrics["generated_tokens"] == 30)
         metrics = await backend.stub.GetMetrics(pb.MetricsRequest())
         assert metrics.tokens_generated == 30
         assert metrics.prompt_tokens_processed > 0
@@ -294,9 +294,9 @@ async def test_metrics_list_each_request_with_its_progress(tiny_models):
         prefilling = backend.stub.PredictStream(
             pb.PredictOptions(Prompt="ba be bi " * 600, IgnoreEOS=True, CorrelationId="p")
         )
-        await until(lambda: backend.engine.status().slots_taken == 2)
+        await until(lambda: backend.engine.status().metrics["slots_taken"] == 2)
         waiting = backend.stub.PredictStream(raw(**UNENDING, CorrelationId="w"))
-        await until(lambda: backend.engine.status().waiting == 1)
+        await until(lambda: backend.engine.status().metrics["waiting"] == 1)
         seen = await requests()
         assert seen["a"]["phase"] == "active"
         assert seen["a"]["generated_tokens"] > 0

@@ -25,7 +25,7 @@ async def test_a_stream_goes_on_with_the_same_reply(tiny_models, sampling):
             if not folded.replies:
                 os.kill(running.engine.process_id, signal.SIGKILL)
             folded.add(reply)
-        assert running.engine.status().restarts == 1
+        assert running.engine.status().metrics["restarts"] == 1
     assert (folded.message, folded.content) == (alone.message, alone.content)
     assert (folded.last.tokens, folded.last.prompt_tokens) == (
         alone.last.tokens,

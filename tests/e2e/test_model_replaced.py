@@ -164,7 +164,7 @@ async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_servin
     async with served(decoders[0]) as backend:
         process = backend.engine.process_id
         running = asyncio.create_task(stream(backend.stub, LONG))
-        await until(lambda: backend.engine.status().slots_taken)
+        await until(lambda: backend.engine.status().metrics["slots_taken"])
         code, details = await code_of(backend.load(bad, **options))
         assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}, details
         assert problem in details

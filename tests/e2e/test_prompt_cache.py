@@ -59,14 +59,18 @@ def shared(one, other):
 
 async def ask(backend, *requests):
     """Send requests at once; return the replies, and how many prompt tokens were cached."""
-    before = backend.engine.status().prompt_cache
+    before = backend.engine.status().metrics
     replies = await asyncio.gather(*(backend.stub.Predict(request) for request in requests))
-    counted = before.looked_up_tokens + sum(reply.prompt_tokens for reply in replies)
-    await until(lambda: backend.engine.status().prompt_cache.looked_up_tokens == counted)
+    counted = before["prompt_cache.looked_up_tokens"] + sum(
+        reply.prompt_tokens for reply in replies
+    )
+    await until(lambda: backend.engine.status().metrics["prompt_cache.looked_up_tokens"] == counted)
     await until(lambda: backend.is_idle)
     metrics = await backend.stub.GetMetrics(pb.MetricsRequest())
     books = json.loads(metrics.prompt_json_for_slot)["prompt_cache"]
-    return [reply.message for reply in replies], books["hit_tokens"] - before.hit_tokens
+    return [reply.message for reply in replies], books["hit_tokens"] - before[
+        "prompt_cache.hit_tokens"
+    ]
 
 
 async def ask_uncached(directory, requests):
@@ -186,7 +190,7 @@ async def test_a_read_only_request_leaves_nothing(tiny_models):
     prompt = "ba be bi bo bu " * 30
     async with served(tiny_models("llama")) as backend:
         await ask(backend, raw(prompt, PromptCacheRO=True))
-        assert backend.engine.status().prompt_cache.tokens == 0
+        assert backend.engine.status().metrics["prompt_cache.tokens"] == 0
         await ask(backend, raw(prompt))
         assert (await ask(backend, raw(prompt, PromptCacheRO=True)))[1] > 0
 

@@ -204,7 +204,7 @@ async def test_the_count_goes_on_in_another_engine_process():
             if not folded.replies:
                 os.kill(backend.engine.process_id, signal.SIGKILL)
             folded.add(reply)
-        assert backend.engine.status().restarts == 1
+        assert backend.engine.status().metrics["restarts"] == 1
     assert tokens_of(folded) == tokens_of(alone)
     assert thought_in(folded, is_open=True) == 150
 

@@ -73,8 +73,8 @@ class Books:
 
     def _read(self):
         status = self._backend.engine.status()
-        cache = status.prompt_cache
-        return cache.looked_up_tokens, cache.hit_tokens, status.media_encoded
+        names = ("prompt_cache.looked_up_tokens", "prompt_cache.hit_tokens", "media_encoded")
+        return tuple(status.metrics[name] for name in names)
 
     async def of(self, request):
         before = self._read()
@@ -407,7 +407,7 @@ async def test_text_requests_to_a_model_that_sees_are_batched(tiny_vision_models
     async with served(tiny_vision_models("gemma3")) as backend:
         alone = [(await replies(backend, request))[0] for request in requests]
         assert await replies(backend, *requests) == alone
-        assert backend.engine.status().media_encoded == 0
+        assert backend.engine.status().metrics["media_encoded"] == 0
 
 
 async def test_what_was_seen_survives_a_restart(tiny_vision_models, tmp_path):

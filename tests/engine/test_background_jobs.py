@@ -152,7 +152,7 @@ def test_a_prompt_gets_its_pauses_though_pieces_take_longer(networks, monkeypatc
     for _ in range(40):
         driver.turn()
     assert driver.outcome(prompt).finish is FinishReason.LENGTH
-    assert 0 < driver.session.status().waiting < 100, "both have gone on"
+    assert 0 < driver.session.status().metrics["waiting"] < 100, "both have gone on"
 
 
 def test_a_long_job_is_computed_in_pieces_while_a_stream_goes_on(networks):
@@ -171,7 +171,7 @@ def test_a_long_job_is_computed_in_pieces_while_a_stream_goes_on(networks):
     assert tokens_before > 5
     assert driver.outcome(request).token_ids == alone.token_ids
     assert command.reply.result(0).prompt_tokens == 400
-    assert driver.session.status().prompt_tokens == 19 + 400
+    assert driver.session.status().metrics["prompt_tokens"] == 19 + 400
 
 
 def test_chunks_change_no_embedding(networks):

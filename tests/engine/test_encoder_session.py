@@ -89,7 +89,11 @@ def test_calls_that_wait_together_share_a_pass():
     assert [list(reply.result(0).values) for reply in replies] == [[2.0], [3.0], [2.5]]
     assert len(driver.network.passes) == 1
     status = driver.session.status()
-    assert (status.state, status.waiting, status.prompt_tokens) == (EngineState.READY, 0, 12)
+    assert (status.state, status.metrics["waiting"], status.metrics["prompt_tokens"]) == (
+        EngineState.READY,
+        0,
+        12,
+    )
 
 
 def test_each_pooling_sees_its_own_tokens_only():

@@ -226,7 +226,7 @@ async def test_who_has_the_last_event_finds_the_request_in_the_snapshot_no_more(
         generated += 1 + i % 7
         status = engine.status()
         assert f"r{i}" not in [request.request_id for request in status.requests]
-        assert status.generated_tokens >= generated
+        assert status.metrics["generated_tokens"] >= generated
         assert status.state is EngineState.BUSY
     await engine.free()
     with pytest.raises(RequestCancelledError):
@@ -240,7 +240,7 @@ async def test_a_lone_request_leaves_a_ready_engine_whatever_ends_it(engine, tin
     assert engine.status().state is EngineState.READY
     await collect(engine, make_request("b", prompt, max_tokens=9, stop=[last.token_id]))
     assert engine.status().state is EngineState.READY
-    assert engine.status().prompt_cache.looked_up_tokens == 2 * len(prompt)
+    assert engine.status().metrics["prompt_cache.looked_up_tokens"] == 2 * len(prompt)
 
 
 async def test_too_many_requests_are_refused_at_once(engine, tiny_models):

@@ -268,7 +268,7 @@ def test_rows_use_stored_prefixes_in_place_once_no_other_has_caches(llama):
     again = make_request("again", [*prompt_of(600), 5], max_tokens=8)
     alone = Bench(llama).run(again)
     assert bench.run(again) == alone
-    assert bench.parts.prefixes.status().hit_tokens
+    assert bench.parts.prefixes.metrics()["prompt_cache.hit_tokens"]
 
 
 def test_a_model_that_fails_in_batches_runs_one_at_a_time(llama, caplog):

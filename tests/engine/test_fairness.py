@@ -19,12 +19,12 @@ def test_a_short_request_starts_within_a_few_chunks_of_a_long_prompt(networks):
     driver.session.submit(make_request("long", prompt_of(3000)))
     for _ in range(3):
         driver.turn()
-    computed = driver.session.status().prompt_tokens
+    computed = driver.session.status().metrics["prompt_tokens"]
     short = make_request("short", prompt_of(20))
     driver.session.submit(short)
     while not driver.outcome(short).token_ids:
         driver.turn()
-    assert driver.session.status().prompt_tokens - computed <= 19 + 2 * 64
+    assert driver.session.status().metrics["prompt_tokens"] - computed <= 19 + 2 * 64
 
 
 def test_sixteen_equal_clients_advance_together(networks):

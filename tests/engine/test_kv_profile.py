@@ -26,7 +26,7 @@ def taken(network, lengths, **tuning) -> int:
     driver = Driver(network, max_cache_bytes=0, prefill_chunk_alone=48, **tuning)
     for number, length in enumerate(lengths):
         driver.session.submit(make_request(str(number), prompt_of(length), max_tokens=40))
-    while driver.session.status().generated_tokens < 20 * len(lengths):
+    while driver.session.status().metrics["generated_tokens"] < 20 * len(lengths):
         driver.turn()
     return driver.session.status().memory_bytes["kv_active"]
 

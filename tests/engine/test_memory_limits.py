@@ -97,14 +97,14 @@ def test_a_pause_is_resumed_from_the_prompt_cache(networks):
     for i in range(2):
         request = make_request(f"r{i}", prompt_of(300, i), max_tokens=60, is_open_ended=True)
         driver.session.submit(request)
-    while driver.session.status().slots_taken < 2:
+    while driver.session.status().metrics["slots_taken"] < 2:
         driver.turn()
-    while not driver.session.status().waiting:
+    while not driver.session.status().metrics["waiting"]:
         driver.turn()
-    computed = driver.session.status().prompt_tokens
+    computed = driver.session.status().metrics["prompt_tokens"]
     while not driver.session.is_idle:
         driver.turn()
-    assert driver.session.status().prompt_tokens == computed
+    assert driver.session.status().metrics["prompt_tokens"] == computed
 
 
 def test_without_a_prompt_cache_a_pause_is_computed_again(networks):
@@ -165,7 +165,10 @@ def test_requests_wait_while_their_limits_do_not_fit_together(networks):
     for request in requests:
         driver.session.submit(request)
     driver.turn()
-    assert (driver.session.status().slots_taken, driver.session.status().waiting) == (2, 2)
+    assert (
+        driver.session.status().metrics["slots_taken"],
+        driver.session.status().metrics["waiting"],
+    ) == (2, 2)
     while not driver.session.is_idle:
         driver.turn()
     assert [driver.outcome(r).token_ids for r in requests] == [o.token_ids for o in free]
@@ -177,18 +180,22 @@ def test_the_prompt_cache_gives_way_to_requests_and_grows_back(networks):
     driver = limited_driver(network, max_kv_bytes=budget)
     for i in range(6):
         driver.run(make_request(f"old{i}", prompt_of(200, i), max_tokens=2))
-    before = driver.session.status().prompt_cache
-    assert before.bytes > budget // 3
+    before = driver.session.status().metrics
+    assert before["prompt_cache.bytes"] > budget // 3
     request = make_request("large", prompt_of(1500, 99), max_tokens=300)
     driver.session.submit(request)
     driver.turn()
-    squeezed = driver.session.status().prompt_cache
-    assert squeezed.budget_bytes == budget - room_for(network, 1800)
-    assert squeezed.bytes <= squeezed.budget_bytes < before.bytes
-    assert squeezed.evictions > before.evictions
+    squeezed = driver.session.status().metrics
+    assert squeezed["prompt_cache.budget_bytes"] == budget - room_for(network, 1800)
+    assert (
+        squeezed["prompt_cache.bytes"]
+        <= squeezed["prompt_cache.budget_bytes"]
+        < before["prompt_cache.bytes"]
+    )
+    assert squeezed["prompt_cache.evictions"] > before["prompt_cache.evictions"]
     driver.run()
     assert driver.outcome(request).finish is FinishReason.LENGTH
-    assert driver.session.status().prompt_cache.budget_bytes == budget
+    assert driver.session.status().metrics["prompt_cache.budget_bytes"] == budget
 
 
 def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):

@@ -8,8 +8,8 @@ from engine_driver import Driver, make_request, prompt_of
 from mlx.utils import tree_flatten
 
 from backend.cache.token_key import TokenKey
+from backend.core.metric_table import nested
 from backend.core.request import SamplingParams
-from backend.core.status import HitKind
 
 pytestmark = pytest.mark.mlx
 
@@ -91,9 +91,9 @@ def test_eight_at_once_on_one_prefix_compute_it_once(networks, family):
     driver = driver_for(networks, family, prefill_chunk=64)
     outcomes = driver.run(*requests)
     assert [o.token_ids for o in outcomes] == cold(networks, family, *requests)
-    status = driver.session.status().prompt_cache
-    assert status.looked_up_tokens == sum(len(r.prompt.token_ids) for r in requests)
-    assert status.hit_tokens >= 7 * (len(BASE) - 1)
+    status = driver.session.status().metrics
+    assert status["prompt_cache.looked_up_tokens"] == sum(len(r.prompt.token_ids) for r in requests)
+    assert status["prompt_cache.hit_tokens"] >= 7 * (len(BASE) - 1)
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
@@ -137,9 +137,9 @@ def test_requests_on_shared_prefixes_that_come_and_go_at_any_step_are_right(netw
     tokens = [driver.outcomes[r.request_id].token_ids for r in finished]
     assert tokens == cold(networks, family, *finished)
     status = driver.session.status()
-    assert status.prompt_cache.evictions > 0
-    assert status.prompt_cache.hit_tokens > 0
-    assert status.memory_bytes["prompt_cache"] == status.prompt_cache.bytes
+    assert status.metrics["prompt_cache.evictions"] > 0
+    assert status.metrics["prompt_cache.hit_tokens"] > 0
+    assert status.memory_bytes["prompt_cache"] == status.metrics["prompt_cache.bytes"]
 
 
 @pytest.mark.parametrize("family", STATEFUL)
@@ -154,9 +154,9 @@ def test_a_place_where_prompts_branched_is_where_the_next_one_is_taken_up(networ
 def test_no_state_is_stored_a_token_behind_another(networks):
     driver = driver_for(networks, "mamba2")
     driver.run(make_request("first", BASE))
-    two_states = driver.session.status().prompt_cache.bytes
+    two_states = driver.session.status().metrics["prompt_cache.bytes"]
     driver.run(make_request("second", [*BASE, *NEW]))
-    assert driver.session.status().prompt_cache.bytes == 2 * two_states
+    assert driver.session.status().metrics["prompt_cache.bytes"] == 2 * two_states
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_next", "mamba2"])
@@ -167,13 +167,13 @@ def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family)
         for turn in range(8):
             outcome = driver.run(make_request(f"t{turn}", tokens, boundaries=[len(tokens) - 9]))[0]
             tokens += [*outcome.token_ids, *prompt_of(30, salt=turn)]
-        return outcome, driver.session.status().prompt_cache
+        return outcome, driver.session.status().metrics
 
     roomy, books = last_turn()
-    assert books.evictions == 0
-    tight, tight_books = last_turn(max_cache_bytes=int(0.8 * books.bytes))
-    assert tight_books.evictions == 0
-    assert tight_books.tokens == books.tokens
+    assert books["prompt_cache.evictions"] == 0
+    tight, tight_books = last_turn(max_cache_bytes=int(0.8 * books["prompt_cache.bytes"]))
+    assert tight_books["prompt_cache.evictions"] == 0
+    assert tight_books["prompt_cache.tokens"] == books["prompt_cache.tokens"]
     assert tight.token_ids == roomy.token_ids
     assert tight.cached_tokens == roomy.cached_tokens > 0
 
@@ -184,7 +184,7 @@ def test_where_the_next_question_parts_outlives_the_reply_that_it_drops(networks
     driver.run(make_request("first", BASE, boundaries=[64], next_question=next_question))
     prefixes = driver.session._parts.prefixes
     question, reply = (TokenKey.from_ids(parted(BASE, place, 3)) for place in (64, 149))
-    room = driver.session.status().prompt_cache.bytes
+    room = driver.session.status().metrics["prompt_cache.bytes"]
     while restorable(prefixes, question) == 64 and restorable(prefixes, reply) == 149:
         room -= 100
         prefixes.leave_room(room)
@@ -204,7 +204,7 @@ def test_windows_that_were_given_up_come_back_when_they_are_computed_anyway(netw
     driver = driver_for(networks, family)
     driver.run(make_request("first", BASE, max_tokens=3))
     prefixes = driver.session._parts.prefixes
-    room = driver.session.status().prompt_cache.bytes
+    room = driver.session.status().metrics["prompt_cache.bytes"]
     place = 100
     key = TokenKey.from_ids(parted(BASE, place, 3))
     while restorable(prefixes, key) == place:
@@ -293,9 +293,11 @@ def test_storing_takes_no_more_memory_than_what_is_stored(networks):
     def measured(row):
         mx.reset_peak_memory()
         active = mx.get_active_memory()
-        stored = keeper.status().bytes
+        stored = keeper.metrics()["prompt_cache.bytes"]
         save(row)
-        peaks.append((mx.get_peak_memory() - active, keeper.status().bytes - stored))
+        peaks.append(
+            (mx.get_peak_memory() - active, keeper.metrics()["prompt_cache.bytes"] - stored)
+        )
 
     keeper.save = measured
     driver.run(make_request("long", prompt_of(3000), max_tokens=1))
@@ -308,16 +310,16 @@ def test_kinds_of_hits_and_tokens_are_counted(networks):
     prompts = [BASE, BASE, [*BASE, 1, 2], BASE[:40], [*BASE[:40], 3, 3], NEW]
     for i, tokens in enumerate(prompts):
         driver.run(make_request(f"r{i}", tokens, max_tokens=1))
-    status = driver.session.status().prompt_cache
-    assert status.hits == {
-        HitKind.MISS: 2,
-        HitKind.EXACT: 1,
-        HitKind.SHORTER: 1,
-        HitKind.LONGER: 1,
-        HitKind.DIVERGING: 1,
+    status = driver.session.status().metrics
+    assert nested(status)["prompt_cache"]["hits"] == {
+        "miss": 2,
+        "exact": 1,
+        "shorter": 1,
+        "longer": 1,
+        "diverging": 1,
     }
-    assert status.looked_up_tokens == sum(map(len, prompts))
-    assert status.hit_tokens == 149 + 150 + 39 + 40
+    assert status["prompt_cache.looked_up_tokens"] == sum(map(len, prompts))
+    assert status["prompt_cache.hit_tokens"] == 149 + 150 + 39 + 40
 
 
 def test_a_prefix_of_one_token_is_no_hit(networks):
@@ -330,7 +332,7 @@ def test_a_prefix_of_one_token_is_no_hit(networks):
 def test_nothing_is_stored_without_a_budget(networks):
     driver = driver_for(networks, "llama", max_cache_bytes=0)
     driver.run(make_request("a", BASE), make_request("b", BASE))
-    assert driver.session.status().prompt_cache.nodes == 0
+    assert driver.session.status().metrics["prompt_cache.nodes"] == 0
 
 
 def test_something_volatile_early_in_a_prompt_is_told_once(networks, caplog):

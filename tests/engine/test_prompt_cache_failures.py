@@ -7,6 +7,8 @@ from engine_driver import Driver, make_request, prompt_of
 from exact_network import ExactNetwork
 from wrapped_network import WrappedNetwork
 
+from backend.core.prompt_cache import HitKind
+
 pytestmark = pytest.mark.mlx
 
 MIXTURES = [("kv",), ("window", "kv"), ("pair",), ("state",), ("state", "window", "kv")]
@@ -109,6 +111,6 @@ def test_a_request_is_counted_once_however_often_it_begins_again():
     driver.run(make_request("first", prompt_of(100)))
     network.is_armed = True
     driver.run(make_request("second", prompt_of(100)))
-    status = driver.session.status().prompt_cache
-    assert (status.looked_up_tokens, status.hit_tokens) == (200, 0)
-    assert sum(status.hits.values()) == 2
+    status = driver.session.status().metrics
+    assert (status["prompt_cache.looked_up_tokens"], status["prompt_cache.hit_tokens"]) == (200, 0)
+    assert sum(status[f"prompt_cache.hits.{kind.value}"] for kind in HitKind) == 2

@@ -10,6 +10,7 @@ from exact_network import ExactNetwork
 from wrapped_network import WrappedNetwork
 
 from backend.cache import layout
+from backend.core.metric_table import nested
 from backend.core.request import Remembered, SamplingParams
 from backend.engine.rows.pacing import ChunkLimit, PrefillPace
 from backend.errors import GenerationFailedError, RequestCancelledError
@@ -163,11 +164,11 @@ class Storm:
     def check_books(self):
         """Every prompt behind which a token came was counted, once."""
         served = [name for name, outcome in self.outcomes().items() if outcome.token_ids]
-        status = self.session.status().prompt_cache
+        status = self.session.status().metrics
         lengths = [len(self.requests[name].prompt.token_ids) for name in served]
-        assert status.looked_up_tokens == sum(lengths)
-        assert sum(status.hits.values()) == len(served)
-        assert status.hit_tokens <= status.looked_up_tokens
+        assert status["prompt_cache.looked_up_tokens"] == sum(lengths)
+        assert sum(nested(status)["prompt_cache"]["hits"].values()) == len(served)
+        assert status["prompt_cache.hit_tokens"] <= status["prompt_cache.looked_up_tokens"]
 
 
 # By the id of a network, which lives as long as the process, and the request.

@@ -55,9 +55,9 @@ def test_memory_stays_level_over_three_hundred_requests(networks, family):
     resident, active = resident_bytes(), mx.get_active_memory()
     serve_unlike_prompts(driver, 200, rng)
     gc.collect()
-    status = driver.session.status().prompt_cache
-    assert status.evictions > 200
-    assert 300_000 < status.bytes <= 400_000
+    status = driver.session.status().metrics
+    assert status["prompt_cache.evictions"] > 200
+    assert 300_000 < status["prompt_cache.bytes"] <= 400_000
     assert resident_bytes() < resident + 8 * MIB
     assert mx.get_active_memory() < active + MIB
 
@@ -82,8 +82,8 @@ def test_no_token_of_branching_conversations_is_stored_twice(networks, family):
     network = networks(family)
     alone = Driver(network)
     alone.run(make_request("alone", LONG, max_tokens=1))
-    status = alone.session.status().prompt_cache
-    bytes_per_token = status.bytes / status.tokens
+    status = alone.session.status().metrics
+    bytes_per_token = status["prompt_cache.bytes"] / status["prompt_cache.tokens"]
     driver = Driver(network)
     fed = set()
     trunk = prompt_of(200)
@@ -94,9 +94,9 @@ def test_no_token_of_branching_conversations_is_stored_twice(networks, family):
             reply = driver.run(request)[0].token_ids
             fed |= {(*tokens, *reply)[:n] for n in range(1, len(tokens) + len(reply))}
             tokens = [*tokens, *reply, *prompt_of(15, salt=10 * i + turn)]
-    status = driver.session.status().prompt_cache
-    assert status.tokens == len(fed)
-    assert status.bytes <= 1.1 * bytes_per_token * len(fed)
+    status = driver.session.status().metrics
+    assert status["prompt_cache.tokens"] == len(fed)
+    assert status["prompt_cache.bytes"] <= 1.1 * bytes_per_token * len(fed)
 
 
 @pytest.mark.parametrize("chunk", [5, 30])
@@ -112,7 +112,7 @@ def test_a_system_prompt_is_taken_up_whole_however_long_a_conversation_gets(chun
     ask("other", prompt_of(5, salt=1))
     for length in range(1, 200, 6):
         ask(f"turn {length}", prompt_of(length, salt=2))
-    assert driver.session.status().prompt_cache.evictions > 0
+    assert driver.session.status().metrics["prompt_cache.evictions"] > 0
     assert ask("new", prompt_of(7, salt=3)).cached_tokens == len(system)
 
 
@@ -135,7 +135,7 @@ def test_what_is_cut_off_a_segment_takes_no_memory():
     insert(store, [*range(500), *range(5000, 5100)], 500)
     insert(store, [*range(900), *range(6000, 6100)], 850)
     store.pin(TokenKey.from_ids(range(20)))
-    tokens = store.status().tokens
+    tokens = store.metrics()["prompt_cache.tokens"]
     assert tokens == 1300
     assert mx.get_active_memory() - before <= tokens * KIB + 64 * KIB
 
@@ -151,7 +151,7 @@ def test_what_there_is_no_room_for_is_not_copied():
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     driver.session._parts.prefixes.leave(row)
-    assert driver.session.status().prompt_cache.tokens == MAX_NODE_TOKENS
+    assert driver.session.status().metrics["prompt_cache.tokens"] == MAX_NODE_TOKENS
     assert mx.get_peak_memory() - before < 3 * block_bytes
 
 
@@ -246,7 +246,9 @@ def test_a_conversation_that_waits_for_a_tool_is_evicted_after_one_that_has_ende
     prompts = [prompt_of(100, salt) for salt in range(3)]
     probe = Driver(network)
     probe.run(make_request("probe", prompts[0]))
-    driver = Driver(network, max_cache_bytes=int(2.5 * probe.session.status().prompt_cache.bytes))
+    driver = Driver(
+        network, max_cache_bytes=int(2.5 * probe.session.status().metrics["prompt_cache.bytes"])
+    )
     driver.run(make_request("waiting", prompts[0]))
     driver.session.obey(Expect("waiting"))
     driver.run(make_request("ended", prompts[1]))

@@ -120,14 +120,14 @@ async def test_requests_of_every_kind_go_on_with_the_same_tokens(engine, tiny_mo
         )
     assert engine.model is model, "what is prepared for it is still right"
     status = engine.status()
-    assert status.restarts == 2
+    assert status.metrics["restarts"] == 2
     assert [restart.reason.split()[-1] for restart in status.latest_restarts] == [
         "SIGKILL",
         "SIGSEGV",
     ]
-    assert status.lost_s > 0.0
+    assert status.metrics["lost_s"] > 0.0
     # Fewer than all: what a process has counted since its last report is lost with it.
-    assert status.generated_tokens >= 1.5 * sum(len(outcome.tokens) for outcome in alone)
+    assert status.metrics["generated_tokens"] >= 1.5 * sum(len(outcome.tokens) for outcome in alone)
 
 
 async def test_a_process_that_is_stopped_is_given_up_and_its_requests_go_on(engine, tiny_models):
@@ -181,7 +181,7 @@ async def test_a_request_that_ends_the_process_each_time_fails_and_its_neighbour
         await take(engine, poison)
     await asyncio.gather(*streams)
     assert [outcome.tokens for outcome in outcomes] == [outcome.tokens for outcome in alone]
-    assert engine.status().restarts == 2
+    assert engine.status().metrics["restarts"] == 2
 
 
 async def test_what_comes_while_a_process_is_replaced_waits_for_the_next(engine, tiny_models):
@@ -197,7 +197,7 @@ async def test_free_ends_a_recovery_and_its_requests(engine, tiny_models):
     stream = asyncio.ensure_future(
         take(engine, make_request("a", prompt_of(5), max_tokens=ENDLESS, may_speculate=False))
     )
-    await until(lambda: engine.status().slots_taken == 1)
+    await until(lambda: engine.status().metrics["slots_taken"] == 1)
     os.kill(engine.process_id, signal.SIGKILL)
     await until(lambda: engine.process_id is None)
     await engine.free()
@@ -217,7 +217,7 @@ async def test_an_engine_that_cannot_be_replaced_says_so_until_a_load_works(
     stream = asyncio.ensure_future(
         take(engine, make_request("a", prompt_of(5), max_tokens=ENDLESS, may_speculate=False))
     )
-    await until(lambda: engine.status().slots_taken == 1)
+    await until(lambda: engine.status().metrics["slots_taken"] == 1)
     moved.unlink()
     os.kill(engine.process_id, signal.SIGKILL)
     with pytest.raises(EngineFailedError, match="3 in a row could not be started"):

@@ -104,7 +104,7 @@ def test_a_stop_token_ends_the_request_and_frees_its_slot(networks):
     stop_at = expected.index(expected[3])
     assert outcome.token_ids == expected[: stop_at + 1]
     assert outcome.finish is FinishReason.STOP
-    assert driver.session.status().slots_taken == 0
+    assert driver.session.status().metrics["slots_taken"] == 0
 
 
 def test_the_stop_token_wins_over_the_limit(networks):
@@ -143,7 +143,7 @@ def test_a_cancel_takes_effect_before_the_next_chunk(networks):
     assert driver.session.status().memory_bytes["kv_active"] > 0
     driver.session.cancel("long")
     status = driver.session.status()
-    assert (status.slots_taken, status.memory_bytes["kv_active"]) == (0, 0)
+    assert (status.metrics["slots_taken"], status.memory_bytes["kv_active"]) == (0, 0)
     assert driver.session.is_idle
     driver.session.check()
 

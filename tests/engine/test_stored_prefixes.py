@@ -92,7 +92,7 @@ def test_admission_charges_a_prefix_once(networks):
         driver.session.submit(each)
     driver.turn()
     status = driver.session.status()
-    assert (status.slots_taken, status.waiting) == (5, 0)
+    assert (status.metrics["slots_taken"], status.metrics["waiting"]) == (5, 0)
     prefix = room_for(networks("llama"), len(LONG)) - room_for(networks("llama"), 0)
     assert prefix <= status.memory_bytes["kv_shared"] < 1.01 * prefix
     while not all(row.generated_tokens for row in status.requests):

@@ -2,11 +2,10 @@ import json
 from dataclasses import fields
 
 import grpc
-import pytest
 from scripted_engine import STATUS, ScriptedEngine, inspector, served, stub
 from serving import code_of
 
-from backend.core.status import DiskCacheStatus, PromptCacheStatus, RequestStatus
+from backend.core.status import RequestStatus
 from backend.pb import backend_pb2 as pb
 
 CODE = grpc.StatusCode
@@ -50,7 +49,7 @@ async def test_the_model_and_the_totals_are_told():
     )
     assert (reply.slots_taken, reply.waiting) == (1, 0)
     assert (reply.prompt_tokens, reply.generated_tokens, reply.tokens_per_s) == (11, 13, 1.5)
-    assert reply.turn_s == STATUS.turn_s
+    assert reply.turn_s == STATUS.metrics["turn_s"]
     assert reply.memory.total == 10
     assert dict(reply.memory.breakdown) == STATUS.memory_bytes
 
@@ -70,17 +69,23 @@ async def test_the_hosts_metrics_tell_the_same():
     assert pb.PromptCacheReport(**details["prompt_cache"]) == reply.prompt_cache
 
 
-@pytest.mark.parametrize(
-    ("message", "value"),
-    [
-        (pb.RequestReport, RequestStatus),
-        (pb.PromptCacheReport, PromptCacheStatus),
-        (pb.DiskCacheReport, DiskCacheStatus),
-    ],
-)
-def test_nothing_of_a_snapshot_is_left_out(message, value):
-    told = [field.name for field in message.DESCRIPTOR.fields]
-    assert told == [field.name for field in fields(value)]
+def test_nothing_of_a_request_is_left_out():
+    told = [field.name for field in pb.RequestReport.DESCRIPTOR.fields]
+    assert told == [field.name for field in fields(RequestStatus)]
+
+
+async def test_every_number_is_told_with_its_name_and_also_where_it_was_before():
+    reply = await inspected(ScriptedEngine())
+    told = {metric.name: metric for metric in reply.metrics}
+    assert {name: metric.value for name, metric in told.items()} == STATUS.metrics
+    assert told["generated_tokens"] == pb.MetricReport(
+        name="generated_tokens",
+        value=13,
+        kind="counter",
+        help="Tokens generated",
+        words="tokens generated",
+    )
+    assert (reply.restarts, reply.lost_s) == (1, 2.5)
 
 
 async def test_it_answers_while_a_model_loads():

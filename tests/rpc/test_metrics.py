@@ -37,10 +37,10 @@ def scraped(engine):
 
 def test_a_scrape_reads_the_snapshot():
     series = scraped(ScriptedEngine())
-    assert series["tokens_generated_total",] == STATUS.generated_tokens
-    assert series["prompt_tokens_processed_total",] == STATUS.prompt_tokens
-    assert series["tokens_per_second",] == STATUS.tokens_per_s
-    assert series["turn_seconds",] == STATUS.turn_s
+    assert series["tokens_generated_total",] == STATUS.metrics["generated_tokens"]
+    assert series["prompt_tokens_processed_total",] == STATUS.metrics["prompt_tokens"]
+    assert series["tokens_per_second",] == STATUS.metrics["tokens_per_s"]
+    assert series["turn_seconds",] == STATUS.metrics["turn_s"]
     assert series["memory_bytes", "weights"] == 5
     assert (series["requests", "prefilling"], series["requests", "waiting"]) == (1, 0)
     assert (series["state", "ready"], series["state", "busy"]) == (1, 0)

@@ -175,7 +175,7 @@ class Driver:
     def run(self, *requests: GenerationRequest) -> list[Outcome]:
         for request in requests:
             self.session.submit(request)
-        while not self.session.is_idle or self.session.status().waiting:
+        while not self.session.is_idle or self.session.status().metrics["waiting"]:
             if self.session.is_idle:
                 self.session.take_in(self.fetched.get(timeout=10))
             self.turn()

@@ -10,17 +10,16 @@ import grpc.aio
 
 from backend.config import ModelOptions, ServerConfig
 from backend.core.delta import FinishReason
+from backend.core.metric_table import zeros
 from backend.core.model import ModelCard
+from backend.core.prompt_cache import HitKind
 from backend.core.request import GenerationRequest
 from backend.core.status import (
     BackendStatus,
-    DiskCacheStatus,
     EngineState,
     EngineStatus,
-    HitKind,
     MachineStatus,
     ProcessStatus,
-    PromptCacheStatus,
     RequestPhase,
     RequestStatus,
     Restart,
@@ -41,18 +40,10 @@ TIMEOUT_S = 30.0
 
 STATUS = EngineStatus(
     memory_bytes={"weights": 5, "mlx_active": 7, "mlx_cache": 3},
-    slots_taken=1,
-    waiting=0,
-    prompt_tokens=11,
-    generated_tokens=13,
-    tokens_per_s=1.5,
-    turn_s=1.5,
     processes=(
         ProcessStatus(role="server", process_id=21, resident_bytes=2**26),
         ProcessStatus(role="engine", process_id=22, resident_bytes=2**28),
     ),
-    restarts=1,
-    lost_s=2.5,
     latest_restarts=(Restart(reason="it was ended by SIGKILL", lost_s=2.5),),
     machine=MachineStatus(
         usable_bytes=2**36,
@@ -70,19 +61,31 @@ STATUS = EngineStatus(
             ),
         ),
     ),
-    prompt_cache=PromptCacheStatus(
-        bytes=2**33,
-        budget_bytes=2**34,
-        nodes=3,
-        tokens=40,
-        looked_up_tokens=50,
-        hit_tokens=20,
-        hits={HitKind.MISS: 2, HitKind.EXACT: 1},
-        evictions=4,
-        disk=DiskCacheStatus(
-            bytes=2**35, files=6, read_tokens=70, written_bytes=700, damaged=8, dropped=9
-        ),
-    ),
+    metrics=zeros()
+    | {
+        "slots_taken": 1,
+        "prompt_tokens": 11,
+        "generated_tokens": 13,
+        "tokens_per_s": 1.5,
+        "turn_s": 1.5,
+        "restarts": 1,
+        "lost_s": 2.5,
+        "prompt_cache.bytes": 2**33,
+        "prompt_cache.budget_bytes": 2**34,
+        "prompt_cache.nodes": 3,
+        "prompt_cache.tokens": 40,
+        "prompt_cache.looked_up_tokens": 50,
+        "prompt_cache.hit_tokens": 20,
+        "prompt_cache.hits.miss": 2,
+        "prompt_cache.hits.exact": 1,
+        "prompt_cache.evictions": 4,
+        "prompt_cache.disk.bytes": 2**35,
+        "prompt_cache.disk.files": 6,
+        "prompt_cache.disk.read_tokens": 70,
+        "prompt_cache.disk.written_bytes": 700,
+        "prompt_cache.disk.damaged": 8,
+        "prompt_cache.disk.dropped": 9,
+    },
     requests=(
         RequestStatus(
             request_id="a",

@@ -46,7 +46,7 @@ class Served:
     def is_idle(self) -> bool:
         """Whether the engine holds no request, waiting or running."""
         status = self.engine.status()
-        return not (status.slots_taken or status.waiting)
+        return not (status.metrics["slots_taken"] or status.metrics["waiting"])
 
     @asynccontextmanager
     async def held(self, count: int) -> AsyncIterator[None]:

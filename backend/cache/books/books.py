@@ -1,6 +1,5 @@
 """The counts of a prompt cache."""
 
-from collections import Counter
 from collections.abc import Iterable
 
 from backend.cache.books.evicted import EvictedPrefixes
@@ -11,17 +10,15 @@ from backend.cache.kv import LooseNode, Segment
 from backend.cache.node_store import NodeStore
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
-from backend.core.prompt_cache import ListingRequest, PromptCacheListing
-from backend.core.status import HitKind, PromptCacheStatus
+from backend.core.metric_table import Counts, Values
+from backend.core.prompt_cache import HitKind, ListingRequest, PromptCacheListing
 
 
 class Books:
     """Counts lookups, evictions and what was computed again; belongs to the thread of its cache."""
 
     def __init__(self) -> None:
-        self._hits: Counter[HitKind] = Counter()
-        self._looked_up_tokens = 0
-        self._hit_tokens = 0
+        self._counts = Counts()
         self._stateless_tokens = 0
         self._reuse = ReuseHistory()
         self._evicted = EvictedPrefixes()
@@ -60,23 +57,20 @@ class Books:
 
     def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:
         """Count a prompt, and how much of it was restored in the end."""
-        self._looked_up_tokens += tokens
-        self._hit_tokens += hit_tokens
-        self._hits[kind] += 1
+        self._counts.add("prompt_cache.looked_up_tokens", tokens)
+        self._counts.add("prompt_cache.hit_tokens", hit_tokens)
+        self._counts.add(f"prompt_cache.hits.{kind.value}")
         self._reuse.record(tokens, hit_tokens)
 
-    def status(self, nodes: NodeStore) -> PromptCacheStatus:
-        """Return the counts, and those of the nodes."""
-        return PromptCacheStatus(
-            bytes=nodes.bytes,
-            budget_bytes=nodes.budget_bytes,
-            nodes=len(nodes.tree),
-            tokens=nodes.tree.tokens,
-            looked_up_tokens=self._looked_up_tokens,
-            hit_tokens=self._hit_tokens,
-            hits=dict(self._hits),
-            evictions=nodes.evictions,
-        )
+    def metrics(self, nodes: NodeStore) -> Values:
+        """Return the counts, and the numbers of the nodes."""
+        return self._counts.values | {
+            "prompt_cache.bytes": nodes.bytes,
+            "prompt_cache.budget_bytes": nodes.budget_bytes,
+            "prompt_cache.nodes": len(nodes.tree),
+            "prompt_cache.tokens": nodes.tree.tokens,
+            "prompt_cache.evictions": nodes.evictions,
+        }
 
     def listing(
         self, nodes: NodeStore, request: ListingRequest, *, has_disk: bool

@@ -13,7 +13,7 @@ from typing import TypeAlias, assert_never
 from backend.cache.disk.node_directory import NodeDirectory, StoredNode
 from backend.cache.disk.node_file import NodeHeader
 from backend.cache.token_key import TokenKey
-from backend.core.status import DiskCacheStatus
+from backend.core.metric_table import Values
 from common.log.seldom import Seldom
 
 MAX_PENDING_BYTES = 512 * 2**20
@@ -59,7 +59,7 @@ class DiskTier:
     Only plain buffers pass: MLX creates, reads and frees no array on the tier's thread.
 
     Attributes:
-        status: A snapshot of the files.
+        metrics: Its numbers, as of its last change.
         is_open: Whether it still reads and writes; false once its thread has failed.
     """
 
@@ -85,7 +85,7 @@ class DiskTier:
         self._lost: list[NodeHeader] = []
         self._failures = 0
         self._complaints = Seldom(COMPLAINT_INTERVAL_S)
-        self.status = DiskCacheStatus()
+        self.metrics: Values = {}
         self.is_open = True
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
         self._thread.start()
@@ -146,10 +146,10 @@ class DiskTier:
 
     def _work(self) -> None:
         self._guarded(self._directory.look_again)
-        self._refresh_status()
+        self._refresh_metrics()
         while self._turn(job := self._jobs.get().job):
             self._note_lost()
-            self._refresh_status()
+            self._refresh_metrics()
             if isinstance(job, _Write) and self._jobs.empty():
                 self._tell()
 
@@ -208,12 +208,13 @@ class DiskTier:
         with self._lock:
             self._lost += lost
 
-    def _refresh_status(self) -> None:
-        self.status = DiskCacheStatus(
-            bytes=self._directory.bytes,
-            files=len(self._directory),
-            read_tokens=self._read_tokens,
-            written_bytes=self._directory.written_bytes,
-            damaged=self._directory.damaged,
-            dropped=self._dropped,
-        )
+    def _refresh_metrics(self) -> None:
+        numbers = {
+            "bytes": self._directory.bytes,
+            "files": len(self._directory),
+            "read_tokens": self._read_tokens,
+            "written_bytes": self._directory.written_bytes,
+            "damaged": self._directory.damaged,
+            "dropped": self._dropped,
+        }
+        self.metrics = {f"prompt_cache.disk.{name}": value for name, value in numbers.items()}

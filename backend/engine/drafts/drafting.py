@@ -133,7 +133,8 @@ class Drafting:
             if draft := self._offered.get(row):
                 self._learn(row, draft, count)
                 self._budget.count(draft.source, len(draft.tokens), count)
-                self._counters.count_draft(len(draft.tokens), count)
+                self._counters.add("drafted_tokens", len(draft.tokens))
+                self._counters.add("accepted_tokens", count)
 
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """Learn the seconds of a pass over `tokens` tokens of `rows` rows together."""

@@ -5,7 +5,6 @@ by several ranks raises errors: a rank that continued without one would diverge.
 """
 
 import logging
-from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -18,11 +17,11 @@ from backend.cache.packing import Packing
 from backend.cache.plain import from_plain
 from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.token_key import TokenKey
+from backend.core.metric_table import Values
 from backend.core.model import Reuse
 from backend.core.prompt import Place
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.request import CacheHint
-from backend.core.status import PromptCacheStatus
 from backend.engine.messages.commands import Fetched
 from backend.engine.network import Caches, FreshCaches
 from backend.engine.prefixes.disk_link import DiskLink, DiskSettings
@@ -246,9 +245,9 @@ class CachingPrefixStore:
         self.rest()
         self._disk.close()
 
-    def status(self) -> PromptCacheStatus:
-        """Return a snapshot of memory and disk."""
-        return replace(self._store.status(), disk=self._disk.status)
+    def metrics(self) -> Values:
+        """Return the numbers of memory and disk."""
+        return {**self._store.metrics(), **self._disk.metrics}
 
     def listing(self, request: ListingRequest) -> PromptCacheListing:
         """List the nodes in memory."""

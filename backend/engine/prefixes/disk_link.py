@@ -12,7 +12,7 @@ from backend.cache.disk.node_file import NodeHeader
 from backend.cache.disk.tier import DiskTier
 from backend.cache.kv import LooseNode
 from backend.cache.plain import to_plain
-from backend.core.status import DiskCacheStatus
+from backend.core.metric_table import Values
 from backend.engine.messages.commands import DiskChanged, DiskNews, Fetched
 from backend.engine.rows.row import Row
 
@@ -63,9 +63,9 @@ class DiskLink:
         return self._tier is not None and self._tier.is_open
 
     @property
-    def status(self) -> DiskCacheStatus:
-        """A snapshot of the files."""
-        return self._tier.status if self._tier else DiskCacheStatus()
+    def metrics(self) -> Values:
+        """The numbers of the files."""
+        return self._tier.metrics if self._tier else {}
 
     def read(self, row: Row, known: int) -> bool:
         """Start reading the path of a row's prompt; false without a disk.

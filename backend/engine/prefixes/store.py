@@ -5,9 +5,9 @@ Saving never fails a request, and a prefix that cannot be restored is computed.
 
 from typing import Protocol
 
+from backend.core.metric_table import Values, zeros
 from backend.core.model import Reuse
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
-from backend.core.status import PromptCacheStatus
 from backend.engine.messages.commands import Fetched
 from backend.engine.rows.admission import Sharing
 from backend.engine.rows.row import Row
@@ -76,8 +76,8 @@ class PrefixStore(Protocol):
     def close(self) -> None:
         """Write the rest, for a limited time."""
 
-    def status(self) -> PromptCacheStatus:
-        """Return a snapshot."""
+    def metrics(self) -> Values:
+        """Return its numbers."""
 
     def listing(self, request: ListingRequest) -> PromptCacheListing:
         """List the nodes in memory."""
@@ -141,9 +141,9 @@ class NoPrefixStore:
     def close(self) -> None:
         """Write nothing."""
 
-    def status(self) -> PromptCacheStatus:
-        """Return an empty snapshot."""
-        return PromptCacheStatus()
+    def metrics(self) -> Values:
+        """Return zeros."""
+        return zeros()
 
     def listing(self, request: ListingRequest) -> PromptCacheListing:  # noqa: ARG002
         """Return an empty listing."""

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from backend.core.metric_table import Counts
+
 _RATE_WINDOW_S = 0.2
 
 
@@ -24,32 +26,20 @@ class RateMeter:
         return self._rate
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(Counts):
     """Counts from the start of the session.
 
     Attributes:
-        prompt_tokens: Prefilled.
-        generated_tokens: Drawn and read.
         checksum: Of the drawn tokens, in order.
-        drafted_tokens: Drafted for rows that decode.
-        accepted_tokens: The accepted ones among them.
         rate: Of generated tokens.
     """
 
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    checksum: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    rate: RateMeter = field(default_factory=RateMeter)
+    def __init__(self) -> None:
+        super().__init__()
+        self.checksum = 0
+        self.rate = RateMeter()
 
     def count(self, token_id: int) -> None:
         """Count a generated token."""
-        self.generated_tokens += 1
+        self.values["generated_tokens"] += 1
         self.checksum = crc32(token_id.to_bytes(4, "big"), self.checksum)
-
-    def count_draft(self, drafted: int, accepted: int) -> None:
-        """Count the tokens of a draft, and the accepted ones among them."""
-        self.drafted_tokens += drafted
-        self.accepted_tokens += accepted

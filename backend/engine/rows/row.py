@@ -10,8 +10,9 @@ from backend.cache.token_key import TokenKey
 from backend.core.delta import FinishReason
 from backend.core.guide import ReplyMatcher
 from backend.core.prompt import MediaSpan, Place
+from backend.core.prompt_cache import HitKind
 from backend.core.request import GenerationRequest, Remembered
-from backend.core.status import HitKind, RequestPhase, RequestStatus
+from backend.core.status import RequestPhase, RequestStatus
 from backend.engine.network import Caches
 from backend.engine.rows.row_states import RowStates
 

@@ -64,7 +64,7 @@ class DecoderSession:
     def _examines(self) -> bool:
         """Whether trials are due between requests: not before the first one has its reply."""
         examination = self._parts.examination
-        is_due = examination.is_pending and self._parts.counters.generated_tokens > 0
+        is_due = examination.is_pending and self._parts.counters.values["generated_tokens"] > 0
         return examination.is_running or is_due
 
     @property

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from backend.core.classification import ClassifyRequest
 from backend.core.embedding import EmbeddingRequest
+from backend.core.metric_table import zeros
 from backend.core.model import ModelCard, ModelKind
 from backend.core.scoring import JudgeRequest
 from backend.core.status import EngineState, EngineStatus
@@ -138,8 +139,7 @@ class EncoderSession:
                 "mlx_cache": mx.get_cache_memory(),
                 "mlx_peak": mx.get_peak_memory(),
             },
-            waiting=len(self._calls),
-            prompt_tokens=self._read_tokens,
+            metrics=zeros() | {"waiting": len(self._calls), "prompt_tokens": self._read_tokens},
         )
 
     def _refusal(self) -> UnsupportedError:

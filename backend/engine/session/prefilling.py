@@ -112,7 +112,7 @@ class Prefilling:
         for row in rows:
             self._prefixes.save(row)
         self._pacer.record(count, time.monotonic() - started)
-        self._counters.prompt_tokens += count
+        self._counters.add("prompt_tokens", count)
 
     def _feed(self, row: Row, limit: ChunkLimit) -> None:
         fed, started = row.fed, time.monotonic()
@@ -121,4 +121,4 @@ class Prefilling:
         trim_windows(row.cache or ())
         count, is_text = row.fed - fed, row.media_at(fed) is None
         self._pacer.record(count if is_text else 0, time.monotonic() - started)
-        self._counters.prompt_tokens += count
+        self._counters.add("prompt_tokens", count)

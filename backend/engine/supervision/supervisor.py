@@ -181,7 +181,8 @@ class Supervisor:
             return self._losses.added_to(EngineStatus(state=EngineState.BUSY))
         turn_s = self._turn_s(process)
         state = EngineState.ERROR if turn_s >= self._long_turn_s else status.state
-        return self._losses.added_to(replace(status, state=state, turn_s=turn_s))
+        metrics = {**status.metrics, "turn_s": turn_s}
+        return self._losses.added_to(replace(status, state=state, metrics=metrics))
 
     def processes(self) -> tuple[ProcessStatus, ...]:
         """Return the processes of the backend."""

@@ -138,14 +138,23 @@ function requestRow([id, known], index, now) {
   return shape("g", {}, shape("title", {}, facts), label, ...bars);
 }
 
+// The numbers that have words, and are no part of nothing.
+function totals(metrics) {
+  const values = new Map(metrics.map((each) => [each.name, Number(each.value)]));
+  const told = ({ name, kind, words, share_of: whole }) => {
+    if (whole) return `${share(values.get(name), values.get(whole))} of ${count(values.get(whole))} ${words}`;
+    return `${kind === "gauge" ? values.get(name).toFixed(1) : count(values.get(name))} ${words}`;
+  };
+  return metrics.filter((each) => each.words && (!each.share_of || values.get(each.share_of))).map(told);
+}
+
 function showRequests(report, now) {
   noteRequests(report, now);
   const newest = [...requests].slice(-MAX_ROWS);
   const rows = newest.map((each, index) => requestRow(each, index, now));
   const facts = [
     `${count(report.slots_taken)} run, ${count(report.waiting)} wait`,
-    `${Number(report.tokens_per_s).toFixed(1)} tokens/s`,
-    `${count(report.prompt_tokens)} prompt tokens computed, ${count(report.generated_tokens)} generated`,
+    ...totals(report.metrics),
   ];
   part("requests-facts").textContent = facts.join(" · ");
   const none = element("p", { class: "quiet" }, "no recent request");
@@ -335,14 +344,6 @@ function showState(report) {
   part("state").textContent = [report.state, ...turn, ...processes].join(" · ");
 }
 
-function showSpeculation(report) {
-  const drafted = Number(report.drafted_tokens);
-  const right = share(report.accepted_tokens, drafted);
-  part("speculation").textContent = drafted
-    ? `${right} of ${count(drafted)} drafted tokens were right`
-    : "nothing has been drafted";
-}
-
 function showErrors(report) {
   const { disk } = report.prompt_cache;
   const lines = [
@@ -380,7 +381,6 @@ async function look() {
     showRequests(report, now);
     showMemory(report, now);
     showMachine(report);
-    showSpeculation(report);
     showErrors(report);
     if (looks % LOOKS_PER_CACHE_LOOK === 0) await lookAtCache();
     looks += 1;
