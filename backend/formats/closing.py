@@ -135,9 +135,9 @@ class TagEnds:
 
     def _call_ends(self, tags: Tags, opener: str) -> Iterator[Template]:
         """Yield the end of a call with what confirms it."""
-        follows: tuple[Template, ...] = ((opener,),)
+        follows: tuple[Template, ...] = ((opener,), *((end,) for end in self.block_ends))
         if not text_of(tags.call[:1]).startswith(opener):
-            follows = (*follows, *self.calls, *((end,) for end in self.block_ends))
+            follows = (*follows, *self.calls)
         yield from ((end, _GAP, *follow) for end in self.call_ends for follow in follows)
 
     def _bare_begins(self) -> Iterator[Template]:

@@ -129,6 +129,27 @@ def test_no_cut_makes_a_call_that_was_not_written(name, caplog):
             assert called == complete or not is_strict(called[1]), text[:end]
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_stop_makes_no_value_of_a_piece_of_markup(name):
+    spec, text = spec_of(name), FORMATS[name].one
+    [(_, whole)] = ONE
+    for end in range(len(text)):
+        content, _, calls, _ = played(spec, [text[:end]])
+        for _, arguments in calls:
+            assert not is_strict(arguments) or json.loads(arguments).items() <= whole.items(), end
+        is_open = bool(calls) and not is_strict(calls[-1][1])
+        assert not (is_open and content) or spec.format.tools.owns_reply, text[:end]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_last_quote_may_be_missing(name, caplog):
+    spec = spec_of(name)
+    text, count = re.subn(r'("milk)", "pri": 2\}(?!, "id")', r"\1}", FORMATS[name].one)
+    if count:
+        found = check(spec, text, caplog)
+        assert found == ("", "", ((FIRST, '{"text": "milk"}'),), FinishReason.TOOL_CALLS)
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_damage_to_one_call_costs_no_other(name, caplog):
     spec, text = spec_of(name), FORMATS[name].two
@@ -156,6 +177,7 @@ DRIFTS = {
     "a semicolon": (r'"milk", "pri"', '"milk"; "pri"'),
     "a bracket too many": (r'("pri": 2)\}', r"\1]}"),
     "a comma too many": (r'("pri": 2)\}', r"\1,}"),
+    "a brace after the arguments": (r'("pri": 2\}(?!, "id"))', r"\1}"),
     "an equals sign": (r'"pri": 2', '"pri" = 2'),
     "a key without quotes": (r'"pri": 2', "pri: 2"),
     "an f-string": (r"text=(.)milk\1", r"text=f\1milk\1"),

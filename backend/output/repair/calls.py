@@ -74,14 +74,27 @@ def repaired_calls(
         is_cut: Whether the reply ended before the block did.
     """
     failures = iter(range(_MAX_FAILURES))
+    quotes = _quotes(tool_format)
     # JSON that lacks its end ends before the markers.
     body = _last_markers(tool_format).sub("", raw)
     for reading in (*tool_format.readings, *_FALLBACKS):
         is_json = isinstance(reading.dialect, Objects | NamedJson)
         text = body if is_json else raw
-        if calls := list(_calls_of(reading, text, names, failures, is_cut=is_cut)):
-            return calls
+        if isinstance(reading.dialect, Literals):
+            calls = _literal_calls(quotes, text, names, failures)
+        else:
+            calls = _calls_of(reading, text, names, failures, is_cut=is_cut)
+        if found := list(calls):
+            return found
     return []
+
+
+@lru_cache
+def _quotes(tool_format: ToolFormat) -> tuple[str, ...]:
+    """Return the quotes of a format, and those of most programming languages."""
+    dialects = [reading.dialect for reading in tool_format.readings]
+    own = [quote for each in dialects if isinstance(each, Literals) for quote in each.quotes]
+    return tuple(dict.fromkeys((*own, *pythonic.CALLS.quotes, '"', "'")))
 
 
 @lru_cache
@@ -101,8 +114,6 @@ def _calls_of(
             yield from _object_calls(raw, names, failures)
         case NamedJson():
             yield from _named_calls(reading.dialect, raw, names, failures)
-        case Literals():
-            yield from _literal_calls(reading.dialect, raw, names, failures)
         case Tags():
             yield from _tagged_calls(reading.dialect, raw, names, failures, is_cut=is_cut)
 
@@ -218,10 +229,9 @@ def _call_markers(dialect: NamedJson) -> tuple[str, str]:
 
 
 def _literal_calls(
-    dialect: Literals, raw: str, names: Names, failures: Iterator[int]
+    quotes: tuple[str, ...], raw: str, names: Names, failures: Iterator[int]
 ) -> Iterator[RepairedCall]:
     """Yield calls in brackets of any kind."""
-    quotes = tuple(dict.fromkeys((*dialect.quotes, '"', "'")))
     position = 0
     while found := _CALLED.search(raw, position):
         position = found.end()

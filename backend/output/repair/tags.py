@@ -60,8 +60,13 @@ class TagWords:
         return bool(rest.strip())
 
     def has_ended(self, body: str) -> bool:
-        """Tell whether the last value in a body has its end."""
-        last = body[max(body.rfind(self._value_begin), 0) :]
+        """Tell whether the last argument in a body has a value, and that value its end."""
+        if self._is_paired:
+            key, key_end, value = self._texts
+            argument = body.rpartition(key)[2]
+            last = argument.partition(key_end if key_end in argument else value)[2]
+        else:
+            last = body[max(body.rfind(self._value_begin), 0) :]
         return self._value_end in last or "</" in last
 
     def name_at(self, raw: str, begin: int) -> tuple[str, int]:

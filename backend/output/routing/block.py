@@ -74,7 +74,9 @@ class Block:
             return output
         self._repair(output.rejected)
         again = self._reader.finish(truncated=truncated)
-        return replace(again, deltas=output.deltas + again.deltas)
+        # The reader was still following the call: what it held is a piece of the arguments.
+        rejected = "" if is_unfinished and self._context.calls.is_open else again.rejected
+        return replace(again, deltas=output.deltas + again.deltas, rejected=rejected)
 
     def _is_in_sentence(self, *, is_last: bool = False) -> bool:
         """Tell whether this is an opener in a sentence, with a name but nothing else of a call.

@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backend.core.delta import ToolCallDelta
@@ -133,6 +133,7 @@ def test_a_closer_too_many_is_no_part_of_a_value():
 
 
 @given(st.text(), st.text())
+@example("\0a", "\0")
 def test_values_arrive_as_they_were_written(first, second):
     text = f'{BEGIN}{first}</arg>\n<arg name="b">{second}{END}'
     assert json.loads(arguments(text)) == {"a": first, "b": second}

@@ -13,6 +13,7 @@ from backend.output.readers.reader import NotACallError, ReaderContext, ReaderOu
 from backend.output.readers.stepping_reader import SteppingReader
 
 _BARE_OPENERS = ("{", "[")
+_BRACKETS = frozenset("]}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,9 @@ class CallBlock:
 
     @property
     def all_ends(self) -> tuple[str, ...]:
-        """Texts that end a call or the block."""
-        return tuple(filter(None, (self.call_end, *self.ends)))
+        """Texts longer than a bracket that end arguments, a call or the block."""
+        fillers = (filler for filler in self.fillers if filler not in _BRACKETS)
+        return tuple(filter(None, (self.call_end, *self.ends, *fillers)))
 
 
 class Call(Protocol):

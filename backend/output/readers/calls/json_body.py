@@ -1,10 +1,14 @@
 """Reads a call named in a header, whose arguments fill a message as JSON."""
 
-from backend.output.readers.markup import UNDECIDED
+import re
+
+from backend.output.readers.markup import UNDECIDED, span_end
 from backend.output.readers.reader import NotACallError, ReaderContext, ReaderOutput
 from backend.output.readers.stepping_reader import SteppingReader
 from backend.output.readers.values.json_arguments import JsonArguments
 from backend.output.readers.values.tolerant_json import NotJsonError, read_json
+
+_SUPERFLUOUS = re.compile(r"[\s\]}]*")
 
 
 class JsonBodyReader(SteppingReader):
@@ -103,7 +107,8 @@ class JsonBodyReader(SteppingReader):
         return True
 
     def _after_arguments(self, position: int) -> int:
-        end = self._skip_space(position)
+        """Skip whitespace and superfluous brackets."""
+        end = span_end(_SUPERFLUOUS, self._buffer, position)
         if end < len(self._buffer):
             self._complete(end)
             self._is_over = True

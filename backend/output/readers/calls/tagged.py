@@ -167,7 +167,8 @@ class TaggedReader(TagLookahead):
 
     def _before_value(self, position: int) -> int:
         """Consume a repeated tag of a value."""
-        again = after(self._buffer, position, self._dialect.value_begin or "\0")
+        begin = self._dialect.value_begin
+        again = after(self._buffer, position, begin) if begin else REFUTED
         if again == REFUTED:
             self._step = self._at_value
         return position if again == REFUTED else again
@@ -250,12 +251,12 @@ class TaggedReader(TagLookahead):
         return line if follows >= 0 else follows
 
     def _last_end_at(self, position: int) -> int:
-        """Match the end of a call followed by the next one; otherwise more text is needed."""
+        """Match the end of a call followed by the next one or by the end of a block."""
         end = self._any_at(position, self._dialect.call_ends)
         position = after_space(self._buffer, end) if end >= 0 else end
         if position < 0:
             return position
-        return after(self._buffer, position, self._context.opener)
+        return self._any_at(position, (self._context.opener, *self._dialect.block_ends))
 
     def _closer_at(self, start: int) -> int:
         line = start + self._buffer.startswith("\n", start)

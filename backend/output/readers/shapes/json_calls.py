@@ -34,6 +34,7 @@ from backend.output.readers.patterns import (
 )
 
 _KEY = re.compile(r'"(\w+)": "?$')
+_CLOSERS = ("]", "}")
 _FENCE = "```"
 _JSON_FENCE = f"{_FENCE}json"
 _ID = any_of(r"[^\s\[{<]", group="id")
@@ -61,7 +62,7 @@ def object_block(reading: Reading, dialect: Objects) -> CallBlock:
         starts=("[", _JSON_FENCE),
         ends=_ends(reading),
         separators=(",", ";"),
-        fillers=("]", "}", _FENCE),
+        fillers=(*_CLOSERS, _FENCE),
     )
 
 
@@ -69,7 +70,7 @@ def named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
     """Return the block of calls with names before their arguments."""
     begin, end = split_at(dialect.call, ARGUMENTS)
     inner_ends = [_bare((part,)) for part in end[:-1]]
-    starts, separators, fillers = ("[",), (",",), ("]",)
+    starts, separators = ("[",), (",",)
     return CallBlock(
         call=CallHead(
             patterns=tuple(pattern for template in dialect.calls for pattern in _heads(template)),
@@ -81,7 +82,7 @@ def named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
         starts=starts if dialect.is_list else (),
         ends=_ends(reading),
         separators=separators if dialect.is_list else (),
-        fillers=(*(fillers if dialect.is_list else ()), _FENCE, *filter(None, inner_ends)),
+        fillers=(*_CLOSERS, _FENCE, *filter(None, inner_ends)),
     )
 
 

@@ -338,11 +338,16 @@ class _Reader:
             return '\\"'
         return found if len(found) > 1 else "\\\\"
 
+    def _is_begun_quote(self, position: int) -> bool:
+        """Tell whether the text ends within a quote."""
+        rest = self._text[position:].rstrip()
+        return any(quote.startswith(rest) for quote in self._quotes)
+
     def _bare(self, position: int) -> str:
         """Read a number, a constant, or text without quotes."""
         found = _BARE_SCALAR.match(self._text, position) or _BARE.match(self._text, position)
         raw = found[0].rstrip() if found else ""
-        if not raw:
+        if not raw or self._is_begun_quote(position):
             raise NotJsonError
         # A quote at its end belongs to a string that lacks the first one.
         quote = next((quote for quote in self._quotes if raw.endswith(quote)), "")
