@@ -2,6 +2,8 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+# The same environment with only the packages that run a text model.
+RUNTIME := $(VENV)/.runtime
 
 # The MLX build for this machine: none on macOS, where plain mlx is the Metal build.
 MLX_EXTRA ?= $(shell sh scripts/mlx_extra.sh)
@@ -21,13 +23,22 @@ help: ## Print this list
 install: $(STAMP) ## Create .venv with everything; on Linux without a GPU also a fast BLAS
 	@sh scripts/install_blas.sh
 
-$(STAMP): pyproject.toml constraints.txt backend.proto scripts/build_hook.py scripts/gen_proto.py
+INSTALL = sh scripts/install_packages.sh $(PYTHON) -c constraints.txt
+INSTALLED_FROM := pyproject.toml constraints.txt backend.proto scripts/build_hook.py scripts/gen_proto.py
+
+$(STAMP): $(INSTALLED_FROM)
 	sh scripts/make_venv.sh $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,media,metrics$(if $(MLX_EXTRA),$(COMMA)$(MLX_EXTRA))]'
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt mlx-vlm
+	$(INSTALL) -e '.[dev,media,metrics$(if $(MLX_EXTRA),$(COMMA)$(MLX_EXTRA))]'
+	$(INSTALL) --no-deps mlx-vlm
+	@touch $(RUNTIME) $@
+
+$(RUNTIME): $(INSTALLED_FROM)
+	@echo 'installing the packages that the demo needs, about 250 MB'
+	@sh scripts/make_venv.sh $(VENV)
+	@$(INSTALL) -e '.$(if $(MLX_EXTRA),[$(MLX_EXTRA)])'
 	@touch $@
 
-demo: install ## Run the main job on the embedded model: thought, tool call, answer, over a real socket
+demo: $(RUNTIME) ## Run the main job on the embedded model: thought, tool call, answer, over a real socket
 	$(PYTHON) -m backend.cli demo
 
 # Hundreds of processes import the same modules: compile them once.

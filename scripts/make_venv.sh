@@ -1,6 +1,6 @@
 #!/bin/sh
-# Create a virtual environment with the newest installed Python, 3.11 at least. Without one, or if it
-# cannot create environments (Debian without python3-venv), use uv if it is installed.
+# Create a virtual environment: with uv if it is installed, else with the newest installed Python, 3.11 at
+# least.
 set -eu
 venv=$1
 
@@ -27,15 +27,15 @@ install_venv_module() {
 }
 
 make_with_uv() {
-    command -v uv >/dev/null 2>&1 && uv venv --quiet --clear --seed --python '>=3.11' "$venv"
+    command -v uv >/dev/null 2>&1 && uv venv --quiet --clear --seed --python "${python:->=3.11}" "$venv"
 }
 
 if has_pip; then exit 0; fi
 python=$(find_python)
-if [ -n "$python" ] && "$python" -c 'import ensurepip' 2>/dev/null; then
-    "$python" -m venv "$venv"
-elif make_with_uv; then
+if make_with_uv; then
     :
+elif [ -n "$python" ] && "$python" -c 'import ensurepip' 2>/dev/null; then
+    "$python" -m venv "$venv"
 elif [ -n "$python" ] && install_venv_module; then
     "$python" -m venv "$venv"
 else

@@ -73,3 +73,31 @@ def test_every_pinned_package_runs_on_the_python_of_debian_12():
     }
     assert len(needs) > len(lines) / 2
     assert [name for name, python in needs.items() if "3.11.2" not in SpecifierSet(python)] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "extras"), [("demo", ".[cpu]"), ("test", ".[dev,media,metrics,cpu]")]
+)
+def test_the_demo_needs_a_small_environment_and_the_tests_all(tmp_path, target, extras):
+    command = ["make", "--dry-run", target, f"VENV={tmp_path}/venv", "MLX_EXTRA=cpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if " -e " in line]
+    assert line.endswith(f"-c constraints.txt -e '{extras}'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("uv", "tool"), [("exit 0", "uv"), ("exit 1", "pip"), (None, "pip")])
+def test_packages_are_installed_with_uv_or_else_with_pip(tmp_path, uv, tool):
+    said = tmp_path / "said"
+    scripts = {"python": f'echo "pip $@" >>{said}'}
+    if uv:
+        scripts["uv"] = f'echo "uv $@" >>{said}\n{uv}'
+    for name, body in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    script = [ROOT / "scripts" / "install_packages.sh", tmp_path / "python", "-c", "c.txt", "some"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["/bin/sh", *map(str, script)], env=environment, check=True, capture_output=True)
+    last = said.read_text().splitlines()[-1]
+    assert last.startswith(tool)
+    assert last.endswith("-c c.txt some")

@@ -47,7 +47,8 @@ async def _run(console: Console, server: ServerProcess, token: str) -> None:
     async with BackendClient(server.address, token) as client:
         started = time.monotonic()
         await client.load_model(model_options(str(MODEL_DIR)))
-        print_labelled(console, "model", f"the embedded one, loaded in {_since(started)}")
+        took = f"ready after {_since(started)} with the imports"
+        print_labelled(console, "model", f"the embedded one, {took}")
         await hold_conversation(console, client)
     code = server.stop()
     if code != 0:
