@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from backend.cache.kv import Piece, Segment
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
+from backend.core.prompt import Place
 from backend.core.prompt_cache import HitKind
 
 
@@ -21,14 +22,16 @@ def kind_of(found: Match[Segment], key: TokenKey) -> HitKind:
     return HitKind.SHORTER if ends_there else HitKind.DIVERGING
 
 
-def tokens_beyond(found: Match[Segment]) -> TokenKey:
-    """Return the tokens stored after a match, up to the end of a node."""
+def tokens_beyond(found: Match[Segment]) -> tuple[TokenKey, Place]:
+    """Return the tokens stored after a match, up to the end of a node, and its place."""
     last = found.last
     if last is None:
-        return TokenKey(b"")
+        return TokenKey(b""), Place.INNER
     if found.length < last.end:
-        return last.label[found.length - last.start :]
-    return next((child.label for child in last.children.values()), TokenKey(b""))
+        return last.label[found.length - last.start :], last.place
+    for child in last.children.values():
+        return child.label, child.place
+    return TokenKey(b""), Place.INNER
 
 
 def cut_path(path: Sequence[Piece], length: int) -> tuple[Piece, ...]:

@@ -41,6 +41,8 @@ class PrefixHit:
         path: Their segments, from the first token on.
         matched: Stored tokens, restorable or not.
         beyond: Tokens stored after them, from another prompt.
+        parts_in_reply: Whether those are of a generated reply, from which a template may have
+            taken a thought since.
     """
 
     kind: HitKind
@@ -48,6 +50,7 @@ class PrefixHit:
     path: tuple[Piece, ...]
     matched: int
     beyond: TokenKey
+    parts_in_reply: bool = False
 
 
 class PromptCache:
@@ -112,11 +115,12 @@ class PromptCache:
         found = self._nodes.tree.match(key)
         path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
         length = self._usable(path, len(key) - 1)
-        beyond = tokens_beyond(found)
+        beyond, place = tokens_beyond(found)
+        in_reply = place is Place.REPLY
         is_hit = length >= MIN_HIT_TOKENS
         self._books.note_prompt(owner, key, found, length if is_hit else 0)
         if not is_hit:
-            return PrefixHit(HitKind.MISS, 0, (), found.length, beyond)
+            return PrefixHit(HitKind.MISS, 0, (), found.length, beyond, in_reply)
         last = next(node for node in found.nodes if node.end >= length)
         if owner not in self._nodes.held:
             self._learned.note_prompt(found)
@@ -124,7 +128,8 @@ class PromptCache:
         for node in () if owner in self._once else last.lineage():
             node.is_once = False
         self._nodes.held[owner] = last
-        return PrefixHit(kind_of(found, key), length, cut_path(path, length), found.length, beyond)
+        pieces = cut_path(path, length)
+        return PrefixHit(kind_of(found, key), length, pieces, found.length, beyond, in_reply)
 
     def preview(self, key: TokenKey) -> tuple[Piece, ...]:
         """Return the path that `lookup` would restore, without side effects."""

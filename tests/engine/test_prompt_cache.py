@@ -339,4 +339,14 @@ def test_something_volatile_early_in_a_prompt_is_told_once(networks, caplog):
     driver = driver_for(networks, "llama")
     for i in range(4):
         driver.run(make_request(f"r{i}", [*BASE[:20], 400 + i, 300 + i, *BASE[22:]]))
-    assert caplog.text.count("at token 20 only for a moment") == 1
+    assert caplog.text.count("in a few tokens after the first 20,") == 1
+    assert "a counter there costs the prompt cache the other" in caplog.text
+
+
+def test_a_thought_that_a_template_takes_out_of_a_reply_is_no_cause_for_a_warning(networks, caplog):
+    driver = driver_for(networks, "llama")
+    (outcome,) = driver.run(make_request("asked", BASE, max_tokens=80))
+    reply = outcome.token_ids
+    # The next question has the reply without its first ten tokens.
+    driver.run(make_request("again", [*BASE, *reply[10:], *NEW]))
+    assert "costs the prompt cache" not in caplog.text

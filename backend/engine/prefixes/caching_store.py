@@ -34,6 +34,8 @@ SAVE_INTERVAL_TOKENS = 2048
 MIN_GAIN_TOKENS = 64
 # Reading less from disk is no faster than computing it.
 MIN_FETCH_TOKENS = 128
+# The tokens before a difference that tell its cause from others.
+CAUSE_TOKENS = 16
 
 _FAILURES = (CaptureError, RuntimeError, ValueError, TypeError, LookupError, MemoryError)
 
@@ -107,7 +109,7 @@ class CachingPrefixStore:
             on_evict=self._disk.write_evicted,
             forecast=forecast,
         )
-        self._volatile_places: set[int] = set()
+        self._volatile_causes: set[bytes] = set()
 
     @property
     def reuse(self) -> Reuse:
@@ -338,15 +340,16 @@ class CachingPrefixStore:
             self._store.refill(row.key(), windows_from, refilled)
 
     def _warn_of_volatile(self, row: Row, hit: PrefixHit) -> None:
-        """Log once per place why nearly equal prompts do not hit."""
-        if hit.matched in self._volatile_places:
+        """Log once per cause why nearly equal prompts do not hit."""
+        cause = row.prompt_key[max(hit.matched - CAUSE_TOKENS, 0) : hit.matched].packed
+        if hit.parts_in_reply or cause in self._volatile_causes:
             return
         if agrees_again(row.prompt_key, hit.matched, hit.beyond):
-            self._volatile_places.add(hit.matched)
+            self._volatile_causes.add(cause)
             log.warning(
-                "request id=%s differs from an earlier prompt at token %d only for a moment: "
-                "something volatile there, such as a date or an id, makes the rest of %d tokens "
-                "be computed again",
+                "request id=%s differs from an earlier prompt in a few tokens after the first %d, "
+                "and agrees with it again: a date, an id or a counter there costs the prompt cache "
+                "the other %d tokens, which are computed again in each request; move it to the end",
                 row.request_id,
                 hit.matched,
                 len(row.prompt_key) - hit.matched,
