@@ -36,6 +36,11 @@ MAX_JSON_DEPTH = 128
 # Of a checkpoint's files; its libraries fail at a little more.
 MAX_CHECKPOINT_JSON_DEPTH = 100
 MAX_GRAMMAR_BYTES = 256 * 1024
+# For one compilation, in processor time; and for all of the work on one grammar.
+MAX_COMPILE_S, MAX_COMPILE_MEMORY_BYTES = 0.9, 2**30
+MAX_WRITING_S = 20.0
+GRAMMAR_PROCESSES = 2  # started when they are needed
+MAX_KEPT_GRAMMARS = 64
 # Names and values of a load's environment variables.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
 # A larger request is parsed on a worker thread.

@@ -1,4 +1,4 @@
-"""Constraints on tokens: a grammar, a thinking budget, and the matcher for one reply."""
+"""Constraints on tokens: a rule, its grammar, a thinking budget, and the matcher for one reply."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +44,74 @@ class ThoughtBudget:
     texts: ThoughtTexts
     is_open: bool = False
     is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """How a model writes thoughts before its reply.
+
+    Attributes:
+        starts: Texts that open a thought; empty if the model opens none.
+        ends: Texts that close a thought.
+        is_open: Whether the prompt opened a thought, which then must be closed first.
+        forbidden: Texts that thoughts do not contain, such as openers of calls, which end them.
+        bridge: The text after a thought, in message formats; elsewhere newlines.
+        answer: The text before an answer, with or without a thought, in message formats.
+    """
+
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...]
+    is_open: bool = False
+    forbidden: tuple[str, ...] = ()
+    bridge: str = ""
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that may be called; `parameters` is the JSON text of their schema."""
+
+    name: str
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyRule:
+    """The rule that a request sets for its reply; a grammar is made of it.
+
+    Attributes:
+        text: GBNF or a JSON schema for the answer; empty allows any.
+        triggers: Texts from which on the answer follows it; empty means all of the answer.
+        tools: Tools that may be called, whose arguments follow their schemas.
+        must_call: Whether the reply has to be calls; otherwise they may be in place of an answer
+            with a `text`, or among any other text.
+        most_calls: Maximum number of calls.
+        format: Name of the format of calls.
+        marks: The texts in which the checkpoint's own format may differ from others of its name.
+        thought: The thoughts before the reply; `None` for a model without.
+    """
+
+    text: str = ""
+    triggers: tuple[str, ...] = ()
+    tools: tuple[OfferedTool, ...] = ()
+    must_call: bool = False
+    most_calls: int = 1
+    format: str = ""
+    marks: tuple[str, ...] = ()
+    thought: Thought | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guide:
+    """What guides a reply: a rule, or a thinking budget, or both.
+
+    Attributes:
+        is_told: Whether the log may quote the rule.
+    """
+
+    rule: ReplyRule | None = None
+    budget: ThoughtBudget | None = None
+    is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from backend.core.guide import ReplyGrammar
+from backend.core.guide import Guide, ReplyGrammar
 from backend.core.media import Medium
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice, ToolMode
 
@@ -166,7 +166,8 @@ class GenerationRequest:
         is_open_ended: Whether only the context length sets that limit.
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
         top_logprobs: Alternatives per token; `None` means no logprobs at all.
-        grammar: The reply's grammar and thinking budget, if any.
+        guide: What guides the reply, if anything.
+        grammar: What the engine has made of it.
         remembered: The part that may enter the prompt cache.
         cache_hint: Whether the conversation will continue.
         cache_path: The caller's path on disk for its prefix; empty for none.
@@ -182,6 +183,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int]
     is_open_ended: bool = False
     top_logprobs: int | None = None
+    guide: Guide | None = None
     grammar: ReplyGrammar | None = None
     remembered: Remembered = Remembered.ALL
     cache_hint: CacheHint = CacheHint.NONE

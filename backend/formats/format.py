@@ -134,6 +134,11 @@ class ToolFormat(_Format):
         return frozenset(filter(_SPECIAL.fullmatch, (*self.openers, *self.closers)))
 
     @property
+    def own_marks(self) -> tuple[str, ...]:
+        """The texts that tell a checkpoint's own format from others of its name."""
+        return (*self.openers, *self.closers, *self.tokens) if self.own else ()
+
+    @property
     def opener(self) -> str:
         """The default text that opens a call, or an empty string."""
         return next(iter((*self.openers, *self.leads)), "")

@@ -1,7 +1,10 @@
 """All formats, in the order in which their evidence is checked: the first match wins."""
 
+from collections.abc import Collection
+
 from backend.formats import thoughts
-from backend.formats.format import NO_REASONING, NO_TOOLS
+from backend.formats.evidence import FormatEvidence
+from backend.formats.format import NO_REASONING, NO_TOOLS, ToolFormat
 from backend.formats.literal import functiongemma, gemma4, olmo3, pythonic
 from backend.formats.messages import harmony, muse_spark
 from backend.formats.named import (
@@ -129,3 +132,10 @@ REASONING_FORMATS = (
     thoughts.THINK,
     NO_REASONING,
 )
+
+
+def tool_format(name: str, marks: Collection[str]) -> ToolFormat:
+    """Return a format of calls by its name, as the checkpoint with these marks writes it."""
+    known = next(each for each in TOOL_FORMATS if each.name == name)
+    own = known.of(FormatEvidence(vocabulary=marks, chat_template="")) if known.own else None
+    return own or known

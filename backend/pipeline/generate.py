@@ -2,11 +2,10 @@
 
 import logging
 import sys
-import threading
 from collections.abc import AsyncGenerator, Sequence
 
 from backend.core.delta import FinishReason, Increment, Usage
-from backend.core.guide import ReplyGrammar
+from backend.core.guide import Guide
 from backend.core.model import ModelKind
 from backend.core.prompt import Prompt, ToolSchemas
 from backend.core.request import GenerationCall, GenerationRequest
@@ -24,8 +23,6 @@ from backend.pipeline.served_model import ServedModel
 from backend.pipeline.validation import require_generation, require_ids
 
 BYTES_PER_ID = 8
-# Reading a vocabulary for grammars holds the GIL.
-_WARM_UP_DELAY_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +42,16 @@ async def generate(
     """
     require_generation(call, model)
 
-    def prepare() -> tuple[Prompt, ReplyGrammar | None, ToolSchemas]:
+    def prepare() -> tuple[Prompt, Guide | None, ToolSchemas]:
         prompt = render(call, model)
         schemas = model.constraints.schemas(call.shown_tools)
         return prompt, model.constraints.guide(call, prompt), schemas
 
     with engine.preparation(call.request_id):
-        prompt, grammar, schemas = await worker_pool.run(
+        prompt, guide, schemas = await worker_pool.run(
             prepare, size_bytes=call.size_bytes, reads_media=bool(call.media)
         )
-        request = _request(call, prompt, model, grammar)
+        request = _request(call, prompt, model, guide)
         cursor = _reply_cursor(call, prompt, schemas, model)
         request_log = RequestLog(call.request_id, Usage(prompt_tokens=len(prompt.token_ids)))
         try:
@@ -86,14 +83,10 @@ async def generate(
         request_log.close()
 
 
-def warm_up(model: ServedModel) -> None:
-    """Say how replies are read, and prepare for grammars soon: a first token goes before."""
-    if model.card.kind is not ModelKind.DECODER:
-        return
-    log.info("replies of %s are read as %s", model.card.name, _described(model.format))
-    timer = threading.Timer(_WARM_UP_DELAY_S, model.constraints.warm_up)
-    timer.daemon = True
-    timer.start()
+def tell_format(model: ServedModel) -> None:
+    """Say how replies are read."""
+    if model.card.kind is ModelKind.DECODER:
+        log.info("replies of %s are read as %s", model.card.name, _described(model.format))
 
 
 def _described(reply_format: OutputFormat) -> str:
@@ -127,10 +120,10 @@ async def detokenize(token_ids: Sequence[int], model: ServedModel) -> str:
 
 
 def _request(
-    call: GenerationCall, prompt: Prompt, model: ServedModel, grammar: ReplyGrammar | None
+    call: GenerationCall, prompt: Prompt, model: ServedModel, guide: Guide | None
 ) -> GenerationRequest:
     # A grammar ends only at its end token.
-    ignores_eos = call.ignore_eos and not (grammar and grammar.parts.rules)
+    ignores_eos = call.ignore_eos and not (guide and guide.rule)
     room = (model.card.context_length or sys.maxsize) - len(prompt.token_ids)
     return GenerationRequest(
         request_id=call.request_id,
@@ -140,7 +133,7 @@ def _request(
         is_open_ended=call.max_tokens is None or call.max_tokens > room,
         stop_token_ids=frozenset() if ignores_eos else model.card.eos_token_ids,
         top_logprobs=call.top_logprobs,
-        grammar=grammar,
+        guide=guide,
         remembered=call.remembered,
         cache_hint=call.cache_hint,
         cache_path=call.cache_path,

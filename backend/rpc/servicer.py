@@ -26,7 +26,7 @@ from backend.pipeline import worker_pool
 from backend.pipeline.classify import classify
 from backend.pipeline.embed import embed
 from backend.pipeline.engines import ComputeEngine, GenerationEngine
-from backend.pipeline.generate import detokenize, generate, tokenize, warm_up
+from backend.pipeline.generate import detokenize, generate, tell_format, tokenize
 from backend.pipeline.rerank import rerank
 from backend.pipeline.score import score
 from backend.pipeline.served_model import ServedModel
@@ -111,7 +111,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         for wish in unmet_wishes(request, card, options):
             log.warning("%s", wish)
         if (model := self._engine.model) is not None:
-            warm_up(model)
+            tell_format(model)
         return pb.Result(success=True, message=f"loaded {card.name} ({card.model_type})")
 
     async def Free(self, _request: pb.HealthMessage, _context: Context) -> pb.Result:

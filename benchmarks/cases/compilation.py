@@ -5,6 +5,7 @@ runs. It answers with the milliseconds of each run, by task.
 """
 
 import json
+import queue
 import sys
 import time
 from collections import defaultdict
@@ -13,8 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from backend.config import ModelOptions
+from backend.core.guide import Guide, ReplyRule
+from backend.engine.grammars.pool import GrammarPool
+from backend.engine.grammars.workshop import GrammarWorkshop
+from backend.errors import BackendError
 from backend.model.loader import load
-from backend.pipeline.constraints import Constraints
 from backend.pipeline.generate import render
 from backend.pipeline.served_model import ServedModel
 from backend.rpc.parsing.requests import generation_call
@@ -27,14 +31,24 @@ def measure(directory: str, runs: int) -> dict[str, list[float]]:
     model = ServedModel.of(load(options, Path(directory)), options)
     took: dict[str, list[float]] = defaultdict(list)
     for _ in range(runs):
-        constraints = Constraints(model.tokenizer, model.card, model.format)
-        took["vocabulary ready"].append(_ms(constraints.prepare))
+        workshop = GrammarWorkshop(model.tokenizer, model.card)
+        took["vocabulary ready"].append(_ms(lambda workshop=workshop: workshop.compiler))
+        pool = GrammarPool(workshop, lambda _requests: None)
+        pool.start()
+        _make(pool, Guide(rule=ReplyRule(text='root ::= "a"')))
         for demand in Demand:
             asked = request("Hello", Reply(variant=0, new_tokens=1, seed=1), demand)
             call = generation_call(asked, options)
-            make = partial(constraints.grammar, call, render(call, model))
-            took[f"{demand} compiled"].append(_ms(make))
+            guide = model.constraints.guide(call, render(call, model))
+            took[f"{demand} made"].append(_ms(partial(_make, pool, guide)))
     return took
+
+
+def _make(pool: GrammarPool, guide: Guide) -> None:
+    made: queue.SimpleQueue[object] = queue.SimpleQueue()
+    pool.submit("request", guide, made.put)
+    if isinstance(error := made.get(), BackendError):
+        raise error
 
 
 def _ms(work: Callable[[], object]) -> float:

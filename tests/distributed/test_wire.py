@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import FinishReason
 from backend.core.embedding import EmbeddingRequest, Pooling
-from backend.core.guide import GrammarParts, ThoughtBudget, ThoughtTexts
+from backend.core.guide import (
+    GrammarParts,
+    Guide,
+    OfferedTool,
+    ReplyRule,
+    Thought,
+    ThoughtBudget,
+    ThoughtTexts,
+)
 from backend.core.metric_table import zeros
 from backend.core.prompt import Prompt
 from backend.core.prompt_cache import HitKind
@@ -22,8 +30,8 @@ from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.status import EngineStatus
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
-from backend.engine.distributed.grammars import GrammarWorkshop
 from backend.engine.distributed.messages import Turn, make_codec
+from backend.engine.grammars.workshop import GrammarWorkshop
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.codec import (
     MAX_BUFFERS,
@@ -111,18 +119,24 @@ def test_the_plan_of_a_turn_comes_out_as_it_went_in():
     assert codec.decode(codec.encode(turn)) == turn
 
 
+def test_what_guides_a_reply_comes_out_as_it_went_in():
+    tools = (OfferedTool("note_add", '{"type": "object"}'),)
+    rule = ReplyRule(tools=tools, format="hermes_json", thought=Thought(ends=("</think>",)))
+    order = Submit(replace(REQUEST, guide=Guide(rule=rule, budget=BUDGET)))
+    codec = Codec(Order)
+    assert codec.decode(codec.encode(order)) == order
+
+
 @pytest.mark.parametrize("rules", [("start: /a/", "b: /b/"), ()])
 @pytest.mark.parametrize("budget", [BUDGET, None])
-def test_a_grammar_goes_on_from_process_to_process(rules, budget):
+def test_a_grammar_goes_from_rank_to_rank(rules, budget):
     # Nothing is compiled, so there is no need of a vocabulary.
     workshop = GrammarWorkshop(object(), object())
     sent = workshop.read(GrammarParts(rules=rules, budget=budget))
-    order = Submit(replace(REQUEST, grammar=sent))
-    first = Codec(Order, workshop.read)
-    turn = Turn(3, (first.decode(first.encode(order)),), PACE)
-    second = make_codec()
-    second.read_grammar = workshop.read
-    [arrived] = second.decode(second.encode(turn)).commands
+    codec = make_codec()
+    codec.read_grammar = workshop.read
+    turn = Turn(3, (Submit(replace(REQUEST, grammar=sent)),), PACE)
+    [arrived] = codec.decode(codec.encode(turn)).commands
     assert arrived.request.grammar.parts == sent.parts
     assert replace(arrived.request, grammar=None) == REQUEST
 

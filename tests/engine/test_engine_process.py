@@ -58,8 +58,8 @@ def open_files(process_id):
     return found
 
 
-def has_mlx(process_id):
-    return "libmlx" in Path(f"/proc/{process_id}/maps").read_text()
+def has(library, process_id):
+    return library in Path(f"/proc/{process_id}/maps").read_text()
 
 
 @pytest.fixture
@@ -153,10 +153,11 @@ async def test_a_server_that_is_to_stay_serves_nothing_until_a_load_works(
 
 @linux_only
 @pytest.mark.mlx
-async def test_the_server_never_imports_mlx(server, tiny_models):
+async def test_the_server_never_imports_mlx_or_llguidance(server, tiny_models):
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = Stub(channel)
         await stub.LoadModel(pb.ModelOptions(Model=str(tiny_models("llama"))))
         await stub.Predict(pb.PredictOptions(Prompt="ba", Tokens=3, Grammar='root ::= "ba"'))
-    assert not has_mlx(server.process.pid)
-    assert has_mlx(await server.engine())
+    for library in ("libmlx", "llguidance"):
+        assert not has(library, server.process.pid)
+        assert has(library, await server.engine())

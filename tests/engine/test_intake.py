@@ -2,16 +2,16 @@
 
 import queue
 import socket
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from engine_driver import make_request
 
-from backend.core.guide import GrammarParts
+from backend.core.guide import Guide, ReplyRule
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
-from backend.engine.distributed.grammars import GrammarWorkshop
+from backend.engine.grammars.pool import GrammarPool
+from backend.engine.grammars.workshop import GrammarWorkshop
 from backend.engine.leading.intake import Intake
 from backend.engine.messages.channel import Channel
 from backend.engine.messages.codec import Codec
@@ -43,11 +43,12 @@ class Line:
         # A tokenizer that is none: its vocabulary cannot be read.
         workshop = GrammarWorkshop(object(), CARD)
         self.server = Channel(ours, Codec(News))
-        self.channel = Channel(theirs, Codec(Order, workshop.read))
+        self.channel = Channel(theirs, Codec(Order))
         self.commands = queue.SimpleQueue()
         self.failures = queue.SimpleQueue()
-        self.grammar = workshop.read(GrammarParts(rules=("start: /a/",)))
-        Intake(self.channel, media, self.commands, self.failures.put).start()
+        grammars = GrammarPool(workshop, lambda _requests: None)
+        Intake(self.channel, media, grammars, self.commands, self.failures.put).start()
+        grammars.start()
 
 
 @pytest.fixture
@@ -70,8 +71,9 @@ def lines(monkeypatch):
 
 def test_a_grammar_that_fails_in_an_unforeseen_way_fails_its_own_request(lines):
     line = lines()
+    guide = Guide(rule=ReplyRule(text='root ::= "a"'))
     for name in ("a", "b"):
-        line.server.send(Submit(replace(make_request(name, [1]), grammar=line.grammar)))
+        line.server.send(Submit(make_request(name, [1], guide=guide)))
         publication = line.commands.get(timeout=30)
         assert isinstance(publication, Publication)
         assert publication.request_id == name

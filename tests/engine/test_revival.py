@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 from engine_driver import make_request, prompt_of
-from grammar_driver import compile_text
 from groups import GRAMMAR, workers
 from serving import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.embedding import EmbeddingRequest, Pooling
+from backend.core.guide import Guide, ReplyRule
 from backend.core.request import SamplingParams
 from backend.core.status import EngineState
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
@@ -73,7 +73,7 @@ async def take(engine, request, outcome=None):
 
 def mixed_requests(engine):
     """Requests of all kinds, long enough to be in the midst when something happens."""
-    grammar = compile_text(engine.model.constraints.prepare(), GRAMMAR)
+    guide = Guide(rule=ReplyRule(text=GRAMMAR))
     penalised = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1)
     warm = SamplingParams(temperature=1.0, top_p=0.9, seed=7)
     guided = SamplingParams(temperature=1.0, seed=3)
@@ -84,7 +84,7 @@ def mixed_requests(engine):
         make_request("penalised", prompt_of(50, 4), sampling=penalised, max_tokens=300),
         make_request("logprobs", prompt_of(9, 5), max_tokens=300, top_logprobs=3),
         make_request(
-            "guided", prompt_of(12, 6), grammar=grammar, max_tokens=300, sampling=guided, stop=stop
+            "guided", prompt_of(12, 6), guide=guide, max_tokens=300, sampling=guided, stop=stop
         ),
     ]
 

@@ -15,6 +15,7 @@ from groups import is_alive, workers
 from serving import until
 
 from backend.config import ModelOptions, TuningOptions
+from backend.core.guide import Guide, ReplyRule
 from backend.core.prompt import MediaSpan
 from backend.core.status import (
     EngineState,
@@ -31,7 +32,6 @@ from backend.errors import (
     RequestCancelledError,
 )
 from backend.pipeline.served_model import ServedModel
-from backend.sampling.grammar.lark import LarkGrammar
 
 ENDLESS = 3000
 RELOAD_TIMEOUT_S = 10
@@ -209,24 +209,20 @@ def test_another_thread_may_ask_for_work_that_comes_and_goes():
     assert not failures
 
 
-def test_a_request_whose_grammar_may_have_ended_the_process_is_a_suspect_until_its_first_token():
+def test_a_process_lost_while_it_compiles_counts_against_that_request_only():
     ledger = Ledger()
-    lark_grammar = LarkGrammar("start: /a/")
-    guided, free = make_request("guided", [1], grammar=lark_grammar), make_request("free", [1])
-    entry, _ = ledger.enter(guided), ledger.enter(free)
+    guide = Guide(rule=ReplyRule(text='root ::= "a"'))
+    entry, other = (ledger.enter(make_request(name, [1], guide=guide)) for name in ("a", "b"))
     reason = EngineFailedError("it is gone")
-    for call in ledger.calls():
-        call.is_sent = True
-    assert ledger.note_loss(None, reason) == []
-    entry.note(TokenStep(3))
-    entry.is_sent = True
-    assert ledger.note_loss(None, reason) == []
-    assert entry.losses == 0
-    entry.generated.clear()
+    culprits = []
     for _ in range(2):
-        entry.is_sent = True
-        culprits = ledger.note_loss(None, reason)
-    assert culprits == [entry]
+        assert culprits == []
+        entry.is_sent = other.is_sent = True
+        culprits = ledger.note_loss(None, ["a"], reason)
+    assert (culprits, other.losses) == ([entry], 0)
+    other.is_sent = True
+    assert ledger.note_loss(None, [], reason) == []
+    assert (other.losses, other.is_open) == (0, True)
 
 
 def test_collections_of_the_server_leave_out_the_libraries_that_read_a_tokenizer():

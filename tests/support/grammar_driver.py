@@ -1,11 +1,12 @@
 """Walk a text through a compiled grammar, byte by byte."""
 
 from backend.sampling.grammar.compiler import CompiledGrammar, GrammarCompiler
+from backend.sampling.grammar.composition import translated
 from backend.sampling.grammar.matcher import GrammarMatcher
 
 
 def compile_text(compiler: GrammarCompiler, text: str) -> CompiledGrammar:
-    return compiler.compile(compiler.translate(text))
+    return compiler.compile(translated(text, compiler.vocabulary))
 
 
 def walk(matcher: GrammarMatcher, text: str) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from engine_driver import make_request, prompt_of
-from grammar_driver import compile_text
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.embedding import EmbeddingRequest, Pooling
+from backend.core.guide import Guide, ReplyRule
 from backend.core.prompt import Prompt
 from backend.core.request import SamplingParams
 from backend.core.scoring import ScoreRequest
@@ -77,8 +77,7 @@ def mixed_requests(engine: Engine, salt: str) -> list[Any]:
     warm = SamplingParams(temperature=1.0, top_p=0.9, seed=7)
     narrow = SamplingParams(temperature=0.7, top_k=20, min_p=0.02, seed=11)
     penalised = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)
-    compiler = engine.model.constraints.prepare()
-    grammar = compile_text(compiler, GRAMMAR)
+    guide = Guide(rule=ReplyRule(text=GRAMMAR))
     shared = prompt_of(90, 3)
     return [
         make_request(f"plain{salt}", prompt_of(20)),
@@ -90,7 +89,7 @@ def mixed_requests(engine: Engine, salt: str) -> list[Any]:
         make_request(
             f"guided{salt}",
             prompt_of(12, 5),
-            grammar=grammar,
+            guide=guide,
             max_tokens=12,
             sampling=SamplingParams(temperature=1.0, seed=3),
             stop=engine.model.card.eos_token_ids,

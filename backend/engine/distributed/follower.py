@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from backend.engine.distributed.grammars import GrammarWorkshop
 from backend.engine.distributed.messages import Hello, Join
 from backend.engine.distributed.replica import Replica, readiness
 from backend.engine.distributed.shard import load_shard, synchronise
 from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint
+from backend.engine.grammars.workshop import GrammarWorkshop
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.codec import Codec
 from backend.engine.messages.failure import Failure

@@ -1,13 +1,14 @@
-"""Receives the server's orders for turns, compiles grammars and prepares media."""
+"""Receives the server's orders for turns, has grammars made and prepares media."""
 
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn, TypeAlias
 
-from backend.engine.distributed.grammars import SentGrammar
+from backend.engine.grammars.pool import GrammarPool, Outcome
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.commands import Cancel, DiskNews, Resize, Submit
 from backend.engine.messages.failure import Failure
@@ -29,17 +30,10 @@ from backend.errors import (
 from backend.model.vision.media_processor import MediaPreparer, ProcessorError, content_of
 from common.process.lifecycle import exit_at_once
 
-# A load is often followed by a request, whose first token should not wait for the GIL.
-_WARM_UP_DELAY_S = 2.0
-
 log = logging.getLogger(__name__)
 
 Command: TypeAlias = Submit | Cancel | Job | Leave | Stop | DiskNews | Resize | Publication
 """Obeyed by the computing thread, in order of arrival."""
-
-
-def _do_nothing() -> None:
-    """Prepare nothing."""
 
 
 class Intake:
@@ -49,6 +43,7 @@ class Intake:
         self,
         server: Channel,
         media: MediaPreparer | None,
+        grammars: GrammarPool,
         commands: "queue.SimpleQueue[Command]",
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
@@ -57,26 +52,21 @@ class Intake:
         Args:
             server: Sends orders.
             media: Prepares media; `None` for a text model.
+            grammars: Makes grammars.
             commands: Receives orders that concern a turn.
             fail: Ends the process.
         """
         self._server = server
         self._media = media
+        self._grammars = grammars
         self._commands = commands
         self._fail = fail
-        self._guided: queue.SimpleQueue[Submit] = queue.SimpleQueue()
-        self._waiting: set[str] = set()
-        self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[int, PrepareMedium]] = queue.SimpleQueue()
         self._wanted: set[int] = set()
 
-    def start(self, warm_up: Callable[[], None] = _do_nothing) -> None:
-        """Start the threads.
-
-        Args:
-            warm_up: Prepares for grammars; called once no first token waits for this process.
-        """
-        for work in (self._listen, partial(self._compile, warm_up), self._prepare):
+    def start(self) -> None:
+        """Start the threads."""
+        for work in (self._listen, self._prepare):
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -93,11 +83,11 @@ class Intake:
 
     def _route(self, order: Command) -> None:
         match order:
-            case Submit(request) if isinstance(request.grammar, SentGrammar):
-                self._await_grammar(order)
+            case Submit(request) if request.guide is not None:
+                admit = partial(self._admit, order)
+                self._grammars.submit(request.request_id, request.guide, admit)
             case Cancel(request_id):
-                with self._lock:
-                    self._waiting.discard(request_id)
+                self._grammars.cancel(request_id)
                 self._commands.put(order)
             case Job(number, PrepareMedium() as request):
                 self._wanted.add(number)
@@ -108,31 +98,13 @@ class Intake:
             case _:
                 self._commands.put(order)
 
-    def _await_grammar(self, order: Submit) -> None:
-        with self._lock:
-            self._waiting.add(order.request.request_id)
-        self._guided.put(order)
-
-    def _compile(self, warm_up: Callable[[], None]) -> None:
-        try:
-            self._compile_one(self._guided.get(timeout=_WARM_UP_DELAY_S))
-        except queue.Empty:
-            warm_up()
-        while True:
-            self._compile_one(self._guided.get())
-
-    def _compile_one(self, order: Submit) -> None:
-        command: Command = order
-        try:
-            if isinstance(order.request.grammar, SentGrammar):
-                order.request.grammar.compile()
-        except Exception as error:  # noqa: BLE001 (any error of one request's grammar)
-            failure = _failure("its grammar could not be compiled", error)
-            command = Publication(order.request.request_id, failure)
-        with self._lock:
-            if order.request.request_id in self._waiting:
-                self._waiting.discard(order.request.request_id)
-                self._commands.put(command)
+    def _admit(self, order: Submit, made: Outcome) -> None:
+        """Pass a request on with its grammar, or end it with the error."""
+        if isinstance(made, BackendError):
+            self._commands.put(Publication(order.request.request_id, Failure.of(made)))
+            return
+        request = replace(order.request, guide=None, grammar=made)
+        self._commands.put(Submit(request, order.generated))
 
     def _prepare(self) -> None:
         while True:

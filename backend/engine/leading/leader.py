@@ -18,13 +18,14 @@ from typing import NoReturn
 import mlx.core as mx
 
 from backend.core.status import EngineStatus
-from backend.engine.distributed.grammars import GrammarWorkshop
 from backend.engine.distributed.members import NEWS_DELAY_S, Members, form_group
 from backend.engine.distributed.messages import Form, GroupCommand, Turn
 from backend.engine.distributed.replica import Replica
 from backend.engine.distributed.shard import load_whole
 from backend.engine.distributed.topology import Topology, topology_of
 from backend.engine.findings import Notebook
+from backend.engine.grammars.pool import GrammarPool
+from backend.engine.grammars.workshop import GrammarWorkshop
 from backend.engine.leading.intake import Command, Intake
 from backend.engine.leading.machine_share import MachineShare
 from backend.engine.messages.channel import Channel, ChannelClosedError
@@ -33,6 +34,7 @@ from backend.engine.messages.commands import DiskChanged, Fetched, Resize
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
     Answered,
+    Compiling,
     Failed,
     Found,
     Load,
@@ -46,7 +48,7 @@ from backend.engine.messages.protocol import (
 from backend.engine.messages.results import packed
 from backend.engine.messages.stream import Publication
 from backend.engine.session.session import Outlets
-from backend.errors import BackendError, GrammarError, GroupLostError
+from backend.errors import BackendError, GroupLostError
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
 from backend.model.loader import tokenizer_defaults
@@ -141,8 +143,10 @@ class Leader:
 
     def _serve(self, model: RunnableModel) -> None:
         """Tell the server that the model is loaded, and start listening to it."""
-        workshop = GrammarWorkshop(model.tokenizer, model.card)
-        self._codec.read_grammar = workshop.read
+        grammars = GrammarPool(
+            GrammarWorkshop(model.tokenizer, model.card),
+            lambda names: self._server.send(Compiling(names)),
+        )
         status = self._status()
         card = self._replica.card
         if self._members is not None:
@@ -155,8 +159,8 @@ class Leader:
                 media=_media_facts(model),
             )
         )
-        intake = Intake(self._server, model.media, self._commands, self._fail)
-        intake.start(warm_up=lambda: _warm_up(workshop))
+        Intake(self._server, model.media, grammars, self._commands, self._fail).start()
+        grammars.start()
         # Without a collection, which would delay the first token.
         LASTING.leave_out_at_once()
 
@@ -248,12 +252,6 @@ class Leader:
         with contextlib.suppress(ChannelClosedError):
             self._server.send(Failed(Failure.of(error)))
         exit_at_once(1)
-
-
-def _warm_up(workshop: GrammarWorkshop) -> None:
-    """Read the vocabulary before the first grammar needs it."""
-    with contextlib.suppress(GrammarError):
-        _ = workshop.compiler
 
 
 def _form(load: Load, topology: Topology) -> Form:

@@ -1,7 +1,8 @@
 """Messages between the server and the engine process, which is rank 0 of one or more.
 
 server --Load, then Submit, Cancel, Expect, Job, Leave, Stop--> engine
-server <--Loaded, then Told, Answered, Passing, Snapshot; Found at any time; Failed-- engine
+server <--Loaded, then Told, Answered, Passing, Compiling, Snapshot; Found at any time-- engine
+server <--Failed-- engine
 """
 
 from collections.abc import Mapping, Sequence
@@ -128,6 +129,12 @@ class Passing(Struct, frozen=True, tag=True, array_like=True):
     has_job: bool = False
 
 
+class Compiling(Struct, frozen=True, tag=True, array_like=True):
+    """The requests for which grammars are being compiled now, beside the passes."""
+
+    requests: Sequence[str]
+
+
 class Snapshot(Struct, frozen=True, tag=True, array_like=True):
     """The state of the engine."""
 
@@ -147,4 +154,4 @@ class Failed(Struct, frozen=True, tag=True, array_like=True):
     failure: Failure
 
 
-News: TypeAlias = Loaded | Told | Answered | Passing | Snapshot | Found | Failed
+News: TypeAlias = Loaded | Told | Answered | Passing | Compiling | Snapshot | Found | Failed

@@ -181,10 +181,18 @@ class Ledger:
         for call in list(self.calls()):
             call.fail(reason)
 
-    def note_loss(self, passing: Passing | None, reason: BackendError) -> Collection[OpenCall]:
-        """Count the calls in the pass when a process was lost; fail and return repeat offenders."""
+    def note_loss(
+        self, passing: Passing | None, compiling: Collection[str], reason: BackendError
+    ) -> Collection[OpenCall]:
+        """Count the calls that may have cost a process; fail and return repeat offenders.
+
+        Args:
+            passing: The pass that it was in, if any.
+            compiling: Requests for which it compiled grammars.
+            reason: The loss.
+        """
         for call in self.calls():
-            call.losses += call.is_sent and _was_in(call, passing)
+            call.losses += call.is_sent and _was_in(call, passing, compiling)
             call.is_sent = False
         culprits = [call for call in self.calls() if call.losses >= MAX_LOSSES]
         for call in culprits:
@@ -207,16 +215,15 @@ class Ledger:
             self._have_left.set()
 
 
-def _was_in(call: OpenCall, passing: Passing | None) -> bool:
+def _was_in(call: OpenCall, passing: Passing | None, compiling: Collection[str]) -> bool:
     """Tell whether a process may have been lost over a call: in the pass, or alongside it.
 
-    Media are prepared, and the grammars of requests without a token compiled, on other threads.
+    Grammars are compiled and media prepared on other threads.
     """
     match call:
-        case OpenRequest(request) if request.grammar is not None and not call.generated:
-            return True
         case OpenRequest(request):
-            return passing is not None and request.request_id in passing.requests
+            passed = passing.requests if passing else ()
+            return request.request_id in passed or request.request_id in compiling
         case OpenJob(_, PrepareMedium()):
             return True
         case OpenJob():

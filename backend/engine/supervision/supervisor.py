@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from backend.engine.messages.codec import WireError
 from backend.engine.messages.commands import Cancel, Expect
 from backend.engine.messages.protocol import (
     Answered,
+    Compiling,
     Found,
     Leave,
     Loaded,
@@ -90,6 +91,7 @@ class Supervisor:
         self._recovery: asyncio.Task[None] | None = None
         self._status = EngineStatus()
         self._passing: Passing | None = None
+        self._compiling: Collection[str] = ()
         self._failed_starts = 0
         self._loaded_at = 0.0
         self._has_told = False
@@ -200,7 +202,7 @@ class Supervisor:
     def _install(self, process: EngineProcess, loaded: Loaded) -> None:
         self._process = process
         self._status = loaded.status
-        self._passing = None
+        self._passing, self._compiling = None, ()
         self._loaded_at = time.monotonic()
         self._has_told = False
         TurnWatch(
@@ -242,6 +244,8 @@ class Supervisor:
                 self._handover.advance()
             case Passing():
                 self._passing = news
+            case Compiling(requests):
+                self._compiling = requests
             case Snapshot(status):
                 self._status = status
 
@@ -263,7 +267,7 @@ class Supervisor:
         """Replace the process, which is gone or useless."""
         self._process = None
         self._handover.pause()
-        culprits = self.ledger.note_loss(self._passing, reason)
+        culprits = self.ledger.note_loss(self._passing, self._compiling, reason)
         self._losses.count(self._status)
         self._status = EngineStatus()
         is_early = not self._has_told and time.monotonic() < self._loaded_at + _EARLY_S

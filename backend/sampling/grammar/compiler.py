@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from backend.config import MAX_GRAMMAR_BYTES
+from backend.config import MAX_KEPT_GRAMMARS
 from backend.core.guide import GrammarParts
 from backend.errors import GrammarError
-from backend.sampling.grammar.gbnf.translation import gbnf_to_lark
 from backend.sampling.grammar.lark import LarkGrammar
 from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.matcher import GrammarMatcher
-from backend.sampling.grammar.schema.translation import schema_to_lark
+from backend.sampling.grammar.token_trie import tokenizer_of
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 # llguidance needs some 5 KB of stack per level of references; other threads may have little.
@@ -27,8 +26,6 @@ _LIMITS = LLParserLimits(
     step_lexer_fuel=2_000_000,
     verbose_errors=False,
 )
-# A schema too, and not a rule of a grammar.
-_BOOLEANS = ("true", "false")
 _stack_lock = threading.Lock()
 
 
@@ -50,31 +47,23 @@ class CompiledGrammar:
 class GrammarCompiler:
     """Compiles grammars for one vocabulary; thread-safe.
 
-    Requests' grammars are limited in size and time.
+    A compilation cannot be interrupted: of requests, only grammars that have passed a trial come
+    here.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, *, max_kept: int = 64, timeout_s: float = 0.9
-    ) -> None:
-        """Start with empty caches.
+    def __init__(self, vocabulary: Vocabulary, *, max_kept: int = MAX_KEPT_GRAMMARS) -> None:
+        """Start with an empty cache.
 
         Args:
             vocabulary: The loaded model's.
-            max_kept: Number of texts, and of compiled grammars, to keep.
-            timeout_s: Limit per compilation; a grammar that takes longer is refused.
+            max_kept: Number of compiled grammars to keep.
         """
         self.vocabulary = vocabulary
-        self._timeout_s = timeout_s
-        self._translated: LastUsed[str, LarkGrammar] = LastUsed(max_kept)
         self._compiled: LastUsed[LarkGrammar, CompiledGrammar] = LastUsed(max_kept)
 
-    def translate(self, text: str) -> LarkGrammar:
-        """Translate a text to a grammar, which is compiled alone or as part of another.
-
-        Raises:
-            GrammarError: The text is malformed, too large, or cannot be enforced.
-        """
-        return self._translated.find(text) or self._translated.keep(text, self._translate(text))
+    def known(self, grammar: LarkGrammar) -> CompiledGrammar | None:
+        """Return a grammar that was compiled before, if it is still kept."""
+        return self._compiled.find(grammar)
 
     def compile(self, grammar: LarkGrammar) -> CompiledGrammar:
         """Compile a grammar, or return a cached equal one.
@@ -82,7 +71,7 @@ class GrammarCompiler:
         Raises:
             GrammarError: It cannot be enforced.
         """
-        return self._compiled.find(grammar) or self._compiled.keep(grammar, self._compile(grammar))
+        return self.known(grammar) or self._compiled.keep(grammar, self._compile(grammar))
 
     def check(self, grammar: LarkGrammar) -> None:
         """Compile a grammar that is a part of others, and keep nothing.
@@ -92,32 +81,31 @@ class GrammarCompiler:
         """
         self._compile(grammar)
 
-    def _translate(self, text: str) -> LarkGrammar:
-        if len(text.encode()) > MAX_GRAMMAR_BYTES:
-            raise GrammarError(f"is larger than {MAX_GRAMMAR_BYTES // 1024} KiB")
-        if text.lstrip().startswith("{") or text.strip() in _BOOLEANS:
-            return schema_to_lark(text)
-        return gbnf_to_lark(text, self.vocabulary)
-
     def _compile(self, grammar: LarkGrammar) -> CompiledGrammar:
-        """Compile on a thread with a deep stack, waiting at most `timeout_s`."""
-        made: queue.SimpleQueue[tuple[LLMatcher, str]] = queue.SimpleQueue()
+        template, problem = _compiled(grammar, self.vocabulary)
+        if problem:
+            raise GrammarError(problem)
+        return CompiledGrammar(grammar, template, tokenizer_of(self.vocabulary))
 
-        def make() -> None:
-            tokenizer = self.vocabulary.tokenizer
-            template = LLMatcher(tokenizer, grammar.text, log_level=0, limits=_LIMITS)
-            first_step = template.deep_copy()
-            first_step.compute_bitmask()
-            made.put((template, first_step.get_error()))
 
-        _start_deep(make)
-        try:
-            template, error = made.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise GrammarError(f"takes longer than {self._timeout_s} s to compile") from None
-        if error:
-            raise GrammarError(_reason(error))
-        return CompiledGrammar(grammar, template, self.vocabulary.tokenizer)
+def problem_of(grammar: LarkGrammar, vocabulary: Vocabulary) -> str:
+    """Compile a grammar, and return what is wrong with it; empty if nothing is."""
+    return _compiled(grammar, vocabulary)[1]
+
+
+def _compiled(grammar: LarkGrammar, vocabulary: Vocabulary) -> tuple[LLMatcher, str]:
+    """Return a matcher at the beginning, and what is wrong with it."""
+    made: queue.SimpleQueue[tuple[LLMatcher, str]] = queue.SimpleQueue()
+
+    def make() -> None:
+        template = LLMatcher(tokenizer_of(vocabulary), grammar.text, log_level=0, limits=_LIMITS)
+        first_step = template.deep_copy()
+        first_step.compute_bitmask()
+        made.put((template, first_step.get_error()))
+
+    _start_deep(make)
+    template, error = made.get()
+    return template, _reason(error) if error else ""
 
 
 def _start_deep(work: Callable[[], None]) -> None:

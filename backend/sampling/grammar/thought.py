@@ -1,36 +1,15 @@
 """Grammars that apply only after a thought, or from a trigger on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 
+from backend.core.guide import Thought
 from backend.sampling.grammar.free_text import FreeText, other_token
 from backend.sampling.grammar.lark import LarkGrammar
 from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import GrammarWriter, alternatives, chain, escaped
 
 _SPACE = r"/\n{1,2}/"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thought:
-    """How a model writes thoughts before its reply.
-
-    Attributes:
-        starts: Texts that open a thought; empty if the model opens none.
-        ends: Texts that close a thought.
-        is_open: Whether the prompt opened a thought, which then must be closed first.
-        forbidden: Texts that thoughts do not contain, such as openers of calls, which end them.
-        bridge: The text after a thought, in message formats; elsewhere newlines.
-        answer: The text before an answer, with or without a thought, in message formats.
-    """
-
-    starts: tuple[str, ...] = ()
-    ends: tuple[str, ...]
-    is_open: bool = False
-    forbidden: tuple[str, ...] = ()
-    bridge: str = ""
-    answer: str = ""
 
 
 def after_thought(grammar: LarkGrammar, thought: Thought, vocabulary: Vocabulary) -> LarkGrammar:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
-
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from backend.errors import GrammarError
 from backend.sampling.grammar.charset import MAX_CODE_POINT, CharSet, Range
@@ -40,16 +39,16 @@ class TokenTexts(Protocol):
 
 
 class Vocabulary:
-    """A model's tokens in llguidance's form; made once and shared by all threads.
-
-    Takes one to two seconds to make for 150,000 tokens.
+    """What a model can write, and with which tokens; shared by all threads.
 
     Attributes:
-        tokenizer: Tokenizer for llguidance.
+        pieces: Bytes by token id; empty for an id without a token.
+        alphabet: The bytes in tokens, without markers.
         markers: Texts that are one token and never spelled out: added tokens.
         eos_ids: Tokens that end a reply.
         characters: Characters that can be written, byte by byte if necessary.
         mask_words: Length of a row of int32 with one bit per token.
+        size: Number of ids.
     """
 
     def __init__(
@@ -71,17 +70,12 @@ class Vocabulary:
         special_ids = {*markers.values(), *eos_ids}
         self.markers = dict(markers)
         self.eos_ids = frozenset(eos_ids)
-        self.characters = _writable(
-            {byte for i, piece in enumerate(pieces) if i not in special_ids for byte in piece}
-        )
+        spelled = (piece for i, piece in enumerate(pieces) if i not in special_ids)
+        self.alphabet = bytes(sorted(set(chain.from_iterable(spelled))))
+        self.characters = _writable(self.alphabet)
         self.mask_words = -(-size // _BITS_PER_WORD)
-        tokens = [*pieces, *[b""] * (size - len(pieces))][:size]
-        self.tokenizer = LLTokenizer(
-            TokenizerWrapper(_Tokens(tokens, sorted(special_ids), min(eos_ids))),
-            n_vocab=size,
-            eos_token=sorted(eos_ids),
-        )
-        self._size = size
+        self.pieces = [*pieces, *[b""] * (size - len(pieces))][:size]
+        self.size = size
         self._made: dict[Hashable, object] = {}
 
     @classmethod
@@ -100,6 +94,31 @@ class Vocabulary:
             size=card.vocab_size,
         )
 
+    @classmethod
+    def spelling(
+        cls, alphabet: bytes, markers: Mapping[str, int], eos_ids: Collection[int], size: int
+    ) -> Vocabulary:
+        """Return a vocabulary that writes the same texts as another one, byte by byte.
+
+        Markers and ends keep their ids. What a grammar takes to compile hardly depends on the
+        other tokens, and a small vocabulary is made at once.
+
+        Args:
+            alphabet: The other one's, like all arguments.
+            markers: Token ids by text.
+            eos_ids: At least one.
+            size: Number of ids.
+        """
+        special = dict.fromkeys(eos_ids, b"end") | {i: t.encode() for t, i in markers.items()}
+        free = (i for i in count() if i not in special)
+        letters = {i: bytes([byte]) for byte, i in zip(alphabet, free, strict=False)}
+        texts = letters | special
+        width = max(size, *(i + 1 for i in texts))
+        pieces = [texts.get(i, b"") for i in range(width)]
+        made = cls(pieces, markers=markers, eos_ids=eos_ids, size=width)
+        made.size = size
+        return made
+
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what was made for a key, or make it; nothing is forgotten."""
         if key not in self._made:
@@ -110,22 +129,7 @@ class Vocabulary:
         """Return the id of a token given by id or text, or `None` if there is none."""
         if isinstance(token, str):
             return self.markers.get(token)
-        return token if token < self._size else None
-
-
-class _Tokens:
-    """Implements the tokenizer interface that llguidance expects."""
-
-    bos_token_id = None
-
-    def __init__(self, tokens: list[bytes], special_ids: list[int], eos_id: int) -> None:
-        self.tokens = tokens
-        self.special_token_ids = special_ids
-        self.eos_token_id = eos_id
-
-    def __call__(self, _text: bytes | str) -> list[int]:
-        """Tokenize nothing: llguidance needs it only for forced text, which no grammar here has."""
-        return []
+        return token if token < self.size else None
 
 
 def _writable(alphabet: Collection[int]) -> CharSet:

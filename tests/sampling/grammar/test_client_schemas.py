@@ -29,7 +29,7 @@ def test_arguments_are_valid_for_the_schema_as_it_was_sent(name, schema):
     parameters = writable(tool_format(name), Parameters.of(offered), vocabulary)
     assert not parameters.notes
     grammar = tool_grammar(tool_format(name), [offered], ONE_CALL, vocabulary)
-    compiled = GrammarCompiler(vocabulary, timeout_s=20).compile(grammar)
+    compiled = GrammarCompiler(vocabulary).compile(grammar)
     spec = ReplySpec(
         format=named_format(name, family.reasoning),
         tools={"f": parameters.schema},

@@ -4,12 +4,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 from grammar_driver import accepts, compile_text
 
-from backend.errors import GrammarError
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.lark import LarkGrammar
 from backend.sampling.grammar.last_used import LastUsed
 
 ROOT = Path(__file__).parents[3]
@@ -33,11 +30,6 @@ def test_a_schema_is_compiled_once_whatever_its_spacing(vocabulary):
     assert compile_text(compiler, '{ "type": "object",\n"properties": {"a":{}, "b":{}}}') is one
     # The order of properties is that of the reply.
     assert compile_text(compiler, '{"type":"object","properties":{"b":{},"a":{}}}') is not one
-
-
-def test_a_text_is_translated_once(vocabulary):
-    compiler = GrammarCompiler(vocabulary)
-    assert compiler.translate('root ::= "x"') is compiler.translate('root ::= "x"')
 
 
 def test_what_was_used_longest_ago_is_dropped_first():
@@ -73,16 +65,6 @@ def test_threads_may_compile_and_copy_at_once(vocabulary):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(200)))
-
-
-def test_a_compilation_that_takes_too_long_is_given_up(vocabulary):
-    compiler = GrammarCompiler(vocabulary, timeout_s=0.01)
-    # Nothing that a caller may send takes this long: the bound behind the bounds.
-    slow = LarkGrammar(
-        "T0", ("T0: T1", *(f"T{n}: T{n + 1} T{n + 1}" for n in range(1, 400)), 'T400: "a"')
-    )
-    with pytest.raises(GrammarError, match="takes longer than"):
-        compiler.compile(slow)
 
 
 def test_compiling_leaves_the_stacks_of_other_threads_alone(compiler):

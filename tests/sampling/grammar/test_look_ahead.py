@@ -8,9 +8,10 @@ from golden import tool_format
 from tool_replies import TOOLS
 from tool_walks import TinyVocabulary
 
+from backend.core.guide import Thought
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.thought import Thought, after_thought
+from backend.sampling.grammar.thought import after_thought
 from backend.sampling.grammar.tools.grammar import tool_grammar
 from backend.sampling.grammar.tools.rule import CallRule
 

@@ -37,7 +37,7 @@ class Model:
     def __init__(self, name):
         self.family = FORMATS[name]
         self.vocabulary = TinyVocabulary(self.family.markers, (), self.family.ends)
-        self.compiler = GrammarCompiler(self.vocabulary, timeout_s=20)
+        self.compiler = GrammarCompiler(self.vocabulary)
         known = PerSchema(Parameters.of)
         self.held = HeldTools(tool_format(self.family.parser or name), self.compiler, known)
 

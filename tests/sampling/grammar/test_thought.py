@@ -7,10 +7,12 @@ from golden import named_format, play, tool_format
 from tool_replies import FORMATS, TOOLS
 from tool_walks import TinyVocabulary, is_whole, walk
 
+from backend.core.guide import Thought
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
+from backend.sampling.grammar.composition import translated
 from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.thought import Thought, after_thought, after_trigger
+from backend.sampling.grammar.thought import after_thought, after_trigger
 from backend.sampling.grammar.tools.grammar import tool_grammar
 from backend.sampling.grammar.tools.rule import CallRule
 
@@ -118,8 +120,7 @@ TRIGGERED = schema_to_lark('{"const":"<tool_call>"}')
 
 @both_vocabularies
 def test_a_trigger_begins_the_grammar(vocabulary):
-    compiler = GrammarCompiler(vocabulary)
-    grammar = compiler.translate('root ::= "<tool_call>" [0-9]+')
+    grammar = translated('root ::= "<tool_call>" [0-9]+', vocabulary)
     lazy = after_trigger(grammar, ["<tool_call>"], vocabulary)
     good = [
         "",
@@ -134,8 +135,7 @@ def test_a_trigger_begins_the_grammar(vocabulary):
 
 
 def test_each_of_several_triggers_begins_the_grammar():
-    compiler = GrammarCompiler(TOKENS)
-    grammar = compiler.translate('root ::= "<tool_call>" "1" | "[[" "2" | "[call" "3" | "#" "4"')
+    grammar = translated('root ::= "<tool_call>" "1" | "[[" "2" | "[call" "3" | "#" "4"', TOKENS)
     lazy = after_trigger(grammar, ["<tool_call>", "[[", "[call", "#"], TOKENS)
     good = ["a (b) < ca", "a [[2", "a [call3", "a b#4", "a <tool_call>1"]
     bad = ["a [[3", "# 4", "[call", "<tool_call>4", "a [b", "[cab"]

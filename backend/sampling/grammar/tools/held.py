@@ -13,12 +13,12 @@ from backend.core.prompt import Tool
 from backend.errors import GrammarError
 from backend.formats.dialects import Literals, Tags
 from backend.formats.format import ToolFormat
-from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.lark import LarkGrammar
 from backend.sampling.grammar.schema.repair import token
 from backend.sampling.grammar.tools.grammar import call_grammar, writable
 from backend.sampling.grammar.tools.parameters import Parameters, PartError, PerSchema
 from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.trial import Checker
 
 _MAX_TOLD = 8
 _ONE_CALL = CallRule(least=1, most=1, has_text=False)
@@ -70,30 +70,30 @@ class HeldTools:
     """Knows what of each tool's schema one model can be held to; thread-safe."""
 
     def __init__(
-        self, tool_format: ToolFormat, compiler: GrammarCompiler, parameters: PerSchema[Parameters]
+        self, tool_format: ToolFormat, checker: Checker, parameters: PerSchema[Parameters]
     ) -> None:
         """Start without any tool.
 
         Args:
             tool_format: The model's format of calls.
-            compiler: The model's.
+            checker: Tells what compiles.
             parameters: The parameters of tools, as they are read.
         """
         self._format = tool_format
-        self._compiler = compiler
+        self._checker = checker
         self._parameters = parameters
         self._known = PerSchema(self._read)
 
     def offered(self, tools: Sequence[Tool]) -> "OfferedTools":
         """Return the tools of a request."""
-        return OfferedTools(self._format, self._compiler, tools, self._known.of)
+        return OfferedTools(self._format, self._checker, tools, self._known.of)
 
     def _read(self, tool: Tool) -> HeldTool:
         parameters = self._parameters.of(tool)
-        held = HeldTool(writable(self._format, parameters, self._compiler.vocabulary))
+        held = HeldTool(writable(self._format, parameters, self._checker.vocabulary))
         # A terminal that matches nothing compiles, and would be noticed in the middle of a call.
         if self._has_raw_text and held.parameters.combines_texts:
-            held.weaken(SoundCalls(self._format, self._compiler).is_sound)
+            held.weaken(SoundCalls(self._format, self._checker).is_sound)
         return held
 
     @property
@@ -105,21 +105,21 @@ class HeldTools:
 class SoundCalls:
     """Checks calls of one tool in one model's format."""
 
-    def __init__(self, tool_format: ToolFormat, compiler: GrammarCompiler) -> None:
+    def __init__(self, tool_format: ToolFormat, checker: Checker) -> None:
         self._format = tool_format
-        self._compiler = compiler
+        self._checker = checker
 
     def is_sound(self, parameters: Parameters) -> bool:
         """Return whether calls with these parameters compile, and can be completed."""
-        vocabulary = self._compiler.vocabulary
+        vocabulary = self._checker.vocabulary
         grammar = call_grammar(self._format, [parameters], _ONE_CALL, vocabulary)
         if grammar is None:
             return True
         texts = [line for line in grammar.definitions if line[0].isupper() and " & " in line]
         try:
-            self._compiler.check(grammar)
+            self._checker.check(grammar)
             for line in texts:
-                self._compiler.check(LarkGrammar(line.partition(":")[0], (line,)))
+                self._checker.check(LarkGrammar(line.partition(":")[0], (line,)))
         except GrammarError:
             return False
         return True
@@ -131,12 +131,12 @@ class OfferedTools:
     def __init__(
         self,
         tool_format: ToolFormat,
-        compiler: GrammarCompiler,
+        checker: Checker,
         tools: Sequence[Tool],
         known: Callable[[Tool], HeldTool],
     ) -> None:
         self._format = tool_format
-        self._compiler = compiler
+        self._checker = checker
         self.held: list[HeldTool] = []
         self._refusals: list[PartError] = []
         for tool in tools:
@@ -154,14 +154,14 @@ class OfferedTools:
         if not self.held and self._format.grammar:
             raise self._refusals[0]
         parameters = [held.parameters for held in self.held]
-        return call_grammar(self._format, parameters, rule, self._compiler.vocabulary)
+        return call_grammar(self._format, parameters, rule, self._checker.vocabulary)
 
     def weaken(self) -> bool:
         """Leave out what cannot be compiled; return whether a grammar would be another now.
 
         If every tool can be compiled by itself, the larger half of them gets open arguments.
         """
-        is_sound = SoundCalls(self._format, self._compiler).is_sound
+        is_sound = SoundCalls(self._format, self._checker).is_sound
         if sum(held.weaken(is_sound) for held in self.held):
             return True
         sizes = sorted(held.size for held in self.held if held.size)

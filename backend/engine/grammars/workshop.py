@@ -1,7 +1,6 @@
-"""Grammars from the server, compiled again for the vocabulary of this process."""
+"""Compiles the finished texts of grammars for the vocabulary of this process."""
 
 import threading
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from backend.core.guide import GrammarParts, ReplyGrammar, ReplyMatcher, ThoughtTexts
@@ -14,12 +13,9 @@ if TYPE_CHECKING:
     from backend.sampling.grammar.compiler import GrammarCompiler
     from backend.sampling.grammar.thought_marks import ThoughtMarks
 
-# The server compiled it in time; a rank that gave up would draw other tokens.
-_COMPILE_TIMEOUT_S = 60.0
-
 
 class SentGrammar:
-    """A grammar that is compiled on first use; safe from any thread.
+    """A grammar from rank 0 that is compiled on first use; safe from any thread.
 
     Attributes:
         parts: Its source.
@@ -50,10 +46,22 @@ class GrammarWorkshop:
         self._card = card
         self._lock = threading.Lock()
         self._marks: dict[ThoughtTexts, ThoughtMarks] = {}
+        self._made_compiler: GrammarCompiler | None = None
 
     def read(self, parts: GrammarParts) -> SentGrammar:
         """Return a grammar from its parts; nothing is compiled yet."""
         return SentGrammar(parts, self)
+
+    def is_ready(self, parts: GrammarParts | None) -> bool:
+        """Tell whether these parts were compiled before, so that they are at hand."""
+        if parts is None:
+            return True
+        if parts.budget and parts.budget.texts not in self._marks:
+            return False
+        if not parts.rules:
+            return True
+        compiler = self._made_compiler
+        return compiler is not None and compiler.known(_lark(parts)) is not None
 
     def compile(self, parts: GrammarParts) -> ReplyGrammar:
         """Return a compiled grammar from its parts; the first takes a second or two.
@@ -65,8 +73,7 @@ class GrammarWorkshop:
 
         grammar: ReplyGrammar | None = None
         if parts.rules:
-            start, *definitions = parts.rules
-            grammar = self.compiler.compile(LarkGrammar(start, tuple(definitions)))
+            grammar = self.compiler.compile(_lark(parts))
         if parts.budget:
             return BudgetedGrammar(parts.budget, self._marks_of(parts.budget.texts), grammar)
         if grammar is None:
@@ -91,14 +98,21 @@ class GrammarWorkshop:
             GrammarError: No token ends a reply of this model.
         """
         with self._lock:
-            return self._compiler
+            if self._made_compiler is None:
+                self._made_compiler = self._make_compiler()
+            return self._made_compiler
 
-    @cached_property
-    def _compiler(self) -> "GrammarCompiler":
+    def _make_compiler(self) -> "GrammarCompiler":
         from backend.sampling.grammar.compiler import GrammarCompiler
+        from backend.sampling.grammar.token_trie import tokenizer_of
         from backend.sampling.grammar.vocabulary import Vocabulary
 
-        if not self._card.eos_token_ids:
-            raise GrammarError("no token ends a reply of this model")
         vocabulary = Vocabulary.of(self._tokenizer, self._card)
-        return GrammarCompiler(vocabulary, timeout_s=_COMPILE_TIMEOUT_S)
+        # Made here, because other threads share it.
+        tokenizer_of(vocabulary)
+        return GrammarCompiler(vocabulary)
+
+
+def _lark(parts: GrammarParts) -> LarkGrammar:
+    start, *definitions = parts.rules
+    return LarkGrammar(start, tuple(definitions))

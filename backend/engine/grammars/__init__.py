@@ -1,0 +1,1 @@
+"""Makes the grammars of requests: written and tried in processes, compiled in this one."""

@@ -1,0 +1,236 @@
+"""Makes the grammars of requests: a few at a time, so that a slow one holds up few others.
+
+A thread has a process write and try a grammar, and compiles what has passed. The thread cannot be
+held up: the process can be killed, and a compilation that has passed its trial ends.
+"""
+
+import hashlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from backend.config import GRAMMAR_PROCESSES, MAX_KEPT_GRAMMARS
+from backend.core.guide import GrammarParts, Guide, ReplyGrammar, ReplyRule
+from backend.engine.grammars.workshop import GrammarWorkshop
+from backend.engine.grammars.writer_process import (
+    Begin,
+    WriterLostError,
+    WriterProcess,
+    Written,
+    lost_twice,
+)
+from backend.errors import BackendError, GenerationFailedError
+from backend.sampling.grammar.last_used import LastUsed
+
+# A load is often followed by a request, whose first token should not wait for the GIL.
+_WARM_UP_DELAY_S = 2.0
+_FREE = Written(())
+
+log = logging.getLogger(__name__)
+
+Outcome: TypeAlias = ReplyGrammar | BackendError | None
+"""What guides a reply, `None` if nothing does, or the error of its request."""
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """A request that waits for its grammar."""
+
+    request_id: str
+    guide: Guide
+    done: Callable[[Outcome], None]
+
+
+class GrammarPool:
+    """Makes grammars for one model; safe from any thread."""
+
+    def __init__(
+        self,
+        workshop: GrammarWorkshop,
+        note: Callable[[Sequence[str]], None],
+        slots: int = GRAMMAR_PROCESSES,
+        start_process: Callable[[Begin], WriterProcess] = WriterProcess,
+    ) -> None:
+        """Create a pool; see `start`.
+
+        Args:
+            workshop: Compiles for the model.
+            note: Called with the requests for which grammars are being compiled, whenever they
+                change: a crash would be due to one of them.
+            slots: Number of grammars in work at once.
+            start_process: Starts a process that writes them.
+        """
+        self._workshop = workshop
+        self._note = note
+        self._slots = slots
+        self._start_process = start_process
+        self._keys: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._waiting: dict[bytes, list[_Job]] = {}
+        self._compiling: set[str] = set()
+        self._note_lock = threading.Lock()
+        self._written: LastUsed[bytes, Written] = LastUsed(MAX_KEPT_GRAMMARS)
+        self._told: LastUsed[str, str] = LastUsed(MAX_KEPT_GRAMMARS)
+        self._idle: list[WriterProcess] = []
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the threads; one of them prepares for grammars when no first token waits."""
+        for number in range(self._slots):
+            work = self._work if number else self._warm_up
+            threading.Thread(target=work, name="grammars", daemon=True).start()
+
+    def submit(self, request_id: str, guide: Guide, done: Callable[[Outcome], None]) -> None:
+        """Make what guides a request: at once if it is known, or else on a thread.
+
+        Args:
+            request_id: The request.
+            guide: What the request asks for.
+            done: Receives it; not called after `cancel`. Must not block.
+        """
+        job, key = _Job(request_id, guide, done), _key(guide.rule)
+        written = self._written.find(key) if guide.rule else _FREE
+        if written is not None and self._workshop.is_ready(_parts(written, guide)):
+            done(self._outcome(job, written))
+            return
+        with self._lock:
+            jobs = self._waiting.setdefault(key, [])
+            jobs.append(job)
+            if len(jobs) == 1:
+                self._keys.put(key)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request: nothing is started for it any more."""
+        with self._lock:
+            for jobs in self._waiting.values():
+                jobs[:] = [job for job in jobs if job.request_id != request_id]
+
+    def _warm_up(self) -> None:
+        try:
+            key = self._keys.get(timeout=_WARM_UP_DELAY_S)
+        except queue.Empty:
+            if isinstance(process := _guarded(self._new_process), BackendError):
+                log.warning("this model cannot follow a grammar: %s", process)
+            else:
+                self._idle.append(process)
+        else:
+            self._serve(key)
+        self._work()
+
+    def _work(self) -> None:
+        while True:
+            self._serve(self._keys.get())
+
+    def _serve(self, key: bytes) -> None:
+        """Make a grammar for all requests that wait for it."""
+        with self._lock:
+            if not (jobs := tuple(self._waiting[key])):
+                del self._waiting[key]
+                return
+        made = _guarded(lambda: self._known_or_written(key, jobs[0].guide.rule))
+        if isinstance(made, Written):
+            with self._compiling_for(jobs):
+                self._outcome(jobs[0], made)
+        with self._lock:
+            for job in self._waiting.pop(key):
+                job.done(self._outcome(job, made))
+
+    def _outcome(self, job: _Job, made: Written | BackendError) -> Outcome:
+        if isinstance(made, BackendError):
+            return made
+        if made.objection:
+            # It may quote a schema, which is the caller's data.
+            problem = made.objection if job.guide.is_told else "no grammar can hold them"
+            log.info("request id=%s: calls are not constrained: %s", job.request_id, problem)
+        parts = _parts(made, job.guide)
+        return _guarded(lambda: self._workshop.compile(parts) if parts else None)
+
+    def _known_or_written(self, key: bytes, rule: ReplyRule | None) -> Written:
+        """Return the text of a grammar, which has passed its trial."""
+        if rule is None:
+            return _FREE
+        written = self._written.find(key) or self._written.keep(key, self._write(rule))
+        for line in written.told:
+            # Each process says it once.
+            if not self._told.find(line):
+                log.info("%s", self._told.keep(line, line))
+        return written
+
+    def _write(self, rule: ReplyRule) -> Written:
+        """Have a process write and try a grammar; if it is lost, another one."""
+        try:
+            return self._written_by(self._idle_or_new(), rule)
+        except WriterLostError:
+            # It may have been lost over another grammar, or killed.
+            try:
+                return self._written_by(self._new_process(), rule)
+            except WriterLostError as error:
+                raise lost_twice(error) from error
+
+    def _written_by(self, process: WriterProcess, rule: ReplyRule) -> Written:
+        try:
+            return process.written(rule)
+        finally:
+            if process.is_alive:
+                with self._lock:
+                    self._idle.append(process)
+
+    def _idle_or_new(self) -> WriterProcess:
+        with self._lock:
+            while self._idle:
+                if (process := self._idle.pop()).is_alive:
+                    return process
+                process.kill()
+        return self._new_process()
+
+    def _new_process(self) -> WriterProcess:
+        vocabulary = self._workshop.compiler.vocabulary
+        return self._start_process(
+            Begin(vocabulary.alphabet, vocabulary.markers, vocabulary.eos_ids, vocabulary.size)
+        )
+
+    @contextmanager
+    def _compiling_for(self, jobs: Sequence[_Job]) -> Iterator[None]:
+        """Tell that a crash would be due to these requests."""
+        names = {job.request_id for job in jobs}
+        self._change_compiling(names, set())
+        try:
+            yield
+        finally:
+            self._change_compiling(set(), names)
+
+    def _change_compiling(self, begun: set[str], ended: set[str]) -> None:
+        with self._note_lock:
+            self._compiling = self._compiling - ended | begun
+            self._note(sorted(self._compiling))
+
+
+def _guarded(make: Callable[[], Made]) -> Made | BackendError:
+    """Return what is made, or the error of one request; unexpected ones are logged."""
+    try:
+        return make()
+    except BackendError as error:
+        return error
+    except Exception as error:
+        problem = "its grammar could not be compiled"
+        log.exception("%s", problem)
+        return GenerationFailedError(f"{problem}: {error}")
+
+
+def _parts(written: Written, guide: Guide) -> GrammarParts | None:
+    """Return the parts of a grammar; `None` if nothing guides the reply."""
+    if not written.rules and guide.budget is None:
+        return None
+    return GrammarParts(rules=written.rules, budget=guide.budget)
+
+
+def _key(rule: ReplyRule | None) -> bytes:
+    """Return a key that equal rules share."""
+    return hashlib.sha256(msgspec.msgpack.encode(rule)).digest()
