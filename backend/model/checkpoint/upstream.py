@@ -83,7 +83,9 @@ def reroute(name: str, sources: Iterable[str], route: Callable[[Any], Any]) -> N
         sources: The modules that define it; those that are not imported are left out.
         route: Returns the replacement of an upstream function; not called for a replacement.
     """
-    modules = {name: module for name, module in sys.modules.items() if name.startswith(_FAMILIES)}
+    # Another thread may be importing.
+    known = sys.modules.copy()
+    modules = {name: module for name, module in known.items() if name.startswith(_FAMILIES)}
     routes = {}
     for source in sources:
         if source in modules:
