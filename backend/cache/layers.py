@@ -1,27 +1,28 @@
-"""Reads and restores the cache of one layer: a row per class of mlx-lm and mlx-vlm.
+"""The cache classes of mlx-lm and mlx-vlm: a row with all that is to be known of each.
 
-Only this module, the batch and the factory of fresh caches know their cache classes. Classes are
-matched exactly: a subclass may keep its data elsewhere. mlx-vlm 0.7 has its own classes, with the
-names and almost the internals of mlx-lm's.
+Nothing else knows their names. Classes are matched exactly: a subclass may keep its data elsewhere.
+mlx-vlm 0.7 has its own classes, with the names and almost the internals of mlx-lm's.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from backend.cache.growth import ALLOCATION_STEP_TOKENS, Growth
 from backend.cache.kv import Arrays, State
 from backend.cache.packing import UNPACKED, Packing
-from backend.cache.row_kv import Part, RowKV
+from backend.cache.row_kv import ALLOCATION_STEP_TOKENS, Part, RowKV
 
 # An object of mlx-lm or mlx-vlm, which are untyped.
 UpstreamCache: TypeAlias = Any
 
 _UPSTREAM_MODULES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
+# A layer of several caches.
+_LIST = "CacheList"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +175,106 @@ class CounterLayer:
 LayerKind: TypeAlias = PositionLayer | ReferenceLayer | WindowLayer | StateLayer | CounterLayer
 
 
-def layer_kind(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
-    """Return the kind of a fresh cache; `None` for an unknown class.
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory of one layer's cache.
+
+    Attributes:
+        bytes_per_token: Bytes per position; 0 for a state of fixed size.
+        window: Maximum number of positions; 0 for all.
+        fixed_bytes: Bytes of a state, whatever the length of the sequence.
+    """
+
+    bytes_per_token: int = 0
+    window: int = 0
+    fixed_bytes: int = 0
+
+
+class Form(Enum):
+    """How a cache of every position has its keys and values, in `keys` and `values`."""
+
+    PLAIN = "plain"
+    QUANTISED = "quantised"
+
+
+def _grow_by_attributes(cache: UpstreamCache) -> Growth:
+    """Return the growth of a cache by the attributes that upstream's classes have."""
+    if not isinstance(getattr(cache, "keys", None), mx.array):
+        return Growth(fixed_bytes=cache_bytes(cache))
+    bytes_per_token = _bytes_per_position((cache.keys, cache.values))
+    if chunk := getattr(cache, "chunk_size", 0):
+        # `chunk_size` bounds the visible positions; allocation goes beyond it by up to a step.
+        return Growth(bytes_per_token, int(chunk) + ALLOCATION_STEP_TOKENS)
+    return Growth(bytes_per_token, int(getattr(cache, "max_size", 0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheClass:
+    """All that is to be known of a class of caches, of one row or of a batch of rows.
+
+    Attributes:
+        kind: Returns how a fresh cache is cut, stored and restored: at any position, where its
+            window is known, or as a state; `None` if it is not. A model with such a cache has no
+            prompt cache.
+        growth: Returns the memory growth of a cache that holds a few tokens.
+        give_back: Drops the latest positions of each row, all from the latest pass; `None` if
+            the cache cannot.
+        keeps_positions: Whether every position is kept, so that any number can be given back.
+        is_state: Whether it has a state of fixed size in `cache`, replaced in every pass.
+        form: Its keys and values, if rows in a batch may keep their own lengths; `None` leaves
+            batches to its own `merge`.
+        quantises: Tells whether a fresh one can be exchanged for a quantised one.
+        refers: Whether a `RowKV` can take its place, which uses the prompt cache in place.
+        pair: Returns the keys and values of every position, dequantised.
+        order: Puts a batch in order before a pass of several tokens, whose mask requires it.
+    """
+
+    kind: Callable[[UpstreamCache, Packing], LayerKind | None] = lambda *_: None
+    growth: Callable[[UpstreamCache], Growth] = _grow_by_attributes
+    give_back: Callable[[UpstreamCache, Sequence[int]], None] | None = None
+    keeps_positions: bool = False
+    is_state: bool = False
+    form: Form | None = None
+    quantises: Callable[[UpstreamCache], bool] = lambda _: False
+    refers: bool = False
+    pair: Callable[[UpstreamCache], Arrays] | None = None
+    order: Callable[[UpstreamCache], None] | None = None
+
+
+def class_of(cache: UpstreamCache) -> CacheClass:
+    """Return what is known of a cache's class; of an unknown one, that nothing can be done."""
+    if isinstance(cache, RowKV):
+        return _ROW
+    if (kind := type(cache)).__module__ in _UPSTREAM_MODULES:
+        return CACHE_CLASSES.get(kind.__name__, _UNKNOWN)
+    return _COUNTER if getattr(cache, "counts_only", False) else _UNKNOWN
+
+
+def cache_leaves(caches: Iterable[UpstreamCache]) -> Iterator[UpstreamCache]:
+    """Yield the caches that hold arrays, in a fixed order; a `CacheList` holds other caches."""
+    for cache in caches:
+        if _is_list(cache):
+            yield from cache_leaves(cache.caches)
+        else:
+            yield cache
+
+
+def with_leaves(make: Callable[..., UpstreamCache], *caches: UpstreamCache) -> UpstreamCache:
+    """Return what `make` makes of caches of one layer, leaf by leaf, in a `CacheList` like theirs.
 
     Args:
-        cache: The layer's cache.
-        packing: Storage format of its keys and values; quantised caches are not packed again.
+        make: Gets a leaf of each cache.
+        caches: Those of one layer.
     """
-    if isinstance(cache, RowKV):
-        is_packed = packing.bits is not None
-        return PositionLayer(_read_row, _write_pair, packing) if is_packed else ReferenceLayer()
-    if name := upstream_name(cache):
-        make = CACHE_CLASSES.get(name)
-        return make(cache, packing) if make else None
-    return CounterLayer() if getattr(cache, "counts_only", False) else None
+    if not _is_list(caches[0]):
+        return make(*caches)
+    columns = zip(*(cache.caches for cache in caches), strict=True)
+    return type(caches[0])(*(with_leaves(make, *column) for column in columns))
+
+
+def _is_list(cache: UpstreamCache) -> bool:
+    kind = type(cache)
+    return kind.__name__ == _LIST and kind.__module__ in _UPSTREAM_MODULES
 
 
 def is_empty(cache: UpstreamCache) -> bool:
@@ -207,36 +294,7 @@ def growth_of(cache: UpstreamCache) -> Growth:
     """Return the memory growth of a layer's cache, given one that holds a few tokens."""
     if is_empty(cache):
         return Growth(fixed_bytes=cache_bytes(cache))
-    kind = layer_kind(cache, UNPACKED)
-    if isinstance(kind, PositionLayer):
-        return Growth(_bytes_per_position(kind.read(cache)))
-    if isinstance(kind, ReferenceLayer):
-        return Growth(_bytes_per_position(cache.joined()))
-    if not isinstance(getattr(cache, "keys", None), mx.array):
-        return Growth(fixed_bytes=cache_bytes(cache))
-    bytes_per_token = _bytes_per_position((cache.keys, cache.values))
-    if chunk := getattr(cache, "chunk_size", 0):
-        # `chunk_size` bounds the visible positions; allocation goes beyond it by up to a step.
-        return Growth(bytes_per_token, int(chunk) + ALLOCATION_STEP_TOKENS)
-    return Growth(bytes_per_token, int(getattr(cache, "max_size", 0)))
-
-
-def keys_and_values(cache: UpstreamCache) -> tuple[mx.array, mx.array] | None:
-    """Return a cache's keys and values, dequantised; `None` if it does not keep every position."""
-    match upstream_name(cache):
-        case "KVCache":
-            return cache.keys, cache.values
-        case "QuantizedKVCache":
-            options = {"group_size": cache.group_size, "bits": cache.bits}
-            return mx.dequantize(*cache.keys, **options), mx.dequantize(*cache.values, **options)
-        case _:
-            return None
-
-
-def upstream_name(cache: UpstreamCache) -> str:
-    """Return the name of a cache's class, or "" for one outside upstream's cache modules."""
-    kind = type(cache)
-    return kind.__name__ if kind.__module__ in _UPSTREAM_MODULES else ""
+    return class_of(cache).growth(cache)
 
 
 def _bytes_per_position(arrays: Iterable[mx.array]) -> int:
@@ -279,6 +337,55 @@ def _write_chunk(cache: UpstreamCache, state: State) -> None:
     cache.offset, cache.start_position = state.numbers
 
 
+def _dequantised(cache: UpstreamCache) -> Arrays:
+    options = {"group_size": cache.group_size, "bits": cache.bits}
+    return mx.dequantize(*cache.keys, **options), mx.dequantize(*cache.values, **options)
+
+
+def _positions(
+    read: Callable[[UpstreamCache], Arrays],
+) -> Callable[[UpstreamCache], Growth]:
+    return lambda cache: Growth(_bytes_per_position(read(cache)))
+
+
+def _trim(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    (count,) = counts
+    cache.trim(count)
+
+
+def _roll(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    cache.prepare(right_padding=list(counts))
+    cache.finalize()
+
+
+def _shorten(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    """Shorten the window of a row after a pass of several tokens, which are in order."""
+    (count,) = counts
+    if count:
+        cache.keys = cache.keys[..., : cache.keys.shape[2] - count, :]
+        cache.values = cache.values[..., : cache.values.shape[2] - count, :]
+        cache.offset -= count
+        cache._idx = cache.keys.shape[2]  # noqa: SLF001 (it has no public name)
+
+
+def _roll_window(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    cache.prepare(lengths=[-count for count in counts], right_padding=list(counts))
+    cache.finalize()
+
+
+def _order_window(cache: UpstreamCache) -> None:
+    cache._temporal_order()  # noqa: SLF001 (upstream orders them after the mask is made)
+
+
+def _count_back(cache: UpstreamCache, counts: Sequence[int]) -> None:
+    cache.upcoming = [place - n for place, n in zip(cache.upcoming, counts, strict=True)]
+
+
+def _row_layer(_cache: UpstreamCache, packing: Packing) -> LayerKind:
+    is_packed = packing.bits is not None
+    return PositionLayer(_read_row, _write_pair, packing) if is_packed else ReferenceLayer()
+
+
 def _window_layer(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
     return WindowLayer(cache.max_size, packing) if cache.keep == 0 else None
 
@@ -291,14 +398,41 @@ def _array_layer(_cache: UpstreamCache, _packing: Packing) -> LayerKind:
     return StateLayer(lambda cache: State(tuple(cache.cache)), _write_arrays)
 
 
-CACHE_CLASSES: Mapping[str, Callable[[UpstreamCache, Packing], LayerKind | None]] = {
-    "KVCache": lambda _cache, packing: PositionLayer(_read_pair, _write_pair, packing),
-    "QuantizedKVCache": lambda *_: PositionLayer(_read_quantized, _write_quantized),
-    "RotatingKVCache": _window_layer,
-    "ChunkedKVCache": _chunk_layer,
-    "ArraysCache": _array_layer,
+_UNKNOWN = CacheClass()
+_COUNTER = CacheClass(kind=lambda *_: CounterLayer(), give_back=_count_back)
+_ROW = CacheClass(
+    kind=_row_layer,
+    growth=_positions(_read_row),
+    give_back=_trim,
+    keeps_positions=True,
+    form=Form.PLAIN,
+)
+CACHE_CLASSES: dict[str, CacheClass] = {
+    "KVCache": CacheClass(
+        kind=lambda _cache, packing: PositionLayer(_read_pair, _write_pair, packing),
+        growth=_positions(_read_pair),
+        give_back=_trim,
+        keeps_positions=True,
+        form=Form.PLAIN,
+        quantises=lambda cache: not _has_numbers_apart(cache),
+        refers=True,
+        pair=_read_pair,
+    ),
+    "QuantizedKVCache": CacheClass(
+        kind=lambda *_: PositionLayer(_read_quantized, _write_quantized),
+        growth=_positions(_read_quantized),
+        give_back=_trim,
+        keeps_positions=True,
+        form=Form.QUANTISED,
+        pair=_dequantised,
+    ),
+    "RotatingKVCache": CacheClass(kind=_window_layer, give_back=_shorten),
+    "ChunkedKVCache": CacheClass(kind=_chunk_layer),
+    "ArraysCache": CacheClass(kind=_array_layer, is_state=True),
+    "BatchKVCache": CacheClass(give_back=_roll, keeps_positions=True),
+    "BatchRotatingKVCache": CacheClass(give_back=_roll_window, order=_order_window),
 }
-"""The kind of layer of each cache class, by its exact name."""
+"""Upstream's classes, by their exact names."""
 
 
 def _has_numbers_apart(cache: UpstreamCache) -> bool:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+import mlx.core as mx
+
 from backend.cache.eviction.worth import Thinning
 from backend.cache.kv import MAX_NODE_TOKENS, Arrays, Block, Piece, Segment, Snapshot
 from backend.cache.layers import (
@@ -14,8 +16,8 @@ from backend.cache.layers import (
     StateLayer,
     UpstreamCache,
     WindowLayer,
-    layer_kind,
-    upstream_name,
+    cache_leaves,
+    class_of,
 )
 from backend.cache.packing import UNPACKED, Packing
 from backend.cache.row_kv import Part
@@ -57,7 +59,7 @@ class CacheLayout:
         """Return the layout of fresh caches; `None`, with a warning, if one cannot be stored."""
         kinds: list[LayerKind] = []
         for leaf in cache_leaves(caches):
-            kind = layer_kind(leaf, packing)
+            kind = class_of(leaf).kind(leaf, packing)
             if kind is None:
                 log.warning("no prompt cache for this model: it uses a %s", type(leaf).__name__)
                 return None
@@ -229,13 +231,20 @@ class CacheLayout:
                 raise CaptureError(f"a {type(leaf).__name__} ends at {leaf.offset}, not at {stop}")
 
 
-def cache_leaves(caches: Caches) -> Iterator[UpstreamCache]:
-    """Yield the caches that hold arrays, in a fixed order; a `CacheList` holds other caches."""
-    for cache in caches:
-        if upstream_name(cache) == "CacheList":
-            yield from cache_leaves(cache.caches)
-        else:
-            yield cache
+def trim_windows(caches: Caches) -> None:
+    """Drop positions that no later token attends to; computed on return.
+
+    In mlx-lm 0.32, a chunk of a prompt leaves all its positions in the ring until the next token
+    or chunk. That may take long for a prompt that waits for its turn.
+    """
+    trimmed = []
+    for leaf in cache_leaves(caches):
+        kind = class_of(leaf).kind(leaf, UNPACKED)
+        if isinstance(kind, WindowLayer) and not leaf.empty() and leaf.keys.shape[-2] > kind.size:
+            window = kind.slices(leaf, leaf.offset - kind.size, leaf.offset)
+            kind.restore(leaf, [window], leaf.offset)
+            trimmed.append(leaf.state)
+    mx.eval(trimmed)
 
 
 def _parts(blocks: Sequence[tuple[Block, int]], index: int) -> list[Arrays]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from backend.cache.growth import ALLOCATION_STEP_TOKENS
 from backend.cache.kv import Arrays
 
+# Caches of positions grow in steps of this many tokens.
+ALLOCATION_STEP_TOKENS = 256
 # A pass of fewer tokens attends to each part separately; for a longer one, parts are joined.
 MIN_JOINED_TOKENS = 16
 

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 import mlx.core as mx
 
-from backend.cache.layout import cache_leaves
+from backend.cache.layers import cache_leaves
 from backend.config import DEFAULT_TUNING, ModelOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.status import EngineStatus

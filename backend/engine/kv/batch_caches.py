@@ -6,19 +6,17 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from backend.cache.layers import UpstreamCache, cache_bytes, upstream_name
-from backend.cache.layout import cache_leaves
+from backend.cache.layers import (
+    Form,
+    UpstreamCache,
+    cache_bytes,
+    cache_leaves,
+    class_of,
+    with_leaves,
+)
 from backend.cache.row_kv import RowKV
 from backend.engine.kv.attention import install
 from backend.engine.kv.early_start import early_start
-from backend.engine.kv.going_back import (
-    can_give_back,
-    chosen_states,
-    class_name,
-    give_back,
-    is_state,
-    keeps_positions,
-)
 from backend.engine.kv.layer import RaggedKV
 from backend.engine.kv.ledger import Joining, Ledger
 from backend.engine.kv.packed import Column
@@ -58,7 +56,7 @@ class BatchCaches:
     @property
     def keeps_parts(self) -> bool:
         """Whether a row may keep a part of a pass; otherwise it keeps all of it, or none."""
-        return not any(map(is_state, cache_leaves(self.layers)))
+        return not any(class_of(leaf).is_state for leaf in cache_leaves(self.layers))
 
     @property
     def packs(self) -> bool:
@@ -73,7 +71,7 @@ class BatchCaches:
     @property
     def can_go_back(self) -> bool:
         """Whether every layer can return to the state before a pass."""
-        return all(is_state(leaf) or can_give_back(leaf) for leaf in cache_leaves(self.layers))
+        return all(map(_can_go_back, cache_leaves(self.layers)))
 
     def forward(self, network: Network, tokens: mx.array, *, is_idle: bool = False) -> mx.array:
         """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily.
@@ -119,7 +117,7 @@ class BatchCaches:
     ) -> mx.array:
         """Return the logits [B, width, V] of rows that are padded on the right."""
         lengths = list(map(len, inputs))
-        states = [leaf for leaf in cache_leaves(self.layers) if is_state(leaf)]
+        states = [leaf for leaf in cache_leaves(self.layers) if class_of(leaf).is_state]
         self._before = [(leaf, list(leaf.cache)) for leaf in states]
         padded_states = states if min(lengths) < width else ()
         for leaf in padded_states:
@@ -147,7 +145,7 @@ class BatchCaches:
             raise ValueError("these caches keep what they have taken")
         if not all(kept):
             for leaf, arrays in before:
-                leaf.cache = chosen_states(kept, leaf.cache, arrays)
+                leaf.cache = _chosen_states(kept, leaf.cache, arrays)
         self.give_back([count - n for count, n in zip(taken, kept, strict=True)])
 
     def _starting(self, network: Network) -> Network:
@@ -169,7 +167,7 @@ class BatchCaches:
     def keeps_positions(self) -> bool:
         """Whether every layer keeps every position, so that rows can go back any distance."""
         leaves = cache_leaves(self.layers)
-        return all(map(keeps_positions, leaves))
+        return all(isinstance(leaf, RaggedKV) or class_of(leaf).keeps_positions for leaf in leaves)
 
     def give_back(self, counts: Sequence[int]) -> None:
         """Drop each row's latest positions, if all are kept."""
@@ -178,7 +176,9 @@ class BatchCaches:
         if self._ledger is not None:
             self._ledger.give_back(counts)
         for leaf in cache_leaves(self.layers):
-            give_back(leaf, counts)
+            # A ledger counts the positions of the other layers.
+            if give_back := class_of(leaf).give_back:
+                give_back(leaf, counts)
         if self._ledger is not None and self._ledger.wants_review:
             self.regroup(range(self.count), [])
 
@@ -201,19 +201,23 @@ class BatchCaches:
 
     def extract(self, row: int) -> Caches:
         """Return the caches of one row that is about to leave."""
-        return self.layers if self.count == 1 else [_extracted(c, row) for c in self.layers]
+        return (
+            self.layers
+            if self.count == 1
+            else [with_leaves(lambda leaf: leaf.extract(row), cache) for cache in self.layers]
+        )
 
     def _order_windows(self) -> None:
         """Put windows in order before a pass of several tokens, whose mask requires it."""
         for leaf in cache_leaves(self.layers):
-            if upstream_name(leaf) == "BatchRotatingKVCache":
-                leaf._temporal_order()  # noqa: SLF001 (upstream orders them after the mask is made)
+            if order := class_of(leaf).order:
+                order(leaf)
 
     def _merge(self, rows: Sequence[Caches]) -> None:
         ledger = Ledger(self._plan.overhead)
-        classes = _RAGGED.get(self._plan.batching, {})
-        ragged = {name: partial(make, ledger) for name, make in classes.items()}
-        self.layers = [_merged(column, ragged) for column in zip(*rows, strict=True)]
+        forms = _RAGGED.get(self._plan.batching, {})
+        merged = partial(_merged, {form: partial(make, ledger) for form, make in forms.items()})
+        self.layers = [with_leaves(merged, *column) for column in zip(*rows, strict=True)]
         has_ragged = any(isinstance(leaf, RaggedKV) for leaf in cache_leaves(self.layers))
         self._ledger = ledger if has_ragged else None
         if has_ragged:
@@ -254,26 +258,36 @@ def _joining(leaves: Sequence[UpstreamCache]) -> Joining:
     return Joining(fullest.tail, tuple(path))
 
 
-def _merged(caches: Sequence[UpstreamCache], ragged: Mapping[str, MakeRagged]) -> UpstreamCache:
+def _merged(ragged: Mapping[Form, MakeRagged], *leaves: UpstreamCache) -> UpstreamCache:
     """Return the batch cache of a layer; a `ragged` one takes over its rows later."""
-    first = caches[0]
-    match class_name(first):
-        case "CacheList":
-            columns = zip(*(cache.caches for cache in caches), strict=True)
-            return type(first)(*(_merged(column, ragged) for column in columns))
-        case name if name in ragged:
-            return ragged[name](first)
-        case _:
-            return first.merge(list(caches))
+    first = leaves[0]
+    form = class_of(first).form
+    if form is None or form not in ragged:
+        return first.merge(list(leaves))
+    return ragged[form](first)
 
 
-def _extracted(cache: UpstreamCache, row: int) -> UpstreamCache:
-    if upstream_name(cache) == "CacheList":
-        return type(cache)(*(_extracted(leaf, row) for leaf in cache.caches))
-    return cache.extract(row)
+def _can_go_back(leaf: UpstreamCache) -> bool:
+    """Tell whether a layer can return to what it was before the latest pass."""
+    known = class_of(leaf)
+    return isinstance(leaf, RaggedKV) or known.is_state or known.give_back is not None
 
 
-_RAGGED: Mapping[Batching, Mapping[str, type[RaggedKV]]] = {
-    Batching.RAGGED: {"KVCache": RaggedKV, "QuantizedKVCache": QuantizedKV},
-    Batching.LATENT: {"KVCache": LatentKV},
+def _chosen_states(
+    kept: Sequence[int], after: Sequence[mx.array | None], before: Sequence[mx.array | None]
+) -> list[mx.array | None]:
+    """Return the arrays of a state, with the earlier ones for rows that keep nothing of a pass."""
+    keeps = mx.array([n > 0 for n in kept])
+
+    def choose(new: mx.array | None, old: mx.array | None) -> mx.array | None:
+        if new is None or old is None or not any(kept):
+            return old
+        return mx.where(keeps.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return [choose(new, old) for new, old in zip(after, before, strict=True)]
+
+
+_RAGGED: Mapping[Batching, Mapping[Form, type[RaggedKV]]] = {
+    Batching.RAGGED: {Form.PLAIN: RaggedKV, Form.QUANTISED: QuantizedKV},
+    Batching.LATENT: {Form.PLAIN: LatentKV},
 }

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
-from backend.cache.layers import UpstreamCache, upstream_name
-from backend.cache.layout import cache_leaves
+from backend.cache.layers import UpstreamCache, cache_leaves, class_of, with_leaves
 from backend.cache.packing import group_size_for
 from backend.cache.row_kv import RowKV
 from backend.config import TuningOptions
@@ -45,28 +45,20 @@ class CacheFactory:
         caches: Caches = make_prompt_cache(self.network)
         install()
         if self.plan.shares_prefixes:
-            return [_referring(cache) for cache in caches]
+            return [with_leaves(_referring, cache) for cache in caches]
         if not self.group_sizes:
             return caches
-        sizes = iter(self.group_sizes)
-        return [self._quantised(cache, sizes) for cache in caches]
+        quantised = partial(self._quantised, iter(self.group_sizes))
+        return [with_leaves(quantised, cache) for cache in caches]
 
-    def _quantised(self, cache: UpstreamCache, sizes: Iterator[int | None]) -> UpstreamCache:
-        if type(cache) is CacheList:
-            return CacheList(*(self._quantised(leaf, sizes) for leaf in cache.caches))
+    def _quantised(self, sizes: Iterator[int | None], leaf: UpstreamCache) -> UpstreamCache:
         size = next(sizes)
-        return cache if size is None else cache.to_quantized(group_size=size, bits=self.bits)
+        return leaf if size is None else leaf.to_quantized(group_size=size, bits=self.bits)
 
 
-def _referring(cache: UpstreamCache) -> UpstreamCache:
-    """Return a cache that can use the prompt cache in place, for one that keeps every position."""
-    match upstream_name(cache):
-        case "CacheList":
-            return type(cache)(*map(_referring, cache.caches))
-        case "KVCache":
-            return RowKV()
-        case _:
-            return cache
+def _referring(leaf: UpstreamCache) -> UpstreamCache:
+    """Return a cache that can use the prompt cache in place, if one can take the place of this."""
+    return RowKV() if class_of(leaf).refers else leaf
 
 
 def make_cache_factory(
@@ -120,7 +112,7 @@ def _group_sizes(used: Caches, largest: int) -> tuple[int | None, ...]:
     """
     return tuple(
         group_size_for((leaf.keys.shape[-1], leaf.values.shape[-1]), largest)
-        if type(leaf) is KVCache and not leaf.empty()
+        if class_of(leaf).quantises(leaf) and not leaf.empty()
         else None
         for leaf in cache_leaves(used)
     )

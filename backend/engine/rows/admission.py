@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from backend.cache.growth import ALLOCATION_STEP_TOKENS
+from backend.cache.row_kv import ALLOCATION_STEP_TOKENS
 from backend.engine.rows.row import Row
 from backend.errors import OverloadedError
 

@@ -15,9 +15,7 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from backend.cache.layers import PositionLayer, keys_and_values, layer_kind
-from backend.cache.layout import cache_leaves
-from backend.cache.packing import UNPACKED
+from backend.cache.layers import cache_leaves, class_of
 from backend.engine.findings import Page
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.kv.calibration import measured_overhead
@@ -208,15 +206,15 @@ class BatchTrial:
     @property
     def keeps_positions(self) -> bool:
         """Whether every layer keeps the keys and values of all positions."""
-        kinds = (layer_kind(leaf, UNPACKED) for leaf in cache_leaves(self._prefilled[0]))
-        has_positions = all(isinstance(kind, PositionLayer) for kind in kinds)
+        leaves = cache_leaves(self._prefilled[0])
+        has_positions = all(class_of(leaf).keeps_positions for leaf in leaves)
         return self.ranks.fault(None if has_positions else "not every position is kept") is None
 
     def overhead(self) -> float:
         """Return the cost of one more group of rows, in positions of a row."""
         leaves = cache_leaves(self._prefilled[0])
-        pairs = (keys_and_values(leaf) for leaf in leaves if not leaf.empty())
-        like = next(filter(None, pairs), None)
+        used = ((class_of(leaf).pair, leaf) for leaf in leaves if not leaf.empty())
+        like = next((pair(leaf) for pair, leaf in used if pair), None)
         return self.ranks.largest(0.0 if like is None else measured_overhead(*like))
 
     def _merge_fault(self) -> str | None:

@@ -4,8 +4,7 @@ from collections import Counter
 
 import mlx.core as mx
 
-from backend.cache.layers import growth_of
-from backend.cache.layout import cache_leaves
+from backend.cache.layers import cache_leaves, growth_of
 from backend.engine.network import Caches, FreshCaches, Network
 from backend.engine.rows.admission import KvProfile, WindowProfile
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from backend.cache.layout import cache_leaves
+from backend.cache.layers import cache_leaves
 from backend.cache.row_kv import MIN_JOINED_TOKENS, Part, RowKV
 from backend.engine.findings import Page
 from backend.engine.kv.batch_caches import BatchCaches
