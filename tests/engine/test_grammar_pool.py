@@ -4,6 +4,7 @@ import os
 import queue
 import signal
 import threading
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -20,7 +21,12 @@ from backend.core.guide import (
 from backend.core.model import ModelCard
 from backend.engine.grammars.pool import GrammarPool
 from backend.engine.grammars.workshop import GrammarWorkshop
-from backend.engine.grammars.writer_process import WriterLostError, WriterProcess, Written
+from backend.engine.grammars.writer_process import (
+    WriterLostError,
+    WriterProcess,
+    WritingTooLongError,
+    Written,
+)
 from backend.errors import GrammarError, GrammarSyntaxError, HelperLostError
 from backend.formats.registry import TOOL_FORMATS, tool_format
 
@@ -141,6 +147,14 @@ def test_calls_that_no_grammar_can_hold_leave_the_reply_free(asked, caplog):
     assert "id=b: calls are not constrained: Grammar: tool 'never'" in caplog.text
 
 
+def test_a_required_call_of_a_tool_that_no_arguments_fit_is_the_error_of_its_request(asked):
+    never = OfferedTool("never", '{"type": "string"}')
+    rule = ReplyRule(tools=(never,), must_call=True, format="hermes_json")
+    error = asked.made("a", Guide(rule=rule))
+    assert type(error) is GrammarError
+    assert "tool 'never'" in str(error)
+
+
 def test_what_is_not_held_of_a_tool_is_told_once(asked, caplog):
     caplog.set_level("INFO")
     odd = OfferedTool("odd", '{"properties": {"a": {"type": "string", "pattern": "(?=b)c"}}}')
@@ -208,7 +222,10 @@ def test_nothing_is_begun_for_requests_that_have_left():
 
 @pytest.mark.parametrize(
     ("was_killed", "kind", "problem"),
-    [(True, HelperLostError, "was killed twice"), (False, GrammarError, "is too large")],
+    [
+        (True, HelperLostError, "was killed twice"),
+        (False, WritingTooLongError, "is too large"),
+    ],
 )
 def test_a_grammar_over_which_two_processes_end_fails_its_request(was_killed, kind, problem):
     def script(_rule):
@@ -236,9 +253,24 @@ def test_a_process_that_takes_too_long_is_killed():
         return made[0]
 
     error = Asked(slots=1, start_process=start).made("a", Guide(rule=ReplyRule(text="x")))
-    assert type(error) is GrammarError
+    assert type(error) is WritingTooLongError
     assert "takes longer than 0.2 s to translate" in str(error)
     assert not made[0].is_alive
+
+
+@pytest.mark.parametrize(("text", "is_free"), [("", True), ("yes", False)])
+def test_tools_that_take_too_long_refuse_no_request_that_leaves_the_choice(text, is_free):
+    def script(rule):
+        if rule.tools:
+            raise WritingTooLongError("takes longer than 20 s to translate")
+        return Written((f'"{rule.text}"',))
+
+    asked = Asked(start_process=lambda _begin: Scripted(script))
+    rule = ReplyRule(text=text, tools=tools(*TOOLS), format="hermes_json")
+    made = asked.made("a", Guide(rule=rule))
+    assert made is None if is_free else takes(made, "yes")
+    error = asked.made("b", Guide(rule=replace(rule, text="", must_call=True)))
+    assert "takes longer" in str(error)
 
 
 @pytest.mark.parametrize("known", TOOL_FORMATS, ids=lambda known: known.name)

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from backend.engine.grammars.writer_process import (
     Begin,
     WriterLostError,
     WriterProcess,
+    WritingTooLongError,
     Written,
     lost_twice,
 )
@@ -164,6 +165,19 @@ class GrammarPool:
         return written
 
     def _write(self, rule: ReplyRule) -> Written:
+        """Have a process write and try a grammar; tools that take too long refuse no request."""
+        try:
+            return self._written_by_any(rule)
+        except WritingTooLongError as error:
+            if not rule.tools or rule.must_call:
+                raise
+            free = Written((), str(error))
+        if not rule.text:
+            return free
+        answer = self._written_by_any(replace(rule, tools=()))
+        return Written(answer.rules, free.objection, answer.told)
+
+    def _written_by_any(self, rule: ReplyRule) -> Written:
         """Have a process write and try a grammar; if it is lost, another one."""
         try:
             return self._written_by(self._idle_or_new(), rule)

@@ -78,6 +78,10 @@ class WriterLostError(Exception):
         self.was_killed = was_killed
 
 
+class WritingTooLongError(GrammarError):
+    """Writing a grammar exceeds its limits, whatever is wrong with it."""
+
+
 class WriterProcess:
     """One process; used by one thread at a time."""
 
@@ -105,7 +109,8 @@ class WriterProcess:
         """Return the grammar of a rule, which has passed its trial.
 
         Raises:
-            GrammarError: The rule is malformed, or cannot be enforced, or takes too long.
+            GrammarError: The rule is malformed, or cannot be enforced.
+            WritingTooLongError: It takes too long; the process has been killed.
             WriterLostError: The process has ended.
         """
         try:
@@ -116,7 +121,8 @@ class WriterProcess:
             answer = self._channel.receive(self._limit_s)
         except TimeoutError:
             self.kill()
-            raise GrammarError(f"takes longer than {self._limit_s:g} s to translate") from None
+            problem = f"takes longer than {self._limit_s:g} s to translate"
+            raise WritingTooLongError(problem) from None
         except ChannelClosedError as error:
             raise self._lost() from error
         if isinstance(answer, Failure):
@@ -138,11 +144,11 @@ class WriterProcess:
         return WriterLostError(was_killed=self._process.returncode in _FROM_OUTSIDE)
 
 
-def lost_twice(error: WriterLostError) -> GrammarError | HelperLostError:
+def lost_twice(error: WriterLostError) -> WritingTooLongError | HelperLostError:
     """Return the error for a request over which two processes have ended."""
     if error.was_killed:
         return HelperLostError("the process that writes grammars was killed twice: try again")
-    return GrammarError("is too large")
+    return WritingTooLongError("is too large")
 
 
 def _started(number: int) -> Process:

@@ -24,7 +24,9 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
     def of(cls, error: BaseException) -> "Failure":
         """Return an error as a message; one that is not the backend's is the engine's failure."""
         if isinstance(error, BackendError):
-            return cls(type(error).__name__, str(error))
+            # The other process knows only the classes of that one module.
+            known = next(kind for kind in type(error).__mro__ if kind in _KINDS.values())
+            return cls(known.__name__, str(error))
         return cls(EngineFailedError.__name__, f"{type(error).__name__}: {error}")
 
     def error(self) -> BackendError:

@@ -6,6 +6,7 @@ afterwards. Either costs its own part of its own tool, and is found once per sch
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -24,8 +25,10 @@ _MAX_TOLD = 8
 _ONE_CALL = CallRule(least=1, most=1, has_text=False)
 # The search for a part ends here; what was not found by then is left out with all around it.
 _MAX_CHECKS = 200
-_SEARCH_S = 2.0
+# For one tool, and for all tools of a request.
+_SEARCH_S, _ALL_SEARCHES_S = 2.0, 8.0
 _NOT_COMPILED = "cannot be compiled"
+_KEPT = frozenset({"type", "$defs", "additionalProperties"})
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +41,18 @@ class HeldTool:
         self._is_compiled = False
         self._is_told = False
 
-    def weaken(self, is_sound: Callable[[Parameters], bool]) -> bool:
-        """Leave out what cannot be compiled, and return whether there was anything."""
+    def weaken(self, is_sound: Callable[[Parameters], bool], until_s: float = math.inf) -> bool:
+        """Leave out what cannot be compiled, and return whether there was anything.
+
+        Args:
+            is_sound: Tells whether parameters can be compiled.
+            until_s: End of the search, by the monotonic clock.
+        """
         if self._is_compiled:
             return False
         before = self.parameters
-        self.parameters, self._is_compiled = _Search(is_sound, before).weakened(), True
+        until_s = min(until_s, time.monotonic() + _SEARCH_S)
+        self.parameters, self._is_compiled = _Search(is_sound, before, until_s).weakened(), True
         return self.parameters is not before
 
     @property
@@ -137,6 +146,7 @@ class OfferedTools:
     ) -> None:
         self._format = tool_format
         self._checker = checker
+        self._until_s = time.monotonic() + _ALL_SEARCHES_S
         self.held: list[HeldTool] = []
         self._refusals: list[PartError] = []
         for tool in tools:
@@ -162,7 +172,7 @@ class OfferedTools:
         If every tool can be compiled by itself, the larger half of them gets open arguments.
         """
         is_sound = SoundCalls(self._format, self._checker).is_sound
-        if sum(held.weaken(is_sound) for held in self.held):
+        if sum(held.weaken(is_sound, self._until_s) for held in self.held):
             return True
         sizes = sorted(held.size for held in self.held if held.size)
         if sizes:
@@ -179,11 +189,13 @@ class OfferedTools:
 class _Search:
     """Finds the parts of a schema that cannot be compiled, from the outside inwards."""
 
-    def __init__(self, is_sound: Callable[[Parameters], bool], parameters: Parameters) -> None:
+    def __init__(
+        self, is_sound: Callable[[Parameters], bool], parameters: Parameters, until_s: float
+    ) -> None:
         self._check = is_sound
         self._parameters = parameters
         self._left = _MAX_CHECKS
-        self._end = time.monotonic() + _SEARCH_S
+        self._until_s = until_s
 
     def weakened(self) -> Parameters:
         """Return the parameters without what cannot be compiled."""
@@ -209,7 +221,7 @@ class _Search:
     def _loosen(self, pointer: str, is_sound: Callable[[], bool]) -> None:
         """Leave out one of the keywords of a schema, or else the schema."""
         whole, schema = self._parameters, self._parameters.at(pointer)
-        keywords = schema.keys() - {"type", "$defs", "additionalProperties"}
+        keywords = set() if self._is_over else schema.keys() - _KEPT
         for keyword in sorted(keywords):
             self._parameters = whole.without(f"{pointer}/{keyword}", _NOT_COMPILED)
             if is_sound():
@@ -222,7 +234,7 @@ class _Search:
         if isinstance(part, bool):
             return True
         self._left -= 1
-        if self._left < 0 or time.monotonic() > self._end:
+        if self._is_over:
             return False
         alone = {
             "type": "object",
@@ -232,6 +244,10 @@ class _Search:
             "$defs": self._parameters.schema.get("$defs", {}),
         }
         return self._check(Parameters(self._parameters.tool, alone))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._left < 0 or time.monotonic() > self._until_s
 
     def _inner(self, pointer: str) -> Iterator[str]:
         """Yield the pointers of the schemas in a schema."""
