@@ -5,14 +5,14 @@ It knows requests only by name, as owners of paths.
 
 import math
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 
 from backend.cache.disk.unsaved import UnsavedNodes
 from backend.cache.eviction.forecast import Forecast, SegmentNode
 from backend.cache.eviction.worth import Taken, Thinning, Worth, path_bytes, path_tokens
-from backend.cache.kv import LooseNode, Segment, Snapshot
+from backend.cache.kv import LooseNode, Refill, Segment, Snapshot
 from backend.cache.radix import Match, RadixTree
 from backend.cache.token_key import TokenKey
 from backend.core.prompt import Place
@@ -109,6 +109,32 @@ class NodeStore:
         for member in node.lineage():
             member.used_at = self.now
 
+    def refill(self, key: TokenKey, windows_from: int, refill: Refill) -> None:
+        """Restore windows on a prefix that are worth more than the parts evicted for them.
+
+        Args:
+            key: The prefix.
+            windows_from: The first position whose windows `refill` has.
+            refill: Returns a block with its windows.
+        """
+        for node in self.tree.match(key).nodes:
+            first = max(node.end - self.worth.reach_tokens, 0)
+            # Making room for one may have joined another with the node below it.
+            if windows_from <= first and node.end <= len(key) and node.is_linked:
+                self._refill(node, first, refill)
+
+    def _refill(self, node: SegmentNode, first: int, refill: Refill) -> None:
+        """Restore the windows of a node and its ancestors from a position on, if there is room."""
+        if not self.worth.lacks_windows(node):
+            return
+        nbytes = _refill_bytes(_refilled(node, first, refill))
+        if not self.make_room(nbytes, node, self.worth.of_refill(node, nbytes)):
+            return
+        # Making room may have thinned nodes of the path.
+        values = _refilled(node, first, refill)
+        if self.bytes + _refill_bytes(values) <= self.budget_bytes:
+            self.fill(values)
+
     def used_tokens(self, key: TokenKey) -> int:
         """Return the tokens that would be in use with a prefix added, shared ones counted once."""
         found = self.tree.match(key)
@@ -170,6 +196,22 @@ class NodeStore:
         """Return the part of an unsaved node that is not on disk."""
         start = self.unsaved.start(node)
         return LooseNode(node.key, start, node.value.after(start - node.start))
+
+    def check(self) -> None:
+        """Raise AssertionError unless bytes, tokens and names of nodes are right."""
+        self.tree.check()
+        nodes = list(self.tree.walk())
+        if self.bytes != sum(node.value.nbytes for node in nodes):
+            raise AssertionError("bytes are miscounted")
+        if any(node.value.tokens != len(node.label) for node in nodes):
+            raise AssertionError("a node holds other tokens than its own")
+        used = [end for end, _ in self.used.values()]
+        if not set(nodes).issuperset([*self.held.values(), *used, *self.pinned, *self.unsaved]):
+            raise AssertionError("a node that is held, used, pinned or unsaved has been evicted")
+        if any(not node.start <= self.unsaved.start(node) <= node.end for node in self.unsaved):
+            raise AssertionError("a node lacks on disk what it does not hold")
+        if self.bytes > max(self.budget_bytes, path_bytes(used)):
+            raise AssertionError("more is stored than may be")
 
     def _add(self, key: TokenKey, found: Match[Segment], segment: Segment) -> SegmentNode:
         if found.last is not None:
@@ -336,3 +378,12 @@ class NodeStore:
         """Record that a node has become a part of its only child."""
         self.unsaved.join(upper, self.tree.match(upper.key).nodes[-1])
         self._replace(upper, Segment(()))
+
+
+def _refilled(node: SegmentNode, first: int, refill: Refill) -> dict[SegmentNode, Segment]:
+    path = (above for above in node.lineage() if above.end > first)
+    return {above: above.value.refilled(above.start, first, refill) for above in path}
+
+
+def _refill_bytes(values: Mapping[SegmentNode, Segment]) -> int:
+    return sum(value.nbytes - node.value.nbytes for node, value in values.items())

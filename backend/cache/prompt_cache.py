@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from backend.cache.books.books import Books
-from backend.cache.books.check import check_nodes
+from backend.cache.books import Books
 from backend.cache.eviction.forecast import Forecast, LearnedForecast, SegmentNode
 from backend.cache.eviction.worth import Thinning
-from backend.cache.hits import cut_path, kind_of, tokens_beyond
 from backend.cache.kv import LooseNode, Piece, Refill, Segment, evaluate
 from backend.cache.node_store import NodeStore
-from backend.cache.refill import refill_windows
+from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
 from backend.core.metric_table import Values
 from backend.core.prompt import Place
@@ -115,7 +113,7 @@ class PromptCache:
         found = self._nodes.tree.match(key)
         path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
         length = self._usable(path, len(key) - 1)
-        beyond, place = tokens_beyond(found)
+        beyond, place = _tokens_beyond(found)
         in_reply = place is Place.REPLY
         is_hit = length >= MIN_HIT_TOKENS
         self._books.note_prompt(owner, key, found, length if is_hit else 0)
@@ -128,15 +126,15 @@ class PromptCache:
         for node in () if owner in self._once else last.lineage():
             node.is_once = False
         self._nodes.held[owner] = last
-        pieces = cut_path(path, length)
-        return PrefixHit(kind_of(found, key), length, pieces, found.length, beyond, in_reply)
+        pieces = _cut_path(path, length)
+        return PrefixHit(_kind_of(found, key), length, pieces, found.length, beyond, in_reply)
 
     def preview(self, key: TokenKey) -> tuple[Piece, ...]:
         """Return the path that `lookup` would restore, without side effects."""
         self._require_owner()
         path = self.path(key)
         length = self._usable(path, len(key) - 1)
-        return cut_path(path, length) if length >= MIN_HIT_TOKENS else ()
+        return _cut_path(path, length) if length >= MIN_HIT_TOKENS else ()
 
     def use(self, owner: str, key: TokenKey) -> None:
         """Record that `owner` uses a stored prefix in place; an empty one ends the use.
@@ -240,7 +238,7 @@ class PromptCache:
             refill: Returns a block with its windows.
         """
         self._require_owner()
-        refill_windows(self._nodes, key, windows_from, refill)
+        self._nodes.refill(key, windows_from, refill)
         self._settle()
 
     def resize(self, budget_bytes: int) -> None:
@@ -323,7 +321,7 @@ class PromptCache:
     def check(self) -> None:
         """Raise AssertionError unless the counts are right."""
         self._require_owner()
-        check_nodes(self._nodes)
+        self._nodes.check()
 
     def _is_awaited(self, key: TokenKey, owner: str | None) -> bool:
         """Tell whether the prompt of another present request begins with a prefix."""
@@ -341,3 +339,38 @@ class PromptCache:
     def _require_owner(self) -> None:
         if threading.get_ident() != self._owner:
             raise RuntimeError("the prompt cache is used by a thread that it does not belong to")
+
+
+def _kind_of(found: Match[Segment], key: TokenKey) -> HitKind:
+    """Return the kind of a hit on a prompt of which some tokens are stored."""
+    last = found.nodes[-1]
+    # The last token of a prompt is fed by the first decode step: its entry ends before it.
+    entry_ends = {len(key) - 1, len(key)}.intersection(node.end for node in found.nodes)
+    if found.length in (len(key) - 1, len(key)) and entry_ends:
+        return HitKind.EXACT
+    if found.length == len(key):
+        return HitKind.LONGER
+    ends_there = found.length == last.end and not last.children
+    return HitKind.SHORTER if ends_there else HitKind.DIVERGING
+
+
+def _tokens_beyond(found: Match[Segment]) -> tuple[TokenKey, Place]:
+    """Return the tokens stored after a match, up to the end of a node, and its place."""
+    last = found.last
+    if last is None:
+        return TokenKey(b""), Place.INNER
+    if found.length < last.end:
+        return last.label[found.length - last.start :], last.place
+    for child in last.children.values():
+        return child.label, child.place
+    return TokenKey(b""), Place.INNER
+
+
+def _cut_path(path: Sequence[Piece], length: int) -> tuple[Piece, ...]:
+    """Return the pieces of the first `length` tokens."""
+    pieces = []
+    for piece in path:
+        if length > 0:
+            pieces.append(Piece(piece.segment, min(piece.tokens, length)))
+        length -= piece.tokens
+    return tuple(pieces)

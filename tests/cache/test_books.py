@@ -3,8 +3,7 @@
 import pytest
 from token_blocks import anywhere, at_snapshots, key, look, put, room_for
 
-from backend.cache.books.evicted import MAX_KNOWN, EvictedPrefixes
-from backend.cache.books.reuse import MAX_SPANS, SPAN_S, ReuseHistory
+from backend.cache.books import MAX_KNOWN, MAX_SPANS, SPAN_S, EvictedPrefixes, ReuseHistory
 from backend.cache.prompt_cache import PromptCache
 from backend.core.prompt_cache import HitKind, ListingRequest
 

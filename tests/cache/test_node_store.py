@@ -290,10 +290,10 @@ def test_a_newcomer_that_is_refused_in_the_end_costs_nobody_anything():
     store.expect("waiting")
     put(store, idle)
     put(store, range(1, 9), has_snapshot=True, owner="row")
-    status = store.status()
+    status = store.metrics()
     known = [snapshots(store, ids) for ids in (before, dear)]
     assert not put(store, range(1, 23), has_snapshot=True, owner="row")
-    assert store.status() == status
+    assert store.metrics() == status
     assert [snapshots(store, ids) for ids in (before, dear)] == known
     assert is_stored(store, idle)
 

@@ -112,7 +112,7 @@ def test_a_call_from_another_thread_than_its_own_is_refused():
             lambda: store.lookup(key(1, 2), "other"),
             lambda: store.pin(key(1)),
             lambda: store.release("other"),
-            store.status,
+            store.metrics,
         ):
             with pytest.raises(RuntimeError, match="thread"):
                 pool.submit(call).result()

@@ -4,7 +4,7 @@ import pytest
 
 from backend.core.metric_table import METRICS, MetricKind, zeros
 from backend.core.status import EngineStatus
-from backend.engine.supervision.losses import Losses
+from backend.engine.supervision.supervisor import Losses
 from backend.errors import EngineFailedError
 
 OWN = {"restarts", "lost_s"}

@@ -9,14 +9,13 @@ from functools import partial
 
 import mlx.core as mx
 
-from backend.cache.books.volatile import agrees_again
 from backend.cache.eviction.forecast import Forecast
 from backend.cache.kv import Segment, evaluate
 from backend.cache.layout import CacheLayout, CaptureError
 from backend.cache.packing import Packing
 from backend.cache.plain import from_plain
 from backend.cache.prompt_cache import PrefixHit, PromptCache
-from backend.cache.token_key import TokenKey
+from backend.cache.token_key import TokenKey, agrees_again
 from backend.core.metric_table import Values
 from backend.core.model import Reuse
 from backend.core.prompt import Place

@@ -8,12 +8,14 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from backend.config import ModelOptions
-from backend.core.status import EngineState, EngineStatus, ProcessStatus
+from backend.core.metric_table import added, counters_of
+from backend.core.status import EngineState, EngineStatus, ProcessStatus, Restart
 from backend.engine.messages.codec import WireError
 from backend.engine.messages.commands import Cancel, Expect
 from backend.engine.messages.protocol import (
@@ -32,7 +34,6 @@ from backend.engine.messages.results import Packed, unpacked
 from backend.engine.supervision.findings_store import FindingsStore
 from backend.engine.supervision.handover import Handover
 from backend.engine.supervision.ledger import Ledger, OpenCall, OpenJob, OpenRequest
-from backend.engine.supervision.losses import Losses
 from backend.engine.supervision.process import Charge, EngineProcess
 from backend.engine.supervision.starting import Starter
 from backend.engine.turn_watch import TurnWatch
@@ -51,8 +52,34 @@ MAX_FAILED_STARTS = 3
 _EARLY_S = 2.0
 _STOP_TIMEOUT_S = 3.0
 _WRITE_TIMEOUT_S = 1.0
+_KEPT_RESTARTS = 16
 
 log = logging.getLogger(__name__)
+
+
+class Losses:
+    """The counts of the lost processes of a model, and the restarts, since its load."""
+
+    def __init__(self) -> None:
+        self._lost = added([])
+        self._restarts: deque[Restart] = deque(maxlen=_KEPT_RESTARTS)
+
+    def count(self, lost: EngineStatus) -> None:
+        """Keep the counts of a lost process."""
+        self._lost = added([self._lost, counters_of(lost.metrics)])
+
+    def note_restart(self, reason: BaseException, lost_s: float) -> None:
+        """Record that another process has the model, and the time that took."""
+        self._lost = added([self._lost, {"restarts": 1, "lost_s": lost_s}])
+        self._restarts.append(Restart(reason=str(reason), lost_s=lost_s))
+
+    def added_to(self, status: EngineStatus) -> EngineStatus:
+        """Return the status of the present process with the counts of all of them."""
+        return replace(
+            status,
+            metrics=added([status.metrics, self._lost]),
+            latest_restarts=tuple(self._restarts),
+        )
 
 
 class Supervisor:

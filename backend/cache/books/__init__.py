@@ -1,1 +1,0 @@
-"""What people are told of the prompt cache; no eviction depends on it."""
