@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from backend.core.compute import ComputeRequest
+from backend.core.request import ComputeRequest
 
 
 @dataclass(frozen=True, slots=True)

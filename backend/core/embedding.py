@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from backend.core.compute import ComputeRequest
+from backend.core.request import ComputeRequest
 
 
 class Pooling(Enum):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from backend.core.compute import ComputeRequest
 from backend.core.prompt import Place
+from backend.core.request import ComputeRequest
 
 
 class HitKind(Enum):

@@ -3,10 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from backend.core.guide import Guide, ReplyGrammar
 from backend.core.media import Medium
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice, ToolMode
+
+ResultT = TypeVar("ResultT")
 
 # Below it, scaled logits leave the range of float32.
 MIN_TEMPERATURE = 1e-5
@@ -191,3 +196,10 @@ class GenerationRequest:
     priority: Priority = Priority.NORMAL
     may_speculate: bool = True
     max_draft_tokens: int | None = None
+
+
+class ComputeRequest(Struct, Generic[ResultT], frozen=True):
+    """A request that the model answers in one piece, between generation steps.
+
+    Its parameter is the type of its result.
+    """

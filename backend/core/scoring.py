@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from backend.core.compute import ComputeRequest
 from backend.core.prompt import Prompt
-from backend.core.request import Remembered
+from backend.core.request import ComputeRequest, Remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

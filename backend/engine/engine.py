@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from backend.config import LONG_TURN_S, ModelOptions, SchedulingOptions
-from backend.core.compute import ComputeRequest, ResultT
 from backend.core.model import ModelCard
-from backend.core.request import GenerationRequest
+from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import EngineEvent
 from backend.engine.messages.commands import Expect, SessionRequest

@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from backend.core.compute import ComputeRequest, ResultT
-from backend.core.request import GenerationRequest
+from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.step import EngineEvent
 from backend.pipeline.served_model import ServedModel
 

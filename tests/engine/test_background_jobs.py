@@ -13,7 +13,7 @@ from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.prompt import Prompt
 from backend.core.scoring import ScoreRequest
 from backend.engine.background import jobs as background_jobs
-from backend.engine.background.hidden_states import find_decoder
+from backend.engine.background.embedder import find_decoder
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.messages.commands import Compute, deliver_all
 from backend.errors import GenerationFailedError, UnsupportedError

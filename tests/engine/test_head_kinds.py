@@ -15,8 +15,7 @@ from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.heads.eagle_config import head_config
 from backend.model.heads.kinds import build_head, head_alone, head_beside
-from backend.model.heads.network import Target
-from backend.model.heads.tap import HiddenTap
+from backend.model.heads.network import HiddenTap, Target
 from backend.model.loader import load
 from scripts import tiny_vision
 from scripts.eagle_head import IDS, add_eagle

@@ -12,7 +12,7 @@ from backend.core.request import SamplingParams
 from backend.engine.trials.draft_model import look_at_draft
 from backend.engine.trials.head import LoadedHead
 from backend.model.heads.kinds import build_head, head_alone, head_beside
-from backend.model.heads.tap import HiddenTap
+from backend.model.heads.network import HiddenTap
 from backend.model.loader import load
 
 # Passes of any width cost the same: whatever may be right is drafted.

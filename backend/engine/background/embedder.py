@@ -14,11 +14,10 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from backend.core.embedding import Embedding, EmbeddingRequest, Pooling
-from backend.engine.background.hidden_states import find_decoder
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.pooling import Pool, pooled
 from backend.engine.background.text_queue import gather, padded
-from backend.engine.network import MODEL_ERRORS, Network
+from backend.engine.network import MODEL_ERRORS, FreshCaches, Network
 from backend.engine.passes.caches import CacheFactory
 from backend.errors import GenerationFailedError, UnsupportedError
 from backend.model.loaded import RunnableModel
@@ -27,6 +26,8 @@ Outcome: TypeAlias = Embedding | GenerationFailedError
 
 _TRIAL = ((3, 1, 4), (2, 7, 1, 8, 2, 8, 1, 8))
 _TOLERANCE = 0.02
+# Names of the decoder in the modules of mlx-lm 0.32, wrappers of vision models outermost.
+_INNER_NAMES = ("language_model", "model", "transformer", "backbone")
 
 log = logging.getLogger(__name__)
 
@@ -168,3 +169,34 @@ def _padded_tokens(lead: _Text, company: Sequence[_Text]) -> int:
 def _is_pooled(text: _Text) -> bool:
     """Tell whether a text gives one vector: those of all tokens would be large together."""
     return text.request.pooling is not Pooling.NONE
+
+
+def find_decoder(network: Network, fresh_caches: FreshCaches, vocab_size: int) -> Network | None:
+    """Return the decoder that returns hidden states [B, T, D], or `None`.
+
+    Args:
+        network: Returns logits.
+        fresh_caches: Makes its caches.
+        vocab_size: Width of the logits: a part of this width has its own head.
+    """
+    part = _inner(network)
+    while part is not None:
+        if _width(part, fresh_caches) not in (None, vocab_size):
+            return part
+        part = _inner(part)
+    return None
+
+
+def _inner(network: Network) -> Network | None:
+    parts = (getattr(network, name, None) for name in _INNER_NAMES)
+    return next((part for part in parts if callable(part)), None)
+
+
+def _width(part: Network, fresh_caches: FreshCaches) -> int | None:
+    """Return the width of a part's output for a token; nothing is computed."""
+    try:
+        output = part(mx.array([[0]]), cache=fresh_caches())
+    except MODEL_ERRORS:
+        return None
+    is_sequence = isinstance(output, mx.array) and output.ndim == 3
+    return int(output.shape[-1]) if is_sequence else None

@@ -10,8 +10,7 @@ from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.draft_batch import DraftBatch
 from backend.engine.rows.row import Row
 from backend.engine.rows.row_states import RowStates, padded
-from backend.model.heads.network import HeadNetwork
-from backend.model.heads.tap import HiddenTap
+from backend.model.heads.network import HeadNetwork, HiddenTap
 
 # Too many tokens to be worth reading: the state before the latest token is unknown.
 _UNREADABLE = 2**30

@@ -20,8 +20,7 @@ from backend.model.checkpoint.weights import (
     weights_bytes,
 )
 from backend.model.heads.kinds import HeadKind, build_head
-from backend.model.heads.network import HeadNetwork
-from backend.model.heads.tap import HiddenTap
+from backend.model.heads.network import HeadNetwork, HiddenTap
 from backend.model.loaded import RunnableModel
 
 

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mlx_lm.models.cache import KVCache
 
 from backend.cache.row_kv import Part, RowKV
+from backend.engine.kv.attention import attend_row
 from backend.engine.kv.batch_caches import _joining
 from backend.engine.kv.layer import RaggedKV, Window
 from backend.engine.kv.ledger import Ledger
 from backend.engine.kv.packed import Column
-from backend.engine.kv.row_attention import attend_row
 
 pytestmark = pytest.mark.mlx
 
