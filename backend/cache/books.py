@@ -41,7 +41,6 @@ class Books:
 
     def __init__(self) -> None:
         self._counts = Counts()
-        self._stateless_tokens = 0
         self._reuse = ReuseHistory()
         self._evicted = EvictedPrefixes()
         self._asked: dict[str, int] = {}
@@ -59,7 +58,8 @@ class Books:
             return
         self._asked[owner] = length
         self._evicted.note_prompt(key, found.length)
-        self._stateless_tokens += max(min(found.length, len(key) - 1) - length, 0)
+        lost = max(min(found.length, len(key) - 1) - length, 0)
+        self._counts.add("prompt_cache.stateless_tokens", lost)
 
     def forget(self, owner: str, end: SegmentNode | None) -> None:
         """Count what an owner has taken up, now that it was divided where the owner left it.
@@ -92,6 +92,7 @@ class Books:
             "prompt_cache.nodes": len(nodes.tree),
             "prompt_cache.tokens": nodes.tree.tokens,
             "prompt_cache.evictions": nodes.evictions,
+            "prompt_cache.recomputed_tokens": self._evicted.recomputed_tokens,
         }
 
     def listing(
@@ -103,7 +104,7 @@ class Books:
             spans=self._reuse.spans(),
             recomputed=self._evicted.worst(request.head_tokens),
             recomputed_tokens=self._evicted.recomputed_tokens,
-            stateless_tokens=self._stateless_tokens,
+            stateless_tokens=int(self._counts.values["prompt_cache.stateless_tokens"]),
         )
 
 

@@ -110,6 +110,12 @@ METRICS = {
         label_values=tuple(kind.value for kind in HitKind),
     ),
     "prompt_cache.evictions": Metric(kind=_COUNTER, help="Nodes evicted"),
+    "prompt_cache.recomputed_tokens": Metric(
+        kind=_COUNTER, help="Prompt tokens computed again after they were evicted"
+    ),
+    "prompt_cache.stateless_tokens": Metric(
+        kind=_COUNTER, help="Prompt tokens stored, but without a state or window to go on from"
+    ),
     "prompt_cache.disk.bytes": Metric(kind=_GAUGE, help="Bytes of all models' files"),
     "prompt_cache.disk.files": Metric(kind=_GAUGE, help="Files of this model"),
     "prompt_cache.disk.read_tokens": Metric(kind=_COUNTER, help="Tokens whose KV was read back"),

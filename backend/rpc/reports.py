@@ -39,7 +39,7 @@ def metrics_response(status: EngineStatus) -> pb.MetricsResponse:
     """Return the totals since the model was loaded; requests and prompt cache as JSON."""
     details = {
         "requests": [_request_entry(request) for request in status.requests],
-        "prompt_cache": nested(status.metrics)["prompt_cache"],
+        "prompt_cache": _prompt_cache(status.metrics),
     }
     return pb.MetricsResponse(
         prompt_json_for_slot=json.dumps(details),
@@ -69,8 +69,11 @@ def inspect_reply(model: ServedModel | None, status: EngineStatus) -> pb.Inspect
 
 def prompt_cache_report(metrics: Values) -> pb.PromptCacheReport:
     """Return the numbers of the prompt cache."""
-    values = nested(metrics)["prompt_cache"]
-    return pb.PromptCacheReport(**_fields(pb.PromptCacheReport.DESCRIPTOR, values))
+    return pb.PromptCacheReport(**_prompt_cache(metrics))
+
+
+def _prompt_cache(metrics: Values) -> dict[str, Any]:
+    return _fields(pb.PromptCacheReport.DESCRIPTOR, nested(metrics)["prompt_cache"])
 
 
 def _metrics(values: Values) -> Iterator[pb.MetricReport]:

@@ -97,6 +97,7 @@ def test_what_was_evicted_and_is_wanted_again_is_counted_once_for_each_request()
     look(store, (*FIRST, 23))
     listing = listed(store, head_tokens=2)
     assert listing.recomputed_tokens == len(FIRST)
+    assert store.metrics()["prompt_cache.recomputed_tokens"] == len(FIRST)
     (again,) = listing.recomputed
     assert (again.start, again.tokens, again.times) == (0, len(FIRST), 1)
     assert again.head == FIRST[:2]
@@ -130,6 +131,7 @@ def test_what_is_stored_without_a_state_to_go_on_from_is_counted():
     put(store, FIRST)
     assert look(store, (*FIRST, 90)).length == 8
     assert listed(store).stateless_tokens == 3
+    assert store.metrics()["prompt_cache.stateless_tokens"] == 3
 
 
 def test_reuse_is_told_by_spans_of_time():
