@@ -184,8 +184,10 @@ def _metrics_served(address: str, engine: "Engine[ServedModel]") -> Iterator[Non
     try:
         from backend.rpc.metrics import MetricsServer
     except ImportError as error:
+        from common.remedies import install_command
+
         raise MissingPackageError(
-            f"--metrics-addr: {error}; install the extra: pip install 'mlx-grpc-backend[metrics]'"
+            f"--metrics-addr: {error}; this adds it: {install_command('metrics')}"
         ) from None
     with MetricsServer(address, engine) as server:
         log.info("metrics on %s:%d", address.rpartition(":")[0], server.port)
@@ -209,8 +211,10 @@ def _tracing() -> Sequence[ServerInterceptor]:
     try:
         from backend.rpc.tracing import otlp_provider, tracing_interceptors
     except ImportError as error:
-        hint = "pip install 'mlx-grpc-backend[tracing]'"
-        log.warning("the environment asks for traces, but %s; %s brings them", error, hint)
+        from common.remedies import install_command
+
+        hint = install_command("tracing")
+        log.warning("the environment asks for traces, but %s; this adds them: %s", error, hint)
         return ()
     return tracing_interceptors(otlp_provider())
 

@@ -112,7 +112,10 @@ def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
         from backend.engine.leading.injected_fault import parse_fault
         from backend.engine.leading.leader import Leader
     except ImportError as error:
-        refuse(server, LoadFailedError(f"MLX cannot be imported: {error}"))
+        from common.remedies import mlx_command
+
+        text = f"MLX cannot be imported: {error}; this adds it: {mlx_command()}"
+        refuse(server, LoadFailedError(text))
     install()
     fault = parse_fault(environment.get(FAULT_VARIABLE, ""))
     Leader(server, codec, tamper=fault.built_into if fault else None).run()

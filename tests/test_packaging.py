@@ -40,24 +40,26 @@ def run_there(installed: Path, *arguments: str) -> subprocess.CompletedProcess[s
 @pytest.mark.slow
 def test_the_wheel_holds_our_packages_and_nothing_else(installed):
     names = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
-    assert names == {"backend", "common"}
-    assert (installed / "backend" / "pb" / "backend_pb2_grpc.py").is_file()
+    assert names == {"_mlx_grpc_backend"}
+    ours = installed / "_mlx_grpc_backend"
+    assert {path.name for path in ours.iterdir()} == {"__init__.py", "backend", "common"}
+    assert (ours / "backend" / "pb" / "backend_pb2_grpc.py").is_file()
 
 
 @pytest.mark.slow
 def test_the_wheel_brings_the_embedded_model(installed):
-    code = (
-        "import backend; from backend.demo import MODEL_DIR; "
-        "assert (MODEL_DIR / 'model.safetensors').is_file(); print(backend.__file__)"
-    )
+    code = "import sys; from _mlx_grpc_backend import main; sys.argv[1:] = ['pull', 'demo']; main()"
     done = run_there(installed, "-c", code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(installed))
+    directory = Path(done.stdout.removeprefix("demo is in ").rstrip())
+    assert directory.is_relative_to(installed)
+    assert (directory / "model.safetensors").is_file()
 
 
 @pytest.mark.mlx
 def test_the_wheel_does_the_main_job(installed):
-    done = run_there(installed, "-m", "backend.cli", "demo")
+    code = "import sys; from _mlx_grpc_backend import main; sys.argv[1:] = ['demo']; main()"
+    done = run_there(installed, "-c", code)
     assert done.returncode == 0, done.stderr
     assert "get_weather" in done.stdout
     assert "degrees in Hanoi" in done.stdout

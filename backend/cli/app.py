@@ -5,6 +5,8 @@ from difflib import get_close_matches
 
 import click
 
+from common.remedies import mlx_command
+
 # Each name with the module below `backend.cli.commands` and the variable that has its command.
 _COMMANDS = {
     "serve": "serve:command",
@@ -15,6 +17,7 @@ _COMMANDS = {
     "fit": "fit:command",
     "pull": "hub:pull",
     "list": "hub:list_models",
+    "rank": "serve:rank",
     "doctor": "doctor:command",
     "demo": "demo:command",
     "replay": "replay:command",
@@ -45,6 +48,15 @@ class _LazyGroup(click.Group):
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}"
             context.fail(f"no command {name!r}: {hint}")
         return super().resolve_command(context, args)
+
+    def invoke(self, context: click.Context) -> object:
+        try:
+            return super().invoke(context)
+        except ImportError as error:
+            if "mlx" not in str(error):
+                raise
+            text = f"MLX cannot be imported: {error}; this adds it: {mlx_command()}"
+            raise click.ClickException(text) from None
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

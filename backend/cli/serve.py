@@ -26,7 +26,16 @@ def become_server(arguments: Sequence[str]) -> NoReturn:
         _say(f"preloading {library} in place of MLX's reference BLAS")
     elif is_wanted(os.environ):
         _say(f"no OpenBLAS found, MLX uses its slow reference BLAS; install one: {INSTALL_HINT}")
-    command = [sys.executable, "-P", "-m", "backend", *arguments]
+    _become("backend", arguments, library)
+
+
+def become_rank(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process with a worker of a group of machines."""
+    _become("backend.rank", arguments, find_openblas() if is_wanted(os.environ) else None)
+
+
+def _become(module: str, arguments: Sequence[str], library: Path | None) -> NoReturn:
+    command = [sys.executable, "-P", "-m", module, *arguments]
     os.execve(sys.executable, command, server_environment(os.environ, library))  # noqa: S606 - ours
 
 

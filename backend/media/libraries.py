@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from backend.errors import UnsupportedError
+from common.remedies import install_command
 
 
 @contextmanager
@@ -16,5 +17,4 @@ def needed(library: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        problem = f"needs {library}: pip install 'mlx-grpc-backend[{extra}]'"
-        raise UnsupportedError(problem) from None
+        raise UnsupportedError(f"needs {library}: {install_command(extra)}") from None

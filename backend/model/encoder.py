@@ -30,6 +30,7 @@ from backend.model.checkpoint.weights import (
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
+from common.remedies import vision_command
 
 _SENTENCE_CONFIG = "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
@@ -212,7 +213,7 @@ def _import_loader(directory: Path) -> ModuleType:
     except ImportError as error:
         raise UnsupportedModelError(
             f"{directory} is an encoder, and they are loaded with mlx-vlm, which cannot be "
-            f"imported ({error}): pip install 'mlx-grpc-backend[vision]'"
+            f"imported ({error}): {vision_command()}"
         ) from error
 
 

@@ -7,6 +7,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,8 +18,11 @@ from scripts.package.interpreter import Interpreter
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "mlx"
 PACKAGES = "site-packages"
-PAPERS = ("run.sh", "backend.proto", "LICENSE")
+PAPERS = ("run.sh", "backend.proto", "LICENSE", "NOTICES.md")
 EXTRAS = ("media", "metrics")
+# The packages of a wheel, and the directory in it that they are in.
+OURS = ("backend", "common")
+PRIVATE = "_mlx_grpc_backend"
 # Installed without its unneeded dependencies, as in `make install`.
 WITHOUT_DEPENDENCIES = ("mlx-vlm",)
 
@@ -38,21 +42,35 @@ def install_requirements(interpreter: Interpreter, package: Path, extras: Sequen
 
 
 def unpack_ourselves(package: Path) -> None:
-    """Unpack this project's wheel at the top: `backend/` and `common/` with stubs, no tests."""
+    """Copy `backend/` and `common/` of this project's wheel, with stubs, without tests."""
     with TemporaryDirectory() as directory:
         _pip("wheel", "--no-deps", "--no-build-isolation", "-w", directory, str(ROOT))
         (wheel,) = Path(directory).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            ours = [name for name in archive.namelist() if ".dist-info/" not in name]
-            archive.extractall(package, ours)
+            archive.extractall(directory)
+        for name in OURS:
+            shutil.copytree(Path(directory, PRIVATE, name), package / name, dirs_exist_ok=True)
 
 
 def write_papers(package: Path) -> None:
     """Copy the documents, and write the files that the host reads."""
     for name in PAPERS:
         shutil.copy(ROOT / name, package)
+    (package / "THIRD-PARTY.txt").write_text(third_party(package / PACKAGES), encoding="utf-8")
     text = json.dumps(metadata(), indent=2)
     (package / "metadata.json").write_text(text + "\n", encoding="utf-8")
+
+
+def third_party(packages: Path) -> str:
+    """Return a line per installed package: its name, version and licence."""
+    lines = []
+    for found in distributions(path=[str(packages)]):
+        texts = found.metadata
+        kinds = [each for each in texts.get_all("Classifier", []) if each.startswith("License ::")]
+        named = (texts.get("License") or "").strip().splitlines()[:1]
+        licence = texts.get("License-Expression") or "; ".join(kinds) or "".join(named)
+        lines.append(f"{found.name} {found.version}: {licence or 'see its files'}\n")
+    return "".join(sorted(lines, key=str.lower))
 
 
 def metadata() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from backend.cli.app import main
 from backend.cli.doctor import installation, machine, place
 from backend.cli.doctor.finding import Verdict
+from common.remedies import install_command
 from common.versions import version_of
 
 
@@ -76,7 +77,7 @@ def test_a_package_of_another_version_is_named_with_the_command_that_mends_it():
     requirement = installation.Requirement(f"numpy<{version_of('numpy')}")
     finding = installation.compared(requirement)
     assert finding.verdict is Verdict.WARNING
-    assert finding.remedy == f"pip install 'numpy<{version_of('numpy')}'"
+    assert finding.remedy == install_command()
 
 
 def test_a_package_that_is_missing_is_a_fault():
@@ -86,7 +87,7 @@ def test_a_package_that_is_missing_is_a_fault():
 
 def test_a_missing_extra_says_what_does_not_work_without_it():
     for finding in installation.check_extras():
-        assert finding.verdict is Verdict.GOOD or "pip install" in finding.remedy
+        assert finding.verdict is Verdict.GOOD or "install" in finding.remedy
 
 
 def test_a_free_address_is_good():

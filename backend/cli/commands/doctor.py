@@ -69,6 +69,10 @@ def _findings(address: str, cache_dir: Path | None) -> Iterator[Finding]:
 
 def _table(findings: list[Finding]) -> Table:
     table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    # A command is whole, however narrow the terminal.
+    table.add_column(overflow="fold")
     for finding in findings:
         text = Text(printable(finding.text))
         if finding.remedy:

@@ -5,7 +5,7 @@ from typing import NoReturn
 import click
 
 from backend.cli.commands.options import address_option_with_help
-from backend.cli.serve import become_server
+from backend.cli.serve import become_rank, become_server
 from common.arguments import ADDRESS_SYNONYMS
 
 _WAYS = "Ctrl-C stops it, --model loads a model"
@@ -41,3 +41,17 @@ def command(*, address: str, extra: tuple[str, ...], **options: str | None) -> N
     become_server(
         ["--addr", address, *(part for name, value in named if value for part in (name, value))]
     )
+
+
+@click.command(
+    "rank",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def rank(arguments: tuple[str, ...]) -> NoReturn:
+    """Compute a part of a model that is divided among machines.
+
+    `rank --help` lists the arguments.
+    """
+    become_rank(arguments)

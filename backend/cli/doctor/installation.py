@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from packaging.requirements import Requirement
 
 from backend.cli.doctor.finding import Finding, bad, good, warning
+from common.remedies import CHECKOUT, DISTRIBUTION, install_command, vision_command
 from common.versions import version_of
 
-DISTRIBUTION = "mlx-grpc-backend"
 OLDEST_PYTHON = (3, 11)
 
 # A module that only this extra brings, and the feature that needs it.
@@ -39,7 +39,7 @@ def check_packages() -> Iterator[Finding]:
         texts = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         yield warning(
-            "packages", f"{DISTRIBUTION} is not installed here, only its files are", "make install"
+            "packages", f"{DISTRIBUTION} is not installed here, only its files are", CHECKOUT
         )
         return
     needed = [Requirement(text) for text in texts]
@@ -57,19 +57,18 @@ def check_extras() -> Iterator[Finding]:
         if _is_importable(module):
             yield good(f"extra {extra}", "installed")
         else:
-            remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
-            yield warning(f"extra {extra}", MISSING_EXTRA.format(use), remedy)
+            yield warning(f"extra {extra}", MISSING_EXTRA.format(use), install_command(extra))
     if _is_importable("mlx_vlm"):
         yield good("mlx-vlm", version_of("mlx-vlm"))
     else:
         text = MISSING_EXTRA.format("models that see or hear, and no encoders")
-        yield warning("mlx-vlm", text, f"pip install '{DISTRIBUTION}[vision]'")
+        yield warning("mlx-vlm", text, vision_command())
 
 
 def compared(requirement: Requirement) -> Finding | None:
     """Return the problem of an installed package, or `None`."""
     found = version_of(requirement.name)
-    remedy = f"pip install '{requirement.name}{requirement.specifier}'"
+    remedy = install_command()
     if not found:
         return bad(requirement.name, "not installed", remedy)
     if requirement.specifier.contains(found, prereleases=True):

@@ -12,6 +12,7 @@ from backend.cli.doctor.finding import Finding, Verdict, bad, good, warning
 from backend.cli.serve import server_environment
 from common.memory.machine import machine_bytes
 from common.openblas import INSTALL_HINT, SWITCH, find_openblas, is_wanted
+from common.remedies import mlx_command
 
 PROBE_TIMEOUT_S = 60.0
 SMALL_MEMORY = 8 * 2**30
@@ -22,8 +23,7 @@ def check_device(environment: Mapping[str, str]) -> Iterator[Finding]:
     try:
         probe = _probe(environment)
     except _ProbeError as error:
-        remedy = "pip install --force-reinstall 'mlx[cpu]', or mlx[cuda12], mlx[cuda13], mlx"
-        yield bad("mlx", str(error), remedy)
+        yield bad("mlx", str(error), mlx_command())
         return
     name = f"{probe['device']} {probe['name']}".strip()
     yield good("mlx", f"computes on the {name}, {probe['gflops']:,.0f} GFLOP/s in float32")

@@ -17,8 +17,7 @@ from backend.model.checkpoint.upstream import Network, import_mlx_lm
 from backend.model.text.tokenizer_file import follow_held
 from backend.model.vision.processor_call import HfProcessor
 from backend.model.vision.processor_mends import mend_processor
-
-INSTALL_HINT = "pip install 'mlx-grpc-backend[vision]'"
+from common.remedies import vision_command
 
 # Upstream's own arguments.
 Untyped: TypeAlias = Any
@@ -60,8 +59,8 @@ def load_from_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[st
     import_mlx_lm()
     if importlib.util.find_spec("mlx_vlm") is None:
         raise LoadError(
-            f"{directory} has towers for pictures or sounds, which need mlx-vlm: {INSTALL_HINT}, "
-            "or load its text part with the option vision:false"
+            f"{directory} has towers for pictures or sounds, which need mlx-vlm: "
+            f"{vision_command()}, or load its text part with the option vision:false"
         )
     if "model_file" in config and not options.trusts_remote_code:
         raise LoadError(f"{directory} has its own code: set trust_remote_code to run it")
