@@ -32,12 +32,18 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
         return
     device.blocks_dispatch = True
     device.prepare = _prepare
+    device.prepare_training = _prepare_training
     device.widen_experts = widen_experts
     device.choose_threads = choose_threads
     if _HAS_SLOW_EXPONENTIALS:
         device.exp = exp
         device.log_sum_exp = log_sum_exp
         device.attend = attend_whole
+
+
+def _prepare_training(network: Network) -> None:
+    widen_experts(network)
+    prepare_products(network, keeps_type=False, dequantises=False)
 
 
 def _prepare(network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:

@@ -4,8 +4,10 @@ Progress goes to standard output, one line of JSON each; everything else goes to
 error. The end of standard input ends the process.
 """
 
+import io
 import logging
 import os
+import re
 import sys
 import threading
 from io import FileIO
@@ -19,8 +21,29 @@ from backend.jobs.scratch import remove_all
 from common.log import setup as logs
 
 _LOWEST_PRIORITY = 19
+_STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# What mlx-lm writes before some lines.
+_LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
 log = logging.getLogger("backend.jobs")
+
+
+class _Printed(io.TextIOBase):
+    """What libraries print, as lines of the log: tables and bars for level `debug`."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        """Log each line that is complete."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            level, _, message = _STYLES.sub("", line).strip().removeprefix("[").partition("] ")
+            if level in _LEVELS:
+                log.log(_LEVELS[level], "%s", message)
+            else:
+                log.debug("%s", line)
+        return len(text)
 
 
 def main() -> int:
@@ -31,8 +54,7 @@ def main() -> int:
     # Libraries print to stdout; the pipe must carry progress only.
     progress = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    # Its buffer would be lost when the process ends at once.
-    sys.stdout = sys.stderr
+    sys.stdout = _Printed()
     # Unbuffered: exit hangs on a buffer's lock while a thread reads.
     commands = os.fdopen(0, "rb", buffering=0)
     line = commands.readline()
@@ -58,6 +80,9 @@ def main() -> int:
 
 def _run(job: Job, report: Report, stopping: threading.Event) -> Progress:
     # Imported here, because each one pulls in MLX and more.
+    from backend.cpu.install import install
+
+    install()
     match job:
         case Quantization():
             from backend.jobs.quantization import quantize

@@ -5,6 +5,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ from backend.jobs.datasets import Dataset, read_dataset
 from backend.jobs.job import COMPLETED, STOPPED, FineTuning, Progress, Report
 from backend.jobs.models import find_model, written_whole
 from backend.jobs.scratch import leftovers, scratch
+from backend.model.device import DEVICE
 from backend.model.text.tokenizer_file import follow_wrapped
 
 _VALIDATION_BATCHES = 25
@@ -121,8 +123,11 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
     schedule = schedule_of(job, len(dataset.train), resumed.step if resumed else 0)
     report(Progress(status="loading_model", message=job.model))
     source = find_model(job.model, job)
-    model, tokenizer = load(str(source))
+    model, tokenizer = load(str(source), lazy=True)
     follow_wrapped(tokenizer, source)
+    types = {name: weight.dtype for name, weight in tree_flatten(model.parameters())}
+    DEVICE.prepare_training(model)
+    mx.eval(model.parameters())
     with ExitStack() as stack:
         try:
             work = stack.enter_context(scratch(place))
@@ -130,7 +135,7 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
             problem = f"{job.target}: {error.strerror or error}"
             raise InvalidRequestError(job.target_field, problem) from error
         begun = Progress(status="training", message=note)
-        training = _Training(job, schedule, model, source, report, stopping, work, begun)
+        training = _Training(job, schedule, model, types, source, report, stopping, work, begun)
         return training.run(dataset, tokenizer, resumed)
 
 
@@ -153,6 +158,7 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
     job: FineTuning
     schedule: Schedule
     model: nn.Module
+    types: Mapping[str, mx.Dtype]  # of the checkpoint's weights
     source: Path
     report: Report
     stopping: threading.Event
@@ -213,7 +219,11 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
 
     def on_val_loss_report(self, val_info: dict[str, Any]) -> None:
         """Record the validation loss."""
-        self._with(eval_loss=float(val_info["val_loss"]))
+        now = self._with(eval_loss=float(val_info["val_loss"]))
+        log.info(
+            "step %d of %d: loss %.4g on rows held out",
+            *(now.step, self.schedule.total_steps, now.eval_loss),
+        )
 
     def _with(self, **changes: Any) -> Progress:  # noqa: ANN401 (fields of a struct)
         self.progress = replace(self.progress, **changes)
@@ -295,7 +305,10 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
         output = self.job.target_field
         with written_whole(output, target, may_replace=is_checkpoint) as partial:
             partial.mkdir()
-            weights = dict(tree_flatten(self.model.trainable_parameters()))
+            weights = {
+                name: weight.astype(self.types.get(name, weight.dtype))
+                for name, weight in tree_flatten(self.model.trainable_parameters())
+            }
             mx.save_safetensors(str(partial / WEIGHTS), weights)
             settings = json.loads((self.work / CONFIG).read_text(encoding="utf-8"))
             settings["adapter_path"] = "."

@@ -13,6 +13,7 @@ from mlx_lm.utils import load
 from backend.errors import UnsupportedError
 from backend.jobs.job import COMPLETED, Progress, Quantization, Report
 from backend.jobs.models import find_model, require_new, was_cut_off, written_whole
+from backend.model.device import DEVICE
 from backend.model.text.tokenizer_file import follow_wrapped, keep_files
 
 _DEFAULT_GROUP_SIZE = 64
@@ -89,8 +90,9 @@ def _weights_bytes(directory: Path) -> int:
 
 def _perplexity(directory: Path) -> float:
     """Return the perplexity of the sample text, or of its first 1,024 tokens."""
-    model, tokenizer = load(str(directory))
+    model, tokenizer = load(str(directory), lazy=True)
     follow_wrapped(tokenizer, directory)
+    DEVICE.prepare(model, keeps_type=False)
     ids = mx.array([tokenizer.encode(_SAMPLE.read_text(encoding="utf-8"))[:1024]])
     logits = model(ids[:, :-1]).astype(mx.float32)
     loss = nn.losses.cross_entropy(logits, ids[:, 1:], reduction="mean").item()

@@ -43,6 +43,10 @@ def _leave(network: Network, *, keeps_type: bool, dequantises: bool = True) -> N
     """Leave a network as it is."""
 
 
+def _leave_untrained(_network: Network) -> None:
+    """Leave a network as it is."""
+
+
 def _leave_experts(_network: Network) -> bool:
     return False
 
@@ -61,6 +65,8 @@ class Device:
 
     Attributes:
         prepare: Called once for each network, before its weights are read.
+        prepare_training: The same for one to be trained, which needs gradients and keeps
+            quantised weights.
         widen_experts: Casts all weights to float32 if experts need it, and tells whether they do;
             part of `prepare`.
         exp: Exponentials of numbers.
@@ -72,6 +78,7 @@ class Device:
     """
 
     prepare: Prepare = _leave
+    prepare_training: Callable[[Network], None] = _leave_untrained
     widen_experts: Callable[[Network], bool] = _leave_experts
     exp: Callable[[mx.array], mx.array] = mx.exp
     log_sum_exp: Callable[[mx.array], mx.array] = _log_sum_exp

@@ -8,7 +8,9 @@ from mlx_lm.models import switch_layers
 from mlx_vlm.models import switch_layers as vlm_switch_layers
 
 from backend.cpu import products
+from backend.cpu.install import install
 from backend.cpu.products import prepare_products
+from backend.model.device import Device
 
 pytestmark = pytest.mark.mlx
 
@@ -217,3 +219,25 @@ def test_a_layer_of_another_class_keeps_its_products():
     made.layers[1] = Turned(WIDTH, WIDTH, bias=False, group_size=32)
     prepare_products(made, keeps_type=False)
     assert type(made.layers[1]) is Turned
+
+
+@pytest.mark.parametrize("quantisation", [None, ("affine", 32, 4)])
+def test_a_network_in_training_is_cast_and_keeps_its_gradients(quantisation):
+    tokens = mx.arange(8)[None]
+    made, plain = network(mx.bfloat16, quantisation), network(mx.bfloat16, quantisation)
+    device = Device()
+    install(device, mx.Device(mx.cpu))
+    device.prepare_training(made)
+    plain.set_dtype(mx.float32)
+    assert types(made) <= {mx.float32, mx.uint32}
+    for each in (made, plain):
+        each.freeze()
+        each.layers[0].unfreeze(keys="bias", recurse=False)
+    found, expected = (
+        nn.value_and_grad(each, lambda ids, one=each: one(ids).square().mean())(tokens)
+        for each in (made, plain)
+    )
+    assert mx.allclose(found[0], expected[0], rtol=1e-5)
+    bias, same = (each[1]["layers"][0]["bias"] for each in (found, expected))
+    assert mx.allclose(bias, same, rtol=1e-4)
+    assert mx.abs(bias).max() > 0

@@ -125,7 +125,7 @@ def test_nothing_but_progress_goes_into_the_pipe_whatever_libraries_print(tmp_pa
         printed = job.stderr.read().decode()
         assert job.wait() == 0
     assert [progress.status for progress in told] == ["downloading", "quantizing", "completed"]
-    assert "[INFO] Loading" in printed
+    assert " INFO backend.jobs: Loading" in printed
 
 
 def test_a_job_ends_with_the_process_that_started_it(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import grpc
 import grpc.aio
 import mlx.core as mx
 import pytest
-from serving import Served, code_of, served
+from serving import Served, Stderr, code_of, served
 
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
@@ -139,7 +140,11 @@ async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path):
         )
         last = updates[-1]
         assert last.status == "completed", last.message
-        assert [update.status for update in updates][:2] == ["queued", "downloading"]
+        statuses = [
+            update.status for update in updates
+        ]  # those that last an instant may be missing
+        assert statuses[0] == "queued"
+        assert "quantizing" in statuses
         metrics = last.extra_metrics
         assert metrics["bytes_result"] < metrics["bytes_source"]
         assert metrics["perplexity_result"] == pytest.approx(metrics["perplexity_source"], rel=0.2)
@@ -164,12 +169,15 @@ async def test_a_trained_checkpoint_loads_as_an_adapter(tmp_path, dataset, kind)
         assert (await backend.load(MODEL_DIR, LoraAdapters=[last.checkpoint_path])).success
 
 
-async def test_training_lowers_the_loss_on_what_it_is_shown(tmp_path, dataset):
+async def test_training_lowers_the_loss_and_its_log_has_plain_lines_alone(tmp_path, dataset, capfd):
     async with served() as backend:
         fields = lora(dataset, tmp_path / "out", max_steps=10, learning_rate=0.002)
         updates = await train(backend, **fields)
     losses = [update.loss for update in updates if update.status == "training"]
     assert losses[-1] < losses[0]
+    printed = Stderr(capfd).text
+    assert "step 0 of 10: loss " in printed
+    assert not re.search("[\x1b\u2500-\u25ff]", printed)
 
 
 async def test_a_training_touches_nothing_of_its_users_whatever_the_name(tmp_path, dataset):
