@@ -6,6 +6,7 @@ import signal
 import pytest
 from serving import Reply, served, stream
 
+from backend.core.metric_table import counters_of
 from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
@@ -20,12 +21,16 @@ async def test_a_stream_goes_on_with_the_same_reply(tiny_models, sampling):
     )
     async with served(tiny_models("llama")) as running:
         alone = await stream(running.stub, request)
+        counted = counters_of(running.engine.status().metrics)
         folded = Reply()
         async for reply in running.stub.PredictStream(request):
             if not folded.replies:
                 os.kill(running.engine.process_id, signal.SIGKILL)
             folded.add(reply)
-        assert running.engine.status().metrics["restarts"] == 1
+        metrics = running.engine.status().metrics
+        assert metrics["restarts"] == 1
+        assert min(metrics[name] - before for name, before in counted.items()) == 0
+        assert metrics["generated_tokens"] > counted["generated_tokens"] >= alone.last.tokens
     assert (folded.message, folded.content) == (alone.message, alone.content)
     assert (folded.last.tokens, folded.last.prompt_tokens) == (
         alone.last.tokens,
