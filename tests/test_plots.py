@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.drawing.plots import PICTURES, PLOTS, REPORTS, caption, draw, matched, report_of
+from scripts.drawing.report_table import BLOCK, filled
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "performance.md"
 
@@ -39,6 +40,14 @@ def test_the_page_shows_a_plot_with_the_command_that_made_it(reports, name):
     below = page.partition(f"](../pictures/{name}.svg)")[2].split("![")[0]
     assert f"`{caption(report, PLOTS[name].benchmark).rpartition(' · ')[2]}`" in below
     assert report["machine"]["date"] in page
+
+
+def test_tables_of_the_page_are_made_from_their_result_files():
+    page = PAGE.read_text(encoding="utf-8")
+    assert BLOCK.search(page)
+    assert filled(page) == page
+    emptied = BLOCK.sub(lambda match: f"{match['head']}{match['end']}", page)
+    assert filled(emptied) == page != emptied
 
 
 def test_a_report_without_what_a_plot_shows_is_refused(reports):
