@@ -63,11 +63,11 @@ class Scripted:
 
     is_alive = True
 
-    def __init__(self, script):
-        self.script = script
+    def __init__(self, script, *, is_asked=False):
+        self.script, self.is_asked = script, is_asked
 
-    def written(self, rule):
-        return self.script(rule)
+    def written(self, rule, *, is_suspect=False):
+        return self.script(rule, is_suspect) if self.is_asked else self.script(rule)
 
 
 class Asked:
@@ -165,7 +165,7 @@ def test_what_is_not_held_of_a_tool_is_told_once(asked, caplog):
 
 
 def test_a_budget_alone_needs_no_process():
-    asked = Asked(start_process=None)
+    asked = Asked(start_process=lambda _begin: Scripted(pytest.fail))
     grammar = asked.made("a", Guide(budget=ThoughtBudget(tokens=3, texts=TEXTS)))
     assert grammar.parts.budget.tokens == 3
 
@@ -234,6 +234,16 @@ def test_a_grammar_over_which_two_processes_end_fails_its_request(was_killed, ki
     error = Asked(start_process=lambda _begin: Scripted(script)).made("a", YES)
     assert type(error) is kind
     assert problem in str(error)
+
+
+def test_a_grammar_over_which_a_process_ends_is_tried_with_care_in_another():
+    def script(rule, is_suspect):
+        if not is_suspect:
+            raise WriterLostError(was_killed=False)
+        return Written((f'"{rule.text}"',))
+
+    asked = Asked(start_process=lambda _begin: Scripted(script, is_asked=True))
+    assert takes(asked.made("a", Guide(rule=ReplyRule(text="yes"))), "yes")
 
 
 def test_a_process_that_is_killed_is_replaced(asked):

@@ -182,15 +182,17 @@ class GrammarPool:
         try:
             return self._written_by(self._idle_or_new(), rule)
         except WriterLostError:
-            # It may have been lost over another grammar, or killed.
+            # It may have been lost over this grammar, or killed from outside.
             try:
-                return self._written_by(self._new_process(), rule)
+                return self._written_by(self._new_process(), rule, is_suspect=True)
             except WriterLostError as error:
                 raise lost_twice(error) from error
 
-    def _written_by(self, process: WriterProcess, rule: ReplyRule) -> Written:
+    def _written_by(
+        self, process: WriterProcess, rule: ReplyRule, *, is_suspect: bool = False
+    ) -> Written:
         try:
-            return process.written(rule)
+            return process.written(rule, is_suspect=is_suspect)
         finally:
             if process.is_alive:
                 with self._lock:

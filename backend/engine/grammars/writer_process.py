@@ -39,9 +39,14 @@ class Begin(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Write(Struct, frozen=True, tag=True, array_like=True):
-    """To the process: write a grammar."""
+    """To the process: write a grammar.
+
+    Attributes:
+        is_suspect: Whether a process has been lost over it: trials are made in forks.
+    """
 
     rule: ReplyRule
+    is_suspect: bool = False
 
 
 class Ready(Struct, frozen=True, tag=True, array_like=True):
@@ -105,8 +110,12 @@ class WriterProcess:
         """Whether it is running."""
         return self._process.poll() is None
 
-    def written(self, rule: ReplyRule) -> Written:
+    def written(self, rule: ReplyRule, *, is_suspect: bool = False) -> Written:
         """Return the grammar of a rule, which has passed its trial.
+
+        Args:
+            rule: The rule.
+            is_suspect: Whether a process has been lost over it.
 
         Raises:
             GrammarError: The rule is malformed, or cannot be enforced.
@@ -117,7 +126,7 @@ class WriterProcess:
             if not self._is_ready:
                 self._channel.receive(_START_S)
                 self._is_ready = True
-            self._channel.send(Write(rule))
+            self._channel.send(Write(rule, is_suspect))
             answer = self._channel.receive(self._limit_s)
         except TimeoutError:
             self.kill()

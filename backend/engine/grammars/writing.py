@@ -64,12 +64,12 @@ def main(descriptor: int, parent: int) -> NoReturn:
 def _answers(channel: Channel) -> Iterator[Answer]:
     logging.basicConfig(level=logging.INFO, handlers=[kept := _Kept()])
     begin: Begin = channel.receive()
-    composer = Composer(
-        Trial(Vocabulary.spelling(begin.alphabet, begin.markers, begin.eos_ids, begin.size))
-    )
+    trial = Trial(Vocabulary.spelling(begin.alphabet, begin.markers, begin.eos_ids, begin.size))
+    composer = Composer(trial)
     yield Ready()
     while True:
         order: Write = channel.receive()
+        trial.forks = order.is_suspect
         yield _written(composer, order.rule, kept)
 
 

@@ -1,6 +1,7 @@
-"""Tries in a fork of this process whether a grammar compiles: the kernel ends a long trial.
+"""Tries whether a grammar compiles: the kernel ends a process in which that takes too long.
 
-For a process with one thread. A fork that crashes, or fills the memory, costs its grammar alone.
+For a process with one thread, which may have trials made in forks of it. A fork that crashes, or
+fills the memory, costs its grammar alone.
 """
 
 import contextlib
@@ -38,34 +39,57 @@ class Checker(Protocol):
 
 
 class Trial:
-    """Compiles grammars in forks of this process, and keeps nothing of them."""
+    """Compiles grammars to see whether they do, and keeps nothing of them.
+
+    A compilation that exceeds the limits ends this process, unless trials are made in forks, which
+    cost some milliseconds.
+
+    Attributes:
+        forks: Whether they are.
+    """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         *,
+        forks: bool = False,
         cpu_s: float = MAX_COMPILE_S,
         memory_bytes: int = MAX_COMPILE_MEMORY_BYTES,
     ) -> None:
-        """Set the limits of a trial.
+        """Set the limits of a trial; that of memory holds for this process from now on.
 
         Args:
             vocabulary: The tokens that the grammars are for.
+            forks: Whether trials are made in forks.
             cpu_s: Processor time, in seconds.
             memory_bytes: Memory on top of this process's; macOS does not limit it.
         """
         self.vocabulary = vocabulary
+        self.forks = forks
         self._cpu_s = cpu_s
-        self._memory_bytes = memory_bytes
+        tokenizer_of(vocabulary)
+        _limit_memory(memory_bytes)
 
     def check(self, grammar: LarkGrammar) -> None:
         """Require that a grammar compiles, and that some text begins it.
 
         Raises:
-            GrammarError: It does not, or takes too much time or memory.
+            GrammarError: It does not, or in a fork takes too much time or memory.
         """
-        # The tokenizer is shared by all forks.
-        tokenizer_of(self.vocabulary)
+        if problem := self._forked(grammar) if self.forks else self._timed(grammar):
+            raise GrammarError(problem)
+
+    def _timed(self, grammar: LarkGrammar) -> str:
+        """Return what is wrong with a grammar; the kernel ends the process if it takes too long."""
+        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * self._cpu_s)
+        try:
+            return problem_of(grammar, self.vocabulary)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def _forked(self, grammar: LarkGrammar) -> str:
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
@@ -73,9 +97,7 @@ class Trial:
         os.close(writer)
         with os.fdopen(reader, "rb") as answer:
             told = answer.read().decode()
-        problem = self._ending(os.waitpid(child, 0)[1]) or told
-        if problem:
-            raise GrammarError(problem)
+        return self._ending(os.waitpid(child, 0)[1]) or told
 
     def _ending(self, status: int) -> str:
         """Return what a fork's end says of its grammar; nothing if it ended as it should."""
@@ -87,19 +109,18 @@ class Trial:
     def _try(self, grammar: LarkGrammar, writer: int) -> NoReturn:
         """Compile in the fork, and tell what is wrong."""
         try:
-            self._limit()
-            os.write(writer, problem_of(grammar, self.vocabulary).encode())
+            # Rust has last words when the stack is full.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.write(writer, self._timed(grammar).encode())
             os._exit(0)
         finally:
             os._exit(1)
 
-    def _limit(self) -> None:
-        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * self._cpu_s)
-        # Rust has last words when the stack is full.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError, ValueError):
-            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            limit = pages * os.sysconf("SC_PAGE_SIZE") + self._memory_bytes
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+def _limit_memory(more_bytes: int) -> None:
+    """Limit the address space to its present size and some more; write no dump of it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

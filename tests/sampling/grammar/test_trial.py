@@ -1,6 +1,7 @@
 """The kernel ends a trial: in too much time or memory, or with too deep a stack."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from backend.sampling.grammar.vocabulary import Vocabulary
 
 vocabulary = Vocabulary.spelling(bytes(range(128)), {"<call>": 500}, [501], 600)
 limits, grammars = json.load(sys.stdin)
-trial = Trial(vocabulary, **limits)
+trial = Trial(vocabulary, **{"forks": True, **limits})
 for start, *definitions in grammars:
     try:
         trial.check(LarkGrammar(start, tuple(definitions)))
@@ -37,18 +38,18 @@ DEEP = ["r0", *(f'r{n}: r{n + 1} "a"' for n in range(60_000)), 'r60000: "b"']
 WIDE = [" | ".join(f"r{n}" for n in range(40_000)), *(f'r{n}: "{n}" r0' for n in range(40_000))]
 
 
-def tried(grammars, **limits):
+def tried(grammars, *, check=True, **limits):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps([limits, grammars]),
         cwd=ROOT,
         capture_output=True,
         text=True,
-        check=True,
+        check=check,
         timeout=120,
     )
     assert not done.stderr
-    return done.stdout.splitlines()
+    return done.stdout.splitlines() if check else done.returncode
 
 
 def test_what_takes_too_long_is_ended_and_others_pass_after_it():
@@ -59,6 +60,12 @@ def test_what_takes_too_long_is_ended_and_others_pass_after_it():
         "passed",
     ]
     assert time.monotonic() < begun + 60
+
+
+def test_without_forks_it_ends_the_process():
+    assert tried([FINE] * 3, forks=False) == ["passed"] * 3
+    code = tried([FINE, DOUBLING], forks=False, cpu_s=0.3, check=False)
+    assert code == -signal.SIGPROF
 
 
 def test_what_ends_the_process_costs_only_itself():
