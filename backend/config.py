@@ -231,6 +231,11 @@ class GroupOptions:
     distributed_backend: str = "any"
     worker_timeout_s: int = 60
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the options may name more processes than one."""
+        return bool(self.hosts or self.hostfile) or (self.tensor_parallel_size or 1) > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOptions:

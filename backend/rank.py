@@ -106,11 +106,11 @@ def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
 
     die_first()
     _leave_signals_to_server()
-    server = Channel(socket.socket(fileno=server_fd), codec := Codec(Order))
+    server = Channel(socket.socket(fileno=server_fd), Codec(Order))
     try:
         from backend.cpu.install import install
+        from backend.engine.leading.boot import Boot
         from backend.engine.leading.injected_fault import parse_fault
-        from backend.engine.leading.leader import Leader
     except ImportError as error:
         from common.remedies import mlx_command
 
@@ -118,7 +118,7 @@ def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
         refuse(server, LoadFailedError(text))
     install()
     fault = parse_fault(environment.get(FAULT_VARIABLE, ""))
-    Leader(server, codec, tamper=fault.built_into if fault else None).run()
+    Boot(server, tamper=fault.built_into if fault else None).run()
 
 
 def _leave_signals_to_server() -> None:

@@ -21,8 +21,8 @@ from backend.engine.distributed.linking import link
 from backend.engine.distributed.messages import Turn, make_codec
 from backend.engine.distributed.topology import GroupBackend, Topology, parse_hosts
 from backend.engine.messages.channel import Channel
+from backend.engine.port import Pace
 from backend.engine.rows.pacing import PrefillPacer
-from backend.engine.session.pace import Pace
 from backend.model.checkpoint.upstream import Network
 
 STEPS = 24

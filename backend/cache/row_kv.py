@@ -36,38 +36,52 @@ class RowKV:
     are parts and few tokens: attention is then sent to `backend.engine.kv`.
 
     Attributes:
-        parts: The first positions.
+        shared: The number of positions in all parts.
         keys: Of the tail, with room for more, [1, heads, capacity, width]; `None` if it is empty.
         values: Like `keys`.
-        tail: The number of positions in the tail.
+        offset: The number of positions of the row.
     """
 
     def __init__(self) -> None:
-        self.parts: tuple[Part, ...] = ()
+        self._parts: tuple[Part, ...] = ()
+        self.shared = self.offset = 0
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
-        self.tail = 0
 
     @property
-    def shared(self) -> int:
-        """The number of positions in all parts."""
-        return sum(part.tokens for part in self.parts)
+    def parts(self) -> tuple[Part, ...]:
+        """The first positions; the tail stays as it is if others take their place."""
+        return self._parts
+
+    @parts.setter
+    def parts(self, parts: tuple[Part, ...]) -> None:
+        tail, self._parts = self.tail, parts
+        self.shared = sum(part.tokens for part in parts)
+        self.tail = tail
 
     @property
-    def offset(self) -> int:
-        """The number of positions of the row."""
-        return self.shared + self.tail
+    def tail(self) -> int:
+        """The number of positions in the tail."""
+        return self.offset - self.shared
 
-    @offset.setter
-    def offset(self, positions: int) -> None:
-        self.tail = positions - self.shared
+    @tail.setter
+    def tail(self, tail: int) -> None:
+        self.offset = self.shared + tail
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[object, object]:
         """Append [1, heads, width, head width], and return the keys and values for attention."""
-        start, self.tail = self.tail, self.tail + keys.shape[2]
-        self.keys = _appended(self.keys, keys, start)
-        self.values = _appended(self.values, values, start)
-        return self.keys_and_values(keys.shape[2])
+        start = self.offset - self.shared
+        stop = start + keys.shape[2]
+        own_keys, own_values = self.keys, self.values
+        if own_keys is None or own_values is None or stop > own_keys.shape[2]:
+            own_keys = self.keys = _with_room(own_keys, keys, start)
+            own_values = self.values = _with_room(own_values, values, start)
+        own_keys[..., start:stop, :] = keys
+        own_values[..., start:stop, :] = values
+        self.offset = self.shared + stop
+        if self._parts:
+            return self.keys_and_values(keys.shape[2])
+        return own_keys[..., :stop, :], own_values[..., :stop, :]
 
     def keys_and_values(self, width: int = 1) -> tuple[object, object]:
         """Return arrays of all positions; or this row, for a pass of few tokens after parts."""
@@ -152,16 +166,12 @@ class RowKV:
         return bool(self.parts) and width < MIN_JOINED_TOKENS
 
 
-def _appended(buffer: mx.array | None, new: mx.array, start: int) -> mx.array:
-    """Write after the first `start` positions of a buffer, which grows in steps."""
-    stop = start + new.shape[2]
-    if buffer is None or stop > buffer.shape[2]:
-        steps = -(-new.shape[2] // ALLOCATION_STEP_TOKENS)
-        shape = (*new.shape[:2], steps * ALLOCATION_STEP_TOKENS, new.shape[3])
-        room = mx.zeros(shape, new.dtype)
-        buffer = room if buffer is None else mx.concatenate([buffer[..., :start, :], room], axis=2)
-    buffer[..., start:stop, :] = new
-    return buffer
+def _with_room(buffer: mx.array | None, new: mx.array, start: int) -> mx.array:
+    """Return a buffer with its first `start` positions, and room in whole steps for new ones."""
+    steps = -(-new.shape[2] // ALLOCATION_STEP_TOKENS)
+    shape = (*new.shape[:2], steps * ALLOCATION_STEP_TOKENS, new.shape[3])
+    room = mx.zeros(shape, new.dtype)
+    return room if buffer is None else mx.concatenate([buffer[..., :start, :], room], axis=2)
 
 
 def _window_mask(width: int, offset: int, window: int) -> mx.array:

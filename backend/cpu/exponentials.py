@@ -9,7 +9,7 @@ import math
 import mlx.core as mx
 
 # Of fewer, the calls of MLX's functions take longer than they save.
-_LEAST_NUMBERS = 2**13
+LEAST_NUMBERS = 2**13
 # 2^x for |x| <= 1/2 is 1 + x * (...), with a relative error of 9e-8. From the highest power.
 _POLYNOMIAL = (0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147)
 # A float32 of this size has no bits after the point: adding it rounds, and leaves the integer in
@@ -23,7 +23,7 @@ _LOG2_E = math.log2(math.e)
 
 def pays(numbers: int, dtype: mx.Dtype) -> bool:
     """Tell whether the exponentials of some numbers are computed faster here than by MLX."""
-    return numbers >= _LEAST_NUMBERS and bool(dtype == mx.float32)
+    return numbers >= LEAST_NUMBERS and bool(dtype == mx.float32)
 
 
 def exp(numbers: mx.array) -> mx.array:

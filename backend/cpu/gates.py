@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from backend.cpu.exponentials import pays, sigmoid
+from backend.cpu.exponentials import LEAST_NUMBERS, pays, sigmoid
 from backend.model.checkpoint.upstream import reroute
 
 Activation: TypeAlias = Callable[..., mx.array]
@@ -80,7 +80,7 @@ def _routed(compute: Activation) -> Callable[[Activation], Activation]:
     def route(upstream: Activation) -> Activation:
         @wraps(upstream)
         def activation(gate: mx.array, *x: mx.array) -> mx.array:
-            if not pays(gate.size, gate.dtype):
+            if gate.size < LEAST_NUMBERS or not pays(gate.size, gate.dtype):
                 return upstream(gate, *x)
             if gate.size <= _MOST_NUMBERS or any(other.shape != gate.shape for other in x):
                 return compute(gate, *x)

@@ -5,7 +5,7 @@ import sys
 
 import mlx.core as mx
 
-from backend.cpu.exponentials import exp, log_sum_exp
+from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp
 from backend.cpu.gates import prepare_gates
 from backend.cpu.product_threads import choose_threads
 from backend.cpu.products import prepare_products, widen_experts
@@ -38,7 +38,7 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
     if _HAS_SLOW_EXPONENTIALS:
         device.exp = exp
         device.log_sum_exp = log_sum_exp
-        device.attend = attend_whole
+        device.attend, device.attend_from = attend_whole, LEAST_NUMBERS
 
 
 def _prepare_training(network: Network) -> None:

@@ -23,7 +23,8 @@ def attend_whole(
     """Return the attention, as `mx.fast.scaled_dot_product_attention` does."""
     rows, heads, width, _ = queries.shape
     positions = keys.shape[2]
-    if not pays(rows * heads * width * positions, queries.dtype) or not _selects(mask):
+    scores = rows * heads * width * positions
+    if not pays(scores, queries.dtype) or not _selects(mask):
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )

@@ -3,6 +3,7 @@
 `backend.cpu.install` does so for a CPU. Metal and CUDA need nothing.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,7 +72,9 @@ class Device:
             part of `prepare`.
         exp: Exponentials of numbers.
         log_sum_exp: Logarithm [..., 1] of the sums of e to the power of numbers [..., N].
-        attend: Attention over keys that are one array, called as MLX's function.
+        attend: Attention over keys that are one array, called as MLX's function; from so many
+            scores on, see `attend_from`: of fewer, MLX's function is the faster.
+        attend_from: In numbers of scores, which are the queries times the positions.
         choose_threads: Begins to choose threads, given the maximum (`None` is one per core);
             `None` if there is no choice.
         blocks_dispatch: Whether dispatching a pass takes as long as computing it.
@@ -83,6 +86,7 @@ class Device:
     exp: Callable[[mx.array], mx.array] = mx.exp
     log_sum_exp: Callable[[mx.array], mx.array] = _log_sum_exp
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
+    attend_from: float = math.inf
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
     blocks_dispatch: bool = False
 

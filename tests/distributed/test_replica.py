@@ -1,4 +1,4 @@
-"""A session that follows another one's plan does the same, whatever its own clock says."""
+"""A loop that follows another one's plan does the same, whatever its own clock says."""
 
 import random
 
@@ -11,17 +11,16 @@ from backend.core.prompt import Prompt
 from backend.core.request import SamplingParams
 from backend.core.scoring import ScoreRequest
 from backend.engine.distributed.messages import Turn, make_codec
-from backend.engine.distributed.replica import Replica
 from backend.engine.messages.commands import Cancel, Submit
 from backend.engine.messages.protocol import Job, PrepareMedium
+from backend.engine.port import Pace
 from backend.engine.rows.pacing import ChunkLimit, PrefillPace
-from backend.engine.session.pace import Pace
 
 pytestmark = pytest.mark.mlx
 
 
 class Ranks:
-    """Two sessions: one decides, the other one gets what it decides over the wire."""
+    """Two loops: one decides, the other one gets what it decides over the wire."""
 
     def __init__(self, network, rng):
         self.decides = Driver(network, max_cache_bytes=40_000, max_slots=4)
@@ -35,46 +34,35 @@ class Ranks:
         tokens = self.rng.randint(1, 40)
         chunk = ChunkLimit(tokens, rest=self.rng.randint(tokens, 2 * tokens))
         prefill = PrefillPace(self.rng.random() < 0.5, shared=chunk, alone=chunk)
-        return Pace(prefill, self.decides.session.pace().background)
+        return Pace(prefill, self.decides.loop.background.pace())
 
     def turn(self, *commands):
         self.turns += 1
         turn = Turn(self.turns, commands, self.pace())
         heard = self.codec.decode(self.codec.encode(turn))
-        for session, plan in ((self.decides.session, turn), (self.follows.session, heard)):
-            for command in plan.commands:
-                match command:
-                    case Submit(request):
-                        session.submit(request)
-                    case Cancel(request_id):
-                        session.cancel(request_id)
-            session.turn(plan.pace)
-            session.check()
+        for driver, plan in ((self.decides, turn), (self.follows, heard)):
+            driver.desk.commands += plan.commands
+            driver.desk.paces.append(plan.pace)
+            driver.loop.turn()
+            driver.loop.check()
 
     def state(self, driver):
-        status = driver.session.status()
+        status = driver.loop.status()
         rows = [
             (r.request_id, r.phase, r.prefilled_tokens, r.cached_tokens) for r in status.requests
         ]
-        return driver.session.checksum, nested(status.metrics)["prompt_cache"], rows
+        return driver.loop.checksum, nested(status.metrics)["prompt_cache"], rows
 
 
 def test_a_command_that_raises_costs_the_next_ones_nothing(networks):
     driver = Driver(networks("llama"))
-    replica = Replica(driver.session.model, driver.session)
     medium = PrepareMedium(kind=MediaKind.AUDIO, content=b"", fps=1.0, digest=b"")
     score = ScoreRequest(request_id="b", prompt=Prompt((1, 2)), continuations=((3,), (4,)))
-    commands = (Job(1, medium), Submit(make_request("a", prompt_of(5))), Job(2, score))
-    with pytest.raises(AssertionError, match="media"):
-        replica.follow(Turn(1, commands, None))
-    results, number = [], 1
-    while not replica.is_idle:
-        number += 1
-        replica.follow(Turn(number, (), None))
-        results += replica.take_results()
-    driver.turn()
+    driver.turn(Job(1, medium), Submit(make_request("a", prompt_of(5))), Job(2, score))
+    while not driver.loop.is_idle:
+        driver.turn()
     assert len(driver.outcomes["a"].token_ids) == 12
-    assert [name for name, _ in results] == [2]
+    assert list(driver.desk.results) == [2]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -95,8 +83,8 @@ def test_a_plan_leaves_nothing_to_decide(networks, family, seed):
         if rng.random() < 0.3:
             ranks.turn(Cancel(f"r{rng.randint(0, number)}"))
         assert ranks.state(ranks.follows) == ranks.state(ranks.decides)
-    while not ranks.decides.session.is_idle:
+    while not ranks.decides.loop.is_idle:
         ranks.turn()
-    assert ranks.follows.session.is_idle
+    assert ranks.follows.loop.is_idle
     assert ranks.state(ranks.follows) == ranks.state(ranks.decides)
-    assert ranks.decides.session.checksum != 0
+    assert ranks.decides.loop.checksum != 0

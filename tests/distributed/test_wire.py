@@ -58,8 +58,8 @@ from backend.engine.messages.protocol import (
 )
 from backend.engine.messages.results import Scores
 from backend.engine.messages.stream import Publication
+from backend.engine.port import Pace
 from backend.engine.rows.pacing import PrefillPacer
-from backend.engine.session.pace import Pace
 from backend.errors import GrammarError, GroupLostError
 
 pytestmark = pytest.mark.mlx

@@ -21,13 +21,13 @@ LOAD_TEXT = """
 import sys
 from pathlib import Path
 from backend.config import ModelOptions
-from backend.engine.distributed.shard import load_whole
-from backend.engine.session.assembly import assemble_session
-from backend.engine.session.session import Outlets
+from backend.engine.assembly import assemble_any_loop, load_whole
+from backend.engine.findings import Notebook
+from backend.engine.port import SilentPort
 
 directory = Path(sys.argv[1])
 options = ModelOptions(model=str(directory))
-assemble_session(load_whole(options, directory), options, Outlets(print, print))
+assemble_any_loop(load_whole(options, directory), options, SilentPort(), Notebook())
 print([name for name in sys.modules if name.startswith("mlx_vlm.")])
 """
 

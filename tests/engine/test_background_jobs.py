@@ -1,7 +1,6 @@
 """Work between steps: its order, its share of the time, and what becomes of a job that fails."""
 
 import time
-from concurrent.futures import Future
 
 import mlx.core as mx
 import pytest
@@ -15,7 +14,7 @@ from backend.core.scoring import ScoreRequest
 from backend.engine.background import jobs as background_jobs
 from backend.engine.background.embedder import find_decoder
 from backend.engine.background.jobs import BackgroundJobs
-from backend.engine.messages.commands import Compute, deliver_all
+from backend.engine.messages.protocol import Leave
 from backend.errors import GenerationFailedError, UnsupportedError
 
 pytestmark = pytest.mark.mlx
@@ -34,23 +33,20 @@ def job(log, name, pieces, *, error=None):
         log.append((name, "closed"))
 
 
-def added(jobs, work):
-    reply = Future()
-    jobs.add(work, reply)
-    return reply
-
-
 def finish(jobs):
+    """Compute all jobs, and return their results by number."""
+    results = {}
     while not jobs.is_idle:
         jobs.advance(jobs.pace(), is_alone=True)
-        deliver_all(jobs.take_ended())
+        results |= jobs.take_ended()
+    return results
 
 
 def test_jobs_run_one_after_another():
     jobs, log = BackgroundJobs(64, share=0.25), []
-    replies = [added(jobs, job(log, name, 2)) for name in "ab"]
-    finish(jobs)
-    assert [reply.result(0) for reply in replies] == ["a", "b"]
+    for number, name in enumerate("ab"):
+        jobs.add(number, job(log, name, 2))
+    assert finish(jobs) == {0: "a", 1: "b"}
     assert log == [
         *(("a", 0), ("a", 1), ("a", "closed")),
         *(("b", 0), ("b", 1), ("b", "closed")),
@@ -59,37 +55,36 @@ def test_jobs_run_one_after_another():
 
 def test_a_cancelled_job_computes_no_further_piece():
     jobs, log = BackgroundJobs(64, share=0.25), []
-    first, second = (added(jobs, job(log, name, 9)) for name in "ab")
+    for number, name in enumerate("ab"):
+        jobs.add(number, job(log, name, 9))
     jobs.advance(jobs.pace(), is_alone=True)
-    first.cancel()
+    jobs.drop(0)
     jobs.advance(jobs.pace(), is_alone=True)
     assert log == [("a", 0), ("a", "closed"), ("b", 0)]
-    second.cancel()
-    jobs.advance(jobs.pace(), is_alone=True)
-    deliver_all(jobs.take_ended())
+    jobs.drop(1)
     assert jobs.is_idle
+    jobs.advance(jobs.pace(), is_alone=True)
+    assert not jobs.take_ended()
 
 
 def test_a_job_that_fails_is_blamed_alone():
     jobs, log = BackgroundJobs(64, share=0.25), []
-    bad = added(jobs, job(log, "a", 1, error=RuntimeError("x")))
-    good = added(jobs, job(log, "b", 1))
+    jobs.add(1, job(log, "a", 1, error=RuntimeError("x")))
+    jobs.add(2, job(log, "b", 1))
     with pytest.raises(RuntimeError) as caught:
         jobs.advance(jobs.pace(), is_alone=True)
     assert jobs.blame(caught.value)
     assert not jobs.blame(caught.value)
-    finish(jobs)
-    assert good.result(0) == "b"
-    with pytest.raises(GenerationFailedError, match="x"):
-        bad.result(0)
+    results = finish(jobs)
+    assert results[2] == "b"
+    assert isinstance(results[1], GenerationFailedError)
+    assert "x" in str(results[1])
 
 
 def test_an_error_for_the_caller_ends_its_job_only():
     jobs, log = BackgroundJobs(64, share=0.25), []
-    refused = added(jobs, job(log, "a", 1, error=UnsupportedError("not this")))
-    finish(jobs)
-    with pytest.raises(UnsupportedError, match="not this"):
-        refused.result(0)
+    jobs.add(1, job(log, "a", 1, error=UnsupportedError("not this")))
+    assert isinstance(finish(jobs)[1], UnsupportedError)
 
 
 def test_beside_decoding_rows_jobs_get_their_share_of_the_time(monkeypatch):
@@ -103,7 +98,7 @@ def test_beside_decoding_rows_jobs_get_their_share_of_the_time(monkeypatch):
             now += 1.0
             yield
 
-    added(jobs, slow())
+    jobs.add(1, slow())
     assert jobs.pace().has_rested
     jobs.advance(jobs.pace(), is_alone=False)
     now += 2.9
@@ -112,20 +107,18 @@ def test_beside_decoding_rows_jobs_get_their_share_of_the_time(monkeypatch):
     assert jobs.pace().has_rested
 
 
-def embed_command(token_ids, pooling=Pooling.MEAN):
-    request = EmbeddingRequest(token_ids=tuple(token_ids), pooling=pooling, is_normalized=False)
-    return Compute(request, Future())
+def embedding(token_ids, pooling=Pooling.MEAN):
+    return EmbeddingRequest(token_ids=tuple(token_ids), pooling=pooling, is_normalized=False)
 
 
-def score_command(token_ids, *continuations):
-    request = ScoreRequest(
+def scoring(token_ids, *continuations):
+    return ScoreRequest(
         request_id="s", prompt=Prompt(tuple(token_ids)), continuations=continuations
     )
-    return Compute(request, Future())
 
 
 def drive(driver):
-    while not driver.session.is_idle:
+    while not driver.loop.is_idle:
         driver.turn()
 
 
@@ -142,46 +135,44 @@ def test_a_prompt_gets_its_pauses_though_pieces_take_longer(networks, monkeypatc
 
     monkeypatch.setattr(BackgroundJobs, "advance", advance_slowly)
     stream = make_request("a", prompt_of(20), max_tokens=2000)
-    driver.session.submit(stream)
+    driver.loop.submit(stream)
     while not driver.outcome(stream).token_ids:
         driver.turn()
     for _ in range(100):
-        driver.session.compute(embed_command(prompt_of(20)))
+        driver.begin(embedding(prompt_of(20)))
     prompt = make_request("b", prompt_of(100), max_tokens=2)
-    driver.session.submit(prompt)
+    driver.loop.submit(prompt)
     for _ in range(40):
         driver.turn()
     assert driver.outcome(prompt).finish is FinishReason.LENGTH
-    assert 0 < driver.session.status().metrics["waiting"] < 100, "both have gone on"
+    assert 0 < driver.loop.status().metrics["waiting"] < 100, "both have gone on"
 
 
 def test_a_long_job_is_computed_in_pieces_while_a_stream_goes_on(networks):
     request = make_request("a", prompt_of(20), max_tokens=40)
     (alone,) = Driver(networks("llama")).run(request)
     driver = Driver(networks("llama"), prefill_chunk=16)
-    command = embed_command(prompt_of(400))
-    driver.session.submit(request)
+    driver.loop.submit(request)
     driver.turn()
-    driver.session.compute(command)
+    number = driver.begin(embedding(prompt_of(400)))
     tokens_before = 0
-    while not driver.session.is_idle:
+    while not driver.loop.is_idle:
         driver.turn()
-        if not command.reply.done():
+        if not driver.desk.results:
             tokens_before = len(driver.outcome(request).token_ids)
     assert tokens_before > 5
     assert driver.outcome(request).token_ids == alone.token_ids
-    assert command.reply.result(0).prompt_tokens == 400
-    assert driver.session.status().metrics["prompt_tokens"] == 19 + 400
+    assert driver.result(number).prompt_tokens == 400
+    assert driver.loop.status().metrics["prompt_tokens"] == 19 + 400
 
 
 def test_chunks_change_no_embedding(networks):
     vectors = []
     for chunk in (1, 7, 512):
         driver = Driver(networks("gemma3_text"), prefill_chunk=chunk)
-        command = embed_command(prompt_of(90))
-        driver.session.compute(command)
+        number = driver.begin(embedding(prompt_of(90)))
         drive(driver)
-        vectors.append(list(command.reply.result(0).values))
+        vectors.append(list(driver.result(number).values))
     assert vectors[0] == pytest.approx(vectors[2], abs=1e-4)
     assert vectors[1] == pytest.approx(vectors[2], abs=1e-4)
 
@@ -207,15 +198,14 @@ def test_a_score_that_breaks_the_model_leaves_the_streams_alone(networks):
     # The look at a model when it is loaded feeds the first tokens of the vocabulary.
     token = next(t for t in range(100, 500) if t not in [*prompt_of(20), *alone.token_ids])
     driver = Driver(BreaksOnToken(networks("llama"), token))
-    good, bad = score_command([1, 2], (3,)), score_command([1, 2], (token, 4))
-    driver.session.submit(request)
-    for command in (bad, good):
-        driver.session.compute(command)
+    driver.loop.submit(request)
+    bad = driver.begin(scoring([1, 2], (token, 4)))
+    good = driver.begin(scoring([1, 2], (3,)))
     drive(driver)
     assert driver.outcome(request).token_ids == alone.token_ids
-    assert good.reply.result(0)[0][0] < 0.0
+    assert driver.result(good)[0][0] < 0.0
     with pytest.raises(GenerationFailedError, match="bad token"):
-        bad.reply.result(0)
+        driver.result(bad)
 
 
 BATCHING = [
@@ -235,48 +225,41 @@ def test_texts_that_wait_together_are_embedded_as_alone(networks, family):
     vectors = {}
     for batches in (True, False):
         driver = Driver(networks(family), batches=batches)
-        commands = [embed_command(text, pooling) for text in texts for pooling in Pooling]
-        for command in commands:
-            driver.session.compute(command)
+        numbers = [driver.begin(embedding(text, pooling)) for text in texts for pooling in Pooling]
         drive(driver)
-        vectors[batches] = [list(command.reply.result(0).values) for command in commands]
+        vectors[batches] = [list(driver.result(number).values) for number in numbers]
     for together, alone in zip(vectors[True], vectors[False], strict=True):
         assert together == pytest.approx(alone, abs=1e-4)
 
 
 def test_texts_of_several_calls_share_a_pass(networks):
     driver = Driver(networks("llama"))
-    commands = [embed_command(prompt_of(9 + n)) for n in range(3)]
-    for command in commands:
-        driver.session.compute(command)
+    numbers = [driver.begin(embedding(prompt_of(9 + n))) for n in range(3)]
     driver.turn()
-    assert all(command.reply.done() for command in commands)
+    assert sorted(driver.desk.results) == numbers
 
 
 def test_a_text_that_breaks_the_model_fails_alone(networks):
     network = WrappedNetwork(networks("llama"))
     network.model = BreaksOnToken(networks("llama").model, 77)
     driver = Driver(network)
-    good, bad = embed_command([1, 2, 3]), embed_command([4, 77])
-    for command in (bad, good):
-        driver.session.compute(command)
+    bad, good = driver.begin(embedding([4, 77])), driver.begin(embedding([1, 2, 3]))
     drive(driver)
-    assert good.reply.result(0).prompt_tokens == 3
+    assert driver.result(good).prompt_tokens == 3
     with pytest.raises(GenerationFailedError, match="bad token"):
-        bad.reply.result(0)
+        driver.result(bad)
 
 
 def test_a_cancelled_score_lets_go_of_the_prompt_cache(networks):
     driver = Driver(networks("llama"), prefill_chunk=16)
-    command = score_command(prompt_of(200), (1, 2, 3))
-    driver.session.compute(command)
+    number = driver.begin(scoring(prompt_of(200), (1, 2, 3)))
     driver.turn()
-    command.reply.cancel()
+    driver.turn(Leave(number))
     drive(driver)
-    again = score_command(prompt_of(200), (1, 2, 3))
-    driver.session.compute(again)
+    again = driver.begin(scoring(prompt_of(200), (1, 2, 3)))
     drive(driver)
-    assert len(again.reply.result(0)[0]) == 3
+    assert list(driver.desk.results) == [again]
+    assert len(driver.result(again)[0]) == 3
 
 
 FAMILIES = [

@@ -8,9 +8,9 @@ from serving import until
 
 from backend.cache.disk.folder import FOLDER_NAME
 from backend.core.request import Remembered
+from backend.engine import loop as engine_loop
 from backend.engine.prefixes.disk_link import DiskLink, DiskSettings
 from backend.engine.rows.row import Row
-from backend.engine.session import decoder_session
 
 pytestmark = pytest.mark.mlx
 
@@ -31,7 +31,7 @@ def restarted(networks, family, directory, **tuning):
 
 def leave(driver):
     """End a session as a process does that is told to stop."""
-    driver.session.close()
+    driver.loop.close()
 
 
 def cold(networks, family, request):
@@ -58,7 +58,7 @@ def test_what_was_evicted_from_memory_comes_back_from_disk(networks, tmp_path, f
     prompts = [prompt_of(250, salt=salt) for salt in range(5)]
     for i, prompt in enumerate(prompts):
         driver.run(make_request(f"r{i}", prompt, max_tokens=3))
-    assert driver.session.status().metrics["prompt_cache.evictions"] > 0
+    assert driver.loop.status().metrics["prompt_cache.evictions"] > 0
     request = make_request("again", prompts[0])
     outcome = driver.run(request)[0]
     assert outcome.cached_tokens > 0
@@ -138,16 +138,16 @@ async def test_what_the_files_had_no_room_for_is_written_when_memory_gives_it_up
 ):
     size = driver_for(networks, "llama", None)
     size.run(make_request("size", BASE))
-    nbytes = size.session.status().metrics["prompt_cache.bytes"]
+    nbytes = size.loop.status().metrics["prompt_cache.bytes"]
     bounds = {"max_cache_bytes": 5 * nbytes // 2, "max_cache_disk_bytes": 3 * nbytes // 2}
     driver = driver_for(networks, "llama", tmp_path, **bounds)
     prompts = [prompt_of(300, salt=salt) for salt in (0, 5, 9)]
     for count, prompt in enumerate(prompts[:2], start=1):
         driver.run(make_request(f"r{count}", prompt))
-        driver.session._parts.prefixes.rest()
+        driver.loop.prefixes.rest()
         await until(lambda count=count: written_bytes(driver) >= count * nbytes)
     driver.run(make_request("r3", prompts[2]))
-    assert driver.session.status().metrics["prompt_cache.evictions"] > 0
+    assert driver.loop.status().metrics["prompt_cache.evictions"] > 0
     await until(lambda: written_bytes(driver) > 2 * nbytes)
     outcome = driver.run(make_request("again", prompts[0]))[0]
     assert outcome.cached_tokens > 0
@@ -155,36 +155,36 @@ async def test_what_the_files_had_no_room_for_is_written_when_memory_gives_it_up
 
 
 def written_bytes(driver):
-    return driver.session.status().metrics["prompt_cache.disk.written_bytes"]
+    return driver.loop.status().metrics["prompt_cache.disk.written_bytes"]
 
 
 def test_a_prompt_that_memory_knows_does_not_wait_for_the_disk(networks, tmp_path):
     driver = driver_for(networks, "llama", tmp_path)
     driver.run(make_request("first", BASE))
-    driver.session.submit(make_request("second", BASE))
-    assert driver.session.status().metrics["waiting"] == 1
-    assert not driver.session.is_idle
+    driver.loop.submit(make_request("second", BASE))
+    assert driver.loop.status().metrics["waiting"] == 1
+    assert not driver.loop.is_idle
     driver.run()
     leave(driver)
 
 
 def test_a_request_may_leave_while_it_waits_for_the_disk(networks, tmp_path):
     driver = driver_for(networks, "llama", tmp_path)
-    driver.session.submit(make_request("first", BASE))
-    assert driver.session.is_idle
-    driver.session.cancel("first")
-    driver.session.take_in(driver.fetched.get(timeout=10))
-    driver.session.check()
-    assert driver.session.status().metrics["waiting"] == 0
+    driver.loop.submit(make_request("first", BASE))
+    assert driver.loop.is_idle
+    driver.loop.cancel("first")
+    driver.loop.take_in(driver.fetched.get(timeout=10))
+    driver.loop.check()
+    assert driver.loop.status().metrics["waiting"] == 0
     leave(driver)
 
 
 def test_what_is_not_to_be_remembered_is_not_stored(networks, tmp_path):
     driver = driver_for(networks, "llama", tmp_path)
     driver.run(make_request("nothing", BASE, remembered=Remembered.NOTHING))
-    assert driver.session.status().metrics["prompt_cache.tokens"] == 0
+    assert driver.loop.status().metrics["prompt_cache.tokens"] == 0
     driver.run(make_request("prompt", BASE, remembered=Remembered.PROMPT))
-    assert driver.session.status().metrics["prompt_cache.tokens"] == len(BASE) - 1
+    assert driver.loop.status().metrics["prompt_cache.tokens"] == len(BASE) - 1
     leave(driver)
     assert len(list(tmp_path.glob("*/*/*.kv"))) == 1
 
@@ -231,10 +231,10 @@ def test_a_path_that_leads_round_in_circles_is_told_and_done_without(tmp_path, c
 def test_an_idle_session_writes_to_disk_once_it_has_been_quiet(networks, tmp_path, monkeypatch):
     driver = driver_for(networks, "llama", tmp_path)
     driver.run(make_request("a", BASE, max_tokens=5))
-    monkeypatch.setattr(decoder_session, "IDLE_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(engine_loop, "IDLE_TIMEOUT_S", 3600.0)
     driver.turn()
-    assert driver.session.idle_timeout_s is not None
-    monkeypatch.setattr(decoder_session, "IDLE_TIMEOUT_S", 0.0)
+    assert driver.loop._idle_timeout_s is not None
+    monkeypatch.setattr(engine_loop, "IDLE_TIMEOUT_S", 0.0)
     driver.turn()
-    assert driver.session.idle_timeout_s is None
+    assert driver.loop._idle_timeout_s is None
     leave(driver)

@@ -5,8 +5,7 @@ import random
 import pytest
 from virtual_decoding import VirtualDecoding, row_of
 
-from backend.engine.drafts.budget import Budget
-from backend.engine.drafts.sources import Source
+from backend.engine.drafts.pricing import Budget, Source
 
 ALONE = {"speculation": "draft"}
 # The costs at load, in passes of one token: as they are, as if any width were free, and as on a
@@ -152,11 +151,11 @@ def test_who_asked_pays_for_a_step_without_drafts():
 
 def test_a_source_that_has_lost_all_rests_until_time_has_gone_by():
     budget = Budget([Source.FORCED, Source.MATCH])
-    while Source.FORCED in budget.leave(lambda _: 1.0).drafts:
+    while Source.FORCED in budget.leave(1.0, 1.0).drafts:
         charged(budget, 2.0)
-    assert budget.leave(lambda _: 1.0).drafts == [Source.MATCH]
+    assert budget.leave(1.0, 1.0).drafts == [Source.MATCH]
     passes = 0
-    while Source.FORCED not in budget.leave(lambda _: 1.0).trials:
+    while Source.FORCED not in budget.leave(1.0, 1.0).trials:
         budget.earn(1.0)
         passes += 1
     assert 100 < passes < 400

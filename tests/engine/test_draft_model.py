@@ -60,7 +60,7 @@ def test_a_reply_is_the_same_whoever_drafts(networks, family, rows, seeds, other
         expected = Driver(network).run(*requests)
         driver = driver_of(network, networks(other))
         assert_same(driver.run(*requests), expected)
-        drafted += driver.session.status().metrics["drafted_tokens"]
+        drafted += driver.loop.status().metrics["drafted_tokens"]
     assert drafted > 10
 
 
@@ -96,7 +96,7 @@ def test_a_reply_to_pictures_is_the_same_though_it_does_not_see(
     driver = driver_of(model.network, networks("llama"), vocab=vocab)
     assert max(requests[2].prompt.token_ids) >= VOCAB
     assert_same(driver.run(*requests), expected)
-    assert driver.session.status().metrics["accepted_tokens"] > 10
+    assert driver.loop.status().metrics["accepted_tokens"] > 10
 
 
 def greedy(name, count, salt=0):
@@ -116,7 +116,7 @@ def test_the_model_as_its_own_draft_is_nearly_always_right(networks, rows, sampl
     expected = Driver(network).run(*requests)
     driver = driver_of(network, network)
     assert_same(driver.run(*requests), expected)
-    status = driver.session.status()
+    status = driver.loop.status()
     assert status.metrics["accepted_tokens"] > 60 * rows
     assert status.metrics["accepted_tokens"] > 0.95 * status.metrics["drafted_tokens"]
 
@@ -152,21 +152,21 @@ def test_it_is_the_same_while_rows_come_go_and_pause(networks, family):
     budget = room_for(network, 300, rows=3)
     driver = driver_of(network, networks("llama"), speculation="auto", max_kv_bytes=budget)
     left, cancelled = list(requests), set()
-    while left or not driver.session.is_idle or driver.session.status().metrics["waiting"]:
+    while left or not driver.loop.is_idle or driver.loop.status().metrics["waiting"]:
         if left and rng.random() < 0.3:
-            driver.session.submit(left.pop())
+            driver.loop.submit(left.pop())
         running = [r for r in requests if driver.outcome(r).token_ids]
         if running and rng.random() < 0.02:
             request = rng.choice(running)
             if driver.outcome(request).finish is None:
                 cancelled.add(request.request_id)
-                driver.session.cancel(request.request_id)
+                driver.loop.cancel(request.request_id)
         driver.turn()
     for name, tokens in expected.items():
         found = driver.outcomes[name].token_ids
         assert found == tokens[: len(found)]
         assert name in cancelled or found == tokens
-    assert driver.session.status().metrics["accepted_tokens"] > 10
+    assert driver.loop.status().metrics["accepted_tokens"] > 10
 
 
 def test_a_grammar_cuts_what_it_drafts(networks):
@@ -211,7 +211,7 @@ def test_a_draft_model_that_fails_is_left_out_and_costs_no_reply(networks, caplo
     expected = Driver(network).run(*requests)
     driver = driver_of(network, Failing(network))
     assert_same(driver.run(*requests), expected)
-    assert driver.session.status().metrics["accepted_tokens"] > 5
+    assert driver.loop.status().metrics["accepted_tokens"] > 5
     assert caplog.text.count("the draft model fails, and drafts no more") == 1
 
 
@@ -227,7 +227,7 @@ def test_one_with_a_smaller_vocabulary_reads_what_it_does_not_know(networks):
     expected = Driver(network).run(*requests)
     driver = Driver(network, draft=draft, pass_seconds=FREE, speculation="draft")
     assert_same(driver.run(*requests), expected)
-    assert driver.session.status().metrics["drafted_tokens"] > 10
+    assert driver.loop.status().metrics["drafted_tokens"] > 10
 
 
 class Clocked(WrappedNetwork):
@@ -263,7 +263,7 @@ def clocked_s(network, draft, seconds, draft_s, *, rows, measured=None):
         learns_costs=True,
         speculation="draft",
     )
-    batch = driver.session._parts.batch
+    batch = driver.loop.batch
     batch._clock = clock
     if drafted:
         batch._drafting._source.model._clock = clock

@@ -9,12 +9,9 @@ from engine_driver import VOCAB
 from virtual_decoding import ScriptedModel, row_of
 
 from backend.config import SpeculationOptions
-from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.drafter import MATCH_TOKENS, MAX_MATCH_TOKENS, Lookup
 from backend.engine.drafts.drafting import Drafting
-from backend.engine.drafts.lookup import MATCH_TOKENS, MAX_MATCH_TOKENS, Lookup
-from backend.engine.drafts.planning import MAX_PASS_TOKENS, Offer, Prices
-from backend.engine.drafts.sources import Source
-from backend.engine.drafts.trust import Trust
+from backend.engine.drafts.pricing import MAX_PASS_TOKENS, Offer, PassCosts, Prices, Source, Trust
 from backend.engine.rows.counters import Counters
 
 

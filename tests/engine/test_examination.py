@@ -6,16 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_driver import make_request, prompt_of
+from engine_driver import Desk, make_request, prompt_of
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.step import TokenStep
-from backend.engine.distributed.shard import load_whole
+from backend.engine import assembly
+from backend.engine.assembly import assemble_any_loop, load_whole
+from backend.engine.examination import DELAY_S
 from backend.engine.findings import MAX_BEGUN, Findings, Notebook
 from backend.engine.plan import Batching
-from backend.engine.session import assembly, decoder_session
-from backend.engine.session.assembly import assemble_session
-from backend.engine.session.session import Outlets
 from backend.engine.trials.model_key import model_key
 
 pytestmark = pytest.mark.mlx
@@ -58,19 +57,14 @@ class Bench:
         model = replace(model, network=self.network)
         self.key = model_key(self.options, model)
         self.told: deque[tuple[str, Findings]] = deque()
-        self.events: list[Any] = []
         notebook = Notebook(known or {}, lambda *found: self.told.append(found))
-        outlets = Outlets(self.events.extend, lambda _: None, notebook=notebook)
-        self.session: Any = assemble_session(model, self.options, outlets)
+        self.desk = Desk()
+        self.loop: Any = assemble_any_loop(model, self.options, self.desk, notebook)
         self.loading_passes, self.network.passes = self.network.passes, 0
 
     @property
-    def parts(self) -> Any:
-        return self.session._parts
-
-    @property
     def plan(self) -> Any:
-        return self.parts.batch._caches._plan
+        return self.loop.batch._caches._plan
 
     @property
     def found(self) -> Findings:
@@ -78,29 +72,26 @@ class Bench:
 
     def run(self, *requests: Any) -> list[list[int]]:
         if requests:
-            self.events.clear()
+            self.desk.published.clear()
         for request in requests:
-            self.session.submit(request)
-        while not self.parts.scheduler.is_idle:
+            self.loop.submit(request)
+        while not self.loop.scheduler.is_idle:
             self.turn()
         return [self.tokens(request) for request in requests]
 
     def turn(self) -> None:
-        try:
-            self.session.turn()
-        except Exception as error:  # noqa: BLE001 (as the leader does)
-            self.session.recover(error)
-        self.session.check()
+        self.loop.turn()
+        self.loop.check()
 
     def rest(self) -> None:
         """Leave the session idle until it has tried everything."""
-        self.session._active_at -= decoder_session.DELAY_S
+        self.loop._active_at -= DELAY_S
         self.turn()
-        while not self.session.is_idle:
+        while not self.loop.is_idle:
             self.turn()
 
     def tokens(self, request: Any) -> list[int]:
-        mine = (each.event for each in self.events if each.request_id == request.request_id)
+        mine = (each.event for each in self.desk.published if each.request_id == request.request_id)
         return [event.token_id for event in mine if isinstance(event, TokenStep)]
 
 
@@ -220,11 +211,11 @@ def test_the_way_changes_under_running_requests_without_a_changed_token(tiny_mod
 def test_a_second_request_has_the_trials_run_beside_the_first(llama):
     bench = Bench(llama)
     first, second = requests(2, max_tokens=200)
-    bench.session.submit(first)
+    bench.loop.submit(first)
     for _ in range(5):
         bench.turn()
-    assert bench.parts.examination.is_pending
-    bench.session.submit(second)
+    assert bench.loop.examination.is_pending
+    bench.loop.submit(second)
     drawn = len(bench.tokens(first))
     while not bench.tokens(second):
         bench.turn()
@@ -239,7 +230,7 @@ def test_trials_wait_while_one_request_runs(llama, monkeypatch):
     bench, during = Bench(llama), []
     bench.run(*requests(1))
     bench.turn()
-    examination = bench.parts.examination
+    examination = bench.loop.examination
     assert examination.is_running
     advance = examination.advance
     monkeypatch.setattr(
@@ -256,10 +247,10 @@ def test_rows_use_stored_prefixes_in_place_once_no_other_has_caches(llama):
     bench = Bench(llama, max_slots=2)
     rows = [make_request(str(n), prompt_of(600, n), max_tokens=300, **UNDRAFTED) for n in range(4)]
     for row in rows:
-        bench.session.submit(row)
-    while bench.parts.examination.is_running or bench.parts.examination.is_pending:
+        bench.loop.submit(row)
+    while bench.loop.examination.is_running or bench.loop.examination.is_pending:
         bench.turn()
-    assert bench.parts.scheduler.slots_taken == 2
+    assert bench.loop.scheduler.slots_taken == 2
     assert bench.plan.takes_several
     assert not bench.plan.shares_prefixes
     bench.run()
@@ -268,7 +259,7 @@ def test_rows_use_stored_prefixes_in_place_once_no_other_has_caches(llama):
     again = make_request("again", [*prompt_of(600), 5], max_tokens=8)
     alone = Bench(llama).run(again)
     assert bench.run(again) == alone
-    assert bench.parts.prefixes.metrics()["prompt_cache.hit_tokens"]
+    assert bench.loop.prefixes.metrics()["prompt_cache.hit_tokens"]
 
 
 def test_a_model_that_fails_in_batches_runs_one_at_a_time(llama, caplog):
@@ -315,7 +306,7 @@ def test_a_session_that_closes_is_no_failed_trial(llama):
     bench = Bench(llama)
     bench.run(*requests(1))
     bench.turn()
-    bench.session.close()
+    bench.loop.close()
     assert bench.found.begun == 0
 
 
@@ -323,25 +314,20 @@ def test_a_load_may_wait_for_everything(llama):
     bench = Bench(llama, check_at_load=True)
     assert bench.plan.batching is Batching.RAGGED
     assert bench.plan.pass_seconds
-    assert not bench.parts.examination.is_pending
+    assert not bench.loop.examination.is_pending
     assert Bench(llama, known_by(bench), check_at_load=True).loading_passes == 1
 
 
 def test_embeddings_and_trials_do_not_disturb_each_other(llama):
-    from concurrent.futures import Future
-
     from backend.core.embedding import EmbeddingRequest, Pooling
-    from backend.engine.messages.commands import Compute
 
-    replies: list[Future[Any]] = []
     bench = Bench(llama)
     for seed in range(3):
-        replies.append(Future())
         request = EmbeddingRequest(
             token_ids=tuple(prompt_of(300, seed)), pooling=Pooling.MEAN, is_normalized=False
         )
-        bench.session.obey(Compute(request, replies[-1]))
+        bench.loop.begin_job(seed, request)
     bench.rest()
-    assert all(reply.result() for reply in replies)
+    assert [result.dim for result in bench.desk.results.values()] == [64] * 3
     bench.rest()
     assert bench.plan.batches

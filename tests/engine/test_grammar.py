@@ -156,4 +156,4 @@ def test_a_mask_that_cannot_be_found_costs_the_others_no_token(networks, max_tok
     assert [outcome.token_ids for outcome in outcomes] == alone
     assert all(outcome.finish is FinishReason.LENGTH for outcome in outcomes)
     assert "no mask" in str(failed.error)
-    assert driver.session.status().requests == ()
+    assert driver.loop.status().requests == ()

@@ -96,7 +96,7 @@ def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, row
         expected = Driver(pair[0]).run(*requests)
         driver = head_driver(pair)
         assert_same(driver.run(*requests), expected)
-        drafted += driver.session.status().metrics["drafted_tokens"]
+        drafted += driver.loop.status().metrics["drafted_tokens"]
     assert drafted > 10
 
 
@@ -114,7 +114,7 @@ def test_a_head_that_knows_the_model_is_nearly_always_right(pairs, rows, samplin
     expected = Driver(pair[0]).run(*requests)
     driver = head_driver(pair)
     assert_same(driver.run(*requests), expected)
-    status = driver.session.status()
+    status = driver.loop.status()
     assert status.metrics["accepted_tokens"] > 60 * rows
     # One token of 64 is unknown to this head, and ends a draft.
     assert (
@@ -141,12 +141,12 @@ def test_it_is_the_same_while_rows_come_go_and_pause(pairs, family):
     budget = room_for(network, 300, rows=3)
     driver = head_driver((network, head), speculation="auto", max_kv_bytes=budget)
     left = list(requests)
-    while left or not driver.session.is_idle or driver.session.status().metrics["waiting"]:
+    while left or not driver.loop.is_idle or driver.loop.status().metrics["waiting"]:
         if left and rng.random() < 0.3:
-            driver.session.submit(left.pop())
+            driver.loop.submit(left.pop())
         driver.turn()
     assert {name: driver.outcomes[name].token_ids for name in expected} == expected
-    assert driver.session.status().metrics["accepted_tokens"] > 10
+    assert driver.loop.status().metrics["accepted_tokens"] > 10
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -156,10 +156,10 @@ def test_a_prompt_that_was_stored_is_drafted_for_from_its_reply_on(pairs, family
     prompt = prompt_of(200)
     first, again = (make_request(name, prompt, max_tokens=40) for name in "ab")
     (one,) = driver.run(first)
-    accepted = driver.session.status().metrics["accepted_tokens"]
+    accepted = driver.loop.status().metrics["accepted_tokens"]
     (other,) = driver.run(again)
     assert other.token_ids == one.token_ids
-    assert driver.session.status().metrics["accepted_tokens"] - accepted > 25
+    assert driver.loop.status().metrics["accepted_tokens"] - accepted > 25
 
 
 def test_a_deepseek_in_8_bits_brings_its_head(tmp_path):
@@ -171,7 +171,7 @@ def test_a_deepseek_in_8_bits_brings_its_head(tmp_path):
     expected = Driver(pair[0]).run(*requests)
     driver = head_driver(pair)
     assert_same(driver.run(*requests), expected)
-    assert driver.session.status().metrics["accepted_tokens"] > 30
+    assert driver.loop.status().metrics["accepted_tokens"] > 30
 
 
 def test_a_head_that_fails_is_left_out_and_costs_no_reply(pairs, caplog):
@@ -194,5 +194,5 @@ def test_a_head_that_fails_is_left_out_and_costs_no_reply(pairs, caplog):
     failing = replace(head, model=replace(head.model, network=Failing()))
     driver = head_driver((network, failing))
     assert_same(driver.run(*requests), expected)
-    assert driver.session.status().metrics["accepted_tokens"] > 5
+    assert driver.loop.status().metrics["accepted_tokens"] > 5
     assert caplog.text.count("the draft model fails, and drafts no more") == 1

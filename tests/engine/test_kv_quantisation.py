@@ -62,10 +62,10 @@ def test_a_second_turn_takes_up_prompt_and_reply(networks, family):
 
 def test_a_prompt_of_one_token_begins_with_quantised_caches_too(networks):
     driver = Driver(networks("llama_wide"), batches=False, kv_bits=8)
-    driver.session.submit(make_request("one", [5]))
+    driver.loop.submit(make_request("one", [5]))
     driver.turn()
-    assert driver.session.status().memory_bytes["kv_active"] > 0
-    assert kinds(driver.session._parts.batch._caches.layers) == ["QuantizedKVCache"] * 2
+    assert driver.loop.status().memory_bytes["kv_active"] > 0
+    assert kinds(driver.loop.batch._caches.layers) == ["QuantizedKVCache"] * 2
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_prefix_in_fewer_bits_is_smaller_and_near(networks, family, bits, shar
 
 
 def _bytes(driver):
-    return driver.session.status().memory_bytes["prompt_cache"]
+    return driver.loop.status().memory_bytes["prompt_cache"]
 
 
 def test_rows_of_a_batch_share_a_prefix_that_is_kept_in_fewer_bits(networks):

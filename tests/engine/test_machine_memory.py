@@ -5,8 +5,8 @@ from engine_driver import Driver, make_request, prompt_of, room_for
 
 from backend.core.delta import FinishReason
 from backend.core.status import RequestPhase
+from backend.engine import loop as engine_loop
 from backend.engine.messages.commands import Resize
-from backend.engine.session import decoder_session
 from backend.errors import OverloadedError
 
 pytestmark = pytest.mark.mlx
@@ -26,26 +26,25 @@ class Shared:
 
     def order(self, budget, attainable=None):
         self.orders += 1
-        self.driver.session.obey(Resize(self.orders, budget, attainable or self.whole))
-        self.driver.turn()
+        self.driver.turn(Resize(self.orders, budget, attainable or self.whole))
 
     def submit(self, *requests):
         for request in requests:
-            self.driver.session.submit(request)
+            self.driver.loop.submit(request)
 
     def finish(self, *requests):
         for _ in range(3000):
-            if not self.driver.session.status().requests:
+            if not self.driver.loop.status().requests:
                 return [self.driver.outcomes[request.request_id] for request in requests]
             self.driver.turn()
         raise AssertionError("it does not end")
 
     @property
     def memory(self):
-        return self.driver.session.status().memory_bytes
+        return self.driver.loop.status().memory_bytes
 
     def phases(self):
-        return [request.phase for request in self.driver.session.status().requests]
+        return [request.phase for request in self.driver.loop.status().requests]
 
 
 def requests(count, *, prompt=300, max_tokens=40):
@@ -93,7 +92,7 @@ def test_what_the_prompt_cache_gave_away_is_on_disk(networks, tmp_path):
     shared.driver.run(first)
     shared.order(0)
     assert shared.memory["prompt_cache"] == 0
-    shared.driver.session.close()
+    shared.driver.loop.close()
     again = make_request("again", prompt_of(300), max_tokens=4)
     (outcome,) = Shared(networks("llama"), cache_dir=str(tmp_path)).driver.run(again)
     assert outcome.cached_tokens >= 256
@@ -105,14 +104,14 @@ def test_a_request_waits_for_memory_of_others_and_says_how_much_it_wants(network
     (asked,) = requests(1)
     shared.submit(asked)
     shared.driver.turn()
-    session = shared.driver.session
-    assert session.is_idle
-    assert session.idle_timeout_s is not None
+    loop = shared.driver.loop
+    assert loop.is_idle
+    assert loop._idle_timeout_s is not None
     assert shared.phases() == [RequestPhase.WAITING]
     wanted = shared.memory["kv_wanted"]
     assert shared.row_bytes // 8 < wanted <= shared.row_bytes
     shared.order(wanted)
-    assert not session.is_idle
+    assert not loop.is_idle
     (outcome,) = shared.finish(asked)
     assert (outcome.finish, len(outcome.token_ids)) == (FinishReason.LENGTH, 40)
 
@@ -123,7 +122,7 @@ def test_a_request_for_which_nobody_gives_is_refused_after_a_while(networks, mon
     (asked,) = requests(1)
     shared.submit(asked)
     shared.driver.turn()
-    monkeypatch.setattr(decoder_session, "MEMORY_WAIT_S", 0.0)
+    monkeypatch.setattr(engine_loop, "MEMORY_WAIT_S", 0.0)
     shared.driver.turn()
     assert isinstance(shared.driver.outcome(asked).error, OverloadedError)
     assert "other backends of this machine" in str(shared.driver.outcome(asked).error)
@@ -151,7 +150,7 @@ def test_an_open_end_begins_with_what_can_be_had_and_pauses_for_more(networks):
     shared.submit(asked)
     for _ in range(300):
         shared.driver.turn()
-        if shared.driver.session.is_idle:
+        if shared.driver.loop.is_idle:
             break
     assert shared.phases() == [RequestPhase.WAITING]
     assert len(shared.driver.outcome(asked).token_ids) > 1

@@ -45,11 +45,11 @@ def open_requests(count, *, max_tokens=EXPECTED + 60, **options):
 def run_watched(driver, requests):
     """Run to the end; return the outcomes and the most that running rows took and reserved."""
     for request in requests:
-        driver.session.submit(request)
+        driver.loop.submit(request)
     taken = reserved = 0
-    while not driver.session.is_idle:
+    while not driver.loop.is_idle:
         driver.turn()
-        memory = driver.session.status().memory_bytes
+        memory = driver.loop.status().memory_bytes
         taken = max(taken, memory["kv_active"])
         reserved = max(reserved, memory["kv_reserved"] + memory["prompt_cache"])
     return [driver.outcomes[request.request_id] for request in requests], taken, reserved
@@ -75,7 +75,7 @@ def test_a_row_that_has_to_pause_as_it_joins_goes_on_later(networks, monkeypatch
     requests = open_requests(2)
     free = Driver(networks("llama")).run(*requests)
     driver = Driver(networks("llama"))
-    memory, scheduler = driver.session._parts.memory, driver.session._parts.scheduler
+    memory, scheduler = driver.loop.memory, driver.loop.scheduler
     before_step, paused = memory.before_step, []
 
     def pause_the_first_that_joins():
@@ -96,15 +96,15 @@ def test_a_pause_is_resumed_from_the_prompt_cache(networks):
     driver = limited_driver(network, max_kv_bytes=room_for(network, 300 + EXPECTED, rows=2))
     for i in range(2):
         request = make_request(f"r{i}", prompt_of(300, i), max_tokens=60, is_open_ended=True)
-        driver.session.submit(request)
-    while driver.session.status().metrics["slots_taken"] < 2:
+        driver.loop.submit(request)
+    while driver.loop.status().metrics["slots_taken"] < 2:
         driver.turn()
-    while not driver.session.status().metrics["waiting"]:
+    while not driver.loop.status().metrics["waiting"]:
         driver.turn()
-    computed = driver.session.status().metrics["prompt_tokens"]
-    while not driver.session.is_idle:
+    computed = driver.loop.status().metrics["prompt_tokens"]
+    while not driver.loop.is_idle:
         driver.turn()
-    assert driver.session.status().metrics["prompt_tokens"] == computed
+    assert driver.loop.status().metrics["prompt_tokens"] == computed
 
 
 def test_without_a_prompt_cache_a_pause_is_computed_again(networks):
@@ -147,8 +147,8 @@ def test_a_lone_request_that_fills_the_memory_ends_with_length(networks, caplog)
 def test_what_could_never_fit_is_refused_at_once(networks):
     network = networks("llama")
     driver = limited_driver(network, max_kv_bytes=room_for(network, 100))
-    driver.session.submit(make_request("r", prompt_of(90), max_tokens=11))
-    assert driver.session.is_idle
+    driver.loop.submit(make_request("r", prompt_of(90), max_tokens=11))
+    assert driver.loop.is_idle
     driver.turn()
     refused = driver.outcomes["r"].error
     assert isinstance(refused, OverloadedError)
@@ -163,13 +163,13 @@ def test_requests_wait_while_their_limits_do_not_fit_together(networks):
     free = Driver(network).run(*requests)
     driver = limited_driver(network, max_kv_bytes=room_for(network, 100, rows=2))
     for request in requests:
-        driver.session.submit(request)
+        driver.loop.submit(request)
     driver.turn()
     assert (
-        driver.session.status().metrics["slots_taken"],
-        driver.session.status().metrics["waiting"],
+        driver.loop.status().metrics["slots_taken"],
+        driver.loop.status().metrics["waiting"],
     ) == (2, 2)
-    while not driver.session.is_idle:
+    while not driver.loop.is_idle:
         driver.turn()
     assert [driver.outcome(r).token_ids for r in requests] == [o.token_ids for o in free]
 
@@ -180,12 +180,12 @@ def test_the_prompt_cache_gives_way_to_requests_and_grows_back(networks):
     driver = limited_driver(network, max_kv_bytes=budget)
     for i in range(6):
         driver.run(make_request(f"old{i}", prompt_of(200, i), max_tokens=2))
-    before = driver.session.status().metrics
+    before = driver.loop.status().metrics
     assert before["prompt_cache.bytes"] > budget // 3
     request = make_request("large", prompt_of(1500, 99), max_tokens=300)
-    driver.session.submit(request)
+    driver.loop.submit(request)
     driver.turn()
-    squeezed = driver.session.status().metrics
+    squeezed = driver.loop.status().metrics
     assert squeezed["prompt_cache.budget_bytes"] == budget - room_for(network, 1800)
     assert (
         squeezed["prompt_cache.bytes"]
@@ -195,7 +195,7 @@ def test_the_prompt_cache_gives_way_to_requests_and_grows_back(networks):
     assert squeezed["prompt_cache.evictions"] > before["prompt_cache.evictions"]
     driver.run()
     assert driver.outcome(request).finish is FinishReason.LENGTH
-    assert driver.session.status().metrics["prompt_cache.budget_bytes"] == budget
+    assert driver.loop.status().metrics["prompt_cache.budget_bytes"] == budget
 
 
 def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):
@@ -203,11 +203,11 @@ def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):
     driver = limited_driver(network, max_kv_bytes=room_for(network, 80 + EXPECTED, rows=3))
     requests = open_requests(5)
     for request in requests:
-        driver.session.submit(request)
+        driver.loop.submit(request)
     seen = set()
     for _ in range(3 * EXPECTED):
         driver.turn()
-        phases = {r.request_id: r.phase for r in driver.session.status().requests}
+        phases = {r.request_id: r.phase for r in driver.loop.status().requests}
         paused = [
             name
             for name, phase in phases.items()
@@ -218,11 +218,11 @@ def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):
             break
     assert seen
     for request in requests:
-        driver.session.cancel(request.request_id)
-        driver.session.check()
-    while not driver.session.is_idle:
+        driver.loop.cancel(request.request_id)
+        driver.loop.check()
+    while not driver.loop.is_idle:
         driver.turn()
-    assert driver.session.status().memory_bytes["kv_reserved"] == 0
+    assert driver.loop.status().memory_bytes["kv_reserved"] == 0
 
 
 class FailsWithTwo(WrappedNetwork):
@@ -268,14 +268,14 @@ def test_a_crowd_that_comes_and_goes_loses_no_token(networks, seed):
     leaving = rng.sample(requests, 5)
     left = set()
     for request in requests:
-        driver.session.submit(request)
-    while not driver.session.is_idle:
+        driver.loop.submit(request)
+    while not driver.loop.is_idle:
         driver.turn()
         if leaving and rng.random() < 0.02:
             request_id = leaving.pop().request_id
-            driver.session.cancel(request_id)
+            driver.loop.cancel(request_id)
             left.add(request_id)
-            driver.session.check()
+            driver.loop.check()
     for request, expected in zip(requests, free, strict=True):
         outcome = driver.outcome(request)
         assert outcome.token_ids == expected.token_ids[: len(outcome.token_ids)]

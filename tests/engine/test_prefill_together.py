@@ -132,7 +132,7 @@ class AsksForWhom(Counting):
 def test_before_a_pass_all_are_noted_whose_prompts_it_feeds(networks):
     network = AsksForWhom(networks("llama"))
     driver = Driver(network, prefill_chunk_alone=512)
-    driver.session._parts.recovery.note_pass = network.note
+    driver.desk.note_pass = network.note
     driver.run(*requests([20, 31, 25, 60]))
     passes = list(zip(network.shapes, network.owners, strict=True))
     assert ((3, 30), ["r0", "r1", "r2"]) in passes

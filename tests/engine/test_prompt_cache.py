@@ -91,7 +91,7 @@ def test_eight_at_once_on_one_prefix_compute_it_once(networks, family):
     driver = driver_for(networks, family, prefill_chunk=64)
     outcomes = driver.run(*requests)
     assert [o.token_ids for o in outcomes] == cold(networks, family, *requests)
-    status = driver.session.status().metrics
+    status = driver.loop.status().metrics
     assert status["prompt_cache.looked_up_tokens"] == sum(len(r.prompt.token_ids) for r in requests)
     assert status["prompt_cache.hit_tokens"] >= 7 * (len(BASE) - 1)
 
@@ -100,12 +100,12 @@ def test_eight_at_once_on_one_prefix_compute_it_once(networks, family):
 def test_an_aborted_prefill_goes_on_where_it_stopped(networks, family):
     driver = driver_for(networks, family)
     long = prompt_of(300)
-    driver.session.submit(make_request("aborted", long))
+    driver.loop.submit(make_request("aborted", long))
     for _ in range(3):
         driver.turn()
-    [status] = driver.session.status().requests
+    [status] = driver.loop.status().requests
     assert 0 < status.prefilled_tokens < 299
-    driver.session.cancel("aborted")
+    driver.loop.cancel("aborted")
     request = make_request("again", long)
     outcome = driver.run(request)[0]
     assert outcome.cached_tokens == status.prefilled_tokens
@@ -126,17 +126,17 @@ def test_requests_on_shared_prefixes_that_come_and_go_at_any_step_are_right(netw
         requests.append(
             make_request(f"r{i}", tokens, sampling=sampling, max_tokens=rng.randint(1, 30))
         )
-        driver.session.submit(requests[-1])
+        driver.loop.submit(requests[-1])
         for _ in range(rng.randint(0, 5)):
             driver.turn()
         if i % 7 == 6:
-            driver.session.cancel(f"r{i - 1}")
+            driver.loop.cancel(f"r{i - 1}")
     driver.run()
     finished = [r for r in requests if driver.outcome(r).finish is not None]
     assert len(finished) > 20
     tokens = [driver.outcomes[r.request_id].token_ids for r in finished]
     assert tokens == cold(networks, family, *finished)
-    status = driver.session.status()
+    status = driver.loop.status()
     assert status.metrics["prompt_cache.evictions"] > 0
     assert status.metrics["prompt_cache.hit_tokens"] > 0
     assert status.memory_bytes["prompt_cache"] == status.metrics["prompt_cache.bytes"]
@@ -154,9 +154,9 @@ def test_a_place_where_prompts_branched_is_where_the_next_one_is_taken_up(networ
 def test_no_state_is_stored_a_token_behind_another(networks):
     driver = driver_for(networks, "mamba2")
     driver.run(make_request("first", BASE))
-    two_states = driver.session.status().metrics["prompt_cache.bytes"]
+    two_states = driver.loop.status().metrics["prompt_cache.bytes"]
     driver.run(make_request("second", [*BASE, *NEW]))
-    assert driver.session.status().metrics["prompt_cache.bytes"] == 2 * two_states
+    assert driver.loop.status().metrics["prompt_cache.bytes"] == 2 * two_states
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_next", "mamba2"])
@@ -167,7 +167,7 @@ def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family)
         for turn in range(8):
             outcome = driver.run(make_request(f"t{turn}", tokens, boundaries=[len(tokens) - 9]))[0]
             tokens += [*outcome.token_ids, *prompt_of(30, salt=turn)]
-        return outcome, driver.session.status().metrics
+        return outcome, driver.loop.status().metrics
 
     roomy, books = last_turn()
     assert books["prompt_cache.evictions"] == 0
@@ -182,9 +182,9 @@ def test_the_middle_of_a_conversation_gives_way_before_its_end(networks, family)
 def test_where_the_next_question_parts_outlives_the_reply_that_it_drops(networks, next_question):
     driver = driver_for(networks, "qwen3_next")
     driver.run(make_request("first", BASE, boundaries=[64], next_question=next_question))
-    prefixes = driver.session._parts.prefixes
+    prefixes = driver.loop.prefixes
     question, reply = (TokenKey.from_ids(parted(BASE, place, 3)) for place in (64, 149))
-    room = driver.session.status().metrics["prompt_cache.bytes"]
+    room = driver.loop.status().metrics["prompt_cache.bytes"]
     while restorable(prefixes, question) == 64 and restorable(prefixes, reply) == 149:
         room -= 100
         prefixes.leave_room(room)
@@ -203,8 +203,8 @@ def parted(tokens, place, salt):
 def test_windows_that_were_given_up_come_back_when_they_are_computed_anyway(networks, family):
     driver = driver_for(networks, family)
     driver.run(make_request("first", BASE, max_tokens=3))
-    prefixes = driver.session._parts.prefixes
-    room = driver.session.status().metrics["prompt_cache.bytes"]
+    prefixes = driver.loop.prefixes
+    room = driver.loop.status().metrics["prompt_cache.bytes"]
     place = 100
     key = TokenKey.from_ids(parted(BASE, place, 3))
     while restorable(prefixes, key) == place:
@@ -227,7 +227,7 @@ def test_a_failed_restore_is_computed_once_and_never_tried_again(networks, caplo
     def restore(*_):
         raise ValueError("torn")
 
-    driver.session._parts.prefixes._layout.restore = restore
+    driver.loop.prefixes._layout.restore = restore
     request = make_request("second", BASE)
     outcome = driver.run(request)[0]
     assert outcome.token_ids == cold(networks, "llama", request)[0]
@@ -274,9 +274,9 @@ def test_an_unrelated_sampler_takes_up_the_same_prefix(networks):
 def test_rows_leave_a_batch_with_plain_caches_of_their_own(networks, family):
     driver = driver_for(networks, family)
     left = []
-    driver.session._parts.prefixes.leave = lambda row: left.append(row.cache) if row.cache else None
+    driver.loop.prefixes.leave = lambda row: left.append(row.cache) if row.cache else None
     driver.run(*(make_request(f"r{i}", prompt_of(40 + i, salt=i)) for i in range(3)))
-    fresh = driver.session._parts.prefixes._fresh_caches()
+    fresh = driver.loop.prefixes._fresh_caches()
     assert len(left) == 3
     for caches in left:
         assert [type(cache) for cache in caches] == [type(cache) for cache in fresh]
@@ -287,7 +287,7 @@ def test_rows_leave_a_batch_with_plain_caches_of_their_own(networks, family):
 
 def test_storing_takes_no_more_memory_than_what_is_stored(networks):
     driver = driver_for(networks, "llama", prefill_chunk_alone=512)
-    keeper = driver.session._parts.prefixes
+    keeper = driver.loop.prefixes
     save, peaks = keeper.save, []
 
     def measured(row):
@@ -310,7 +310,7 @@ def test_kinds_of_hits_and_tokens_are_counted(networks):
     prompts = [BASE, BASE, [*BASE, 1, 2], BASE[:40], [*BASE[:40], 3, 3], NEW]
     for i, tokens in enumerate(prompts):
         driver.run(make_request(f"r{i}", tokens, max_tokens=1))
-    status = driver.session.status().metrics
+    status = driver.loop.status().metrics
     assert nested(status)["prompt_cache"]["hits"] == {
         "miss": 2,
         "exact": 1,
@@ -332,7 +332,7 @@ def test_a_prefix_of_one_token_is_no_hit(networks):
 def test_nothing_is_stored_without_a_budget(networks):
     driver = driver_for(networks, "llama", max_cache_bytes=0)
     driver.run(make_request("a", BASE), make_request("b", BASE))
-    assert driver.session.status().metrics["prompt_cache.nodes"] == 0
+    assert driver.loop.status().metrics["prompt_cache.nodes"] == 0
 
 
 def test_something_volatile_early_in_a_prompt_is_told_once(networks, caplog):

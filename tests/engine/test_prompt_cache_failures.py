@@ -74,13 +74,13 @@ def test_what_cannot_be_stored_fails_no_request(part, error):
     def fail(*_, **__):
         raise error
 
-    setattr(getattr(driver.session._parts.prefixes, owner), name, fail)
+    setattr(getattr(driver.loop.prefixes, owner), name, fail)
     request = make_request("r", prompt_of(100), boundaries=[50])
     request = replace(request, prompt=replace(request.prompt, system_tokens=40))
     [expected] = Driver(ExactNetwork("kv", "state"), max_cache_bytes=0).run(request)
     [outcome] = driver.run(request)
     assert (outcome.token_ids, outcome.error) == (expected.token_ids, None)
-    assert not driver.session._parts.prefixes._store._nodes.held
+    assert not driver.loop.prefixes._store._nodes.held
 
 
 def run_dry(session):
@@ -99,10 +99,10 @@ def test_a_store_that_other_ranks_keep_too_does_not_go_on_without_them(part):
     def fail(*_, **__):
         raise RuntimeError("out of memory")
 
-    setattr(getattr(driver.session._parts.prefixes, owner), name, fail)
-    driver.session.submit(make_request("second", prompt))
+    setattr(getattr(driver.loop.prefixes, owner), name, fail)
+    driver.loop.submit(make_request("second", prompt))
     with pytest.raises(RuntimeError, match="out of memory"):
-        run_dry(driver.session)
+        run_dry(driver.loop)
 
 
 def test_a_request_is_counted_once_however_often_it_begins_again():
@@ -111,6 +111,6 @@ def test_a_request_is_counted_once_however_often_it_begins_again():
     driver.run(make_request("first", prompt_of(100)))
     network.is_armed = True
     driver.run(make_request("second", prompt_of(100)))
-    status = driver.session.status().metrics
+    status = driver.loop.status().metrics
     assert (status["prompt_cache.looked_up_tokens"], status["prompt_cache.hit_tokens"]) == (200, 0)
     assert sum(status[f"prompt_cache.hits.{kind.value}"] for kind in HitKind) == 2

@@ -75,9 +75,13 @@ class Storm:
             max_slots=self.rng.choice([1, 2, 4, 16]),
             max_cache_bytes=int(10 ** self.rng.uniform(2, 6.5)),
         )
-        self.session = self.driver.session
-        pacer, pace = RandomPacer(self.rng), self.session.pace
-        self.session.pace = lambda: replace(pace(), prefill=pacer.pace())
+        self.loop = self.driver.loop
+        self.pacer = RandomPacer(self.rng)
+        self.driver.desk.agree = self.random_pace
+
+    def random_pace(self, pace):
+        """Have the clock allow anything."""
+        return pace and replace(pace, prefill=self.pacer.pace())
 
     def noise(self, longest):
         return [self.rng.randrange(LETTERS) for _ in range(self.rng.randint(1, longest))]
@@ -116,12 +120,12 @@ class Storm:
             for _ in range(self.rng.choice([0, 0, 1, 3, 30])):
                 self.turn()
             if self.rng.random() < 0.2:
-                self.session.cancel(self.rng.choice(list(self.requests)))
+                self.loop.cancel(self.rng.choice(list(self.requests)))
             if self.rng.random() < 0.01:
                 for name in self.requests:
-                    self.session.cancel(name)
+                    self.loop.cancel(name)
         turns = 0
-        while not self.session.is_idle:
+        while not self.loop.is_idle:
             self.turn()
             turns += 1
             assert turns < MAX_TURNS, "it never comes to rest"
@@ -129,14 +133,14 @@ class Storm:
     def submit(self):
         request = self.request()
         self.requests[request.request_id] = request
-        self.session.submit(request)
+        self.loop.submit(request)
 
     def turn(self):
         self.driver.turn()
-        assert self.held() <= {row.request_id for row in self.session._parts.requests.all()}
+        assert self.held() <= {row.request_id for row in self.loop.scheduler.rows()}
 
     def held(self):
-        return set(self.session._parts.prefixes._store._nodes.held)
+        return set(self.loop.prefixes._store._nodes.held)
 
     def outcomes(self):
         return {name: self.driver.outcome(request) for name, request in self.requests.items()}
@@ -147,9 +151,9 @@ class Storm:
 
     def check(self):
         """See that nothing is left over and that every finished request got its tokens."""
-        self.session.check()
+        self.loop.check()
         assert not self.held()
-        assert not self.session._parts.requests.all()
+        assert not self.loop.scheduler.rows()
         self.check_books()
         for outcome in self.outcomes().values():
             assert outcome.error is None or outcome.finish is None
@@ -164,7 +168,7 @@ class Storm:
     def check_books(self):
         """Every prompt behind which a token came was counted, once."""
         served = [name for name, outcome in self.outcomes().items() if outcome.token_ids]
-        status = self.session.status().metrics
+        status = self.loop.status().metrics
         lengths = [len(self.requests[name].prompt.token_ids) for name in served]
         assert status["prompt_cache.looked_up_tokens"] == sum(lengths)
         assert sum(nested(status)["prompt_cache"]["hits"].values()) == len(served)

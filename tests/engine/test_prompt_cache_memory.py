@@ -55,7 +55,7 @@ def test_memory_stays_level_over_three_hundred_requests(networks, family):
     resident, active = resident_bytes(), mx.get_active_memory()
     serve_unlike_prompts(driver, 200, rng)
     gc.collect()
-    status = driver.session.status().metrics
+    status = driver.loop.status().metrics
     assert status["prompt_cache.evictions"] > 200
     assert 300_000 < status["prompt_cache.bytes"] <= 400_000
     assert resident_bytes() < resident + 8 * MIB
@@ -82,7 +82,7 @@ def test_no_token_of_branching_conversations_is_stored_twice(networks, family):
     network = networks(family)
     alone = Driver(network)
     alone.run(make_request("alone", LONG, max_tokens=1))
-    status = alone.session.status().metrics
+    status = alone.loop.status().metrics
     bytes_per_token = status["prompt_cache.bytes"] / status["prompt_cache.tokens"]
     driver = Driver(network)
     fed = set()
@@ -94,7 +94,7 @@ def test_no_token_of_branching_conversations_is_stored_twice(networks, family):
             reply = driver.run(request)[0].token_ids
             fed |= {(*tokens, *reply)[:n] for n in range(1, len(tokens) + len(reply))}
             tokens = [*tokens, *reply, *prompt_of(15, salt=10 * i + turn)]
-    status = driver.session.status().metrics
+    status = driver.loop.status().metrics
     assert status["prompt_cache.tokens"] == len(fed)
     assert status["prompt_cache.bytes"] <= 1.1 * bytes_per_token * len(fed)
 
@@ -112,7 +112,7 @@ def test_a_system_prompt_is_taken_up_whole_however_long_a_conversation_gets(chun
     ask("other", prompt_of(5, salt=1))
     for length in range(1, 200, 6):
         ask(f"turn {length}", prompt_of(length, salt=2))
-    assert driver.session.status().metrics["prompt_cache.evictions"] > 0
+    assert driver.loop.status().metrics["prompt_cache.evictions"] > 0
     assert ask("new", prompt_of(7, salt=3)).cached_tokens == len(system)
 
 
@@ -150,8 +150,8 @@ def test_what_there_is_no_room_for_is_not_copied():
     row = Row(make_request("long", [1] * tokens), cache=[cache], fed=tokens)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    driver.session._parts.prefixes.leave(row)
-    assert driver.session.status().metrics["prompt_cache.tokens"] == MAX_NODE_TOKENS
+    driver.loop.prefixes.leave(row)
+    assert driver.loop.status().metrics["prompt_cache.tokens"] == MAX_NODE_TOKENS
     assert mx.get_peak_memory() - before < 3 * block_bytes
 
 
@@ -180,26 +180,26 @@ def stop_by_length(driver):
 
 def cancel_waiting(driver):
     for i in range(3):
-        driver.session.submit(make_request(f"r{i}", LONG))
+        driver.loop.submit(make_request(f"r{i}", LONG))
     for i in range(3):
-        driver.session.cancel(f"r{i}")
+        driver.loop.cancel(f"r{i}")
 
 
 def cancel_in_prefill(driver):
-    driver.session.submit(make_request("a", LONG))
+    driver.loop.submit(make_request("a", LONG))
     driver.turn()
-    [status] = driver.session.status().requests
+    [status] = driver.loop.status().requests
     assert 0 < status.prefilled_tokens < len(LONG) - 1
-    driver.session.cancel("a")
+    driver.loop.cancel("a")
 
 
 def cancel_in_decode(driver):
     for i in range(3):
-        driver.session.submit(make_request(f"r{i}", [*LONG[:90], i], max_tokens=99))
-    while not all(row.generated_tokens > 2 for row in driver.session.status().requests):
+        driver.loop.submit(make_request(f"r{i}", [*LONG[:90], i], max_tokens=99))
+    while not all(row.generated_tokens > 2 for row in driver.loop.status().requests):
         driver.turn()
     for i in range(3):
-        driver.session.cancel(f"r{i}")
+        driver.loop.cancel(f"r{i}")
 
 
 def fail_in_prefill(driver):
@@ -234,9 +234,9 @@ def test_no_row_and_no_cache_outlives_a_request(networks, family, ending, caplog
     caplog.set_level("CRITICAL", logger="backend")
     driver = Driver(Poisoned(networks(family)), prefill_chunk_alone=64)
     ending(driver)
-    while not driver.session.is_idle:
+    while not driver.loop.is_idle:
         driver.turn()
-    driver.session.check()
+    driver.loop.check()
     gc.collect()
     assert not [thing for thing in gc.get_objects() if isinstance(thing, Row | _BaseCache)]
 
@@ -247,10 +247,10 @@ def test_a_conversation_that_waits_for_a_tool_is_evicted_after_one_that_has_ende
     probe = Driver(network)
     probe.run(make_request("probe", prompts[0]))
     driver = Driver(
-        network, max_cache_bytes=int(2.5 * probe.session.status().metrics["prompt_cache.bytes"])
+        network, max_cache_bytes=int(2.5 * probe.loop.status().metrics["prompt_cache.bytes"])
     )
     driver.run(make_request("waiting", prompts[0]))
-    driver.session.obey(Expect("waiting"))
+    driver.turn(Expect("waiting"))
     driver.run(make_request("ended", prompts[1]))
     driver.run(make_request("new", prompts[2]))
     waiting, ended = (

@@ -41,15 +41,15 @@ def test_what_is_urgent_goes_at_once_and_in_order():
     publisher.put("a", TokenStep(3))
     publisher.settle(2)
     assert handed == []
-    publisher.hurry()
-    publisher.hurry()
+    publisher.is_urgent and publisher.flush()
+    publisher.is_urgent and publisher.flush()
     assert handed == [[1, 2, 3]]
 
 
 def test_nothing_is_handed_over_twice_or_empty():
     publisher, handed = make_publisher()
     publisher.put("a", TokenStep(1), is_urgent=True)
-    publisher.hurry()
+    publisher.is_urgent and publisher.flush()
     publisher.flush()
     assert handed == [[1]]
 
@@ -66,5 +66,5 @@ def test_errors_travel_like_events():
     handed: list[object] = []
     publisher = Publisher(handed.extend, 1)
     publisher.put("a", GenerationFailedError("broken"), is_urgent=True)
-    publisher.hurry()
+    publisher.is_urgent and publisher.flush()
     assert isinstance(handed[0].event.error(), GenerationFailedError)

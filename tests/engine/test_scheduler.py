@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from rows import make_row
 
 from backend.core.request import Priority
-from backend.engine.rows.admission_queue import MAX_TIMES_OVERTAKEN
 from backend.engine.rows.row import Row
-from backend.engine.rows.scheduler import MAX_TIMES_PASSED_OVER, Scheduler
+from backend.engine.rows.scheduler import MAX_TIMES_OVERTAKEN, MAX_TIMES_PASSED_OVER, Scheduler
 
 
 def scheduler_with(*rows: Row, max_slots: int = 8, max_active: int = 8) -> Scheduler:
@@ -25,7 +24,7 @@ def test_rows_are_admitted_first_come_first_served_up_to_the_slots():
     scheduler = scheduler_with(*rows, max_slots=3)
     assert scheduler.admit() == rows[:3]
     assert scheduler.admit() == []
-    scheduler.release(rows[1])
+    scheduler.remove(rows[1])
     assert scheduler.admit() == [rows[3]]
     scheduler.check()
 
@@ -66,7 +65,7 @@ def test_beside_a_stream_of_short_prompts_a_long_one_has_every_ninth_chunk():
             places.append(i)
         prefill(row, 10)
         for done in scheduler.activate():
-            scheduler.release(done)
+            scheduler.remove(done)
     assert places == [8, 17, 26]
 
 
@@ -76,7 +75,7 @@ def test_prefilled_rows_join_only_while_there_is_room():
     scheduler.admit()
     assert scheduler.activate() == rows[:2]
     assert scheduler.activate() == []
-    scheduler.release(rows[0])
+    scheduler.remove(rows[0])
     assert scheduler.activate() == [rows[2]]
     scheduler.check()
 
@@ -90,9 +89,9 @@ def test_a_model_that_cannot_batch_has_one_slot():
 def test_releasing_an_unknown_row_changes_nothing():
     row = make_row("known")
     scheduler = scheduler_with(row)
-    scheduler.release(make_row("unknown"))
-    scheduler.release(row)
-    scheduler.release(row)
+    scheduler.remove(make_row("unknown"))
+    scheduler.remove(row)
+    scheduler.remove(row)
     assert scheduler.is_idle
     scheduler.check()
 
@@ -123,7 +122,7 @@ def prefill(row, tokens):
 def run_to_the_end(scheduler, row):
     row.fed = len(row.token_ids) - 1
     scheduler.activate()
-    scheduler.release(row)
+    scheduler.remove(row)
     scheduler.check()
 
 
@@ -265,7 +264,7 @@ def test_sixteen_equal_clients_get_equal_shares():
             steps[clients[row]] += 1
             row.drawn += 1
             if row.drawn == row.request.max_tokens:
-                scheduler.release(row)
+                scheduler.remove(row)
                 send(clients.pop(row))
         scheduler.check()
     assert max(steps.values()) - min(steps.values()) <= 2 * 4

@@ -11,8 +11,8 @@ from wrapped_network import WrappedNetwork
 from backend.config import SpeculationOptions, TuningOptions
 from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
-from backend.engine.drafts.costs import PassCosts
 from backend.engine.drafts.drafting import Drafting
+from backend.engine.drafts.pricing import PassCosts
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.plan import Batching
 from backend.engine.rows.counters import Counters
@@ -42,7 +42,7 @@ def test_a_reply_is_the_same_with_drafts_and_without(networks, family, rows, see
         expected = Driver(network).run(*requests)
         driver = Driver(network, pass_seconds=FREE)
         assert_same(driver.run(*requests), expected)
-        accepted += driver.session.status().metrics["accepted_tokens"]
+        accepted += driver.loop.status().metrics["accepted_tokens"]
     assert accepted > 10
 
 
@@ -53,7 +53,7 @@ def test_it_is_the_same_with_quantised_kv(networks, kv_bits):
     expected = Driver(network, kv_bits=kv_bits, kv_group_size=32).run(*requests)
     driver = Driver(network, kv_bits=kv_bits, kv_group_size=32, pass_seconds=FREE)
     assert_same(driver.run(*requests), expected)
-    assert driver.session.status().metrics["accepted_tokens"] > 20
+    assert driver.loop.status().metrics["accepted_tokens"] > 20
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
@@ -73,21 +73,21 @@ def test_it_is_the_same_behind_prefixes_and_while_rows_come_go_and_pause(network
     expected = {r.request_id: Driver(network).run(r)[0].token_ids for r in requests}
     driver = Driver(network, pass_seconds=FREE, max_slots=6, max_kv_bytes=400_000)
     left, cancelled = list(requests), set()
-    while left or not driver.session.is_idle or driver.session.status().metrics["waiting"]:
+    while left or not driver.loop.is_idle or driver.loop.status().metrics["waiting"]:
         if left and rng.random() < 0.3:
-            driver.session.submit(left.pop())
+            driver.loop.submit(left.pop())
         running = [r for r in requests if driver.outcome(r).token_ids]
         if running and rng.random() < 0.02:
             request = rng.choice(running)
             if driver.outcome(request).finish is None:
                 cancelled.add(request.request_id)
-                driver.session.cancel(request.request_id)
+                driver.loop.cancel(request.request_id)
         driver.turn()
     for name, tokens in expected.items():
         found = driver.outcomes[name].token_ids
         assert found == tokens[: len(found)]
         assert name in cancelled or found == tokens
-    assert driver.session.status().metrics["accepted_tokens"] > 50
+    assert driver.loop.status().metrics["accepted_tokens"] > 50
 
 
 def test_a_reply_ends_within_a_draft_where_it_ends_without(networks):
@@ -198,13 +198,13 @@ def test_a_pass_is_bounded_however_many_rows_have_drafts(rows, depth):
 def test_a_request_may_do_without(networks):
     driver = Driver(networks("llama"), pass_seconds=FREE)
     driver.run(repeating("a", max_tokens=60, may_speculate=False))
-    assert driver.session.status().metrics["drafted_tokens"] == 0
+    assert driver.loop.status().metrics["drafted_tokens"] == 0
 
 
 def test_lookup_alone_is_a_choice(networks):
     driver = Driver(networks("llama"), pass_seconds=FREE, speculation="lookup")
     driver.run(repeating("a", max_tokens=60))
-    assert driver.session.status().metrics["accepted_tokens"] > 10
+    assert driver.loop.status().metrics["accepted_tokens"] > 10
 
 
 def test_what_a_grammar_forces_takes_few_passes(networks):

@@ -34,7 +34,7 @@ def test_a_hit_copies_nothing(networks, family):
     driver = Driver(networks(family))
     driver.run(request("first", 7, 8, 9))
     row = Row(request("second", 1, 2))
-    driver.session._parts.prefixes.restore(row)
+    driver.loop.prefixes.restore(row)
     assert row.fed >= len(PREFIX)
     leaves = referring(row.cache)
     assert leaves
@@ -44,10 +44,10 @@ def test_a_hit_copies_nothing(networks, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_goes_on_with_what_it_has_stored(networks, family):
     driver = Driver(networks(family))
-    driver.session.submit(request("first", 7, 8, 9, max_tokens=6))
+    driver.loop.submit(request("first", 7, 8, 9, max_tokens=6))
     while not driver.outcomes.get("first"):
         driver.turn()
-    leaves = referring(driver.session._parts.batch._caches.layers)
+    leaves = referring(driver.loop.batch._caches.layers)
     assert leaves
     assert all(leaf.shared >= len(PREFIX) > leaf.tail for leaf in leaves)
 
@@ -58,11 +58,11 @@ def test_rows_on_one_prefix_hold_it_once_and_draw_the_tokens_of_cold_ones(networ
     driver = Driver(networks(family))
     driver.run(request("before"))
     for each in requests:
-        driver.session.submit(each)
+        driver.loop.submit(each)
     shared = []
-    while not driver.session.is_idle:
+    while not driver.loop.is_idle:
         driver.turn()
-        ledger = driver.session._parts.batch._caches._ledger
+        ledger = driver.loop.batch._caches._ledger
         shared.append(len(ledger.current.shared) if ledger and ledger.current else 0)
     assert max(shared) > 0
     cold = Driver(networks(family), batches=False, max_cache_bytes=0).run(*requests)
@@ -89,15 +89,15 @@ def test_admission_charges_a_prefix_once(networks):
     driver = short_of_memory(networks("llama"), rows=5)
     requests = on_long(5)
     for each in requests:
-        driver.session.submit(each)
+        driver.loop.submit(each)
     driver.turn()
-    status = driver.session.status()
+    status = driver.loop.status()
     assert (status.metrics["slots_taken"], status.metrics["waiting"]) == (5, 0)
     prefix = room_for(networks("llama"), len(LONG)) - room_for(networks("llama"), 0)
     assert prefix <= status.memory_bytes["kv_shared"] < 1.01 * prefix
     while not all(row.generated_tokens for row in status.requests):
         driver.turn()
-        status = driver.session.status()
+        status = driver.loop.status()
     assert all(prefix <= row.kv_shared_bytes < 1.01 * prefix for row in status.requests)
     assert all(0 < row.kv_bytes <= room_for(networks("llama"), 40) for row in status.requests)
     driver.run()
@@ -105,7 +105,7 @@ def test_admission_charges_a_prefix_once(networks):
     cold = Driver(networks("llama"), batches=False, max_cache_bytes=0).run(*requests)
     assert [o.token_ids for o in outcomes] == [o.token_ids for o in cold]
     assert [o.cached_tokens for o in outcomes] == [1500] * 5
-    assert driver.session.status().memory_bytes["kv_shared"] == 0
+    assert driver.loop.status().memory_bytes["kv_shared"] == 0
 
 
 def test_what_rows_use_is_not_evicted_for_others(networks):
@@ -142,7 +142,7 @@ def test_rows_that_lose_their_prefix_wait_for_memory_of_their_own(networks):
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_row_that_leaves_copies_nothing_for_itself(networks, family):
     driver = Driver(networks(family))
-    parts = driver.session._parts
+    parts = driver.loop
     row = Row(request("leaves", 1, 2))
     while row.prefill_left:
         parts.prefilling._feeder.feed(row, row.prefill_left)
@@ -177,7 +177,7 @@ def test_a_conversation_is_kept_or_let_go_as_its_caller_says(networks):
     hints = (CacheHint.KEEP, CacheHint.NONE, CacheHint.ONCE, CacheHint.NONE)
     for i, (prompt, hint) in enumerate(zip(prompts, hints, strict=True)):
         driver.run(make_request(f"r{i}", prompt, cache_hint=hint, max_tokens=3))
-    store = driver.session._parts.prefixes._store
+    store = driver.loop.prefixes._store
     stored = [store.stored(TokenKey.from_ids(prompt)) for prompt in prompts]
     assert stored == [100, 100, 0, 100]
     driver.run(make_request("last", prompt_of(100, salt=9), max_tokens=3))

@@ -1,6 +1,5 @@
 """Which texts share a pass: nobody waits for ever, little is padded, nothing is lost."""
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 from hypothesis import given
@@ -11,7 +10,7 @@ from backend.engine.background.text_queue import MAX_ROWS, TextCall, TextQueue
 
 def call(*lengths):
     texts = [SimpleNamespace(token_ids=[0] * length) for length in lengths]
-    return TextCall(texts, Future(), tuple)
+    return TextCall(1, texts, tuple)
 
 
 def queued(*calls):

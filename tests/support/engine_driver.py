@@ -1,6 +1,7 @@
-"""Sessions on tiny networks, driven turn by turn without a thread."""
+"""Loops on tiny networks, driven turn by turn without a thread."""
 
 import queue
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
-from backend.engine.drafts.costs import PassCosts
-from backend.engine.messages.commands import DiskNews, Fetched
+from backend.engine.drafts.pricing import PassCosts
+from backend.engine.messages.commands import DiskNews, Fetched, Resize
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.stream import Publication
 from backend.errors import BackendError
@@ -79,8 +80,57 @@ class FixedCosts(PassCosts):
         return False
 
 
+class Desk:
+    """The port of a loop without a server: a test gives the commands and reads the results.
+
+    Attributes:
+        commands: For the next turn.
+        paces: For the next turns; without any, the loop's own clock decides.
+        published: Events that have been handed over.
+        results: Of jobs, by their numbers.
+        passes: The requests of each pass that was announced.
+        fetched: What the disk has read.
+    """
+
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self.is_shared = is_shared
+        self.commands: deque[Any] = deque()
+        self.paces: deque[Any] = deque()
+        self.published: list[Publication] = []
+        self.results: dict[int, Any] = {}
+        self.passes: list[tuple[str, ...]] = []
+        self.fetched: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def post(self, news: DiskNews | Resize) -> None:
+        if isinstance(news, Fetched):
+            self.fetched.put(news)
+
+    def receive(self, *, waits: bool, timeout_s: float | None) -> list[Any]:  # noqa: ARG002
+        commands = list(self.commands)
+        self.commands.clear()
+        return commands
+
+    def agree(self, pace: Any) -> Any:
+        return self.paces.popleft() if self.paces else pace
+
+    def note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:  # noqa: ARG002
+        self.passes.append(tuple(request_ids))
+
+    def hand_over(self, publications: Sequence[Publication]) -> None:
+        self.published += publications
+
+    def answer(self, results: Sequence[tuple[int, object]]) -> None:
+        self.results |= results
+
+    def report(self, loop: Any, *, is_idle: bool) -> None:
+        """Tell nobody."""
+
+    def send_status(self, loop: Any) -> None:
+        """Tell nobody."""
+
+
 class Driver:
-    """A session and what it has published so far."""
+    """A loop and what it has published so far."""
 
     def __init__(
         self,
@@ -95,30 +145,28 @@ class Driver:
         **tuning: Any,
     ) -> None:
         from backend.cache.packing import Packing
+        from backend.engine.loop import EngineLoop
+        from backend.engine.parts import Resources
         from backend.engine.passes.caches import make_cache_factory
         from backend.engine.plan import Batching, BatchPlan
         from backend.engine.prefixes.caching_store import make_prefix_store
         from backend.engine.prefixes.disk_link import DiskSettings
         from backend.engine.rows.admission import KvProfile, Reservations
-        from backend.engine.session.decoder_parts import Resources, make_parts
-        from backend.engine.session.decoder_session import DecoderSession
-        from backend.engine.session.session import Outlets
         from backend.engine.trials.kv_profile import measure
 
         model = model_of(network, vocab, batches=batches)
-        self.published: list[Publication] = []
+        self.desk = Desk(is_shared=is_replicated)
         options = TuningOptions.of(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
         fresh_caches = make_cache_factory(network, options)
         plan = _plan_of(network, fresh_caches) if batches else BatchPlan(Batching.NONE)
         plan = replace(plan, pass_seconds=pass_seconds or {}, packs=plan.has_own_lengths)
         fresh_caches = replace(fresh_caches, plan=plan)
-        self.fetched: queue.SimpleQueue[Any] = queue.SimpleQueue()
         cache = options.prompt_cache
         disk = DiskSettings(
             root=Path(cache.cache_dir) if cache.cache_dir else None,
             fingerprint="0123456789abcdef01234567",
             budget_bytes=cache.max_cache_disk_bytes,
-            post=self._keep_fetched,
+            post=self.desk.post,
         )
         budget_bytes = 2**30 if cache.max_cache_bytes is None else cache.max_cache_bytes
         keeper = make_prefix_store(
@@ -137,21 +185,23 @@ class Driver:
         )
         kv_bytes = options.memory.max_kv_bytes or 2**30
         reservations = Reservations(profile, kv_bytes, options.memory.expected_tokens)
-        outlets = Outlets(self.published.extend, self._keep_fetched)
         resources = Resources(keeper, reservations, draft)
-        parts = make_parts(model, fresh_caches, resources, options, outlets)
+        self.loop = EngineLoop(model, fresh_caches, resources, options, self.desk)
         if pass_seconds and not learns_costs:
-            parts.batch._drafting.costs = FixedCosts(pass_seconds)
-        self.session = DecoderSession(model, parts, outlets)
+            self.loop.batch._drafting.costs = FixedCosts(pass_seconds)
         self.outcomes: dict[str, Outcome] = {}
+        self.jobs: list[Any] = []
 
-    def turn(self) -> None:
-        try:
-            self.session.turn()
-        except Exception as error:  # noqa: BLE001 (as the leader does)
-            self.session.recover(error)
-        self.session.check()
-        published, self.published[:] = list(self.published), []
+    @property
+    def fetched(self) -> "queue.SimpleQueue[Any]":
+        """What the disk has read."""
+        return self.desk.fetched
+
+    def turn(self, *commands: Any) -> None:
+        self.desk.commands += commands
+        self.loop.turn()
+        self.loop.check()
+        published, self.desk.published[:] = list(self.desk.published), []
         for publication in published:
             outcome = self.outcomes.setdefault(publication.request_id, Outcome())
             match publication.event:
@@ -165,19 +215,29 @@ class Driver:
                 case Failure() as failure:
                     outcome.error = failure.error()
 
+    def begin(self, request: Any) -> int:
+        """Give the loop a job, and return its number."""
+        number = len(self.jobs)
+        self.jobs.append(request)
+        self.loop.begin_job(number, request)
+        return number
+
+    def result(self, number: int) -> Any:
+        """Return the result of a job that has ended, or raise its error."""
+        result = self.desk.results[number]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
     def outcome(self, request: GenerationRequest) -> Outcome:
         return self.outcomes.get(request.request_id, Outcome())
 
-    def _keep_fetched(self, news: DiskNews) -> None:
-        if isinstance(news, Fetched):
-            self.fetched.put(news)
-
     def run(self, *requests: GenerationRequest) -> list[Outcome]:
         for request in requests:
-            self.session.submit(request)
-        while not self.session.is_idle or self.session.status().metrics["waiting"]:
-            if self.session.is_idle:
-                self.session.take_in(self.fetched.get(timeout=10))
+            self.loop.submit(request)
+        while not self.loop.is_idle or self.loop.status().metrics["waiting"]:
+            if self.loop.is_idle:
+                self.loop.take_in(self.fetched.get(timeout=10))
             self.turn()
         return [self.outcomes[request.request_id] for request in requests]
 

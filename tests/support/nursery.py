@@ -28,7 +28,7 @@ NAME = "backend.rank"
 RANKS, TEMPLATES = "backend.engine.processes", "backend.model.text.isolated.template"
 # What an engine would import in the end, for one model or another.
 MODULES = (
-    *(NAME, "backend.engine.leading.leader", "backend.engine.leading.injected_fault"),
+    *(NAME, "backend.engine.leading.boot", "backend.engine.leading.injected_fault"),
     "backend.cpu.install",
     *("backend.sampling.grammar.compiler", "numpy.random", "multiprocessing.synchronize"),
     *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "transformers.models.auto"),
@@ -185,7 +185,7 @@ def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
 
 def try_at_load() -> None:
     """Have engines find out at load what is otherwise tried between requests: tests count on it."""
-    from backend.engine.session import assembly
+    from backend.engine import assembly
 
     assembly._Batching._must_wait = property(lambda _: True)
 

@@ -6,7 +6,6 @@ count do not depend on padding. This is checked once per model.
 
 import logging
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -34,10 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Text:
-    """A waiting text, and the reply of its caller."""
+    """A waiting text, and the number of its job."""
 
+    number: int
     request: EmbeddingRequest
-    reply: "Future[Outcome]"
 
     @property
     def length(self) -> int:
@@ -63,11 +62,9 @@ class Embedder:
         self._jobs = jobs
         self._waiting: list[_Text] = []
 
-    def embed(
-        self, request: EmbeddingRequest, reply: "Future[Outcome]"
-    ) -> Generator[None, None, Outcome]:
+    def embed(self, number: int, request: EmbeddingRequest) -> Generator[None, None, Outcome]:
         """Return the job of a text; an earlier job may compute it, and end it."""
-        text = _Text(request, reply)
+        text = _Text(number, request)
         self._waiting.append(text)
         return self._job(text)
 
@@ -87,7 +84,7 @@ class Embedder:
 
     def _company(self, lead: _Text) -> Sequence[_Text]:
         """Return the calls that share the pass of one, none if it runs alone."""
-        self._waiting = [each for each in self._waiting if not each.reply.cancelled()]
+        self._waiting = [each for each in self._waiting if self._jobs.holds(each.number)]
         others = [each for each in self._waiting if _is_pooled(each)]
         if not others or not _is_pooled(lead) or not self._may_run_together:
             return ()
@@ -103,7 +100,7 @@ class Embedder:
         embedding, *others = pooled(requests, states)
         for text, other in zip(company, others, strict=True):
             self._waiting.remove(text)
-            self._jobs.conclude(text.reply, other)
+            self._jobs.conclude(text.number, other)
         return embedding
 
     def _in_chunks(

@@ -8,12 +8,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from inspect import GEN_CREATED, getgeneratorstate
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from backend.engine.messages.commands import Answer
 from backend.engine.rows.pacing import ChunkSizer
 from backend.errors import BackendError, GenerationFailedError
 
@@ -46,12 +44,17 @@ class BackgroundPace:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Queued:
+    number: int
     job: Job
-    reply: "Future[Any]"
 
 
 class BackgroundJobs:
-    """The waiting and running jobs, first come, first served; belongs to the main thread."""
+    """The waiting and running jobs, first come, first served; belongs to the main thread.
+
+    Attributes:
+        jobs: Those that wait, the running one first.
+        ended: Those that have ended since they were taken, with their results or errors.
+    """
 
     def __init__(self, max_chunk: int, share: float) -> None:
         """Start without jobs.
@@ -61,8 +64,8 @@ class BackgroundJobs:
             share: Share of the time while requests run; above 0.
         """
         self._share = share
-        self._jobs: deque[_Queued] = deque()
-        self._ended: list[Answer] = []
+        self.jobs: deque[_Queued] = deque()
+        self.ended: list[tuple[int, object]] = []
         self._sizer_alone = ChunkSizer(PIECE_ALONE_S, max_chunk)
         self._sizer_shared = ChunkSizer(PIECE_S, max_chunk)
         self._current: _Queued | None = None
@@ -74,22 +77,22 @@ class BackgroundJobs:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to compute, and no result to deliver."""
-        return not self._jobs and not self._ended
+        return not self.jobs and not self.ended
 
     @property
     def is_computing(self) -> bool:
         """Whether there is something to compute."""
-        return bool(self._jobs)
+        return bool(self.jobs)
 
     @property
     def has_begun(self) -> bool:
         """Whether a job may hold caches."""
-        return any(getgeneratorstate(queued.job) != GEN_CREATED for queued in self._jobs)
+        return any(getgeneratorstate(queued.job) != GEN_CREATED for queued in self.jobs)
 
     @property
     def count(self) -> int:
         """Number of waiting and running jobs."""
-        return len(self._jobs)
+        return len(self.jobs)
 
     @property
     def computed_tokens(self) -> int:
@@ -101,9 +104,19 @@ class BackgroundJobs:
         has_rested = time.monotonic() >= self._resumes_at
         return BackgroundPace(has_rested, self._sizer_shared.size, self._sizer_alone.size)
 
-    def add(self, job: Job, reply: "Future[Any]") -> None:
-        """Queue a job; its reply gets the result, and cancelling the reply drops the job."""
-        self._jobs.append(_Queued(job, reply))
+    def add(self, number: int, job: Job) -> None:
+        """Queue a job under a number of its own."""
+        self.jobs.append(_Queued(number, job))
+
+    def drop(self, number: int) -> None:
+        """Forget a job whose caller has left; no effect if it has ended."""
+        for queued in [queued for queued in self.jobs if queued.number == number]:
+            queued.job.close()
+            self.jobs.remove(queued)
+
+    def holds(self, number: int) -> bool:
+        """Tell whether a job waits or runs."""
+        return any(queued.number == number for queued in self.jobs)
 
     def chunk_size(self, left: int) -> int:
         """Return how many of the `left` tokens go into the present piece."""
@@ -112,10 +125,9 @@ class BackgroundJobs:
 
     def advance(self, pace: BackgroundPace, *, is_alone: bool) -> None:
         """Compute a piece of the first job; passes on the model's errors, see `blame`."""
-        self._drop_cancelled()
-        if not self._jobs:
+        if not self.jobs:
             return
-        current = self._current = self._jobs[0]
+        current = self._current = self.jobs[0]
         self._limit = pace.alone if is_alone else pace.shared
         self._chunk = 0
         started = time.monotonic()
@@ -133,9 +145,9 @@ class BackgroundJobs:
             self._computed_tokens += self._chunk
         self._resumes_at = time.monotonic() + elapsed * (1.0 / self._share - 1.0)
 
-    def conclude(self, reply: "Future[Any]", result: object) -> None:
+    def conclude(self, number: int, result: object) -> None:
         """End a job that has not started: another one has computed its result."""
-        for queued in [queued for queued in self._jobs if queued.reply is reply]:
+        for queued in [queued for queued in self.jobs if queued.number == number]:
             self._end(queued, result)
 
     def blame(self, error: Exception) -> bool:
@@ -147,16 +159,12 @@ class BackgroundJobs:
         self._end(failed, GenerationFailedError(f"the model failed on this request: {error}"))
         return True
 
-    def take_ended(self) -> list[Answer]:
-        """Return the results of the jobs that ended since the last call."""
-        ended, self._ended = self._ended, []
+    def take_ended(self) -> list[tuple[int, object]]:
+        """Return the jobs that ended since the last call, with their results or errors."""
+        ended, self.ended = self.ended, []
         return ended
-
-    def _drop_cancelled(self) -> None:
-        for queued in [queued for queued in self._jobs if queued.reply.cancelled()]:
-            self._end(queued, None)
 
     def _end(self, queued: _Queued, result: object) -> None:
         queued.job.close()
-        self._jobs.remove(queued)
-        self._ended.append(Answer(queued.reply, result))
+        self.jobs.remove(queued)
+        self.ended.append((queued.number, result))

@@ -3,7 +3,6 @@
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -42,24 +41,24 @@ class TextCall:
 
     Attributes:
         texts: In their order.
-        reply: Receives the answer; the caller leaves by cancelling it.
+        number: Of the job.
     """
 
     def __init__(
         self,
+        number: int,
         texts: Sequence[Text],
-        reply: "Future[Any]",
         conclude: Callable[[Sequence[Any]], object],
     ) -> None:
         """Create a call whose texts all wait.
 
         Args:
+            number: Of the job.
             texts: The texts to compute.
-            reply: Receives the answer.
             conclude: Turns the results of all texts, in order, into the answer.
         """
         self.texts = texts
-        self.reply = reply
+        self.number = number
         # An ordered set: taken texts leave it from any position.
         self.waiting = dict.fromkeys(range(len(texts)))
         self._conclude = conclude

@@ -1,7 +1,6 @@
 """Commands to background jobs of a decoder."""
 
-from concurrent.futures import Future
-from typing import Any, assert_never
+from typing import assert_never
 
 from backend.core.classification import ClassifyRequest
 from backend.core.embedding import EmbeddingRequest
@@ -37,13 +36,13 @@ class JobFactory:
         self._embedder = Embedder(model, fresh_caches, jobs)
         self._scorer = Scorer(model, fresh_caches, prefixes, jobs.chunk_size)
 
-    def make(self, request: BackgroundRequest, reply: "Future[Any]") -> Job:
+    def make(self, number: int, request: BackgroundRequest) -> Job:
         """Return the job of a request; nothing is computed yet."""
         match request:
             case ScoreRequest():
                 return self._scorer.score(request)
             case EmbeddingRequest():
-                return self._embedder.embed(request, reply)
+                return self._embedder.embed(number, request)
             case ClassifyRequest():
                 return _refuse("TokenClassify: the loaded model is no token classifier")
             case JudgeRequest():

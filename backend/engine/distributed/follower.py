@@ -8,18 +8,26 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from backend.engine.distributed.messages import Hello, Join
-from backend.engine.distributed.replica import Replica, readiness
+from backend.engine.distributed.budgets import assemble_shared_loop, readiness
+from backend.engine.distributed.messages import (
+    CHECK_INTERVAL_TURNS,
+    Hello,
+    Join,
+    Report,
+    Turn,
+)
 from backend.engine.distributed.shard import load_shard, synchronise
 from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint
 from backend.engine.grammars.workshop import GrammarWorkshop
+from backend.engine.loop import EngineLoop
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.codec import Codec
+from backend.engine.messages.commands import DiskNews, Resize
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import Failed
 from backend.engine.messages.stream import Publication
-from backend.engine.session.session import Outlets
+from backend.engine.port import Command, Pace, Reportable
 from backend.errors import BackendError, GroupLostError
 from backend.model.checkpoint.weights import memory_bytes
 from common.process.lifecycle import exit_at_once
@@ -38,6 +46,50 @@ def reach(control: Endpoint, codec: Codec) -> Channel:
             connection = socket.create_connection((control.address, control.port))
             return Channel(connection, codec)
         time.sleep(_RETRY_INTERVAL_S)
+
+
+class FollowerPort:
+    """The port of a rank that does what rank 0 does; only rank 0 tells the server."""
+
+    is_shared = True
+
+    def __init__(self, leader: Channel) -> None:
+        """Create the port.
+
+        Args:
+            leader: The connection to rank 0.
+        """
+        self._leader = leader
+        self._turn = Turn(0, (), None)
+
+    def post(self, news: DiskNews | Resize) -> None:
+        """Take nothing: ranks have neither disk nor ledger."""
+
+    def receive(self, *, waits: bool, timeout_s: float | None) -> Sequence[Command]:  # noqa: ARG002
+        """Wait for the next turn of rank 0, and return its commands."""
+        self._turn = self._leader.receive()
+        return self._turn.commands
+
+    def agree(self, pace: Pace | None) -> Pace | None:  # noqa: ARG002
+        """Return the pace of rank 0."""
+        return self._turn.pace
+
+    def note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
+        """Tell nobody."""
+
+    def hand_over(self, publications: Sequence[Publication], /) -> None:
+        """Send nothing."""
+
+    def answer(self, results: Sequence[tuple[int, object]], /) -> None:
+        """Send nothing."""
+
+    def report(self, loop: Reportable, *, is_idle: bool) -> None:
+        """Send rank 0 the checksum of all tokens from time to time."""
+        if is_idle or self._turn.number % CHECK_INTERVAL_TURNS == 0:
+            self._leader.send(Report(self._turn.number, loop.checksum, loop.status()))
+
+    def send_status(self, loop: Reportable) -> None:
+        """Send nothing: rank 0 does."""
 
 
 class Follower:
@@ -62,7 +114,8 @@ class Follower:
         try:
             own = (os.getpid(), memory_bytes(), software())
             self._leader.send(Hello(self._rank, self._size, *own))
-            self._follow(self._joined())
+            self._joined().run()
+            exit_at_once(0)
         except ChannelClosedError:
             os._exit(0)
         except BackendError as error:
@@ -72,40 +125,28 @@ class Follower:
             time.sleep(_NEWS_DELAY_S)
             self._fail(GroupLostError(f"rank {self._rank} failed: {error}"))
 
-    def _joined(self) -> Replica:
+    def _joined(self) -> EngineLoop:
         join = self._leader.receive()
         if isinstance(join, Failed):
             log.error("rank 0 refuses this process: %s", join.failure.text)
             exit_at_once(1)
         self._leader.watch(lambda: os._exit(0))
-        return self._replica(join)
+        return self._loop(join)
 
-    def _replica(self, join: Join) -> Replica:
+    def _loop(self, join: Join) -> EngineLoop:
         form = join.form
         model = load_shard(join)
         self._leader.send(readiness(model, form, join.rank))
         start = self._leader.receive()
         synchronise()
         self._codec.read_grammar = GrammarWorkshop(model.tokenizer, model.card).read
-        outlets = Outlets(_keep_quiet, _keep_quiet)
-        return Replica.shared(model, form.options, start, outlets)
-
-    def _follow(self, replica: Replica) -> NoReturn:
-        self._leader.send(replica.report(0))
-        while True:
-            turn = self._leader.receive()
-            replica.follow(turn)
-            # Rank 0 publishes them.
-            replica.take_results()
-            if replica.is_checked_after(turn):
-                self._leader.send(replica.report(turn.number))
+        port = FollowerPort(self._leader)
+        loop = assemble_shared_loop(model, form.options, start, port)
+        port.report(loop, is_idle=True)
+        return loop
 
     def _fail(self, error: BackendError) -> NoReturn:
         log.error("rank %d: %s", self._rank, error)
         with contextlib.suppress(ChannelClosedError):
             self._leader.send(Failed(Failure.of(error)))
         exit_at_once(1)
-
-
-def _keep_quiet(*_events: Sequence[Publication] | object) -> None:
-    """Publish nothing: rank 0 does."""

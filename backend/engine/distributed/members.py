@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
+from backend.engine.distributed.budgets import agreement, readiness
 from backend.engine.distributed.families import require_divisible
 from backend.engine.distributed.gathering import Member, gather
 from backend.engine.distributed.linking import usable_backend
 from backend.engine.distributed.messages import Form, Join, Ready, Report, Start, Turn, make_codec
-from backend.engine.distributed.replica import Replica, agreement, readiness
 from backend.engine.distributed.shard import load_shard, synchronise
 from backend.engine.distributed.splitting import pipeline_split
 from backend.engine.distributed.token_check import TokenCheck
@@ -86,14 +86,18 @@ class Members:
             with self._named(member):
                 member.channel.send_frame(frame)
 
-    def check(self, turn: Turn, replica: Replica) -> None:
+    def check(self, turn_number: int, checksum: int | None) -> None:
         """Compare the tokens drawn by others with those of rank 0.
+
+        Args:
+            turn_number: Of the latest turn.
+            checksum: Of rank 0 after that turn, if it is one to be compared.
 
         Raises:
             GroupLostError: One of them drew different tokens.
         """
-        if replica.is_checked_after(turn):
-            self._check.note(turn.number, replica.checksum)
+        if checksum is not None:
+            self._check.note(turn_number, checksum)
         while not self._reports.empty():
             self._check.compare(*self._reports.get())
 

@@ -15,7 +15,10 @@ from backend.engine.distributed.topology import Topology
 from backend.engine.messages.codec import Codec
 from backend.engine.messages.commands import Cancel, Expect, Submit
 from backend.engine.messages.protocol import Failed, Job, Leave
-from backend.engine.session.pace import Pace
+from backend.engine.port import Pace
+
+CHECK_INTERVAL_TURNS = 32
+"""Turns between comparisons of the tokens of all ranks."""
 
 
 class Form(Struct, frozen=True, kw_only=True):
@@ -89,7 +92,7 @@ class Turn(Struct, frozen=True, tag=True, array_like=True):
     """The plan of a turn: its commands, and the work that the clock allows.
 
     Attributes:
-        pace: `None` for a model whose turns do not depend on the clock.
+        pace: `None` if the turn does not depend on the clock.
     """
 
     number: int

@@ -1,12 +1,63 @@
-"""The drafts of one row, from all of its sources."""
+"""The drafts of one row, from its grammar, its own text and a draft model."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from backend.engine.drafts.lookup import Lookup
-from backend.engine.drafts.sources import Leave, Source
-from backend.engine.drafts.trust import Trust
+from backend.engine.drafts.pricing import Leave, Source, Trust
 from backend.engine.rows.row import Row
+
+# A shorter match is not worth a draft.
+MATCH_TOKENS = 3
+# Matches are measured up to this length: longer ones are no more reliable.
+MAX_MATCH_TOKENS = 32
+
+
+class Lookup:
+    """An index of the runs of tokens in one text, which may grow at the end."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        """Index a text.
+
+        Args:
+            tokens: The row's live list; only tokens added later are read again.
+        """
+        self._tokens = tokens
+        self._indexed = 0
+        self._latest: dict[tuple[int, ...], int] = {}
+
+    def follow(self, limit: int) -> tuple[list[int], int]:
+        """Return up to `limit` tokens that may come next, and how many tokens matched.
+
+        The last earlier occurrence of the latest tokens counts. A text that repeats itself up to
+        its end is continued in a loop.
+        """
+        tokens = self._tokens
+        if len(tokens) > self._indexed:
+            self._catch_up()
+        end = len(tokens)
+        place = self._latest.get(tuple(tokens[end - MATCH_TOKENS :]))
+        if place is None or limit <= 0:
+            return [], 0
+        period = end - place
+        found = [tokens[place + n % period] for n in range(limit)]
+        return found, self._match_length(place, end)
+
+    def _catch_up(self) -> None:
+        """Index the runs that end before the last token: the last run is the query."""
+        tokens, latest = self._tokens, self._latest
+        for end in range(max(self._indexed, MATCH_TOKENS), len(tokens)):
+            latest[tuple(tokens[end - MATCH_TOKENS : end])] = end
+        self._indexed = max(self._indexed, len(tokens))
+
+    def _match_length(self, place: int, end: int) -> int:
+        """Return how many tokens before two positions are equal."""
+        tokens = self._tokens
+        length = MATCH_TOKENS
+        most = min(place, MAX_MATCH_TOKENS)
+        while length < most and tokens[place - length - 1] == tokens[end - length - 1]:
+            length += 1
+        return length
+
 
 _SURE_MATCH_TOKENS = 8
 # A less likely match is not worth waiting for the token in flight.
@@ -61,9 +112,11 @@ class Drafter:
         """Return the source of a likely draft, before the latest token is read, if there is one."""
         if self._room <= 0:
             return None
-        if self._is_worth_it(Source.MODEL, leave):
+        if Source.MODEL in self._trusts and self._is_worth_it(Source.MODEL, leave):
             return Source.MODEL
-        matcher = self.row.matcher if self._is_worth_it(Source.FORCED, leave) else None
+        has_grammar = self.row.request.grammar is not None
+        is_worth_it = has_grammar and self._is_worth_it(Source.FORCED, leave)
+        matcher = self.row.matcher if is_worth_it else None
         # The first forced token is the one in flight.
         if matcher and matcher.may_force and len(self._forced(leave)) > 1:
             return Source.FORCED
@@ -72,8 +125,10 @@ class Drafter:
     def _foretold(self, leave: Leave) -> Source | None:
         """Return the source if the row's text predicts the token in flight, and so those after."""
         tokens, matched = self._lookup.follow(1)
+        if not tokens:
+            return None
         source = _kind(matched)
-        if not tokens or not self._is_worth_it(source, leave):
+        if not self._is_worth_it(source, leave):
             return None
         self._foreseen = _Foreseen(tokens[0], len(self.row.token_ids), self._trusts[source])
         return source
@@ -101,9 +156,10 @@ class Drafter:
 
     def _forced(self, leave: Leave) -> list[int]:
         """Return the tokens that the grammar forces, if they are worth a draft."""
+        if self.row.request.grammar is None or not self._is_worth_it(Source.FORCED, leave):
+            return []
         matcher = self.row.matcher
-        is_worth_it = matcher is not None and self._is_worth_it(Source.FORCED, leave)
-        return matcher.forced() if matcher and is_worth_it else []
+        return matcher.forced() if matcher else []
 
     def _check_foreseen(self) -> None:
         """Learn from a wrong prediction, for which the whole batch waited."""

@@ -4,12 +4,23 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from backend.config import SpeculationOptions
-from backend.engine.drafts.budget import Budget
-from backend.engine.drafts.costs import PassCosts
-from backend.engine.drafts.draft_model import ByRow, DraftModel, ModelSource
 from backend.engine.drafts.drafter import Draft, Drafter
-from backend.engine.drafts.planning import MAX_PASS_TOKENS, TRIAL_TOKENS, Offer, Plan, Prices
-from backend.engine.drafts.sources import FIRST_CHANCES, SOURCES, Leave, Source
+from backend.engine.drafts.pricing import (
+    FIRST_CHANCES,
+    MAX_PASS_TOKENS,
+    SOURCES,
+    TRIAL_TOKENS,
+    Budget,
+    ByRow,
+    DraftModel,
+    Leave,
+    ModelSource,
+    Offer,
+    PassCosts,
+    Plan,
+    Prices,
+    Source,
+)
 from backend.engine.network import MODEL_ERRORS
 from backend.engine.rows.counters import Counters
 from backend.engine.rows.row import Row
@@ -21,6 +32,8 @@ _PRIOR_SHARE, _MODEL_PRIOR_SHARE = 0.1, 0.5
 _LIKELY_TOKENS = 64
 # Reading a row may take this share of the time that a draft model is expected to save for it.
 _READING_SHARE = 0.5
+# What the sources may do is asked again if a pass takes a time that differs by this share.
+_LEAVE_SHARE = 0.05
 # While a draft model reads, rows wait for at most the time of this many passes.
 _READING_PASSES = 4
 
@@ -61,6 +74,8 @@ class Drafting:
         if model is None:
             self._chances.pop(Source.MODEL, None)
         self._budget = Budget(self._chances)
+        self._leave: Leave | None = None
+        self._leave_s = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +84,7 @@ class Drafting:
 
     def follow(self, rows: Sequence[Row]) -> None:
         """Update the rows of the batch, after some have left or joined."""
-        known, self._rows = self._drafters, rows
+        known, self._rows, self._leave = self._drafters, rows, None
         self._drafters = {
             row: known.get(row) or Drafter(row, self._vocab_size, self._chances)
             for row in rows
@@ -95,7 +110,7 @@ class Drafting:
     @property
     def may_draft(self) -> bool:
         """Whether it is worthwhile to read the tokens in flight first, and to look for drafts."""
-        leave = self._leave()
+        leave = self._current_leave()
         likely = (drafter.likely(leave) for drafter in self._active().values())
         asked = next(filter(None, likely), None)
         self._asked = asked or self._asked
@@ -109,10 +124,10 @@ class Drafting:
                 right tokens of a partly wrong draft are fed again in the next pass.
             packs: Whether rows are not padded to the longest draft.
         """
-        self._keeps_parts, self._packs = keeps_parts, packs
+        self._keeps_parts, self._packs, self._leave = keeps_parts, packs, None
         limit = min(self._max_tokens, self._most_tokens)
         drafters = {row: each for row, each in self._active().items() if row.unfed == 1}
-        leave = self._leave()
+        leave = self._current_leave()
         proposed = ((row, each.propose(limit, leave)) for row, each in drafters.items())
         found = {row: draft for row, draft in proposed if draft}
         writable = {
@@ -141,7 +156,11 @@ class Drafting:
         if tokens == rows:
             self._asked = None
         self.costs.observe(rows, tokens, seconds)
-        self._budget.earn(seconds / self.costs.of(rows, rows))
+        plain_s = self.costs.of(rows, rows)
+        has_earned = self._budget.earn(seconds / plain_s)
+        has_changed = abs(plain_s - self._leave_s) > _LEAVE_SHARE * plain_s
+        if has_earned or has_changed or tokens > rows:
+            self._leave = None
 
     def settle(self, seconds: float, passes: int) -> None:
         """Handle the end of a step that did not let the next pass follow the one in flight.
@@ -150,11 +169,11 @@ class Drafting:
             seconds: The step took so long.
             passes: Its rows got the tokens of so many passes without drafts, and accepted ones.
         """
-        plain_s, rows = self._prices.plain_s, len(self._rows)
+        plain_s, rows = self._current_prices().plain_s, len(self._rows)
         self._budget.settle(seconds, passes, plain_s, rows, self._asked)
+        self._leave = None
 
-    @property
-    def _prices(self) -> Prices:
+    def _current_prices(self) -> Prices:
         rows = max(len(self._rows), 1)
         return Prices(self.costs, self._source, rows, self._keeps_parts, self._packs)
 
@@ -164,14 +183,14 @@ class Drafting:
         rows = len(self._rows)
         return MAX_PASS_TOKENS - rows if self._packs else MAX_PASS_TOKENS // rows - 1
 
-    def _leave(self) -> Leave:
-        """Return what the sources may do now."""
-        prices, writing = self._prices, len(self._drafters)
-
-        def price(source: Source) -> float:
-            return prices.trial_s(writing if source is Source.MODEL else 0) / prices.plain_s
-
-        return self._budget.leave(price)
+    def _current_leave(self) -> Leave:
+        """Return what the sources may do now, as of the latest look."""
+        if self._leave is None:
+            prices, writing = self._current_prices(), len(self._drafters)
+            plain_s = self._leave_s = prices.plain_s
+            own, model = prices.trial_s(0) / plain_s, prices.trial_s(writing) / plain_s
+            self._leave = self._budget.leave(own, model)
+        return self._leave
 
     def _active(self) -> Mapping[Row, Drafter]:
         """Return the drafters that may draft now; none if a pass without drafts is due."""
@@ -191,7 +210,7 @@ class Drafting:
             ready: Rows for which a draft model may write a draft.
             leave: What the sources may do.
         """
-        prices = self._prices
+        prices = self._current_prices()
         offers = {row: Offer(len(d.tokens), d.source, d.trust) for row, d in found.items()}
         plan = prices.best(offers)
         if ready:
@@ -230,7 +249,7 @@ class Drafting:
         row = min(willing, key=source.model.unread)
         trust, price_s = trusts[row], source.reading_s(row)
         trust.pays = price_s <= _READING_SHARE * self._saving_s(row, behind)
-        plain_s = self._prices.plain_s
+        plain_s = self._current_prices().plain_s
         if not trust.pays and not self._may_read(price_s):
             trust.rest(row.drawn)
             return
@@ -247,13 +266,13 @@ class Drafting:
 
     def _may_read(self, price_s: float) -> bool:
         """Tell whether there is time to read a row and to try it afterwards."""
-        prices = self._prices
+        prices = self._current_prices()
         is_soon = price_s <= self._budget.left(Source.MODEL) * prices.plain_s
         return is_soon and self._budget.affords(Source.MODEL, prices.trial_s(1) / prices.plain_s)
 
     def _saving_s(self, row: Row, behind: Mapping[Row, Offer]) -> float:
         """Return the seconds that drafts are likely to save until an unread row ends."""
-        prices = self._prices
+        prices = self._current_prices()
         plan = prices.best(behind, list(behind))
         if not plan.depths:
             return 0.0
@@ -282,7 +301,7 @@ class Drafting:
     def _lose_model(self, error: Exception) -> None:
         """Continue without the draft model: no reply depends on it."""
         log.warning("the draft model fails, and drafts no more", exc_info=error)
-        self._source = None
+        self._source = self._leave = None
         self._chances.pop(Source.MODEL, None)
         for drafter in self._drafters.values():
             drafter.leave_out(Source.MODEL)

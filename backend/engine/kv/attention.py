@@ -43,7 +43,9 @@ def _routed(upstream: Attention) -> Attention:
                 return attend_row(keys, queries, scale, cast(mx.array | None, mask), sinks)
             case mx.array() if not hasattr(given["cache"], "bits"):
                 values = cast(mx.array, given["values"])
-                return DEVICE.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+                is_large = queries.size // queries.shape[-1] * keys.shape[2] >= DEVICE.attend_from
+                compute = DEVICE.attend if is_large else mx.fast.scaled_dot_product_attention
+                return compute(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             case _:
                 return upstream(queries, keys, *rest, **named)
 

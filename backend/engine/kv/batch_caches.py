@@ -36,12 +36,15 @@ class BatchCaches:
     Attributes:
         layers: The caches for the network.
         count: The number of rows.
+        keeps_parts: Whether a row may keep a part of a pass; otherwise it keeps all of it, or none.
+        can_go_back: Whether every layer can return to the state before a pass.
     """
 
     def __init__(self, plan: BatchPlan) -> None:
         """Start without rows."""
         self.layers: Caches = []
         self.count = 0
+        self.keeps_parts = self.can_go_back = self._is_ragged = True
         self._plan = plan
         self._column: Column | None = None
         self._ledger: Ledger | None = None
@@ -54,24 +57,13 @@ class BatchCaches:
         return sum(map(cache_bytes, self.layers))
 
     @property
-    def keeps_parts(self) -> bool:
-        """Whether a row may keep a part of a pass; otherwise it keeps all of it, or none."""
-        return not any(class_of(leaf).is_state for leaf in cache_leaves(self.layers))
-
-    @property
     def packs(self) -> bool:
         """Whether rows that take fewer tokens than others in a pass are not padded."""
-        leaves = cache_leaves(self.layers)
-        return self._plan.packs and all(isinstance(leaf, RaggedKV) for leaf in leaves)
+        return self._plan.packs and self._is_ragged
 
     def computed(self, counts: Sequence[int]) -> int:
         """Return how many tokens a pass computes that takes `counts` of the rows."""
         return sum(counts) if self.packs else len(counts) * max(counts)
-
-    @property
-    def can_go_back(self) -> bool:
-        """Whether every layer can return to the state before a pass."""
-        return all(map(_can_go_back, cache_leaves(self.layers)))
 
     def forward(self, network: Network, tokens: mx.array, *, is_idle: bool = False) -> mx.array:
         """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily.
@@ -198,6 +190,10 @@ class BatchCaches:
         else:
             self._change(staying, arrivals)
         self.count = total
+        leaves = list(cache_leaves(self.layers))
+        self.keeps_parts = not any(class_of(leaf).is_state for leaf in leaves)
+        self.can_go_back = all(map(_can_go_back, leaves))
+        self._is_ragged = all(isinstance(leaf, RaggedKV) for leaf in leaves)
 
     def extract(self, row: int) -> Caches:
         """Return the caches of one row that is about to leave."""

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from backend.engine.grammars.pool import GrammarPool, Outcome
 from backend.engine.messages.channel import Channel, ChannelClosedError
-from backend.engine.messages.commands import Cancel, DiskNews, Resize, Submit
+from backend.engine.messages.commands import Cancel, Submit
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
     Answered,
@@ -18,9 +18,9 @@ from backend.engine.messages.protocol import (
     Leave,
     PreparedInputs,
     PrepareMedium,
-    Stop,
 )
 from backend.engine.messages.stream import Publication
+from backend.engine.port import Command
 from backend.errors import (
     BackendError,
     GenerationFailedError,
@@ -31,9 +31,6 @@ from backend.model.vision.media_processor import MediaPreparer, ProcessorError, 
 from common.process.lifecycle import exit_at_once
 
 log = logging.getLogger(__name__)
-
-Command: TypeAlias = Submit | Cancel | Job | Leave | Stop | DiskNews | Resize | Publication
-"""Obeyed by the computing thread, in order of arrival."""
 
 
 class Intake:

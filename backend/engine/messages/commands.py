@@ -1,14 +1,7 @@
-"""Commands to a session, created in the engine process or sent to it.
+"""Commands to a loop, created in the engine process or sent to it."""
 
-A reply future is answered on the main thread; its caller leaves by cancelling it.
-"""
-
-import contextlib
-from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
-from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
@@ -17,7 +10,6 @@ from backend.core.embedding import EmbeddingRequest
 from backend.core.prompt_cache import ListingRequest
 from backend.core.request import GenerationRequest
 from backend.core.scoring import JudgeRequest, ScoreRequest
-from backend.errors import BackendError
 
 if TYPE_CHECKING:
     from backend.cache.disk.node_directory import StoredNode
@@ -26,7 +18,7 @@ BackgroundRequest: TypeAlias = EmbeddingRequest | ScoreRequest | JudgeRequest | 
 """Background work."""
 
 SessionRequest: TypeAlias = BackgroundRequest | ListingRequest
-"""Everything that a session answers with one result."""
+"""Everything that a loop answers with one result."""
 
 
 class Submit(Struct, frozen=True, tag=True, array_like=True):
@@ -55,14 +47,6 @@ class Expect(Struct, frozen=True, tag=True, array_like=True):
 
     request_id: str
     is_again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """A request for one result; the reply gets it, or a `BackendError`."""
-
-    request: SessionRequest
-    reply: "Future[Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +79,3 @@ class Resize:
     number: int
     budget_bytes: int
     attainable_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of a computation, or its error, for the waiting caller."""
-
-    reply: "Future[Any]"
-    result: object
-
-    def deliver(self) -> None:
-        """Give the result to the caller, unless the caller has left."""
-        with contextlib.suppress(InvalidStateError):
-            if isinstance(self.result, BackendError):
-                self.reply.set_exception(copy(self.result))
-            else:
-                self.reply.set_result(self.result)
-
-
-def deliver_all(answers: Sequence[Answer]) -> None:
-    """Give every result to its caller."""
-    for each in answers:
-        each.deliver()

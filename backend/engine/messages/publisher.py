@@ -18,6 +18,9 @@ class Publisher:
     A reply on the wire costs about as much as a token of a very small model. So the replies of
     all streams together are limited, and faster tokens share one; urgent events (a first token,
     an end, an error) go out at once.
+
+    Attributes:
+        is_urgent: Whether one of the events is: `flush` should follow soon.
     """
 
     def __init__(self, hand_over: HandOver, max_replies_per_s: int) -> None:
@@ -30,7 +33,7 @@ class Publisher:
         self._hand_over = hand_over
         self._reply_interval_s = 1.0 / max_replies_per_s if max_replies_per_s else 0.0
         self._kept: list[Publication] = []
-        self._is_urgent = False
+        self.is_urgent = False
         self._handed_over_at = 0.0
 
     def put(
@@ -39,22 +42,17 @@ class Publisher:
         """Add an event."""
         told = Failure.of(event) if isinstance(event, BackendError) else event
         self._kept.append(Publication(request_id, told))
-        self._is_urgent = self._is_urgent or is_urgent
+        self.is_urgent = self.is_urgent or is_urgent
 
     def settle(self, streams: int) -> None:
         """Hand everything over if so many streams may be replied to again."""
         if time.monotonic() >= self._handed_over_at + streams * self._reply_interval_s:
             self.flush()
 
-    def hurry(self) -> None:
-        """Hand everything over if any of it is urgent."""
-        if self._is_urgent:
-            self.flush()
-
     def flush(self) -> None:
         """Hand over everything."""
         kept, self._kept = self._kept, []
-        self._is_urgent = False
+        self.is_urgent = False
         if kept:
             self._handed_over_at = time.monotonic()
             self._hand_over(kept)

@@ -4,24 +4,201 @@ A step dispatches the forward pass over the tokens in flight, and only then read
 tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
+from backend.core.step import StepLogprobs, TokenStep
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.kv.batch_caches import BatchCaches
+from backend.engine.kv.packed import Column
 from backend.engine.network import Caches, Network
-from backend.engine.passes.attempt import Attempt, Drafts, RowStep, taken
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.passes.drawn import Drawn
-from backend.engine.passes.draws import Draws
+from backend.engine.passes.logprobs import LogprobsInFlight, logprobs_in_flight
 from backend.engine.rows.row import Row
+from backend.sampling.masks import TokenMasks
+from backend.sampling.processors import History, LogitsAdjuster
+from backend.sampling.sampler import Sampler
 
-Landed: TypeAlias = Callable[[Sequence[RowStep]], None]
-"""Receives landed tokens."""
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens that are being computed.
+
+    Attributes:
+        tokens: [N] ids.
+        logprobs: Of the tokens whose requests want them, by index.
+        arrays: The arrays to evaluate.
+    """
+
+    tokens: mx.array
+    logprobs: LogprobsInFlight | None
+    arrays: tuple[mx.array, ...]
+
+    def read_logprobs(self) -> dict[int, StepLogprobs]:
+        """Wait for the log-probabilities and return them by index."""
+        return self.logprobs.read() if self.logprobs else {}
+
+
+Drafts: TypeAlias = Sequence[tuple[int, ...]]
+"""The drafted tokens of each row of a batch."""
+
+
+class RowStep(NamedTuple):
+    """A token that landed, and the row it belongs to."""
+
+    row: Row
+    step: TokenStep
+
+
+class Attempt:
+    """The inputs of each row: its own tokens that are not in its KV cache, then its draft.
+
+    Attributes:
+        inputs: [B] of each row.
+        starts: [B] own tokens before the latest.
+        column: All inputs, row by row.
+        drafts: [B] of each row.
+        accepted: [B] accepted tokens of each draft, once known.
+        kept: [B] inputs that stay in the KV cache of each row.
+    """
+
+    def __init__(self, rows: Sequence[Row], drafts: Drafts, *, keeps_parts: bool) -> None:
+        """Assemble the inputs.
+
+        Args:
+            rows: All rows of the batch; their tokens have been read.
+            drafts: Of each.
+            keeps_parts: Whether a row may keep a part of its inputs; otherwise all or none.
+        """
+        self._rows = rows
+        self._keeps_parts = keeps_parts
+        self.drafts = drafts
+        self.inputs = [
+            [*row.token_ids[row.fed :], *draft] for row, draft in zip(rows, drafts, strict=True)
+        ]
+        self.starts = [row.unfed - 1 for row in rows]
+        self.column = Column(list(map(len, self.inputs)))
+        self.accepted: list[int] = []
+        self.kept: list[int] = []
+
+    def confirmed(self, drawn: Drawn) -> list[RowStep]:
+        """Give the rows their own tokens, and return them.
+
+        Args:
+            drawn: The token that follows each of the inputs, row by row.
+        """
+        found: list[int] = drawn.tokens.tolist()
+        logprobs = drawn.read_logprobs()
+        steps: list[RowStep] = []
+        for i, row in enumerate(self._rows):
+            latest = self.column.firsts[i] + self.starts[i]
+            own = row.confirm(self.drafts[i], found[latest : latest + 1 + len(self.drafts[i])])
+            self._keep(row, i, len(own) - 1)
+            steps += (taken(row, t, logprobs.get(latest + n)) for n, t in enumerate(own))
+        return steps
+
+    def _keep(self, row: Row, i: int, right: int) -> None:
+        is_whole = right == len(self.drafts[i])
+        kept = self.starts[i] + 1 + right if self._keeps_parts or is_whole else 0
+        self.accepted.append(right)
+        self.kept.append(kept)
+        row.fed += kept
+
+
+def taken(row: Row, token_id: int, logprobs: StepLogprobs | None) -> RowStep:
+    """Give a row its next token; the last one reports its drafts."""
+    reason = row.take(token_id)
+    if reason is None:
+        return RowStep(row, TokenStep(token_id, None, logprobs))
+    row.finish()
+    return RowStep(row, TokenStep(token_id, reason, logprobs, row.drafted, row.accepted))
+
+
+_T = TypeVar("_T")
+
+
+class Draws:
+    """The chain of each row of a batch; created again whenever the rows change.
+
+    Attributes:
+        has_grammars: Whether a row follows a grammar.
+    """
+
+    def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
+        """Create the chains of rows with at most one token in flight."""
+        self._rows = rows
+        self._params = [row.request.sampling for row in rows]
+        self._wanted = [row.request.top_logprobs for row in rows]
+        self._has_logprobs = any(count is not None for count in self._wanted)
+        self._matchers = [row.matcher for row in rows]
+        self._vocab_size = vocab_size
+        self._masks = TokenMasks(self._matchers, vocab_size)
+        self.has_grammars = bool(self._masks)
+        histories = [History(row.request.sampling, row.token_ids, row.fed) for row in rows]
+        self._adjuster = LogitsAdjuster(histories, vocab_size)
+        self._plain = Sampler(self._params, vocab_size)
+        self._latest: tuple[Sequence[int], Sampler] | None = None
+
+    def draw(self, logits: mx.array, inputs: mx.array) -> Drawn:
+        """Draw the next token of each row.
+
+        Args:
+            logits: [B, V] float32.
+            inputs: [B] ids before them, possibly still on the device.
+        """
+        adjusted = logits
+        if self._adjuster.counts is not None:
+            adjusted = self._adjuster.adjust(logits, inputs)
+        if self.has_grammars:
+            adjusted = self._masks.apply(adjusted)
+        tokens = self._plain.draw(adjusted, [row.drawn for row in self._rows])
+        return self._drawn(logits, tokens, self._wanted)
+
+    def verify(self, logits: mx.array, attempt: Attempt) -> Drawn:
+        """Draw the token after every input of a pass, as if the drafts before it were right.
+
+        Args:
+            logits: [N, V] float32, row by row.
+            attempt: The pass.
+        """
+        counts = attempt.column.counts
+        adjusted = self._adjuster.adjust_all(logits, attempt.inputs)
+        latest = [a + b for a, b in zip(attempt.column.firsts, attempt.starts, strict=True)]
+        adjusted = self._masks.apply_all(adjusted, attempt.drafts, latest)
+        firsts = [row.drawn - start for row, start in zip(self._rows, attempt.starts, strict=True)]
+        counted = zip(firsts, counts, strict=True)
+        positions = [max(first + place, 0) for first, count in counted for place in range(count)]
+        tokens = self._sampler(counts).draw(adjusted, positions)
+        return self._drawn(logits, tokens, _repeated(self._wanted, counts))
+
+    def keep(self, counts: Sequence[int]) -> None:
+        """Count the first inputs of the latest `verify` for the penalties of each row."""
+        self._adjuster.keep(counts)
+
+    def _sampler(self, counts: Sequence[int]) -> Sampler:
+        """Return the sampler of a pass by the tokens of each row; the latest is kept."""
+        if self._latest is None or self._latest[0] != counts:
+            sampler = Sampler(_repeated(self._params, counts), self._vocab_size)
+            self._latest = counts, sampler
+        return self._latest[1]
+
+    def _drawn(self, logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> Drawn:
+        logprobs = logprobs_in_flight(logits, tokens, wanted) if self._has_logprobs else None
+        counts = () if self._adjuster.counts is None else (self._adjuster.counts,)
+        return Drawn(tokens, logprobs, (tokens, *counts, *(logprobs.arrays if logprobs else ())))
+
+
+def _repeated(values: Sequence[_T], counts: Sequence[int]) -> list[_T]:
+    """Return each value as many times as its row has tokens."""
+    return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
+
+
+Landing: TypeAlias = Iterator[Sequence[RowStep]]
+"""Yields the tokens that have landed; none where the host has time while the device computes."""
 
 NoteStep: TypeAlias = Callable[[int, float], None]
 """Learns the seconds of a step that gave one token to each of some rows."""
@@ -33,11 +210,12 @@ def ignore_step(_rows: int, _seconds: float) -> None:
 
 @dataclass(slots=True)
 class _Flight:
-    """Tokens [B] being computed, and their rows."""
+    """Tokens [B] being computed, and their rows; `has_first`: one may be the first of a row."""
 
     rows: tuple[Row, ...]
     drawn: Drawn
     has_landed: bool = False
+    has_first: bool = False
 
 
 class Batch:
@@ -70,6 +248,7 @@ class Batch:
         self._clock = perf_counter
         self._rows: list[Row] = []
         self._joining: list[Row] = []
+        self._has_new = False
         self._caches = BatchCaches(fresh_caches.plan)
         self._flight: _Flight | None = None
         self._departed: list[Row] = []
@@ -88,41 +267,53 @@ class Batch:
     @property
     def awaits_first_token(self) -> bool:
         """Whether the first token of a row is in flight."""
-        flight = self._flight
-        return flight is not None and any(row.generated == 0 for row in flight.rows)
+        return self._flight is not None and self._flight.has_first
 
     def add(self, row: Row) -> None:
         """Add a prefilled row at the next step; the batch takes over its cache."""
         self._joining.append(row)
 
-    def step(self, *, meanwhile: Callable[[], None], landed: Landed) -> None:
-        """Dispatch the next forward pass, and deliver the tokens of the previous one.
+    def step(self) -> Landing:
+        """Dispatch the next forward pass, and yield the tokens of the previous one.
 
-        Args:
-            meanwhile: Called between the host's work and the device's, so that threads it
-                wakes run in parallel: on a CPU, dispatching takes as long as computing.
-            landed: Receives the tokens as soon as their rows have them: if the rest of the step
-                fails, they are not lost.
+        Yields:
+            Tokens as soon as their rows have them: if the rest of the step fails, they are not
+            lost. None, once, between the host's work and the device's, so that threads woken then
+            run in parallel: on a CPU, dispatching takes as long as computing.
         """
         started = self._clock()
         before, self._flight = self._flight, None
         waits = before is not None and not before.has_landed
         if wants_drafts := self._drafting is not None and self._drafting.may_draft:
             # A draft follows the latest token.
-            landed(_landed(before))
+            yield _landed(before)
         regroups = self._clock()
         inputs = self._regroup(before)
         # Rows that join and leave are no cost of drafts.
         started += self._clock() - regroups
         if inputs is None:
-            meanwhile()
-            landed(_landed(before))
+            yield ()
+            yield _landed(before)
             return
         drafts = self._drafts(before)
         if self._drafting is not None and drafts:
-            self._verify(self._drafting, drafts, meanwhile, landed)
+            yield from self._verify(self._drafting, drafts)
         else:
-            self._advance(inputs, before, meanwhile, landed)
+            logits = self._forward(inputs, before)
+            if self._draws.has_grammars:
+                # A mask needs the previous token, the forward pass does not: the host reads that
+                # token and computes the masks during the pass.
+                yield ()
+                mx.async_eval(logits)
+                yield _landed(before)
+                flight = self._flight = self._drawn(inputs, logits)
+            else:
+                flight = self._flight = self._drawn(inputs, logits)
+                yield ()
+            mx.async_eval(*flight.drawn.arrays)
+            yield _landed(before)
+            if self._drafting is not None:
+                self._drafting.see(self._rows, [1] * len(self._rows), self._caches.by_row)
         if waits and not wants_drafts:
             # It took as long as the pass in flight.
             seconds = self._clock() - started
@@ -135,40 +326,13 @@ class Batch:
         if self._drafting is not None:
             self._drafting.observe(len(self._rows), tokens, seconds)
 
-    def _advance(
-        self,
-        inputs: mx.array,
-        before: _Flight | None,
-        meanwhile: Callable[[], None],
-        landed: Landed,
-    ) -> None:
-        """Compute one token of each row; it is read once the next pass is dispatched."""
+    def _forward(self, inputs: mx.array, before: _Flight | None) -> mx.array:
+        """Return the logits [B, V] after one more token of each row, lazily."""
         is_idle = before is None or before.has_landed
         logits = self._caches.forward(self._network, inputs[:, None], is_idle=is_idle)
-        logits = logits[:, -1].astype(mx.float32)
-        if self._draws.has_grammars:
-            # A mask needs the previous token, the forward pass does not: the host reads that token
-            # and computes the masks during the pass.
-            meanwhile()
-            mx.async_eval(logits)
-            landed(_landed(before))
-            self._flight = self._drawn(inputs, logits)
-            mx.async_eval(*self._flight.drawn.arrays)
-        else:
-            self._flight = self._drawn(inputs, logits)
-            meanwhile()
-            mx.async_eval(*self._flight.drawn.arrays)
-            landed(_landed(before))
-        if self._drafting is not None:
-            self._drafting.see(self._rows, [1] * len(self._rows), self._caches.by_row)
+        return logits[:, -1].astype(mx.float32)
 
-    def _verify(
-        self,
-        drafting: Drafting,
-        drafts: Drafts,
-        meanwhile: Callable[[], None],
-        landed: Landed,
-    ) -> None:
+    def _verify(self, drafting: Drafting, drafts: Drafts) -> Landing:
         """Compute the latest token of each row with its drafts.
 
         All tokens up to the first difference from the draft are the row's own.
@@ -178,10 +342,9 @@ class Batch:
         logits = self._caches.take(self._network, attempt.inputs).astype(mx.float32)
         mx.async_eval(logits)
         drawn = self._draws.verify(logits, attempt)
-        meanwhile()
+        yield ()
         mx.async_eval(*drawn.arrays)
-        steps = attempt.confirmed(drawn)
-        landed(steps)
+        yield attempt.confirmed(drawn)
         drafting.learn(attempt.accepted)
         self._caches.keep(attempt.kept)
         self._draws.keep(attempt.kept)
@@ -232,13 +395,15 @@ class Batch:
         """Build the graph of the next tokens; nothing is computed yet."""
         drawn = self._draws.draw(logits, inputs)
         for row in self._rows:
-            row.fed += 1
-            row.drawn += 1
-        return _Flight(tuple(self._rows), drawn)
+            row.advance()
+        has_new, self._has_new = self._has_new, False
+        return _Flight(tuple(self._rows), drawn, has_first=has_new)
 
     def _regroup(self, before: _Flight | None) -> mx.array | None:
         """Remove and add rows; return the input tokens [B] of the next pass, if any."""
         staying = [i for i, row in enumerate(self._rows) if row.wants_more]
+        if before is not None and not self._joining and len(staying) == len(self._rows):
+            return before.drawn.tokens
         joining = [row for row in self._joining if row.wants_more]
         self._depart(staying)
         self._departed += [row for row in self._joining if row.is_paused]
@@ -253,6 +418,7 @@ class Batch:
         if joining or len(staying) < len(self._rows):
             self._caches.regroup(staying, [self._taken_cache(row) for row in joining])
             self._rows = [self._rows[i] for i in staying] + joining
+            self._has_new = self._has_new or bool(joining)
             self._draws = Draws(self._rows, self._vocab_size)
             if self._drafting is not None:
                 self._drafting.follow(self._rows)
@@ -277,7 +443,7 @@ def _landed(flight: _Flight | None) -> list[RowStep]:
         return []
     flight.has_landed = True
     token_ids: list[int] = flight.drawn.tokens.tolist()
-    logprobs = flight.drawn.read_logprobs()
+    logprobs = flight.drawn.read_logprobs() if flight.drawn.logprobs else {}
     return [
         taken(row, token_id, logprobs.get(i))
         for i, (row, token_id) in enumerate(zip(flight.rows, token_ids, strict=True))

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.cache.layers import UpstreamCache, cache_leaves, class_of, with_leaves
 from backend.cache.packing import group_size_for
 from backend.cache.row_kv import RowKV
-from backend.config import TuningOptions
+from backend.config import DEFAULT_TUNING, TuningOptions
 from backend.engine.kv.attention import install
 from backend.engine.network import MODEL_ERRORS, Caches, Network
 from backend.engine.passes.ranks import ALONE, Ranks
@@ -92,6 +92,11 @@ def make_cache_factory(
     count = len(sizes) - sizes.count(None)
     log.info("KV cache: %d bits in %d of %d layers", tuning.memory.kv_bits, count, len(sizes))
     return quantised
+
+
+def try_device(network: Network) -> None:
+    """Compute a trial prompt of one token; passes on the device's errors."""
+    mx.eval(network(mx.array([[0]]), cache=make_cache_factory(network, DEFAULT_TUNING)()))
 
 
 def foreseen_cache_factory(network: Network, tuning: TuningOptions) -> CacheFactory:

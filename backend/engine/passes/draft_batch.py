@@ -8,8 +8,7 @@ from time import perf_counter
 import mlx.core as mx
 
 from backend.cache.layers import cache_bytes
-from backend.engine.drafts.costs import PassCosts
-from backend.engine.drafts.draft_model import ByRow
+from backend.engine.drafts.pricing import ByRow, PassCosts
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import CacheFactory

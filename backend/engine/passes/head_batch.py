@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from backend.engine.drafts.costs import PassCosts
-from backend.engine.drafts.draft_model import ByRow
+from backend.engine.drafts.pricing import ByRow, PassCosts
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.draft_batch import DraftBatch
 from backend.engine.rows.row import Row

@@ -112,6 +112,7 @@ class Reservations:
         budget_bytes: The limit for all of them.
         most_tokens: The maximum tokens of a single row.
         used_tokens: Tokens of the prompt cache that rows use in place, each counted once.
+        tokens: Reserved by each running row.
     """
 
     def __init__(self, profile: KvProfile, budget_bytes: int, expected_tokens: int) -> None:
@@ -130,12 +131,12 @@ class Reservations:
         self._wish_tokens = self.most_tokens
         self._expected_tokens = expected_tokens
         self._extension_tokens = math.ceil(EXTENSION_SHARE * expected_tokens)
-        self._tokens: dict[Row, int] = {}
+        self.tokens: dict[Row, int] = {}
 
     @property
     def reserved_bytes(self) -> int:
         """The bytes reserved by running rows, without shared ones."""
-        rows = [(count, row.shared) for row, count in self._tokens.items()]
+        rows = [(count, row.shared) for row, count in self.tokens.items()]
         return self._bytes_of(rows)
 
     @property
@@ -152,7 +153,7 @@ class Reservations:
     def is_exceeded(self) -> bool:
         """Whether several rows exceed the budget, because a prefix was lost or has grown."""
         taken = self.reserved_bytes + self.shared_bytes
-        return len(self._tokens) > 1 and taken > self.budget_bytes
+        return len(self.tokens) > 1 and taken > self.budget_bytes
 
     @property
     def may_grow(self) -> bool:
@@ -189,7 +190,7 @@ class Reservations:
         Args:
             waiting: Waiting rows with a free slot.
         """
-        rows = [(self._grown(row, count), row.shared) for row, count in self._tokens.items()] + [
+        rows = [(self._grown(row, count), row.shared) for row, count in self.tokens.items()] + [
             (len(row.token_ids) + self._expected(row), 0) for row in waiting
         ]
         return max(self._bytes_of(rows) - self.reserved_bytes, 0)
@@ -226,19 +227,19 @@ class Reservations:
 
     def extend(self, row: Row) -> bool:
         """Reserve the memory of a row's next step; false without room."""
-        if row.fed < self._tokens[row]:
+        if row.fed < self.tokens[row]:
             return True
         sharing = Sharing(row.shared, self.used_tokens)
         tokens = row.fed + self._extension_tokens
-        return self._set(row, tokens, sharing) and row.fed < self._tokens[row]
+        return self._set(row, tokens, sharing) and row.fed < self.tokens[row]
 
     def release(self, row: Row) -> None:
         """Release a row's reservation, if any."""
-        self._tokens.pop(row, None)
+        self.tokens.pop(row, None)
 
     def is_alone(self, row: Row) -> bool:
         """Tell whether no other row has a reservation."""
-        return self._tokens.keys() <= {row}
+        return self.tokens.keys() <= {row}
 
     def held_bytes(self, row: Row) -> tuple[int, int]:
         """Return the maximum size of a row's own KV cache, and of its part of the store."""
@@ -249,7 +250,7 @@ class Reservations:
 
     def check(self, running: Iterable[Row]) -> None:
         """Raise AssertionError unless exactly these rows have reservations, within the budget."""
-        if self._tokens.keys() != set(running):
+        if self.tokens.keys() != set(running):
             raise AssertionError("rows run without a reservation, or have one and do not run")
         if self.reserved_bytes > self.budget_bytes:
             raise AssertionError("more is reserved than the budget")
@@ -279,7 +280,7 @@ class Reservations:
         return max(tokens, min(tokens + self._extension_tokens, most))
 
     def _set(self, row: Row, tokens: int, sharing: Sharing) -> bool:
-        others = [(count, each.shared) for each, count in self._tokens.items() if each is not row]
+        others = [(count, each.shared) for each, count in self.tokens.items() if each is not row]
         if not others:
             # Nothing else uses its shared part.
             tokens = min(tokens, self.most_tokens)
@@ -288,7 +289,7 @@ class Reservations:
             shared = sharing.used_tokens * self._profile.bytes_per_token
             if taken + shared > self.budget_bytes:
                 return False
-        self._tokens[row] = tokens
+        self.tokens[row] = tokens
         self.used_tokens = sharing.used_tokens
         return True
 

@@ -2,6 +2,9 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Self
+
+from backend.config import SchedulingOptions
 
 _GRANULE = 16
 _FIRST_SIZE = 128
@@ -99,6 +102,15 @@ class PrefillPacer:
         self._sizer = ChunkSizer(pause_s, cap_alone)
         self._pause_ends_at = 0.0
         self._is_pause_used = False
+
+    @classmethod
+    def of(cls, options: SchedulingOptions) -> Self:
+        """Return a pacer with the limits of the options."""
+        return cls(
+            cap=options.prefill_chunk,
+            cap_alone=options.prefill_chunk_alone,
+            pause_s=options.prefill_pause_ms / 1000.0,
+        )
 
     def begin_pause(self) -> None:
         """Record that a decode step has just ended."""

@@ -13,6 +13,7 @@ from backend.core.prompt import MediaSpan, Place
 from backend.core.prompt_cache import HitKind
 from backend.core.request import GenerationRequest, Remembered
 from backend.core.status import RequestPhase, RequestStatus
+from backend.core.step import PrefillDone
 from backend.engine.network import Caches
 from backend.engine.rows.row_states import RowStates
 
@@ -24,6 +25,7 @@ class Row:
     """One request from submission to finish; belongs to the main thread.
 
     Attributes:
+        request_id: That of the request.
         token_ids: Prompt, then every generated token that has been read.
         cache: The caches of all layers while the row is alone; `None` before prefill and
             while the row is part of a batch.
@@ -50,6 +52,7 @@ class Row:
     submitted_at: float = field(default_factory=time.monotonic)
     admitted_at: float = 0.0
     first_token_at: float = 0.0
+    request_id: str = field(init=False)
     token_ids: list[int] = field(init=False)
     cache: Caches | None = None
     fed: int = 0
@@ -75,6 +78,7 @@ class Row:
     _prompt_key: TokenKey | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
         self.token_ids = list(self.request.prompt.token_ids)
         self._places = tuple(_apart(self.request.prompt.boundaries))
 
@@ -86,11 +90,6 @@ class Row:
             row.token_ids += generated
             row.suspend()
         return row
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
 
     @property
     def matcher(self) -> ReplyMatcher | None:
@@ -182,15 +181,41 @@ class Row:
         has_ended = self.has_left or self.is_paused
         return not has_ended and self.drawn < self.request.max_tokens
 
+    def admit(self) -> None:
+        """Begin the prefill: the row has a slot and memory."""
+        self.admitted_at = time.monotonic()
+
+    def prefill_done(self, now: float) -> PrefillDone:
+        """Return the event that ends the prefill."""
+        return PrefillDone(
+            cached_tokens=self.cached_tokens,
+            prefill_ms=(now - self.admitted_at) * 1000.0,
+            hit_kind=self.hit_kind,
+            parted_at=self.parted_at,
+            ended_at=now,
+        )
+
+    def advance(self) -> None:
+        """Count a token that is being drawn, after the latest one has been fed."""
+        self.fed += 1
+        self.drawn += 1
+
+    def finish(self) -> None:
+        """End: tokens in flight are dropped."""
+        self.has_left = True
+
     def take(self, token_id: int) -> FinishReason | None:
         """Append a generated token and return its finish reason if it is the last."""
-        if self.matcher is not None:
+        request = self.request
+        if request.grammar is not None and self.matcher is not None:
             self.matcher.consume(token_id)
         self.token_ids.append(token_id)
-        self.first_token_at = self.first_token_at or time.monotonic()
-        if token_id in self.request.stop_token_ids:
+        if not self.first_token_at:
+            self.first_token_at = time.monotonic()
+        if token_id in request.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.generated >= self.request.max_tokens else None
+        generated = len(self.token_ids) - len(request.prompt.token_ids)
+        return FinishReason.LENGTH if generated >= request.max_tokens else None
 
     def confirm(self, draft: Sequence[int], drawn: Sequence[int]) -> Sequence[int]:
         """Count a draft, and return the row's own tokens, which it has not taken yet.

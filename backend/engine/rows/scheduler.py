@@ -1,29 +1,97 @@
-"""The order of admission, prefill, decoding and pausing: pure policy, without MLX.
+"""The open requests and the order of admission, prefill, decoding and pausing: without MLX.
 
 A row is fetching (its prefix is being read from disk), waiting (no slot yet), prefilling (a slot,
 its prompt entering the KV cache) or active (a slot, decoding). Rows whose prefill is done
 stay prefilling until the batch has room.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
+from backend.core.request import Priority
 from backend.core.status import RequestPhase
-from backend.engine.rows.admission_queue import AdmissionQueue
 from backend.engine.rows.row import Row
 
 MAX_TIMES_PASSED_OVER = 8
+MAX_TIMES_OVERTAKEN = 8
+LOOKAHEAD = 16
+# Prompts with this many further tokens in common compute them once.
+MIN_COMMON_TOKENS = 16
 
 
 def _always(_row: Row) -> bool:
     return True
 
 
-# Prompts with this many further tokens in common compute them once.
-MIN_COMMON_TOKENS = 16
+class AdmissionQueue:
+    """Waiting rows: by priority, and within one priority first come, first served.
+
+    The first of a priority may be overtaken: by a higher priority, and by rows that fit into
+    memory when it does not. After `MAX_TIMES_OVERTAKEN` times it is the next
+    to go in any case.
+
+    Attributes:
+        count: The number of rows.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines: dict[Priority, deque[Row]] = {priority: deque() for priority in Priority}
+        self._overtaken: dict[Row, int] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Row]:
+        return (row for line in self._lines.values() for row in line)
+
+    def append(self, row: Row) -> None:
+        """Queue a row after those of its priority."""
+        self._lines[row.request.priority].append(row)
+        self.count += 1
+
+    def put_back(self, row: Row) -> None:
+        """Queue a row that has run already before those of its priority."""
+        self._lines[row.request.priority].appendleft(row)
+        self.count += 1
+
+    def remove(self, row: Row) -> None:
+        """Remove a row; no effect if it does not wait."""
+        line = self._lines[row.request.priority]
+        if row in line:
+            line.remove(row)
+            self.count -= 1
+        self._overtaken.pop(row, None)
+
+    def take(self, accepts: Callable[[Row], bool]) -> Row | None:
+        """Remove and return the first accepted row, if any; later ones are not asked about."""
+        heads = [line[0] for line in self._lines.values() if line]
+        overdue = max(heads, key=self._times_overtaken, default=None)
+        is_overdue = overdue and self._times_overtaken(overdue) >= MAX_TIMES_OVERTAKEN
+        candidates = [overdue] if overdue and is_overdue else self._in_order()
+        taken = next(filter(accepts, candidates), None)
+        if taken is not None:
+            self.remove(taken)
+            for head in heads:
+                if head is not taken:
+                    self._overtaken[head] = self._times_overtaken(head) + 1
+        return taken
+
+    def check(self) -> None:
+        """Raise AssertionError unless exactly the waiting rows have ages."""
+        if not self._overtaken.keys() <= set(self):
+            raise AssertionError("ages of rows that do not wait")
+
+    def _in_order(self) -> Iterator[Row]:
+        return (row for line in self._lines.values() for row in islice(line, LOOKAHEAD))
+
+    def _times_overtaken(self, row: Row) -> int:
+        return self._overtaken.get(row, 0)
 
 
 class Scheduler:
-    """Tracks the phase of every row; belongs to the main thread."""
+    """Knows every open request, and its phase; belongs to the main thread."""
 
     def __init__(self, *, max_slots: int, max_active: int) -> None:
         """Start empty.
@@ -38,6 +106,7 @@ class Scheduler:
         self.waiting = AdmissionQueue()
         self.prefilling: list[Row] = []
         self.active: list[Row] = []
+        self._open: dict[str, Row] = {}
         self._passed_over: dict[Row, int] = {}
         self._chunks_by_length = 0
 
@@ -57,8 +126,12 @@ class Scheduler:
         return self._slot_limit - self.slots_taken
 
     def rows(self) -> list[Row]:
-        """Return every row, in no particular order."""
-        return [*self.fetching, *self.waiting, *self.prefilling, *self.active]
+        """Return every row, in the order of submission."""
+        return list(self._open.values())
+
+    def find(self, request_id: str) -> Row | None:
+        """Return an open request, if it is one."""
+        return self._open.get(request_id)
 
     def phases(self) -> Mapping[RequestPhase, Sequence[Row]]:
         """Return every row by its phase."""
@@ -74,7 +147,8 @@ class Scheduler:
         return len(self.fetching) + len(self.waiting)
 
     def await_fetch(self, row: Row) -> None:
-        """Let a row wait until its prefix is read from disk."""
+        """Let a new row wait until its prefix is read from disk."""
+        self._open[row.request_id] = row
         self.fetching.append(row)
 
     def end_fetch(self, row: Row) -> None:
@@ -85,6 +159,7 @@ class Scheduler:
 
     def enqueue(self, row: Row) -> None:
         """Let a row wait for a slot."""
+        self._open[row.request_id] = row
         self.waiting.append(row)
 
     def admit(self, reserve: Callable[[Row], bool] = _always) -> list[Row]:
@@ -161,11 +236,15 @@ class Scheduler:
 
     def put_back(self, row: Row) -> None:
         """Let a running row wait again; its slot is free."""
-        self.release(row)
+        self._release(row)
         self.waiting.put_back(row)
 
-    def release(self, row: Row) -> None:
-        """Remove a row in any phase; its slot is free."""
+    def remove(self, row: Row) -> None:
+        """Forget a row in any phase; its slot is free."""
+        self._release(row)
+        self._open.pop(row.request_id, None)
+
+    def _release(self, row: Row) -> None:
         for place in (self.fetching, self.prefilling, self.active):
             if row in place:
                 place.remove(row)
@@ -174,9 +253,11 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless every row has one phase, within the limits."""
-        rows = self.rows()
+        rows = [*self.fetching, *self.waiting, *self.prefilling, *self.active]
         if len(set(rows)) != len(rows):
             raise AssertionError("a row stands in two places")
+        if set(rows) != set(self._open.values()):
+            raise AssertionError("a row without a phase, or one that is no open request")
         if self.slots_taken > self.max_slots or len(self.active) > self.max_active:
             raise AssertionError("more rows than slots")
         if not set(self._passed_over) <= set(self.prefilling):

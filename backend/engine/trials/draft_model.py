@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
-from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.pricing import PassCosts
 from backend.engine.findings import Notebook, Page
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard
-from backend.engine.drafts.costs import PassCosts
+from backend.engine.drafts.pricing import PassCosts
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.head_batch import HeadBatch
 from backend.engine.rows.admission import KvProfile

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rows import make_row
 
 from backend.core.request import Priority
+from backend.engine.memory import Memory
 from backend.engine.rows.admission import KvProfile, Reservations, Sharing
 from backend.engine.rows.row import Row
 from backend.engine.rows.scheduler import Scheduler
-from backend.engine.session.memory_watch import MemoryWatch
 
 PROFILE = KvProfile(bytes_per_token=1)
 ANY_TOKEN = 7
@@ -49,7 +49,7 @@ class Bench:
         self.scheduler = Scheduler(max_slots=slots, max_active=slots)
         self.books = Reservations(PROFILE, budget_bytes, 1024)
         self.keeper = RoomKept()
-        self.watch = MemoryWatch(self.books, self.scheduler, self.keeper)
+        self.watch = Memory(self.books, self.scheduler, self.keeper)
         self.ended: list[Row] = []
         self.pauses = 0
 
@@ -92,7 +92,7 @@ class Bench:
         row.fed += 1
         row.drawn += 1
         if row.take(ANY_TOKEN) is not None:
-            self.scheduler.release(row)
+            self.scheduler.remove(row)
             self.watch.release(row)
             self.ended.append(row)
 

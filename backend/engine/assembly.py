@@ -1,9 +1,11 @@
-"""Assembles the session of a freshly loaded model."""
+"""Loads a model, and assembles its loop."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import mlx.core as mx
 
 from backend.cache.packing import Packing
 from backend.config import (
@@ -15,20 +17,19 @@ from backend.config import (
 )
 from backend.core.model import ModelCard, ModelKind
 from backend.engine.background.encoder import Encoder
+from backend.engine.encoder_loop import EncoderLoop
 from backend.engine.findings import Notebook, Page
-from backend.engine.messages.commands import DiskNews
+from backend.engine.loop import EngineLoop
 from backend.engine.network import FreshCaches
+from backend.engine.parts import Resources
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
 from backend.engine.passes.ranks import ALONE, Ranks
 from backend.engine.plan import Batching, BatchPlan
+from backend.engine.port import Port
 from backend.engine.prefixes.caching_store import make_prefix_store
 from backend.engine.prefixes.disk_link import DiskSettings
 from backend.engine.rows.admission import KvProfile, Reservations
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
-from backend.engine.session.decoder_parts import Resources, make_parts
-from backend.engine.session.decoder_session import DecoderSession
-from backend.engine.session.encoder_session import EncoderSession
-from backend.engine.session.session import Outlets, Session
 from backend.engine.trials.batch_check import BatchTrial, Planning, planning
 from backend.engine.trials.draft_model import LoadedDraft
 from backend.engine.trials.drafter import load_draft, wants_drafter
@@ -44,9 +45,10 @@ from backend.engine.trials.trial_steps import at_once
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm
-from backend.model.checkpoint.weights import weight_types
+from backend.model.checkpoint.weights import MakeRoom, need_no_room, weight_types
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
+from backend.model.loader import load
 from backend.model.text.isolated.template import PROCESSES
 from backend.model.vision.media_trial import Examiner
 from backend.model.vision.vision_network import VisionNetwork
@@ -64,33 +66,67 @@ asked; he said 1,250, then shook his head: no, 980 would do.
 log = logging.getLogger(__name__)
 
 
-def assemble_session(model: RunnableModel, options: ModelOptions, outlets: Outlets) -> Session:
-    """Return an idle session, after checking the abilities of the model."""
-    if model.card.kind is not ModelKind.DECODER:
-        DEVICE.choose_threads(options.threads)
-        page = outlets.notebook.page(model_key(options, model))
-        if not page.findings.is_sound:
-            require_numbers(Encoder(model.network).look(_sample(model)[:_PROBE_TOKENS]))
-            page.add(is_sound=True)
-            page.hand_over()
-        return EncoderSession(model, outlets)
-    return assemble_decoder_session(model, options, outlets)
+def load_whole(
+    options: ModelOptions, directory: Path, make_room: MakeRoom = need_no_room
+) -> RunnableModel:
+    """Load a model into this process alone.
+
+    Args:
+        options: The options of its LoadModel.
+        directory: The model's directory.
+        make_room: Told the size of the weights before they are read.
+
+    Raises:
+        LoadError: Explains the problem in the user's terms.
+    """
+    set_wired_limit(options)
+    return load(options, directory, renders=False, make_room=make_room)
 
 
-def assemble_decoder_session(
-    model: RunnableModel, options: ModelOptions, outlets: Outlets, ranks: Ranks = ALONE
-) -> DecoderSession:
-    """Return an idle session of a model that generates.
+def set_wired_limit(options: ModelOptions) -> None:
+    """Have MLX keep so much memory resident, if the options say so."""
+    if (wired_mb := options.tuning.memory.wired_limit_mb) > 0:
+        mx.set_wired_limit(wired_mb * 2**20)
+
+
+def assemble_any_loop(
+    model: RunnableModel,
+    options: ModelOptions,
+    port: Port,
+    notebook: Notebook,
+    make_room: MakeRoom = need_no_room,
+) -> EngineLoop | EncoderLoop:
+    """Return the idle loop of a model of any kind; the arguments are those of `assemble_loop`."""
+    if model.card.kind is ModelKind.DECODER:
+        return assemble_loop(model, options, port, notebook, make_room)
+    DEVICE.choose_threads(options.threads)
+    page = notebook.page(model_key(options, model))
+    if not page.findings.is_sound:
+        require_numbers(Encoder(model.network).look(_sample(model)[:_PROBE_TOKENS]))
+        page.add(is_sound=True)
+        page.hand_over()
+    return EncoderLoop(model, port)
+
+
+def assemble_loop(
+    model: RunnableModel,
+    options: ModelOptions,
+    port: Port,
+    notebook: Notebook,
+    make_room: MakeRoom = need_no_room,
+    ranks: Ranks = ALONE,
+) -> EngineLoop:
+    """Return the idle loop of a model that generates, after checking its abilities.
 
     Args:
         model: This process's part of it.
         options: The options of its LoadModel.
-        outlets: Receive the results.
-        ranks: The ranks of the model, whose sessions are equal.
+        port: Gives commands, and takes results.
+        notebook: What loads have found of models.
+        make_room: Told the size of a draft model's weights before they are read.
+        ranks: The ranks of the model, whose loops are equal.
     """
     tuning = options.tuning
-    # Ranks must make the same trials: what one of them remembers, another may not.
-    notebook = Notebook() if ranks.are_several else outlets.notebook
     # Ranks on one machine share its cores.
     threads = None if ranks.are_several else DEVICE.choose_threads(options.threads)
     page = notebook.page(model_key(options, model))
@@ -114,12 +150,12 @@ def assemble_decoder_session(
     model = replace(model, card=replace(model.card, batches=plan.batches))
     draft = None
     if plan.pass_seconds:
-        draft = load_draft(options, model, sample, outlets.make_room, notebook)
+        draft = load_draft(options, model, sample, make_room, notebook)
     if draft is not None:
         model = replace(model, card=replace(model.card, draft_model=draft.model.card.path))
     budget_bytes = _kv_budget_bytes(options, model, draft)
     cache_bytes = prompt_cache_bytes(tuning, budget_bytes)
-    disk = _disk_settings(model, options, outlets.post)
+    disk = _disk_settings(model, options, port)
     packing = Packing(tuning.prompt_cache.cache_bits)
     prefixes = make_prefix_store(
         fresh_caches, cache_bytes, packing, disk, is_replicated=ranks.are_several
@@ -129,8 +165,7 @@ def assemble_decoder_session(
     reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens)
     trials = batching.planning if batching.is_open else None
     resources = Resources(prefixes, reservations, draft, trials, page, threads)
-    parts = make_parts(model, fresh_caches, resources, tuning, outlets)
-    return DecoderSession(model, parts, outlets)
+    return EngineLoop(model, fresh_caches, resources, tuning, port)
 
 
 class _Batching:
@@ -285,16 +320,14 @@ def _sample(model: RunnableModel) -> Sequence[int]:
     return [token_id for token_id in ids if token_id < model.card.vocab_size] or [0]
 
 
-def _disk_settings(
-    model: RunnableModel, options: ModelOptions, post: Callable[[DiskNews], None]
-) -> DiskSettings:
+def _disk_settings(model: RunnableModel, options: ModelOptions, port: Port) -> DiskSettings:
     cache = options.tuning.prompt_cache
     return DiskSettings(
         root=Path(cache.cache_dir).expanduser() if cache.cache_dir else None,
         models_dir=options.models_dir,
         fingerprint=fingerprint(options, Path(model.card.path), weight_types(model.network)),
         budget_bytes=cache.max_cache_disk_bytes,
-        post=post,
+        post=port.post,
     )
 
 

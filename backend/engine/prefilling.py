@@ -1,4 +1,4 @@
-"""The prefill of a session: a chunk of one prompt, or several prompts that fit into one."""
+"""The prefill of a loop: a chunk of one prompt, or several prompts that fit into one."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from backend.engine.passes.feeder import Feeder
 from backend.engine.passes.media_memo import MediaMemo
 from backend.engine.plan import BatchPlan
 from backend.engine.prefixes.store import PrefixStore
-from backend.engine.rows.counters import Counters
 from backend.engine.rows.pacing import ChunkLimit, PrefillPacer
 from backend.engine.rows.row import Row
 
@@ -25,7 +24,6 @@ class Prefilling:
         feeder: Feeder,
         prefixes: PrefixStore,
         pacer: PrefillPacer,
-        counters: Counters,
         plan: BatchPlan,
         drafting: Drafting | None = None,
     ) -> None:
@@ -35,7 +33,6 @@ class Prefilling:
             feeder: Feeds the model.
             prefixes: Restores the beginning of a prompt, and stores computed tokens.
             pacer: Learns the time of chunks.
-            counters: Count the tokens.
             plan: Tells whether several prompts may be fed in one pass.
             drafting: Notified of the ends of prompts.
         """
@@ -43,7 +40,6 @@ class Prefilling:
         self._plan = plan
         self._prefixes = prefixes
         self._pacer = pacer
-        self._counters = counters
         self._drafting = drafting
 
     def begin_drafts(self, drafting: Drafting) -> None:
@@ -74,21 +70,25 @@ class Prefilling:
         self._restore(row)
         return self._fitting(row, companions, limit) if row.prefill_left else []
 
-    def feed(self, rows: Sequence[Row], limit: ChunkLimit) -> None:
+    def feed(self, rows: Sequence[Row], limit: ChunkLimit) -> int:
         """Feed a chunk of one row's prompt, or the rest of several; passes on MLX's errors.
 
         Args:
             rows: The result of `choose`.
             limit: Of the chunk.
+
+        Returns:
+            The number of tokens fed.
         """
         before = [row.fed for row in rows]
         if len(rows) > 1:
             self._feed_together(rows)
         else:
             self._feed(rows[0], limit)
+        counts = [row.fed - fed for row, fed in zip(rows, before, strict=True)]
         if self._drafting is not None and not rows[0].prefill_left:
-            counts = [row.fed - fed for row, fed in zip(rows, before, strict=True)]
             self._drafting.see(rows, counts)
+        return sum(counts)
 
     def _restore(self, row: Row) -> None:
         self._prefixes.restore(row)
@@ -112,7 +112,6 @@ class Prefilling:
         for row in rows:
             self._prefixes.save(row)
         self._pacer.record(count, time.monotonic() - started)
-        self._counters.add("prompt_tokens", count)
 
     def _feed(self, row: Row, limit: ChunkLimit) -> None:
         fed, started = row.fed, time.monotonic()
@@ -121,4 +120,3 @@ class Prefilling:
         trim_windows(row.cache or ())
         count, is_text = row.fed - fed, row.media_at(fed) is None
         self._pacer.record(count if is_text else 0, time.monotonic() - started)
-        self._counters.add("prompt_tokens", count)

@@ -1,4 +1,4 @@
-"""A loaded encoder at work: texts of many calls, several of similar length in a pass."""
+"""The loop of a model that only reads: texts of many calls, several of similar length in a pass."""
 
 import logging
 import time
@@ -16,17 +16,18 @@ from backend.core.status import EngineState, EngineStatus
 from backend.engine.background.encoder import Encoder
 from backend.engine.background.jobs import PIECE_ALONE_S
 from backend.engine.background.text_queue import QueuedText, TextCall, TextQueue
-from backend.engine.messages.commands import (
-    Answer,
-    Compute,
-    Submit,
-)
+from backend.engine.messages.commands import DiskChanged, SessionRequest, Submit
 from backend.engine.messages.failure import Failure
+from backend.engine.messages.protocol import Job, Leave, PrepareMedium, Stop
 from backend.engine.messages.stream import Publication
+from backend.engine.port import Command, Port
 from backend.engine.rows.pacing import ChunkSizer
-from backend.engine.session.pace import Pace
-from backend.engine.session.session import Outlets, SessionCommand
-from backend.errors import BackendError, GenerationFailedError, UnsupportedError
+from backend.errors import (
+    BackendError,
+    DeviceLostError,
+    GenerationFailedError,
+    UnsupportedError,
+)
 from backend.model.loaded import RunnableModel
 
 MAX_PASS_TOKENS = 8192
@@ -35,23 +36,23 @@ PASSES_PER_CLEAR = 32
 log = logging.getLogger(__name__)
 
 
-class EncoderSession:
-    """The `Session` of a model that only reads.
+class EncoderLoop:
+    """An encoder at work; belongs to the main thread of its process.
 
     A pass takes about as long as a piece of a background job without running requests.
     """
 
-    idle_timeout_s = None
-
-    def __init__(self, model: RunnableModel, outlets: Outlets) -> None:
+    def __init__(self, model: RunnableModel, port: Port) -> None:
         """Start idle.
 
         Args:
             model: A model that only reads texts.
-            outlets: Receive results, and refusals of requests that need a decoder.
+            port: Gives commands, and takes results and refusals.
         """
         self.model = model
-        self._outlets = outlets
+        self._port = port
+        self._commands: deque[Command] = deque()
+        self._is_stopping = False
         encoder = Encoder(model.network)
         self._read = _reader(encoder, model.card.kind)
         self._queue = TextQueue()
@@ -59,7 +60,7 @@ class EncoderSession:
         # Texts of a failed pass, tried one by one to find the one to blame.
         self._suspects: deque[QueuedText] = deque()
         self._in_hand: Sequence[QueuedText] = ()
-        self._ended: list[Answer] = []
+        self._ended: list[tuple[int, object]] = []
         self._sizer = ChunkSizer(PIECE_ALONE_S, MAX_PASS_TOKENS)
         self._passes = 0
         self._read_tokens = 0
@@ -79,45 +80,70 @@ class EncoderSession:
         """The facts about the model."""
         return self.model.card
 
-    def obey(self, command: SessionCommand) -> None:
-        """Queue the texts of a command, and refuse to generate; other commands are ignored."""
+    def run(self) -> None:
+        """Run turns until told to stop."""
+        while not self._is_stopping:
+            self.turn()
+
+    def turn(self) -> None:
+        """Receive, run one pass, and report; a text that makes the model fail fails alone."""
+        waits = self.is_idle and not self._commands
+        self._commands += self._port.receive(waits=waits, timeout_s=None)
+        try:
+            while self._commands:
+                self._obey(self._commands.popleft())
+            if self._calls:
+                self._port.note_pass((), has_job=True)
+                self._run_pass()
+        except Exception as error:  # noqa: BLE001 (models raise anything)
+            self._recover(error)
+        if self._ended:
+            ended, self._ended = self._ended, []
+            # First, because it knows which jobs have ended.
+            self._port.send_status(self)
+            self._port.answer(ended)
+        self._port.report(self, is_idle=self.is_idle)
+
+    def _obey(self, command: Command) -> None:
+        """Queue the texts of a job, and refuse to generate; other commands are ignored."""
         match command:
             case Submit(request):
-                self._outlets.hand_over(
-                    [Publication(request.request_id, Failure.of(self._refusal()))]
-                )
-            case Compute():
-                self._compute(command)
+                refusal = Publication(request.request_id, Failure.of(self._refusal()))
+                self._port.hand_over([refusal])
+            case Job(number, request):
+                self.begin_job(number, request)
+            case Leave(number):
+                for call in [call for call in self._calls if call.number == number]:
+                    self._forget(call)
+            case Publication():
+                self._port.hand_over([command])
+            case DiskChanged():
+                self._port.send_status(self)
+            case Stop():
+                self._is_stopping = True
 
-    def _compute(self, command: Compute) -> None:
-        """Queue the texts of a command, or refuse it if this kind of model does not support it."""
-        match command, self.model.card.kind:
-            case Compute(EmbeddingRequest() as request, reply), ModelKind.ENCODER:
-                self._add(TextCall((request,), reply, lambda results: results[0]))
-            case Compute(ClassifyRequest() as request, reply), ModelKind.TAGGER:
-                self._add(TextCall((request,), reply, lambda results: results[0]))
-            case Compute(JudgeRequest() as request, reply), ModelKind.CROSS_ENCODER:
-                self._add(TextCall(request.pairs, reply, tuple))
+    def begin_job(self, number: int, request: SessionRequest | PrepareMedium) -> None:
+        """Queue the texts of a job, or refuse it if this kind of model does not compute it."""
+        match request, self.model.card.kind:
+            case EmbeddingRequest(), ModelKind.ENCODER:
+                self._add(TextCall(number, (request,), lambda results: results[0]))
+            case ClassifyRequest(), ModelKind.TAGGER:
+                self._add(TextCall(number, (request,), lambda results: results[0]))
+            case JudgeRequest(), ModelKind.CROSS_ENCODER:
+                self._add(TextCall(number, request.pairs, tuple))
             case _:
-                self._outlets.answer([Answer(command.reply, self._refusal())])
+                self._ended.append((number, self._refusal()))
 
-    def close(self) -> None:
-        """Do nothing: an encoder stores nothing."""
+    def _recover(self, error: Exception) -> None:
+        """Fail the call whose text made the pass fail; of several texts, try each alone.
 
-    def pace(self) -> None:
-        """Return nothing: passes do not depend on the clock."""
-
-    def turn(self, _pace: Pace | None = None) -> None:
-        """Run one pass; passes on the model's errors."""
-        for call in [call for call in self._calls if call.reply.cancelled()]:
-            self._end(call, None)
-        if self._calls:
-            self._outlets.note_pass((), has_job=True)
-            self._run_pass()
-        self._answer_ended()
-
-    def recover(self, error: Exception) -> None:
-        """Fail the call whose text made the last pass fail; of several texts, try each alone."""
+        Raises:
+            DeviceLostError: A fresh trial fails too: no text is to blame.
+        """
+        try:
+            mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
+        except Exception as failure:  # noqa: BLE001 (upstream raises anything)
+            raise DeviceLostError(f"{error}; then a trial product failed: {failure}") from error
         texts, self._in_hand = self._in_hand, ()
         if len(texts) != 1:
             log.warning("a pass of %d texts failed, they are tried alone", len(texts))
@@ -127,7 +153,6 @@ class EncoderSession:
             log.error("the model failed on a text", exc_info=error)
             error = GenerationFailedError(f"the model failed on this request: {error}")
         self._end(texts[0].call, error)
-        self._answer_ended()
 
     def status(self) -> EngineStatus:
         """Return a snapshot."""
@@ -184,17 +209,14 @@ class EncoderSession:
             self._end(queued.call, queued.call.answer())
 
     def _end(self, call: TextCall, result: object) -> None:
-        if call not in self._calls:
-            return
+        if call in self._calls:
+            self._forget(call)
+            self._ended.append((call.number, result))
+
+    def _forget(self, call: TextCall) -> None:
         self._calls.remove(call)
         self._queue.drop(call)
         self._suspects = deque(text for text in self._suspects if text.call is not call)
-        self._ended.append(Answer(call.reply, result))
-
-    def _answer_ended(self) -> None:
-        ended, self._ended = self._ended, []
-        if ended:
-            self._outlets.answer(ended)
 
 
 def _reader(encoder: Encoder, kind: ModelKind) -> Callable[..., Sequence[object]]:

@@ -1,4 +1,4 @@
-"""Keeps running rows and the prompt cache within their shared memory.
+"""The memory of running rows and of the prompt cache, which they share.
 
 First the prompt cache shrinks, then a row waits. A row that decodes beyond its expected length
 pauses the last row of the lowest priority; if it is the only one, it ends, or waits for the
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class MemoryWatch:
-    """Asked before a row may run or continue; belongs to the main thread."""
+class Memory:
+    """Asked before a row may run or continue; belongs to the main thread.
+
+    Its sums are as old as the latest change: see `note_change`.
+
+    Attributes:
+        has_changed: Whether `relieve` has something to look at.
+    """
 
     def __init__(
         self, reservations: Reservations, scheduler: Scheduler, prefixes: PrefixStore
@@ -41,6 +47,7 @@ class MemoryWatch:
         self._scheduler = scheduler
         self._prefixes = prefixes
         self._starved_since: float | None = None
+        self.has_changed = True
 
     @property
     def is_starved(self) -> bool:
@@ -83,13 +90,16 @@ class MemoryWatch:
         """Admit rows while there are slots and memory, and return them."""
         admitted = self._scheduler.admit(self._reserve)
         for row in admitted:
-            row.admitted_at = time.monotonic()
+            row.admit()
+            self._prefixes.claim(row)
         if admitted:
-            for row in admitted:
-                self._prefixes.claim(row)
             self._share()
         self._note_starvation()
         return admitted
+
+    def note_change(self) -> None:
+        """Have `relieve` look again: rows have other parts of the prompt cache, or their tokens."""
+        self.has_changed = True
 
     def relieve(self) -> None:
         """Pause rows if memory is short after all, and share the rest.
@@ -100,25 +110,35 @@ class MemoryWatch:
         while self._reservations.is_exceeded and (row := self._scheduler.yielding()):
             self._pause(row)
         self._share()
+        self.has_changed = False
 
     def before_step(self) -> None:
         """Ensure memory for the next step; rows may pause or end for it.
 
         A row that pauses while it decodes leaves the batch with the next step: see `put_back`.
         """
-        for row in list(self._scheduler.active):
-            while row.wants_more and not self._reservations.extend(row):
-                if self._reservations.is_alone(row) and not self._reservations.may_grow:
-                    self._end(row)
-                    break
-                self._pause(self._scheduler.yielding() or row)
-        self._share()
+        reserved = self._reservations.tokens
+        grown = False
+        for row in self._scheduler.active.copy():
+            if row.fed >= reserved.get(row, 0):
+                self._extend(row)
+                grown = True
+        if grown:
+            self._share()
+
+    def _extend(self, row: Row) -> None:
+        while row.wants_more and not self._reservations.extend(row):
+            if self._reservations.is_alone(row) and not self._reservations.may_grow:
+                self._end(row)
+                break
+            self._pause(self._scheduler.yielding() or row)
 
     def put_back(self, row: Row) -> None:
         """Queue a row that has left the batch to pause."""
         if row.is_paused and not row.has_left:
             row.suspend()
             self._starved_since = None
+            self.has_changed = True
             self._prefixes.claim(row)
             self._scheduler.put_back(row)
 
@@ -171,6 +191,7 @@ class MemoryWatch:
 
     def _share(self) -> None:
         """Give the prompt cache the memory that the rows do not need."""
+        self.has_changed = True
         self._reservations.approach()
         self._prefixes.leave_room(self._reservations.left_bytes)
 

@@ -1,20 +1,19 @@
-"""An encoder's session turn by turn: calls that share passes, leave, break the model, and end."""
+"""An encoder's loop turn by turn: calls that share passes, leave, break the model, and end."""
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from engine_driver import make_request
+from engine_driver import Desk, make_request
 
 from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Prompt
 from backend.core.scoring import JudgeRequest, ScoreRequest, TokenPair
 from backend.core.status import EngineState
-from backend.engine.messages.commands import Compute, Submit
-from backend.engine.session.encoder_session import EncoderSession
-from backend.engine.session.session import Outlets
+from backend.engine.encoder_loop import EncoderLoop
+from backend.engine.messages.commands import Submit
+from backend.engine.messages.protocol import Job, Leave
 from backend.errors import GenerationFailedError, UnsupportedError
 from backend.model.loaded import RunnableModel
 
@@ -55,40 +54,47 @@ class Driver:
             kind=kind,
         )
         self.network = Network()
-        self.published = []
         model = RunnableModel(tokenizer=None, template=None, card=card, network=self.network)
-        self.session = EncoderSession(model, Outlets(self.published.extend, self.published.append))
+        self.desk = Desk()
+        self.loop = EncoderLoop(model, self.desk)
+        self.asked = 0
 
     def embed(self, *token_ids, pooling=Pooling.MEAN):
         request = EmbeddingRequest(token_ids=token_ids, pooling=pooling, is_normalized=False)
-        command = Compute(request, Future())
-        self.session.obey(command)
-        return command.reply
+        return self.begin(request)
 
     def judge(self, *pairs):
-        command = Compute(JudgeRequest(tuple(map(TokenPair, pairs))), Future())
-        self.session.obey(command)
-        return command.reply
+        return self.begin(JudgeRequest(tuple(map(TokenPair, pairs))))
+
+    def begin(self, request):
+        """Give the loop a job, and return its number."""
+        self.asked += 1
+        self.desk.commands.append(Job(self.asked, request))
+        return self.asked
 
     def turn(self):
-        try:
-            self.session.turn()
-        except Exception as error:  # noqa: BLE001 (as the leader does)
-            self.session.recover(error)
+        self.loop.turn()
 
     def finish(self):
-        while not self.session.is_idle:
+        self.turn()
+        while not self.loop.is_idle:
             self.turn()
+
+    def result(self, number):
+        """Return the result of a job, or raise its error."""
+        result = self.desk.results[number]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 def test_calls_that_wait_together_share_a_pass():
     driver = Driver()
     replies = [driver.embed(*range(1, count + 1)) for count in (3, 5, 4)]
-    assert driver.session.status().state is EngineState.BUSY
     driver.finish()
-    assert [list(reply.result(0).values) for reply in replies] == [[2.0], [3.0], [2.5]]
+    assert [list(driver.result(reply).values) for reply in replies] == [[2.0], [3.0], [2.5]]
     assert len(driver.network.passes) == 1
-    status = driver.session.status()
+    status = driver.loop.status()
     assert (status.state, status.metrics["waiting"], status.metrics["prompt_tokens"]) == (
         EngineState.READY,
         0,
@@ -100,7 +106,7 @@ def test_each_pooling_sees_its_own_tokens_only():
     driver = Driver()
     replies = [driver.embed(7, 8, 9, 9, 9), *(driver.embed(4, 6, pooling=p) for p in Pooling)]
     driver.finish()
-    assert [list(reply.result(0).values) for reply in replies[1:]] == [[5], [6], [4], [4, 6]]
+    assert [list(driver.result(reply).values) for reply in replies[1:]] == [[5], [6], [4], [4, 6]]
 
 
 def test_a_call_of_many_texts_does_not_hold_up_the_others():
@@ -109,42 +115,42 @@ def test_a_call_of_many_texts_does_not_hold_up_the_others():
     short = driver.judge((30,), (31,))
     driver.turn()
     driver.turn()
-    assert short.result(0) == (30.0, 31.0)
-    assert not long.done()
+    assert driver.result(short) == (30.0, 31.0)
+    assert driver.loop.status().state is EngineState.BUSY
     driver.finish()
-    assert long.result(0) == tuple(map(float, range(1, 20)))
+    assert driver.result(long) == tuple(map(float, range(1, 20)))
 
 
 def test_a_text_that_breaks_the_model_fails_its_own_call_only():
     driver = Driver(ModelKind.CROSS_ENCODER)
     good, bad = driver.judge((1,), (2,)), driver.judge((3,), (BAD,), (4,))
     driver.finish()
-    assert good.result(0) == (1.0, 2.0)
+    assert driver.result(good) == (1.0, 2.0)
     with pytest.raises(GenerationFailedError, match="bad token"):
-        bad.result(0)
+        driver.result(bad)
     after = driver.judge((5,))
     driver.finish()
-    assert after.result(0) == (5.0,)
+    assert driver.result(after) == (5.0,)
 
 
 def test_a_caller_that_leaves_is_not_computed():
     driver = Driver()
     gone, stays = driver.embed(1), driver.embed(2)
-    gone.cancel()
+    driver.desk.commands.append(Leave(gone))
     driver.finish()
     assert driver.network.passes == [[[2]]]
-    assert stays.done()
+    assert list(driver.desk.results) == [stays]
 
 
 def test_what_an_encoder_cannot_do_is_refused_here_too():
     driver = Driver()
-    driver.session.obey(Submit(make_request("a", [1, 2])))
-    (refusal,) = driver.published
+    driver.desk.commands.append(Submit(make_request("a", [1, 2])))
+    driver.turn()
+    (refusal,) = driver.desk.published
     assert isinstance(refusal.event.error(), UnsupportedError)
-    score = Compute(ScoreRequest(request_id="s", prompt=Prompt((1,)), continuations=()), Future())
-    driver.session.obey(score)
+    score = driver.begin(ScoreRequest(request_id="s", prompt=Prompt((1,)), continuations=()))
     judgement = driver.judge((1,))
     driver.finish()
-    for reply in (score.reply, judgement):
+    for reply in (score, judgement):
         with pytest.raises(UnsupportedError):
-            reply.result(0)
+            driver.result(reply)

@@ -1,0 +1,176 @@
+"""The trials that a load leaves open: they run between requests, until then the safe way goes."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from backend.engine.drafts.drafting import Drafting
+from backend.engine.parts import LoopParts
+from backend.engine.plan import BatchPlan
+from backend.engine.trials.batch_check import Planning
+
+# A loop that has just begun is likely to get a request soon.
+DELAY_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Adoption:
+    """Changes how the rows of a running loop are batched, without a change of their tokens.
+
+    All parts of the loop share one plan, and look at it when rows join.
+
+    Attributes:
+        is_due: Whether stored prefixes are to be used in place.
+    """
+
+    def __init__(
+        self, plan: BatchPlan, loop: LoopParts, new_drafting: Callable[[], Drafting | None]
+    ) -> None:
+        """Start with the present plan.
+
+        Args:
+            plan: Of the loop; it changes.
+            loop: Its parts follow the plan.
+            new_drafting: Returns the drafting of the plan, if it drafts.
+        """
+        self._plan = plan
+        self._loop = loop
+        self._new_drafting = new_drafting
+        self.is_due = False
+
+    def adopt(self, found: BatchPlan) -> None:
+        """Take over a plan between two turns.
+
+        Rows keep their caches: a single one has those that batches are made from. Stored prefixes
+        are used in place only by rows to come, once there are no others: see `refer`.
+        """
+        loop, plan, drafted = self._loop, self._plan, bool(self._plan.pass_seconds)
+        if plan.batching is not found.batching:
+            loop.scheduler.max_active = loop.scheduler.max_slots if found.batches else 1
+            loop.memory.set_own_lengths(found.has_own_lengths)
+        self.is_due = found.shares_prefixes and not plan.shares_prefixes
+        plan.become(replace(found, shares_prefixes=plan.shares_prefixes))
+        if not drafted and (new := self._new_drafting()):
+            loop.batch.begin_drafts(new)
+            loop.prefilling.begin_drafts(new)
+
+    def refer(self) -> None:
+        """Have stored prefixes used in place, unless a row has caches."""
+        if not self._loop.scheduler.slots_taken and self._loop.batch.is_empty:
+            self.is_due = False
+            self._plan.shares_prefixes = True
+            self._loop.prefixes.refer()
+
+
+class Examination:
+    """Finds how rows may be batched, a pass at a time; belongs to the main thread.
+
+    Attributes:
+        is_pending: Whether it has yet to begin.
+        is_running: Whether there are passes to compute.
+    """
+
+    def __init__(self, loop: LoopParts, adoption: Adoption, *, knows_drafts: bool) -> None:
+        """Create an examination; see `begin_if_due`.
+
+        Args:
+            loop: Its resources name the trials that are open, and the page for the result.
+            adoption: Changes the loop to a plan.
+            knows_drafts: Whether the trials find out about drafts too.
+        """
+        self._make, self._page = loop.resources.trials, loop.resources.page
+        self.is_pending = self._make is not None
+        self._loop = loop
+        self._adoption = adoption
+        self._knows_drafts = knows_drafts
+        self._trials: Planning | None = None
+        self.is_running = False
+        self._is_computing = False
+        self._seconds = 0.0
+
+    @property
+    def wants_turns(self) -> bool:
+        """Whether it is time for trials: not before the first request has its reply."""
+        return self.is_running or (
+            self.is_pending and self._loop.counters.values["generated_tokens"] > 0
+        )
+
+    @property
+    def may_advance(self) -> bool:
+        """Whether a pass may run now: no row runs, or others wait for the result."""
+        if self._loop.background.has_begun:
+            return False
+        return not self._loop.scheduler.slots_taken or bool(self._loop.scheduler.waiting)
+
+    def begin_if_due(self, rested_s: float) -> None:
+        """Begin after a request, after a rest, or when requests wait for the result.
+
+        What was found about stored prefixes may be due as well.
+
+        Args:
+            rested_s: For how long there has been nothing to compute, in seconds.
+        """
+        if self._adoption.is_due and not self._loop.background.has_begun:
+            self._adoption.refer()
+        if not self.is_pending:
+            return
+        scheduler = self._loop.scheduler
+        is_over = scheduler.is_idle and self.wants_turns
+        if is_over or rested_s >= DELAY_S or (scheduler.slots_taken and scheduler.waiting):
+            self._begin()
+
+    def advance(self) -> None:
+        """Compute one pass; passes on the model's errors, see `blame`."""
+        if self._trials is None:
+            return
+        started = time.monotonic()
+        self._is_computing = True
+        try:
+            plan = next(self._trials)
+        except StopIteration as end:
+            self._end(end.value)
+        else:
+            if plan is not None:
+                self._adoption.adopt(plan)
+        self._is_computing = False
+        self._seconds += time.monotonic() - started
+
+    def blame(self, error: Exception) -> bool:
+        """End without a result if a pass of the trials has failed; false if it was another."""
+        if not self._is_computing:
+            return False
+        self._is_computing, self._trials, self.is_running = False, None, False
+        self._page.add(begun=0)
+        self._page.hand_over()
+        log.error("it could not be tried how requests are computed together", exc_info=error)
+        return True
+
+    def leave(self) -> None:
+        """End because the loop does, which is nobody's fault."""
+        if self.is_running:
+            self._page.add(begun=self._page.findings.begun - 1)
+            self._page.hand_over()
+
+    def _begin(self) -> None:
+        self.is_pending = False
+        if self._make is None:
+            return
+        log.info(
+            "between requests it is now tried how those of this model can be computed together, "
+            "once for this checkpoint; until then it is one at a time, without drafts"
+        )
+        # An engine that this ends must not be followed by others for ever.
+        self._page.add(begun=self._page.findings.begun + 1)
+        self._page.hand_over()
+        self._trials, self.is_running = self._make(), True
+
+    def _end(self, plan: BatchPlan) -> None:
+        self._trials, self.is_running = None, False
+        self._adoption.adopt(plan)
+        self._page.add(plan=plan, knows_drafts=self._knows_drafts, begun=0)
+        self._page.hand_over()
+        how = "together" if plan.batches else "one at a time"
+        drafts = "with" if plan.pass_seconds else "without"
+        log.info("requests are computed %s, %s drafts: tried in %.1f s", how, drafts, self._seconds)

@@ -1,1 +1,0 @@
-"""A loaded model at work: one turn after another."""
