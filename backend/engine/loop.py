@@ -123,6 +123,7 @@ class EngineLoop:
         self._commands: deque[Command] = deque()
         self._is_stopping, self._rests, self._has_ends = False, True, False
         self._turns, self._active_at = 0, time.monotonic()
+        self._stepped_at: float | None = None
 
     def run(self) -> None:
         """Run turns until told to stop."""
@@ -236,6 +237,9 @@ class EngineLoop:
         """Return the work that this rank's clock allows; `None` if the turn needs no clock."""
         scheduler = self.scheduler
         if scheduler.waiting.count or scheduler.prefilling or self.background.jobs:
+            if self._stepped_at is not None:
+                self._pacer.begin_pause(self._stepped_at)
+                self._stepped_at = None
             return Pace(self._pacer.pace(), self.background.pace())
         return None
 
@@ -261,7 +265,7 @@ class EngineLoop:
             self._active_at = time.monotonic()
         elif rested_s >= IDLE_TIMEOUT_S:
             self.prefixes.rest()
-        if self.memory.is_starved:
+        if has_waiting and self.memory.is_starved:
             self._refuse_overdue()
         if self.background.ended:
             self._answer_ended()
@@ -287,7 +291,7 @@ class EngineLoop:
             self._prefill(row, pace)
         elif not self.batch.is_empty:
             self._decode()
-            self._pacer.begin_pause()
+            self._stepped_at = time.monotonic()
         if pace is not None and (row is None or has_room):
             # Otherwise the new pause is for the waiting prompt.
             self._compute_background(pace)
@@ -380,7 +384,7 @@ class EngineLoop:
         """Publish tokens that have landed, and release the rows that have ended."""
         firsts = []
         for row, step in steps:
-            if is_first := row.generated == 1:
+            if is_first := len(row.token_ids) == row.prompt_tokens + 1:
                 firsts.append(row)
             self._publisher.put(row.request_id, step, is_urgent=is_first or row.has_left)
             self.counters.count(step.token_id)

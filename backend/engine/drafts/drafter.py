@@ -204,7 +204,8 @@ class Drafter:
     def _room(self) -> int:
         """The most tokens that may be drafted, with one left to draw after them."""
         row = self.row
-        left = row.request.max_tokens - row.drawn - 1 if row.generated else 0
+        has_begun = len(row.token_ids) > row.prompt_tokens
+        left = row.request.max_tokens - row.drawn - 1 if has_begun else 0
         most = row.request.max_draft_tokens
         return left if most is None else min(left, most)
 

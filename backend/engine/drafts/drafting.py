@@ -75,6 +75,7 @@ class Drafting:
             self._chances.pop(Source.MODEL, None)
         self._budget = Budget(self._chances)
         self._leave: Leave | None = None
+        self._prices: Prices | None = None
         self._leave_s = 0.0
 
     @property
@@ -84,7 +85,7 @@ class Drafting:
 
     def follow(self, rows: Sequence[Row]) -> None:
         """Update the rows of the batch, after some have left or joined."""
-        known, self._rows, self._leave = self._drafters, rows, None
+        known, self._rows, self._leave, self._prices = self._drafters, rows, None, None
         self._drafters = {
             row: known.get(row) or Drafter(row, self._vocab_size, self._chances)
             for row in rows
@@ -124,7 +125,9 @@ class Drafting:
                 right tokens of a partly wrong draft are fed again in the next pass.
             packs: Whether rows are not padded to the longest draft.
         """
-        self._keeps_parts, self._packs, self._leave = keeps_parts, packs, None
+        if (keeps_parts, packs) != (self._keeps_parts, self._packs):
+            self._keeps_parts, self._packs = keeps_parts, packs
+            self._leave = self._prices = None
         limit = min(self._max_tokens, self._most_tokens)
         drafters = {row: each for row, each in self._active().items() if row.unfed == 1}
         leave = self._current_leave()
@@ -156,6 +159,7 @@ class Drafting:
         if tokens == rows:
             self._asked = None
         self.costs.observe(rows, tokens, seconds)
+        self._prices = None
         plain_s = self.costs.of(rows, rows)
         has_earned = self._budget.earn(seconds / plain_s)
         has_changed = abs(plain_s - self._leave_s) > _LEAVE_SHARE * plain_s
@@ -174,8 +178,12 @@ class Drafting:
         self._leave = None
 
     def _current_prices(self) -> Prices:
-        rows = max(len(self._rows), 1)
-        return Prices(self.costs, self._source, rows, self._keeps_parts, self._packs)
+        """Return the prices of the next pass, as of the latest one."""
+        if self._prices is None:
+            rows = max(len(self._rows), 1)
+            ways = self._keeps_parts, self._packs
+            self._prices = Prices(self.costs, self._source, rows, *ways)
+        return self._prices
 
     @property
     def _most_tokens(self) -> int:
@@ -301,7 +309,7 @@ class Drafting:
     def _lose_model(self, error: Exception) -> None:
         """Continue without the draft model: no reply depends on it."""
         log.warning("the draft model fails, and drafts no more", exc_info=error)
-        self._source = self._leave = None
+        self._source = self._leave = self._prices = None
         self._chances.pop(Source.MODEL, None)
         for drafter in self._drafters.values():
             drafter.leave_out(Source.MODEL)

@@ -112,9 +112,9 @@ class PrefillPacer:
             pause_s=options.prefill_pause_ms / 1000.0,
         )
 
-    def begin_pause(self) -> None:
-        """Record that a decode step has just ended."""
-        self._pause_ends_at = time.monotonic() + self._pause_s
+    def begin_pause(self, at: float | None = None) -> None:
+        """Record that a decode step has ended: just now, or at a monotonic time in seconds."""
+        self._pause_ends_at = (time.monotonic() if at is None else at) + self._pause_s
         self._is_pause_used = False
 
     def pace(self) -> PrefillPace:

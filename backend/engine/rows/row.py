@@ -26,6 +26,7 @@ class Row:
 
     Attributes:
         request_id: That of the request.
+        prompt_tokens: The length of its prompt.
         token_ids: Prompt, then every generated token that has been read.
         cache: The caches of all layers while the row is alone; `None` before prefill and
             while the row is part of a batch.
@@ -53,6 +54,7 @@ class Row:
     admitted_at: float = 0.0
     first_token_at: float = 0.0
     request_id: str = field(init=False)
+    prompt_tokens: int = field(init=False)
     token_ids: list[int] = field(init=False)
     cache: Caches | None = None
     fed: int = 0
@@ -80,6 +82,7 @@ class Row:
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
         self.token_ids = list(self.request.prompt.token_ids)
+        self.prompt_tokens = len(self.token_ids)
         self._places = tuple(_apart(self.request.prompt.boundaries))
 
     @classmethod
@@ -173,7 +176,7 @@ class Row:
     @property
     def generated(self) -> int:
         """The number of generated tokens that have been read."""
-        return len(self.token_ids) - len(self.request.prompt.token_ids)
+        return len(self.token_ids) - self.prompt_tokens
 
     @property
     def wants_more(self) -> bool:
@@ -214,8 +217,8 @@ class Row:
             self.first_token_at = time.monotonic()
         if token_id in request.stop_token_ids:
             return FinishReason.STOP
-        generated = len(self.token_ids) - len(request.prompt.token_ids)
-        return FinishReason.LENGTH if generated >= request.max_tokens else None
+        is_last = len(self.token_ids) - self.prompt_tokens >= request.max_tokens
+        return FinishReason.LENGTH if is_last else None
 
     def confirm(self, draft: Sequence[int], drawn: Sequence[int]) -> Sequence[int]:
         """Count a draft, and return the row's own tokens, which it has not taken yet.
