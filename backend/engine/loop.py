@@ -91,23 +91,21 @@ class EngineLoop:
 
         Args:
             model: A model that belongs to this thread.
-            fresh_caches: Creates its caches; their plan may change, see `_adopt`.
+            fresh_caches: Creates its caches; their plan may change, see `Adoption`.
             resources: Prefixes, memory and what is known of the model.
             tuning: Its limits.
             port: Gives commands, and takes results.
         """
         self.model, self.resources, self._port = model, resources, port
-        plan = fresh_caches.plan
+        plan, limits = fresh_caches.plan, tuning.scheduling
         self.prefixes, self.counters = resources.prefixes, Counters()
-        slots = tuning.scheduling.max_slots
-        self.scheduler = Scheduler(max_slots=slots, max_active=slots if plan.batches else 1)
+        most = limits.max_slots if plan.batches else 1
+        self.scheduler = Scheduler(max_slots=limits.max_slots, max_active=most)
         self.memory = Memory(resources.reservations, self.scheduler, self.prefixes)
-        self._publisher = Publisher(self._hand_over, tuning.scheduling.max_replies_per_s)
-        self.background = BackgroundJobs(
-            tuning.scheduling.prefill_chunk, tuning.scheduling.side_share
-        )
+        self._publisher = Publisher(self._hand_over, limits.max_replies_per_s)
+        self.background = BackgroundJobs(limits.prefill_chunk, limits.side_share)
         self._jobs = JobFactory(model, fresh_caches, self.prefixes, self.background)
-        self._pacer = PrefillPacer.of(tuning.scheduling)
+        self._pacer = PrefillPacer.of(limits)
         new_drafting = partial(make_drafting, model, plan, resources, tuning, self.counters)
         feeder, drafting = make_feeder(model.network, fresh_caches), new_drafting()
         self.prefilling = Prefilling(feeder, self.prefixes, self._pacer, plan, drafting)
@@ -117,8 +115,8 @@ class EngineLoop:
         if self._threads is not None:
             self.batch.note_step = self._threads.observe
         self._suspects = Suspects(self.scheduler, self.memory, self.batch, feeder, new_batch, port)
-        drafts = tuning.speculation.speculation != "off"
         self._adoption = Adoption(plan, self, new_drafting)
+        drafts = tuning.speculation.speculation != "off"
         self.examination = Examination(self, self._adoption, knows_drafts=drafts)
         self._commands: deque[Command] = deque()
         self._is_stopping, self._rests, self._has_ends = False, True, False

@@ -114,7 +114,7 @@ def test_drafts_are_taken_back(network, networks, rows):
         requests = requests_of(seed, rows)
         driver = Driver(network, pass_seconds=FREE)
         assert_same(driver.run(*requests), Driver(networks("llama")).run(*requests))
-        metrics = driver.session.status().metrics
+        metrics = driver.loop.status().metrics
         accepted += metrics["accepted_tokens"]
         wrong += metrics["drafted_tokens"] - metrics["accepted_tokens"]
     assert min(accepted, wrong) > 0
