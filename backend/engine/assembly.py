@@ -149,17 +149,13 @@ def assemble_loop(
     fresh_caches = replace(fresh_caches, plan=plan)
     model = replace(model, card=replace(model.card, batches=plan.batches))
     draft = None
-    if plan.pass_seconds:
-        draft = load_draft(options, model, sample, make_room, notebook)
-    if draft is not None:
+    if plan.pass_seconds and (draft := load_draft(options, model, sample, make_room, notebook)):
         model = replace(model, card=replace(model.card, draft_model=draft.model.card.path))
     budget_bytes = _kv_budget_bytes(options, model, draft)
     cache_bytes = prompt_cache_bytes(tuning, budget_bytes)
     disk = _disk_settings(model, options, port)
-    packing = Packing(tuning.prompt_cache.cache_bits)
-    prefixes = make_prefix_store(
-        fresh_caches, cache_bytes, packing, disk, is_replicated=ranks.are_several
-    )
+    packing, several = Packing(tuning.prompt_cache.cache_bits), ranks.are_several
+    prefixes = make_prefix_store(fresh_caches, cache_bytes, packing, disk, is_replicated=several)
     profile = _profile(model, fresh_caches, draft)
     _log_memory(profile, budget_bytes)
     reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens)
