@@ -117,10 +117,12 @@ class NodeStore:
             windows_from: The first position whose windows `refill` has.
             refill: Returns a block with its windows.
         """
-        for node in self.tree.match(key).nodes:
+        found = self.tree.match(key)
+        for node in found.nodes:
             first = max(node.end - self.worth.reach_tokens, 0)
-            # Making room for one may have joined another with the node below it.
-            if windows_from <= first and node.end <= len(key) and node.is_linked:
+            # The last one may go on with other tokens: then there was no room for all of the prefix.
+            # And making room for one may have joined another with the node below it.
+            if windows_from <= first and node.end <= found.length and node.is_linked:
                 self._refill(node, first, refill)
 
     def _refill(self, node: SegmentNode, first: int, refill: Refill) -> None:

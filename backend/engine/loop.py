@@ -256,8 +256,8 @@ class EngineLoop:
                 self._advance(pace)
             if self.examination.is_running and self.examination.may_advance:
                 self._examine()
-            self._hurry()
             self._clear_up()
+            self._hurry()
             if self.memory.has_changed:
                 self.memory.relieve()
             self._active_at = time.monotonic()

@@ -124,5 +124,5 @@ def test_drawn_tokens_are_counted_and_their_sum_tells_their_order():
     for counters, drawn in ((one, (3, 4)), (same, (3, 4)), (other, (4, 3))):
         for token_id in drawn:
             counters.count(token_id)
-    assert one.generated_tokens == other.generated_tokens == 2
+    assert one.values["generated_tokens"] == other.values["generated_tokens"] == 2
     assert one.checksum == same.checksum != other.checksum

@@ -39,6 +39,9 @@ class Sabotaged(WrappedNetwork):
         self._rate = rng.choice(FAILURE_RATES)
 
     def __call__(self, inputs, cache):
+        if inputs.tolist() == [[0]]:
+            # The loop's trial of the device, after a failure.
+            return super().__call__(inputs, cache)
         fate = self._rng.random()
         if fate < self._rate / 2:
             raise RuntimeError("failed before the pass")
