@@ -120,7 +120,7 @@ class NodeStore:
         found = self.tree.match(key)
         for node in found.nodes:
             first = max(node.end - self.worth.reach_tokens, 0)
-            # The last one may go on with other tokens: then there was no room for all of the prefix.
+            # The last one may go on with other tokens, if there was no room for all of the prefix.
             # And making room for one may have joined another with the node below it.
             if windows_from <= first and node.end <= found.length and node.is_linked:
                 self._refill(node, first, refill)
