@@ -1,7 +1,16 @@
-"""What `docs/start/localai.md` tells users to write is what the backend reads."""
+"""What `docs/start/localai.md` tells users to write is what the backend reads.
+
+With `LOCALAI=/path/to/local-ai` in the environment its first section is run.
+"""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -14,6 +23,8 @@ from backend.rpc.parsing.tuning_options import tuning_options
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "start" / "localai.md").read_text(encoding="utf-8")
 MODELS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+# Compose has services, a model has a backend.
+MODELS = [model for model in MODELS if "backend" in model]
 NAMES = [model["name"] for model in MODELS]
 
 
@@ -52,3 +63,84 @@ def test_targets_that_the_page_names_are_in_the_makefile():
     targets = set(re.findall(r"^make ([\w-]+)", PAGE, re.MULTILINE))
     assert targets >= {"package", "image", "test-extra-backend"}
     assert targets <= set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+
+
+FIRST = PAGE.partition("## From nothing to an answer\n")[2].partition("\n### ")[0]
+STEPS = re.findall(r"^```sh\n(.*?)^```", FIRST, re.MULTILINE | re.DOTALL)
+START_TIMEOUT_S, POLL_S = 120.0, 0.5
+
+
+def as_here(step):
+    """Return the commands of a step for a folder of its own, with this checkout's backend."""
+    own = f"{sys.executable} -m backend.cli"
+    return step.replace("$PWD/run.sh", str(ROOT / "run.sh")).replace(
+        ".venv/bin/mlx-grpc-backend", own
+    )
+
+
+def run(step, folder, environment):
+    return subprocess.run(
+        ["/bin/bash", "-ec", as_here(step)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def wait_until_ready(host):
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while host.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen("http://localhost:8080/readyz", timeout=5).close()
+        except OSError:
+            host_is_up = False
+        else:
+            host_is_up = True
+        if host_is_up:
+            return
+        time.sleep(POLL_S)
+    raise AssertionError("LocalAI did not start")
+
+
+def test_the_first_section_leads_from_an_installation_to_a_look_inside():
+    assert STEPS[0] == "make install\n"
+    assert [step.split()[0] for step in STEPS[1:]] == [
+        "mkdir",
+        "local-ai",
+        "curl",
+        "curl",
+        re.match(r"address=\S+", STEPS[-1])[0],
+    ]
+
+
+@pytest.mark.skipif("LOCALAI" not in os.environ, reason="needs LOCALAI, the host's binary")
+def test_the_commands_of_the_first_section_answer(tmp_path):
+    folder = Path(os.environ["LOCALAI"]).parent
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    _, model, start, question, tool, look = STEPS
+    assert run(model, tmp_path, environment).returncode == 0
+    with (tmp_path / "log").open("wb") as log:
+        host = subprocess.Popen(
+            ["/bin/bash", "-c", f"exec {as_here(start)}"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        wait_until_ready(host)
+        answer = json.loads(run(question, tmp_path, environment).stdout)
+        assert answer["choices"][0]["message"]["content"]
+        (call,) = json.loads(run(tool, tmp_path, environment).stdout)["choices"][0]["message"][
+            "tool_calls"
+        ]
+        assert call["function"]["name"] == "get_weather"
+        assert json.loads(call["function"]["arguments"]) == {"city": "Hanoi"}
+        assert "demo (qwen3)" in run(look, tmp_path, environment).stdout
+    finally:
+        os.killpg(host.pid, signal.SIGTERM)
+        host.wait(60)
