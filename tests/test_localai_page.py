@@ -73,9 +73,14 @@ START_TIMEOUT_S, POLL_S = 120.0, 0.5
 def as_here(step):
     """Return the commands of a step for a folder of its own, with this checkout's backend."""
     own = f"{sys.executable} -m backend.cli"
-    return step.replace("$PWD/run.sh", str(ROOT / "run.sh")).replace(
-        ".venv/bin/mlx-grpc-backend", own
-    )
+    places = {
+        "$PWD/run.sh": str(ROOT / "run.sh"),
+        "backend/demo": str(ROOT / "backend" / "demo"),
+        ".venv/bin/mlx-grpc-backend": own,
+    }
+    for written, here in places.items():
+        step = step.replace(written, here)
+    return step
 
 
 def run(step, folder, environment):

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 
 from scripts.sweep.variants import VARIANTS
@@ -36,6 +36,7 @@ has layers of 4 and 8 bits, and unquantised ones. Of several adapters all but th
 into the weights, on both sides.
 
 """
+_AND = ", "
 _BAR = re.compile(r" (?<!\\)\| ")
 _COLUMNS = ("family", "library", "text", "images", "audio", "video", "batched", "prompt cache")
 
@@ -76,14 +77,24 @@ def _part(name: str, rows: Sequence[Row]) -> str:
     """Return a table with its introduction."""
     counts = Counter(row.text.partition(":")[0] for row in rows)
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-    lines = [_line(list(asdict(row).values())) for row in rows]
+    lines = [_line(list(asdict(row).values())) for row in joined(rows)]
     return "\n".join([f"{len(rows)} {name}; text: {told}.", "", *_head(), *lines])
 
 
 def rows_of(text: str) -> list[Row]:
     """Return the rows of a page; the reverse of `page`."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [Row(*_cells(line)) for line in lines if line not in _head()]
+    found = [Row(*_cells(line)) for line in lines if line not in _head()]
+    families = [replace(row, family=name) for row in found for name in row.family.split(_AND)]
+    return sorted(families, key=lambda row: (row.family in VARIANTS, row.family))
+
+
+def joined(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with all families of which the same is told."""
+    groups: dict[Row, list[str]] = {}
+    for row in rows:
+        groups.setdefault(replace(row, family=""), []).append(row.family)
+    return [replace(told, family=_AND.join(names)) for told, names in groups.items()]
 
 
 def _head() -> list[str]:
