@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-real real-models test-extra-backend test-extra-backend-mlx \
-	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak speculation-equality mutate fuzz proto wheel docs pictures plots package image clean
+	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak speculation-equality mutate fuzz proto wheel docs pictures plots package image release clean
 
 help: ## Print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
@@ -147,6 +147,10 @@ package: install ## Write build/package/mlx, a directory for LocalAI, and try it
 image: package ## Write build/package/mlx.tar, an OCI image of the package
 	@sh scripts/go_tool.sh crane || true
 	$(PYTHON) -m scripts.package image
+
+release: wheel package ## Gather wheel, package, image (with crane), notes, notices and checksums in dist/release
+	@sh scripts/go_tool.sh crane && $(PYTHON) -m scripts.package image || echo 'going on without an image'
+	$(PYTHON) -m scripts.release
 
 clean: ## Remove everything built here
 	rm -rf $(VENV) build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis backend/pb/*_pb2*

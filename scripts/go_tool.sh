@@ -14,8 +14,14 @@ crane) module=github.com/google/go-containerregistry/cmd/crane@v0.22.1 ;;
 esac
 
 bin=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)/build/bin
-command -v "$name" >/dev/null 2>&1 && exit 0
-[ -x "$bin/$name" ] && exit 0
+if command -v "$name" >/dev/null 2>&1; then
+    echo "$name is $(command -v "$name")"
+    exit 0
+fi
+if [ -x "$bin/$name" ]; then
+    echo "$name is in $bin; commands of the docs find it after: export PATH=\"$bin:\$PATH\""
+    exit 0
+fi
 if ! command -v go >/dev/null 2>&1; then
     echo "$name is not here, and there is no Go toolchain to install it with" >&2
     exit 1
@@ -26,3 +32,4 @@ if ! GOBIN=$bin go install "$module" >"$bin/$name.log" 2>&1; then
     exit 1
 fi
 rm -f "$bin/$name.log"
+echo "installed $bin/$name; commands of the docs find it after: export PATH=\"$bin:\$PATH\""
