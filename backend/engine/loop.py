@@ -142,7 +142,10 @@ class EngineLoop:
             if self._port.is_shared:
                 raise
             self._recover(error)
-        self._rests = self.is_idle
+        was_at_work, self._rests = not self._rests, self.is_idle
+        if self._rests and was_at_work:
+            # A breach is a loss of this process like any other.
+            self.check()
         self._port.report(self, is_idle=self._rests)
 
     # Commands: none of them computes.

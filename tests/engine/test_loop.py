@@ -366,3 +366,18 @@ def test_the_rate_of_a_resumed_row_leaves_out_what_another_process_drew():
     row.take(7)
     assert row.status(RequestPhase.ACTIVE).generated_tokens == 101
     assert row.status(RequestPhase.ACTIVE).tokens_per_s == 0.0
+
+
+def test_what_disagrees_when_the_loop_falls_idle_ends_the_process(networks):
+    driver = Driver(networks("llama"))
+    driver.loop.submit(make_request("a", prompt_of(5), max_tokens=2))
+    driver.loop.scheduler.fetching.append(Row(make_request("stray", prompt_of(5))))
+
+    def run_until_idle():
+        while True:
+            driver.loop.turn()
+            if driver.loop.is_idle:
+                return
+
+    with pytest.raises(AssertionError, match="no open request"):
+        run_until_idle()
