@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from backend.engine.messages.channel import Channel
 
 _POLL_INTERVAL_S = 0.5
-# For tests: the name of a fault and the token that triggers it.
-FAULT_VARIABLE = "MLX_BACKEND_TEST_FAULT"
 
 log = logging.getLogger("backend.rank")
 
@@ -49,7 +47,7 @@ def main() -> int:
     if arguments.parent is not None:
         die_with_parent(arguments.parent)
         if arguments.server_fd is not None:
-            be_engine(arguments.server_fd, os.environ)
+            be_engine(arguments.server_fd)
         os.environ.update(device_environment(arguments.device, os.environ))
         be_rank(arguments)
     try:
@@ -98,7 +96,7 @@ def device_environment(device: int | None, environment: Mapping[str, str]) -> Ma
     return {"CUDA_VISIBLE_DEVICES": devices[(device or 0) % len(devices)]}
 
 
-def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
+def be_engine(server_fd: int) -> NoReturn:
     """Load a model when the server asks for it, and compute it."""
     from backend.engine.messages.channel import Channel
     from backend.engine.messages.codec import Codec
@@ -110,15 +108,13 @@ def be_engine(server_fd: int, environment: Mapping[str, str]) -> NoReturn:
     try:
         from backend.cpu.install import install
         from backend.engine.leading.boot import Boot
-        from backend.engine.leading.injected_fault import parse_fault
     except ImportError as error:
         from common.remedies import mlx_command
 
         text = f"MLX cannot be imported: {error}; this adds it: {mlx_command()}"
         refuse(server, LoadFailedError(text))
     install()
-    fault = parse_fault(environment.get(FAULT_VARIABLE, ""))
-    Boot(server, tamper=fault.built_into if fault else None).run()
+    Boot(server).run()
 
 
 def _leave_signals_to_server() -> None:

@@ -13,8 +13,9 @@ from filelock import FileLock
 from hypothesis import HealthCheck, Phase, settings
 from nursery import Nursery, forked_engines
 
-from backend.engine import engine
+from backend.engine import engine, processes
 from backend.engine.supervision.findings_store import FindingsStore
+from scripts.faulty_rank import FAULTY_BOOT, VARIABLE
 
 # The same examples every time, however slow the machine is.
 settings.register_profile(
@@ -56,6 +57,17 @@ def nursery(
         patch.setenv("MLX_BACKEND_FINDINGS", str(file))
         patch.setattr(engine, "FindingsStore", partial(_kept_findings, file))
         yield nursery
+
+
+@pytest.fixture
+def with_fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that has later engines of the test start with a fault."""
+
+    def install(fault: str) -> None:
+        monkeypatch.setenv(VARIABLE, fault)
+        monkeypatch.setattr(processes, "BOOT", FAULTY_BOOT)
+
+    return install
 
 
 def _kept_findings(file: Path, path: Path | None = None) -> FindingsStore:

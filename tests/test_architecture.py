@@ -142,3 +142,9 @@ def test_the_server_listens_before_it_imports_the_engine_and_its_services():
     modules = imported_by("backend.__main__")
     assert "backend.rpc.server" in modules
     assert not [name for name in modules if name.startswith((*late, "backend.pipeline"))]
+
+
+def test_no_variable_of_tests_is_read_by_the_product():
+    product = [path for path in SOURCES if path.is_relative_to(ROOT / "backend")]
+    assert product
+    assert not [path for path in product if "MLX_BACKEND_TEST" in path.read_text(encoding="utf-8")]

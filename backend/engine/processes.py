@@ -14,7 +14,7 @@ from common.process.lifeline import Process, tied
 _PR_SET_PDEATHSIG = 1
 # It has another working directory, so Python would not find this package.
 _PLACE = str(Path(__file__).parents[2])
-_BOOT = (
+BOOT = (
     "import runpy, sys; sys.path[0] = sys.argv.pop(1); "
     "runpy.run_module('backend.rank', run_name='__main__', alter_sys=True)"
 )
@@ -59,7 +59,7 @@ def _start(
 
     Until it has arranged that itself, it dies with this process.
     """
-    command = [sys.executable, "-c", _BOOT, _PLACE, "--parent", str(os.getpid()), *arguments]
+    command = [sys.executable, "-c", BOOT, _PLACE, "--parent", str(os.getpid()), *arguments]
     return tied(
         lambda descriptors: subprocess.Popen(  # noqa: S603 (our own module, arguments of ours)
             command,

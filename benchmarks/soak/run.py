@@ -29,11 +29,14 @@ from backend.cli.server_process import ServerProcess, server_command
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from benchmarks.harness.models import ROOT
 from benchmarks.soak.clients import Answer, Client, Tally, answer
 from benchmarks.soak.health import HealthReport, watch_apart
 from benchmarks.soak.host import Host, Replacements, on_small_disk
 from benchmarks.soak.requests import Ask, asks
 from common.memory.resident import resident_bytes
+from common.openblas import find_openblas, is_wanted, preloading
+from scripts.faulty_rank import VARIABLE
 
 CLIENTS = 32
 # In bfloat16 logits tie, and then it matters whether a prefix was computed or stored: a lost engine
@@ -50,7 +53,7 @@ POLL_INTERVAL_S = 0.05
 SHOWN_FAULTS = 10
 # The last one loses the device, by a fault injected at the server's start.
 LOSSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1)
-FAULT = {"MLX_BACKEND_TEST_FAULT": "usr1:"}
+FAULT = {VARIABLE: "usr1:", "PYTHONPATH": str(ROOT)}
 STOPPED_AFTER_S = 3
 # Below the directory of a soak.
 DISK, INCOMPLETE = "disk", "incomplete"
@@ -301,14 +304,19 @@ def _excess(prompt_cache_bytes: int) -> Iterator[str]:
 
 async def run(plan: Plan) -> Report:
     """Start a server as a host does, soak it, and stop it."""
-    environment = os.environ | (FAULT if plan.kill_every_s else {})
+    environment, server = dict(os.environ), server_command()
+    if plan.kill_every_s:
+        server = (sys.executable, "-m", "scripts.faulty_rank")
+        if is_wanted(environment) and (library := find_openblas()):
+            environment = preloading(environment, library)
+        environment |= FAULT
     with TemporaryDirectory(prefix="mlx-backend-soak-") as name:
         directory, log = Path(name), Path(name) / "server.log"
         for made in (DISK, INCOMPLETE):
             (directory / made).mkdir()
         shutil.copy(MODEL_DIR / "config.json", directory / INCOMPLETE)
         disk = on_small_disk(directory / DISK) if plan.has_small_disk else ()
-        command = (*disk, *server_command())
+        command = (*disk, *server)
         with ServerProcess.start(log, command=command, environment=environment) as process:
             await process.wait_until_ready()
             report = await soak(plan, process.address, process.pid, directory)

@@ -66,10 +66,10 @@ async def test_a_rank_that_dies_costs_no_request(engine, small_llama):
 
 
 async def test_a_request_that_ends_a_group_each_time_fails_and_its_neighbour_finishes(
-    engine, small_llama, monkeypatch
+    engine, small_llama, with_fault
 ):
     poison = 7
-    monkeypatch.setenv("MLX_BACKEND_TEST_FAULT", f"segv:{poison}")
+    with_fault(f"segv:{poison}")
     await engine.load(grouped(small_llama, 2))
     bias = SamplingParams(logit_bias={poison: -100.0})
     prompt = [token for token in prompt_of(20) if token != poison]

@@ -27,7 +27,6 @@ from backend.pipeline.served_model import ServedModel
 
 pytestmark = pytest.mark.mlx
 
-FAULT_VARIABLE = "MLX_BACKEND_TEST_FAULT"
 POISON = 7
 ENDLESS = 3000
 
@@ -158,9 +157,9 @@ async def test_an_embedding_is_computed_by_the_next_process(engine, tiny_models)
 
 @pytest.mark.parametrize("kind", ["kill", "segv", "device", "exit"])
 async def test_a_request_that_ends_the_process_each_time_fails_and_its_neighbours_finish(
-    engine, tiny_models, monkeypatch, kind
+    engine, tiny_models, with_fault, kind
 ):
-    monkeypatch.setenv(FAULT_VARIABLE, f"{kind}:{POISON}")
+    with_fault(f"{kind}:{POISON}")
     await engine.load(options(tiny_models("llama")))
     prompts = {f"n{i}": [token for token in prompt_of(12, i) if token != POISON] for i in range(6)}
     # Reply tokens are passes too: the neighbours' replies are free of the poison.

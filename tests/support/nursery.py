@@ -28,7 +28,7 @@ NAME = "backend.rank"
 RANKS, TEMPLATES = "backend.engine.processes", "backend.model.text.isolated.template"
 # What an engine would import in the end, for one model or another.
 MODULES = (
-    *(NAME, "backend.engine.leading.boot", "backend.engine.leading.injected_fault"),
+    *(NAME, "backend.engine.leading.boot", "scripts.faulty_rank"),
     "backend.cpu.install",
     *("backend.sampling.grammar.compiler", "numpy.random", "multiprocessing.synchronize"),
     *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "transformers.models.auto"),
@@ -43,6 +43,8 @@ FREE_NAMES = {
 }
 # In the environment of engines that leave trials for later, as those of the product do.
 LATER = "MLX_BACKEND_TEST_LATER"
+# In that of engines with a fault.
+FAULT = "MLX_BACKEND_TEST_FAULT"
 SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 CLONE_PARENT = 0x8000
 LIMIT_BYTES = 2**20
@@ -165,6 +167,7 @@ def fork_sibling() -> int:
 def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     """Become what `python -m backend.rank` is."""
     from backend import rank
+    from scripts import faulty_rank
 
     _, arguments, environment, numbers = order
     stderr, *inherited = descriptors
@@ -178,6 +181,8 @@ def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     Nursery(orders).install()
     if LATER not in environment:
         try_at_load()
+    if FAULT in environment and inherited:
+        faulty_rank.install(environment[FAULT])
     given = dict(zip(map(str, numbers), map(str, inherited), strict=True))
     sys.argv = [NAME, *(given.get(word, word) for word in arguments)]
     sys.exit(rank.main())

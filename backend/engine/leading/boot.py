@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -36,21 +35,17 @@ _NEWS_DELAY_S = 2.0
 
 log = logging.getLogger(__name__)
 
-Tamper = Callable[[RunnableModel], RunnableModel]
-
 
 class Boot:
     """Loads one model into this process, and serves it until the process ends."""
 
-    def __init__(self, server: Channel, tamper: Tamper | None = None) -> None:
+    def __init__(self, server: Channel) -> None:
         """Create it; see `run`.
 
         Args:
             server: Sends orders and receives events.
-            tamper: Changes a freshly loaded model; for tests.
         """
         self._server = server
-        self._tamper = tamper or (lambda model: model)
         self._share = MachineShare()
         self._port = ServerPort(server, self._share)
 
@@ -86,7 +81,7 @@ class Boot:
     def _load_alone(self, load: Load) -> tuple[RunnableModel, EngineLoop | EncoderLoop]:
         options, make_room = load.options, self._share.make_room
         notebook = Notebook(load.known, lambda *found: self._server.send(Found(*found)))
-        model = self._tamper(load_whole(options, load.directory, make_room))
+        model = load_whole(options, load.directory, make_room)
         loop = assemble_any_loop(model, options, self._port, notebook, make_room)
         has_media = model.media is not None
         self._share.begin(loop.status(), self._port.post, has_media=has_media)
@@ -109,9 +104,7 @@ class Boot:
             directory=load.directory,
             timeout_s=tuning.group.worker_timeout_s,
         )
-        model, loop, self._port = join_group(
-            form, self._server, self._share, self._fail, self._tamper
-        )
+        model, loop, self._port = join_group(form, self._server, self._share, self._fail)
         return model, loop
 
     def _serve(self, model: RunnableModel, loop: EngineLoop | EncoderLoop) -> None:

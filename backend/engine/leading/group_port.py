@@ -82,7 +82,6 @@ def join_group(
     server: Channel,
     share: MachineShare,
     fail: Callable[[BaseException], NoReturn],
-    tamper: Callable[[RunnableModel], RunnableModel],
 ) -> tuple[RunnableModel, EngineLoop, GroupPort]:
     """Form a group, load its shards, and return rank 0's shard, loop and port.
 
@@ -91,10 +90,9 @@ def join_group(
         server: The connection to the server.
         share: Of this machine's memory.
         fail: Ends the process, and with it the group.
-        tamper: Changes the loaded shard; for tests.
     """
-    members, shard, start = form_group(form, fail)
-    model, port = tamper(shard), GroupPort(server, share, members)
+    members, model, start = form_group(form, fail)
+    port = GroupPort(server, share, members)
     loop = assemble_shared_loop(model, members.form.options, start, port)
     members.begin()
     share.begin_fixed(_held_by_group(loop.status(), form.topology))

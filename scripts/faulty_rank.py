@@ -1,14 +1,23 @@
-"""Injected faults to test recovery: a pass over some token ends the process, or worse."""
+"""An engine process with a fault, to test recovery: a pass over some token ends it, or worse.
+
+The fault is in the environment, as `kind:token`. Run without arguments of a rank, this is a server
+whose engines have it.
+"""
 
 import os
+import runpy
 import signal
+import sys
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
+from backend.engine import processes
 
-from backend.errors import BackendError
-from backend.model.loaded import RunnableModel
+if TYPE_CHECKING:
+    from backend.model.loaded import RunnableModel
+
+VARIABLE = "MLX_BACKEND_TEST_FAULT"
+FAULTY_BOOT = processes.BOOT.replace("backend.rank", "scripts.faulty_rank")
 
 _SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
 _DEVICE = "device"
@@ -29,7 +38,7 @@ class InjectedFault:
     kind: str
     token_id: int | None
 
-    def built_into(self, model: RunnableModel) -> RunnableModel:
+    def built_into(self, model: "RunnableModel") -> "RunnableModel":
         """Return a model with the fault."""
         network = _FaultyNetwork(model.network, self)
         if self.kind == _ON_SIGNAL:
@@ -44,18 +53,39 @@ class InjectedFault:
             os.kill(os.getpid(), _SIGNALS[self.kind])
 
 
-def parse_fault(text: str) -> InjectedFault | None:
-    """Return the fault of `kind:token`; `None` for no text.
+def have_engines_fail() -> None:
+    """Have engines of this process start with the fault that is in their environment."""
+    processes.BOOT = FAULTY_BOOT
+
+
+def install(text: str) -> None:
+    """Build a fault into the models that this process loads.
+
+    Args:
+        text: `kind:token`.
 
     Raises:
-        BackendError: The text is something else.
+        ValueError: It is something else.
     """
-    if not text:
-        return None
+    from backend.engine import assembly
+    from backend.engine.distributed import shard
+
     kind, _, token = text.partition(":")
-    if kind not in (*_SIGNALS, _DEVICE, _EXIT, _ON_SIGNAL) or not f"0{token}".isdecimal():
-        raise BackendError(f"{text!r} is no fault: try segv:7")
-    return InjectedFault(kind, int(token) if token else None)
+    if kind not in (*_SIGNALS, _DEVICE, _EXIT, _ON_SIGNAL):
+        raise ValueError(f"{text!r} is no fault: try segv:7")
+    fault, load = InjectedFault(kind, int(token) if token else None), shard.load
+    shard.load = assembly.load = lambda *given, **options: fault.built_into(load(*given, **options))
+
+
+def main() -> None:
+    """Be a rank, the first one of a group with the fault, or else a server with such engines."""
+    if "--parent" not in sys.argv:
+        have_engines_fail()
+        runpy.run_module("backend", run_name="__main__", alter_sys=True)
+        return
+    if "--server-fd" in sys.argv:
+        install(os.environ[VARIABLE])
+    runpy.run_module("backend.rank", run_name="__main__", alter_sys=True)
 
 
 class _FaultyNetwork:
@@ -70,7 +100,7 @@ class _FaultyNetwork:
         """Make every further pass raise."""
         self._is_broken = True
 
-    def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         token_id = self._fault.token_id
         if token_id is not None and (inputs == token_id).any().item():
             self.lose_device()
@@ -81,3 +111,7 @@ class _FaultyNetwork:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._network, name)
+
+
+if __name__ == "__main__":
+    main()
