@@ -237,3 +237,22 @@ def test_several_damages_raise_nothing_and_what_is_published_is_valid(name, capl
         check(spec, damaged + text[last:], caplog, stop)
 
     swapped()
+
+
+BROKEN = {
+    '{"b": "he said "yes" ok"}': {"b": 'he said "yes" ok'},
+    '{"b": "true}': {"b": "true"},
+    '{"b": "true"': {"b": "true"},
+    '{"b": true, // all\n"c": 1,}': {"b": True, "c": 1},
+}
+TAGGED = [name for name, reply in FORMATS.items() if re.search(r'>\{"b": true', reply.rich)]
+
+
+@pytest.mark.parametrize("name", [*TAGGED, "qwen3_coder_xml"])
+@pytest.mark.parametrize("written", BROKEN)
+def test_an_object_between_tags_is_mended(name, written):
+    text = FORMATS[name].rich.replace('{"b": true, "y-z": null}', written)
+    found = played(spec_of(name), [text])
+    assert played(spec_of(name), text) == found
+    _, _, [(_, arguments)], finish = found
+    assert (json.loads(arguments)["opts"], finish) == (BROKEN[written], FinishReason.TOOL_CALLS)

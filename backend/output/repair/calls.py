@@ -15,10 +15,11 @@ from backend.output.readers.values.schema import NOT_A_STRING, STRING, Parameter
 from backend.output.readers.values.tolerant_json import (
     NotJsonError,
     Repaired,
+    mended_value,
     read_json,
     read_members,
 )
-from backend.output.readers.values.typed_value import json_string, json_value
+from backend.output.readers.values.typed_value import json_string
 from backend.output.repair.markup import call_ends
 from backend.output.repair.names import Names, last_name, offered_name
 from backend.output.repair.tags import TagWords
@@ -283,5 +284,5 @@ def _tagged_calls(
 def _value(text: str, kind: str, types: ParameterTypes, key: str, dialect: Tags) -> str:
     if kind and kind in dialect.types.values():
         is_string = kind == dialect.types["string"]
-        return json_value(text, STRING if is_string else NOT_A_STRING)
-    return json_value(text, types.of(key))
+        return mended_value(text, STRING if is_string else NOT_A_STRING)
+    return mended_value(text, types.of(key))

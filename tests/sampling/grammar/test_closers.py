@@ -282,3 +282,49 @@ def test_a_constant_that_only_a_lapse_cannot_hold_is_held(has_text):
     assert not is_whole(held, written(name, {"text": "x"}), vocabulary)
     lapse = written(name, {"text": "x"}).replace("<tool_call>\n", "").replace("\n</tool_call>", "")
     assert is_whole(held, lapse, vocabulary) == has_text
+
+
+NESTED = {
+    "type": "object",
+    "properties": {"data": {"type": "object", "additionalProperties": TEXT}, "text": TEXT},
+    "required": ["data"],
+}
+# Their objects are elements, or in the format's own quotes.
+IN_TAGS = [name for name in CALLS if name not in (*LITERAL, "minimax_m3")]
+
+
+def written_with_json(name, data):
+    """Return a call with an object as JSON, which tags with types tell."""
+    begin, argument, end = CALLS[name]
+    typed = argument.replace('string="true"', 'string="false"').replace('"string"', '"object"')
+    data = json.dumps(data, ensure_ascii=False)
+    first = typed.replace("KEY", "data").replace("VALUE", data)
+    return begin + first + argument.replace("KEY", "text").replace("VALUE", "x") + end
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_TAGS)
+@given(data=st.data())
+def test_strings_in_json_contain_any_tags(name, data):
+    strings = st.dictionaries(texts(name), texts(name), min_size=1, max_size=3)
+    value = data.draw(strings)
+    reply, seed = written_with_json(name, value), data.draw(st.integers(0, 99))
+    if name not in WITH_TOKENS:
+        vocabulary = vocabulary_of(name, False)
+        assert is_whole(holding_json(name), reply, vocabulary)
+    spec = ReplySpec(
+        format=named_format(FORMATS[name].parser or name, FORMATS[name].reasoning),
+        tools={"f": NESTED},
+        prompt_tail=FORMATS[name].prompt_tail,
+    )
+    for chunks in (chunks_of(reply, seed), [reply]):
+        completion = play(spec, chunks)
+        [(_, arguments)] = named_calls(completion)
+        assert (completion.content, json.loads(arguments)) == ("", {"data": value, "text": "x"})
+
+
+@cache
+def holding_json(name):
+    vocabulary = vocabulary_of(name, False)
+    grammar = tool_grammar(format_of(name), [tool("f", NESTED)], ONE_CALL, vocabulary)
+    return GrammarCompiler(vocabulary).compile(grammar)

@@ -142,15 +142,15 @@ CASES = {
     "raw object": (
         "glm4",
         NESTED,
-        ['{"n": 1, "s": "</b> <c"}'],
-        ['{"s": "</arg_value>"}', '{"s": "</tool_call>"}', "{'s': 1}", "s"],
+        ['{"n": 1, "s": "</b> <c"}', '{"s": "</arg_value>"}', '{"s": "</tool_call>"}'],
+        ["{'s': 1}", "s"],
     ),
     "raw of any kind": ("glm4", {}, ["anything", '{"x": 1}', "12", ""], ["</arg_value>"]),
     "raw map": (
         "glm4",
         {"type": "object"},
-        ['{"a</b>": "</c>"}', "{}"],
-        ['{"</arg_value>": 1}', '{"a": {"b": ["</arg_value>"]}}'],
+        ['{"a</b>": "</c>"}', "{}", '{"</arg_value>": 1}', '{"a": {"b": ["</arg_value>"]}}'],
+        ['{"a": 1}</arg_value>', "a"],
     ),
     "raw markup": (
         "minicpm5",

@@ -6,6 +6,7 @@ closing tag is held back until that is known.
 """
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 
 from backend.output.readers.calls.tag_lookahead import TagLookahead
@@ -20,7 +21,14 @@ from backend.output.readers.markup import (
 from backend.output.readers.patterns import NO_MATCH, Match
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.values.json_scanner import JsonScanner, JsonState
-from backend.output.readers.values.schema import SCALARS, UNKNOWN, ParameterTypes
+from backend.output.readers.values.json_strings import JsonStrings
+from backend.output.readers.values.schema import (
+    SCALARS,
+    UNKNOWN,
+    JsonTypes,
+    ParameterTypes,
+)
+from backend.output.readers.values.tolerant_json import mended_value
 from backend.output.readers.values.typed_value import ValueWriter, json_string
 
 
@@ -41,6 +49,7 @@ class TaggedReader(TagLookahead):
         self._may_lack_end = False
         self._is_padded = False
         self._is_scalar = False
+        self._strings: JsonStrings | None = None
         self._json = JsonScanner()
         self._doubtful = ""
 
@@ -48,6 +57,14 @@ class TaggedReader(TagLookahead):
         """End; after the end of a value, missing tags do no harm unless the reply was cut off."""
         if truncated:
             return ReaderOutput()
+        if self._strings and self._step == self._in_value:
+            # No JSON: a quote is missing.
+            self._strings = None
+            earlier = self.feed("")
+            if earlier.rest is not None:
+                return earlier
+            last = self.finish(truncated=False)
+            return replace(last, deltas=earlier.deltas + last.deltas)
         self._begin("")
         if self._step == self._in_value and (end := self._closer_at(0)) >= 0:
             self._end_value(self._without_padding(0, end), end)
@@ -153,17 +170,26 @@ class TaggedReader(TagLookahead):
         self._value = self._new_value(parameter)
         # Such a value never contains a tag, unlike a string.
         self._is_scalar = UNKNOWN < self._types.of(name) <= SCALARS
+        self._strings = JsonStrings() if self._is_json(parameter) else None
         end = dialect.parameter_end.replace(ELEMENT_NAME, parameter.tag)
         self._value_ends = (end, *dialect.other_parameter_ends)
         self._may_lack_end = not dialect.requires_ends
         self._step = self._before_value
 
     def _new_value(self, parameter: Match) -> ValueWriter:
-        dialect, name = self._dialect, parameter.name
-        if dialect.make_value:
-            return dialect.make_value(self._types, name)
-        types = dialect.types.get(parameter.kind or "")
-        return ValueWriter(self._types.of(name) if types is None else types)
+        if self._dialect.make_value:
+            return self._dialect.make_value(self._types, parameter.name)
+        return ValueWriter(self._types_of(parameter), mended_value)
+
+    def _types_of(self, parameter: Match) -> JsonTypes:
+        types = self._dialect.types.get(parameter.kind or "")
+        return self._types.of(parameter.name) if types is None else types
+
+    def _is_json(self, parameter: Match) -> bool:
+        """Tell whether a value is JSON, and cannot be text that looks like it."""
+        types = self._types_of(parameter)
+        is_nested = self._dialect.make_value is not None
+        return bool(types) and "string" not in types and not (is_nested or self._is_scalar)
 
     def _before_value(self, position: int) -> int:
         """Consume a repeated tag of a value."""
@@ -198,16 +224,37 @@ class TaggedReader(TagLookahead):
         if start == position:
             return UNDECIDED
         self._send(self._value.feed(self._buffer[position:start]), start)
+        if self._strings:
+            self._strings.take(start - position)
         return start
 
     def _find_value_end(self, position: int) -> tuple[int, int]:
         """Return where the value may end, and the end of its end tag if known."""
+        if self._strings and (found := self._find_json_end(position, self._strings)):
+            return found
+        self._strings = None
         for candidate in self._candidates().finditer(self._buffer, position):
             start = candidate.start()
             end = self._value_end_at(start)
             if end != REFUTED:
                 return self._without_padding(start, end), end
         return len(self._buffer), UNDECIDED
+
+    def _find_json_end(self, position: int, strings: JsonStrings) -> tuple[int, int] | None:
+        """Return the same for a value in JSON, and nothing if it is not JSON after all."""
+        begin = position + strings.read
+        for candidate in self._candidates().finditer(self._buffer, begin):
+            start = candidate.start()
+            is_quoted = strings.quotes(self._buffer[begin:start])
+            begin = start
+            if strings.is_broken:
+                return None
+            end = REFUTED if is_quoted else self._value_end_at(start)
+            if end != REFUTED:
+                sure = start if end >= 0 else min(start, position + strings.sure)
+                return self._without_padding(sure, end), end
+        strings.read_on(self._buffer[begin:])
+        return None if strings.is_broken else (position + strings.sure, UNDECIDED)
 
     def _without_padding(self, start: int, end: int) -> int:
         """Return the true end of a value whose end may begin with a newline.

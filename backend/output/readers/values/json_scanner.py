@@ -132,6 +132,12 @@ class JsonScanner:
         self.has_value = False
 
     @property
+    def is_in_string(self) -> bool:
+        """Whether a string is open."""
+        outside = (self._in_structure, self._in_scalar, self._in_python_constant)
+        return self.state is JsonState.OPEN and self._step not in outside
+
+    @property
     def pending(self) -> int:
         """Number of latest characters read but not emitted.
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backend.output.readers.values.json_scanner import JsonScanner, is_number
-from backend.output.readers.values.typed_value import json_string
+from backend.output.readers.values.schema import JsonTypes
+from backend.output.readers.values.typed_value import json_string, json_value
 
 _SPACE = re.compile(r"\s*")
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
@@ -84,6 +85,19 @@ def read_json(
     reader = _Reader(text if limit is None else text[:limit], quotes)
     value = reader.value(_skip(text, position), 0)
     return reader.result(value)
+
+
+def mended_value(raw: str, types: JsonTypes) -> str:
+    """Return the JSON text of a raw value, also of an object or array with errors."""
+    plain = json_value(raw, types)
+    is_nested = raw.lstrip().startswith(("{", "[")) and bool(types) and "string" not in types
+    if not (is_nested and plain.startswith('"')):
+        return plain
+    try:
+        found = read_json(raw, 0)
+    except NotJsonError:
+        return plain
+    return plain if raw[found.end :].strip() else found.text
 
 
 def read_members(text: str, position: int, quotes: tuple[str, ...], closer: str = "}") -> Repaired:

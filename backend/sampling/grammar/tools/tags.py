@@ -222,8 +222,11 @@ class _Argument:
 
     def _json(self, others: list[Kind]) -> str:
         """Return the expression of values that are not text."""
+        # Readers recognise the strings of a value that is JSON for certain.
+        is_told = bool(self._dialect.types) or (self._types and "string" not in self._types)
+        tags = () if is_told and not self._dialect.mark else self._limits.tags
         schema = self._json_schema(others)
-        return self._writer.rule(json_part(schema, self._parameters, self._limits.tags))
+        return self._writer.rule(json_part(schema, self._parameters, tags))
 
     def _json_schema(self, others: list[Kind]) -> dict[str, object]:
         if len(others) == len(self._kinds) and isinstance(self._item.schema, dict):
@@ -275,8 +278,12 @@ class _Argument:
 
     def _other_looks(self) -> list[str]:
         """Return the types that a reader could mistake a string for."""
-        is_told = bool(self._dialect.types) or "string" not in self._types
-        return [] if is_told else sorted(self._types - {"string"})
+        if self._dialect.types or not self._types:
+            return []
+        if "string" in self._types:
+            return sorted(self._types - {"string"})
+        # In text that looks like JSON, readers look for its strings.
+        return ["array", "object"]
 
     def _constants(self, kind: Kind) -> tuple[str, ...]:
         """Return the texts of a kind that has only a few, or none."""
