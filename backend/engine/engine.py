@@ -15,11 +15,11 @@ from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import EngineEvent
 from backend.engine.messages.commands import Expect, SessionRequest
-from backend.engine.messages.protocol import PreparedInputs, PrepareMedium
+from backend.engine.messages.protocol import Loaded, PreparedInputs, PrepareMedium
 from backend.engine.supervision.findings_store import FindingsStore
 from backend.engine.supervision.ledger import OpenJob
 from backend.engine.supervision.supervisor import Supervisor
-from backend.engine.supervision.text_part import loaded_model, read_text_part
+from backend.engine.supervision.text_part import TextPart, loaded_model, read_text_part
 from backend.errors import (
     BackendError,
     InvalidRequestError,
@@ -320,7 +320,7 @@ class Engine(Generic[HandleT]):
                 await text
             self._model = None
             await self._supervisor.end(RequestCancelledError("another model is being loaded"))
-            loaded = await self._supervisor.load(own, directory)
+            loaded = await self._load_beside(text, own, directory)
             whole = await loaded_model(own, loaded, await text, self._prepared)
             model = self._serve(whole, options)
         except BaseException as error:
@@ -334,6 +334,21 @@ class Engine(Generic[HandleT]):
             raise
         self._served = _Served(model, options, own, directory)
         return model
+
+    async def _load_beside(
+        self, text: "asyncio.Task[TextPart]", own: ModelOptions, directory: Path
+    ) -> Loaded:
+        """Have a process load a model; what is wrong with its text is told before all else."""
+        load = asyncio.create_task(self._supervisor.load(own, directory))
+        try:
+            await asyncio.wait([load, text], return_when=asyncio.FIRST_EXCEPTION)
+            await text
+            return await load
+        finally:
+            load.cancel()
+            await asyncio.wait([load])
+            if not load.cancelled():
+                load.exception()  # Retrieved: that of the text came first.
 
     async def _come_back(self, previous: "_Served[HandleT]") -> str:
         """Load the previous model again, if possible, and return a sentence on what is loaded."""

@@ -144,7 +144,22 @@ def with_pipe(name):
     return replace
 
 
+def with_pattern(pattern):
+    def replace(directory):
+        path = directory / "tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+        path.write_text(json.dumps(tokenizer | {"pre_tokenizer": {**split, "invert": False}}))
+
+    return replace
+
+
 NEVER = {
+    "a pattern without end": (
+        with_pattern(r"(\w+\s?)*$"),
+        {},
+        "'(\\\\w+\\\\s?)*$' is malformed, or",
+    ),
     "no config": (without("config.json"), {}, "has no config.json"),
     "no weights": (without("model.safetensors"), {}, "has no weights"),
     "a truncated weight file": (with_text("model.safetensors", "x" * 99), {}, "safetensors"),

@@ -18,7 +18,13 @@ from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.guard import GUARD
 from backend.model.text.isolated import long_texts
 from backend.model.text.isolated.long_texts import LongTexts
-from backend.model.text.reading import MAX_DIRECT_CHARS, DirectReader, LockedReader, reader_of
+from backend.model.text.reading import (
+    MAX_DIRECT_CHARS,
+    DirectReader,
+    LockedReader,
+    Reading,
+    reader_of,
+)
 from backend.model.text.tokenizer import Tokenizer
 from common.rpc.caller import AbandonedError, enter_work
 
@@ -164,8 +170,8 @@ def test_a_process_that_is_killed_twice_is_nothing_that_the_caller_did(reader, m
 def test_a_text_whose_time_grows_with_its_square_is_refused():
     texts = LongTexts(small(QUADRATIC), "", seconds=1)
     with pytest.raises(InvalidRequestError, match=r"^Prompt: takes more than 1 s"):
-        texts.encode("1" * 1_000_000)
-    assert len(texts.encode("1" * 1000)) == 1000
+        texts.columns(Reading.PLAIN, "1" * 1_000_000)
+    assert texts.columns(Reading.PLAIN, "1" * 1000) == [[1] * 1000]
 
 
 @pytest.mark.parametrize("reads", ["here", "elsewhere"])
@@ -175,7 +181,7 @@ def test_a_pattern_that_goes_back_too_often_refuses_the_text(reads):
         "here": lambda text: reader_of(PreTrainedTokenizerFast(tokenizer_object=fast)).encode(
             text, adds_special=False
         ),
-        "elsewhere": LongTexts(fast, "").encode,
+        "elsewhere": lambda text: LongTexts(fast, "").columns(Reading.PLAIN, text)[0],
     }[reads]
     with pytest.raises(InvalidRequestError, match=r"^Prompt: cannot be tokenised: .*retry-limit"):
         encode("1" * 40 + "!")
@@ -190,7 +196,7 @@ def test_a_lone_surrogate_is_refused_at_any_length(reader, length):
 
 def test_a_process_ends_with_its_tokenizer():
     texts = LongTexts(small(r"\d"), "")
-    texts.encode("1")
+    texts.columns(Reading.PLAIN, "1")
     (helper,) = texts._idle
     process = helper._process
     del texts, helper
@@ -231,14 +237,18 @@ def test_a_class_that_does_more_keeps_its_own_way():
         ids = [each.encode(text, adds_special=False) for each in (own, direct)]
         assert ids[0] == ids[1]
     assert own.placed("hello it") == direct.placed("hello it")
+    direct.direct_chars = 0
+    assert own.placed("hello it") == direct.placed("hello it")
 
 
 @pytest.mark.parametrize("limit", [None, 5, 8, 100])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("second", ["it is raining in the town", ""])
-def test_pairs_are_cut_as_transformers_cuts_them(limit, side, second):
+@pytest.mark.parametrize("chars", [0, MAX_DIRECT_CHARS])
+def test_pairs_are_cut_as_transformers_cuts_them(limit, side, second, chars):
     hf_tokenizer = TOKENIZERS["byte level"]._hf
     direct = DirectReader(hf_tokenizer)
+    direct.direct_chars = chars
     direct._hf.truncation_side = side
     try:
         found = direct.encode_pair("hello it", second, limit)

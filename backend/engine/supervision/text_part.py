@@ -9,6 +9,7 @@ from backend.config import ModelOptions
 from backend.engine.messages.protocol import Loaded
 from backend.engine.supervision.media import Prepare, RemoteMedia
 from backend.model.loaded import LoadedModel
+from backend.model.text.pattern_trial import direct_chars
 from backend.model.text.tokenizer import Tokenizer
 from common.memory.garbage import LASTING
 from common.process.own_thread import in_own_thread
@@ -31,16 +32,19 @@ def read_text_part(options: ModelOptions, directory: Path) -> TextPart:
     """Read a checkpoint's tokenizer while a process loads its weights; takes seconds.
 
     Raises:
-        LoadError: One of its files is malformed.
+        LoadError: One of its files is malformed, or a pattern takes too long.
     """
-    from backend.model.text.hf_tokenizer import named, read_tokenizer
+    from backend.model.text.hf_tokenizer import named, read_tokenizer, tokenizer_directory
     from backend.model.text.isolated.template import PROCESSES
 
     # 90,000 objects of libraries, which no collection has to look at.
     LASTING.leave_out_at_once()
     PROCESSES.prepare()
+    # Before the tokenizer reads anything.
+    chars = direct_chars(tokenizer_directory(options, directory))
     hf_tokenizer = read_tokenizer(options, directory)
     tokenizer = named(options, hf_tokenizer)
+    tokenizer.read_elsewhere_beyond(chars)
     # Before the first token needs it.
     _ = tokenizer.longest_piece_bytes
     return TextPart(hf_tokenizer, tokenizer)

@@ -59,8 +59,22 @@ def read_tokenizer(options: ModelOptions, directory: Path, *, is_told: bool = Tr
     Raises:
         LoadError: There is no tokenizer.
     """
-    source = _tokenizer_directory(options, directory)
+    source = tokenizer_directory(options, directory)
     return follow_file(_read(options, source), source, is_told=is_told)
+
+
+def tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
+    """Return the directory of the tokenizer.
+
+    Raises:
+        LoadError: The options name one that does not exist.
+    """
+    if not options.tokenizer:
+        return directory
+    path = find_path(options.tokenizer, options.models_dir)
+    if path is None:
+        raise LoadError(f"the tokenizer {options.tokenizer} does not exist")
+    return path if path.is_dir() else path.parent
 
 
 def named(options: ModelOptions, hf_tokenizer: HfTokenizer) -> Tokenizer:
@@ -107,15 +121,6 @@ def _finished(
     eos_ids = {own_eos_id, hf_tokenizer.eos_token_id, *defaults.get("eos_token_ids", ())}
     template = template or chat_template(options, hf_tokenizer, defaults)
     return tokenizer, template, frozenset(eos_ids - {None})
-
-
-def _tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
-    if not options.tokenizer:
-        return directory
-    path = find_path(options.tokenizer, options.models_dir)
-    if path is None:
-        raise LoadError(f"the tokenizer {options.tokenizer} does not exist")
-    return path if path.is_dir() else path.parent
 
 
 def _read(options: ModelOptions, directory: Path) -> HfTokenizer:

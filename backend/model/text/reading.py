@@ -3,6 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -22,11 +23,24 @@ MAX_DIRECT_CHARS = 2 * PIECE_CHARS
 # tokens where such a text is divided.
 MAX_LOCKED_CHARS = 1024 * 1024
 
-# Untyped as all of the library: its tokenizer, and what it returns.
+# Untyped as all of the library.
 FastTokenizer: TypeAlias = Any
-Encoding: TypeAlias = Any
 
 Result = TypeVar("Result")
+
+
+class Reading(Enum):
+    """What to find out about a text, and how many numbers tell it of each token."""
+
+    PLAIN = 1  # ids
+    SPECIAL = (1, "with the tokenizer's own")  # ids
+    PAIR = 3  # ids, their types, and which of the texts they are of, or -1
+    PLACES = 4  # ids, starts, stops, words or -1
+
+    @property
+    def count(self) -> int:
+        """Numbers of each token."""
+        return self.value if isinstance(self.value, int) else self.value[0]
 
 
 class Reader(ABC):
@@ -34,9 +48,11 @@ class Reader(ABC):
 
     Attributes:
         max_chars: Maximum length of a text for `encode`; longer ones have to be divided.
+        direct_chars: Longer texts are read in another process, where the reader has one.
     """
 
     max_chars: int | None = None
+    direct_chars = MAX_DIRECT_CHARS
 
     @abstractmethod
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
@@ -103,42 +119,39 @@ class DirectReader(Reader):
         self._guarding = threading.Lock()
 
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
-        """Return the ids of a text; a long one is read elsewhere."""
-        if len(text) > MAX_DIRECT_CHARS and not adds_special:
-            return self._elsewhere.encode(text)
-        fast = self._guarded_reader() if GUARD in text else self._fast
-        ids: list[int] = self._encoded(fast, text, adds_special=adds_special).ids
-        return ids
+        """Return the ids of a text; a long one is read elsewhere, if it gets no others."""
+        if adds_special:
+            fast = self._guarded_reader() if GUARD in text else self._fast
+            return columns(fast, Reading.SPECIAL, text)[0]
+        return self._columns(Reading.PLAIN, text)[0]
 
     def encode_pair(
         self, first: str, second: str, limit: int | None
     ) -> tuple[list[int], list[int]]:
         """Return the ids of two texts, the second of which is cut where it is too long."""
-        encoded = self._encoded(self._fast, (first, second) if second else first)
-        kept: Sequence[int] = range(len(encoded.ids))
+        ids, types, texts = self._columns(Reading.PAIR, first, second)
+        kept: Sequence[int] = range(len(ids))
         if limit is not None and len(kept) > limit:
-            kept = self._within(limit, encoded.sequence_ids)
-        ids, types = encoded.ids, encoded.type_ids if self._has_types else []
-        return [ids[index] for index in kept], [types[index] for index in kept if types]
+            kept = self._within(limit, texts)
+        return [ids[index] for index in kept], [types[i] for i in kept if self._has_types]
 
     def placed(self, text: str) -> Sequence[tuple[int, tuple[int, int], int]]:
         """Return the ids of a text with their places and words."""
-        (encoded,) = checked(lambda: self._fast.encode_batch([text], add_special_tokens=False))
-        return list(zip(encoded.ids, encoded.offsets, encoded.word_ids, strict=True))
+        ids, starts, stops, words = self._columns(Reading.PLACES, text)
+        return list(zip(ids, zip(starts, stops, strict=True), words, strict=True))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of known ids."""
         return _decoded(self._hf, ids)
 
-    def _encoded(
-        self, fast: FastTokenizer, text: str | tuple[str, str], *, adds_special: bool = True
-    ) -> Encoding:
-        (encoded,) = checked(
-            lambda: fast.encode_batch_fast([text], add_special_tokens=adds_special)
-        )
-        return encoded
+    def _columns(self, reading: "Reading", text: str, second: str = "") -> list[list[int]]:
+        if len(text) + len(second) > self.direct_chars:
+            return self._elsewhere.columns(reading, text, second)
+        is_guarded = reading is Reading.PLAIN and GUARD in text
+        fast = self._guarded_reader() if is_guarded else self._fast
+        return columns(fast, reading, text, second)
 
-    def _within(self, limit: int, texts: Sequence[int | None]) -> list[int]:
+    def _within(self, limit: int, texts: Sequence[int]) -> list[int]:
         """Return the indices of tokens to keep: those of the second text give way."""
         second = [index for index, text in enumerate(texts) if text == 1]
         excess = len(texts) - limit
@@ -247,6 +260,30 @@ def added_ids(encode: Callable[..., Sequence[int]]) -> tuple[Sequence[int], Sequ
         if full[start : start + len(bare)] == bare:
             return full[:start], full[start + len(bare) :]
     return [], []
+
+
+def columns(
+    tokenizer: FastTokenizer, reading: Reading, text: str, second: str = ""
+) -> list[list[int]]:
+    """Return what a Rust tokenizer finds, one list for each number of a token.
+
+    Raises:
+        InvalidRequestError: The text is not Unicode, or the tokenizer fails.
+    """
+    encode = tokenizer.encode_batch if reading is Reading.PLACES else tokenizer.encode_batch_fast
+    adds = reading in (Reading.PAIR, Reading.SPECIAL)
+    given = (text, second) if second else text
+    (encoded,) = checked(lambda: encode([given], add_special_tokens=adds))
+    if reading is Reading.PAIR:
+        return [encoded.ids, encoded.type_ids, _or_minus_one(encoded.sequence_ids)]
+    if reading is Reading.PLACES:
+        starts, stops = ([place[side] for place in encoded.offsets] for side in (0, 1))
+        return [encoded.ids, starts, stops, _or_minus_one(encoded.word_ids)]
+    return [encoded.ids]
+
+
+def _or_minus_one(numbers: Sequence[int | None]) -> list[int]:
+    return [-1 if number is None else number for number in numbers]
 
 
 def _decoded(hf_tokenizer: HfTokenizer, ids: Sequence[int]) -> str:

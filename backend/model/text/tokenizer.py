@@ -84,7 +84,7 @@ class Tokenizer:
             InvalidRequestError: The text is not Unicode, or takes too long.
             AbandonedError: The caller has gone.
         """
-        if len(text) <= PIECE_CHARS:
+        if len(text) <= min(PIECE_CHARS, self._reader.direct_chars):
             return self._reader.encode(text, adds_special=adds_special)
         ids: list[int] = []
         for part in divide(text, self._joint, max_chars=self._reader.max_chars or len(text)):
@@ -117,6 +117,10 @@ class Tokenizer:
             PlacedToken(token_id, start, stop, word)
             for token_id, (start, stop), word in self._reader.placed(text)
         ]
+
+    def read_elsewhere_beyond(self, chars: int) -> None:
+        """Have longer texts read in a process that can be ended; at load only."""
+        self._reader.direct_chars = min(chars, self._reader.direct_chars)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a raw prompt, with exactly one BOS if the model uses one."""

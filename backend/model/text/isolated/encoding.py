@@ -14,11 +14,11 @@ from backend.config import MAX_ENCODE_MEMORY_BYTES
 from backend.errors import InvalidRequestError
 from backend.model.text.guarded_tokenizer import guarded
 from backend.model.text.isolated.child import limit_memory, limit_time, serve
-from backend.model.text.reading import checked
+from backend.model.text.reading import Reading, columns
 from common.memory.heap import trim
 
-IDS, REFUSAL = b"I", b"E"
-ID_TYPE = "I"
+NUMBERS, REFUSAL = b"N", b"E"
+NUMBER_TYPE = "i"
 # Requests come first.
 NICENESS = 10
 # It ends when nobody has needed it for so long: its vocabulary takes 100 MB and more.
@@ -49,10 +49,12 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class LongText:
-    """A text to tokenise in so many seconds of processor time."""
+    """A text to tokenise, or two, in so many seconds of processor time."""
 
     text: str
     seconds: int
+    reading: Reading = Reading.PLAIN
+    second: str = ""
     is_guarded: bool = False
 
 
@@ -87,12 +89,10 @@ class _Encoder:
     def _answer(self, job: LongText) -> bytes:
         tokenizer = self._guarded if job.is_guarded else self._plain
         try:
-            (encoded,) = checked(
-                lambda: tokenizer.encode_batch_fast([job.text], add_special_tokens=False)
-            )
+            found = columns(tokenizer, job.reading, job.text, job.second)
         except InvalidRequestError as error:
             return REFUSAL + str(error).removeprefix(f"{error.field}: ").encode()
-        return IDS + array(ID_TYPE, encoded.ids).tobytes()
+        return b"".join([NUMBERS, *(array(NUMBER_TYPE, column).tobytes() for column in found)])
 
 
 def main(descriptor: int) -> None:

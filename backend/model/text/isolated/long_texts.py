@@ -17,7 +17,13 @@ from tokenizers import Tokenizer as FastTokenizer
 from backend.config import MAX_ENCODE_CPU_S
 from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.guard import GUARD
-from backend.model.text.isolated.encoding import ID_TYPE, IDS, Definition, LongText, flags
+from backend.model.text.isolated.encoding import (
+    NUMBER_TYPE,
+    NUMBERS,
+    Definition,
+    LongText,
+    flags,
+)
 from backend.model.text.isolated.helper import (
     POLL_S,
     HelperProcess,
@@ -26,6 +32,7 @@ from backend.model.text.isolated.helper import (
     no_reader_required,
     start_python,
 )
+from backend.model.text.reading import Reading, columns
 from common.rpc.caller import AbandonedError, require_caller
 
 log = logging.getLogger(__name__)
@@ -62,19 +69,21 @@ class LongTexts:
         self._idle: list[HelperProcess] = []
         weakref.finalize(self, _kill, self._idle)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without the tokenizer's own.
+    def columns(self, reading: Reading, text: str, second: str = "") -> list[list[int]]:
+        """Return what the tokenizer finds, as `backend.model.text.reading.columns` does.
 
         Raises:
             InvalidRequestError: It is not Unicode, or takes too much time or memory.
             HelperLostError: Somebody ended the process twice.
             AbandonedError: The caller has gone.
         """
-        data = pickle.dumps(LongText(text, self._seconds, is_guarded=GUARD in text))
+        is_guarded = reading is Reading.PLAIN and GUARD in text
+        job = LongText(text, self._seconds, reading, second, is_guarded)
+        data = pickle.dumps(job)
         while not self._turn.acquire(timeout=POLL_S):
             require_caller()
         try:
-            return self._ids(data)
+            return _columns_of(self._answer(data), reading)
         except TooLateError as error:
             raise self._too_long() from error
         except ProcessEndedError as error:
@@ -84,7 +93,7 @@ class LongTexts:
         finally:
             self._turn.release()
 
-    def _ids(self, data: bytes) -> list[int]:
+    def _answer(self, data: bytes) -> bytes:
         try:
             return self._attempt(self._idle_or_new(), data)
         except ProcessEndedError as error:
@@ -92,7 +101,7 @@ class LongTexts:
                 raise
             return self._attempt(self._new(), data)
 
-    def _attempt(self, process: HelperProcess, data: bytes) -> list[int]:
+    def _attempt(self, process: HelperProcess, data: bytes) -> bytes:
         deadline = time.monotonic() + _WAIT_S
         try:
             process.send(data, deadline)
@@ -104,7 +113,7 @@ class LongTexts:
             process.kill()
             raise
         self._idle.append(process)
-        return _ids_of(answer)
+        return answer
 
     def _too_long(self) -> InvalidRequestError:
         problem = f"takes more than {self._seconds} s or too much memory to tokenise"
@@ -158,17 +167,17 @@ class LongTexts:
         process.send(pickle.dumps(definition), deadline)
         process.receive(deadline)
         process.send(pickle.dumps(LongText(SAMPLE, self._seconds)), deadline)
-        (own,) = self._tokenizer.encode_batch_fast([SAMPLE], add_special_tokens=False)
-        own_ids: list[int] = own.ids
-        return _ids_of(process.receive(deadline)) == own_ids
+        own = columns(self._tokenizer, Reading.PLAIN, SAMPLE)
+        return _columns_of(process.receive(deadline), Reading.PLAIN) == own
 
 
-def _ids_of(answer: bytes) -> list[int]:
-    if answer[:1] != IDS:
+def _columns_of(answer: bytes, reading: Reading) -> list[list[int]]:
+    if answer[:1] != NUMBERS:
         raise InvalidRequestError("Prompt", answer[1:].decode())
-    ids = array(ID_TYPE)
-    ids.frombytes(answer[1:])
-    return ids.tolist()
+    numbers = array(NUMBER_TYPE)
+    numbers.frombytes(answer[1:])
+    rows = len(numbers) // reading.count
+    return [numbers[start * rows : (start + 1) * rows].tolist() for start in range(reading.count)]
 
 
 def _kill(processes: list[HelperProcess]) -> None:
