@@ -5,7 +5,6 @@ few letters and end with another one.
 """
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -49,7 +48,6 @@ class Shape:
 
 def main(descriptor: int) -> None:
     """Answer with the trial of each pattern in a `tokenizer.json`."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     limit_memory(MAX_RENDER_MEMORY_BYTES)
     serve(descriptor, _answers)
 
