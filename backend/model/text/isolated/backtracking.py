@@ -17,7 +17,9 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from backend.config import MAX_RENDER_MEMORY_BYTES
+from backend.errors import InvalidRequestError
 from backend.model.text.isolated.child import limit_memory, limit_time, serve
+from backend.model.text.reading import checked
 
 # For each pattern; a usual one takes half a second.
 MAX_CPU_S = 5
@@ -96,11 +98,9 @@ def fast_lengths(pattern: str) -> Iterator[int]:
 def _seconds(tokenizer: FastTokenizer, text: str) -> float:
     start = time.process_time()
     try:
-        tokenizer.encode_batch_fast([text], add_special_tokens=False)
-    except BaseException as error:
-        # The engine has its own limit, which ends in a panic of Rust, no `Exception`.
-        if type(error).__name__ != "PanicException":
-            raise
+        checked(lambda: tokenizer.encode_batch_fast([text], add_special_tokens=False))
+    except InvalidRequestError:
+        # The engine has a limit of its own.
         return float("inf")
     return time.process_time() - start
 
