@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import urllib.request
 from html import escape
 from urllib.parse import urlsplit
@@ -68,6 +69,12 @@ async def test_a_browser_shows_requests_memory_and_cache_and_no_markup_of_theirs
     assert "<img" not in shown
     assert '<rect class="active"' in shown
     assert '<polygon class="weights"' in shown
+    assert re.search(
+        r"<td>active</td><td>[\d,]+</td><td>\d+% \w+</td><td>[\d,]+</td><td>[\d.]+</td>", shown
+    )
+    assert re.search(r"\b1 of \d+ run · 0 wait ·", shown)
+    assert re.search(r"running requests and prompt cache take [\d.]+ \w+ of [\d.]+ \w+ ·", shown)
+    assert re.search(r"saved [\d,]+ of [\d,]+ prompt tokens \(\d+%\)", shown)
     assert "<td>prompt</td><td>0</td>" in shown
     assert "tokens generated · " in shown
     assert '<section id="machine" aria-labelledby="machine-title">' in shown

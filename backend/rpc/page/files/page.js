@@ -7,14 +7,22 @@ const LOOKS_PER_CACHE_LOOK = 5;
 const SHORTEST_WINDOW_S = 20;
 const LONGEST_WINDOW_S = 120;
 const MAX_ROWS = 40;
-const WIDTH = 900;
 const ROW = 18;
-const LABELS = 250;
+const PIXELS_PER_LETTER = 7;
 const MEMORY_HEIGHT = 140;
 const SPAN_S = 300;
 const PHASES = ["waiting", "prefilling", "active"];
 const PARTS = ["weights", "kv_active", "prompt_cache", "media", "other", "mlx_cache"];
+const PART_WORDS = {
+  weights: "weights",
+  kv_active: "running requests",
+  prompt_cache: "prompt cache",
+  media: "media",
+  other: "computing",
+  mlx_cache: "free, kept by MLX",
+};
 const CLAIMS = ["held", "running", "cached", "spare"];
+const CLAIM_WORDS = ["weights and media", "running requests", "prompt cache", "rest of its budget"];
 const LONG_TURN_S = 2;
 
 const requests = new Map();
@@ -22,6 +30,21 @@ const memory = [];
 let token = "";
 let looks = 0;
 let begunAt = null;
+// Of the drawings, in CSS pixels: a letter is as large on a phone as on a screen.
+let width = 900;
+let labels = 250;
+
+function measure() {
+  width = Math.max(document.body.clientWidth - 32, 240);
+  labels = Math.min(250, Math.round(width * 0.35));
+}
+
+function shortened(text, isPath = false) {
+  const room = Math.floor(labels / PIXELS_PER_LETTER);
+  if (text.length <= room) return text;
+  // Names that are paths differ at their ends.
+  return isPath ? `…${text.slice(1 - room)}` : `${text.slice(0, room - 1)}…`;
+}
 
 function part(id) {
   return document.getElementById(id);
@@ -43,7 +66,7 @@ function shape(name, attributes = {}, ...children) {
 }
 
 function drawing(height, title, ...shapes) {
-  const box = { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": title };
+  const box = { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title };
   return shape("svg", box, ...shapes);
 }
 
@@ -80,13 +103,13 @@ function windowS(now) {
 }
 
 function placeOf(at, now, left) {
-  return left + Math.max(0, 1 - (now - at) / windowS(now)) * (WIDTH - left);
+  return left + Math.max(0, 1 - (now - at) / windowS(now)) * (width - left);
 }
 
 function timeAxis(y, now, left) {
   return [
     shape("text", { class: "quiet", x: left, y }, `${Math.round(windowS(now))} s ago`),
-    shape("text", { class: "quiet end", x: WIDTH, y }, "now"),
+    shape("text", { class: "quiet end", x: width, y }, "now"),
   ];
 }
 
@@ -117,7 +140,7 @@ function noteRequests(report, now) {
 }
 
 function requestRow([id, known], index, now) {
-  const x = (at) => placeOf(at, now, LABELS);
+  const x = (at) => placeOf(at, now, labels);
   const y = index * ROW;
   const { told } = known;
   const facts =
@@ -133,8 +156,7 @@ function requestRow([id, known], index, now) {
       height: ROW - 6,
     }),
   );
-  const name = id.length > 34 ? `${id.slice(0, 33)}…` : id;
-  const label = shape("text", { x: 0, y: y + ROW - 5 }, name);
+  const label = shape("text", { x: 0, y: y + ROW - 5 }, shortened(id));
   return shape("g", {}, shape("title", {}, facts), label, ...bars);
 }
 
@@ -148,17 +170,48 @@ function totals(metrics) {
   return metrics.filter((each) => each.words && (!each.share_of || values.get(each.share_of))).map(told);
 }
 
+// Why requests wait, as far as a snapshot tells.
+function waitingReason(report) {
+  if (!Number(report.waiting)) return "";
+  const wanted = Number(report.memory.breakdown.kv_wanted ?? 0);
+  if (report.state === "BUSY" && !report.model) return "until the model is loaded";
+  if (wanted) return `for ${bytes(wanted)} more memory`;
+  if (report.model && report.slots_taken >= report.model.max_slots) return "for one of the slots, all are taken";
+  return "for their turn";
+}
+
+// What the command `status` shows, those in progress first.
+function runningTable(report) {
+  const ranks = ["active", "prefilling", "waiting"];
+  const sorted = [...report.requests].sort((a, b) => ranks.indexOf(a.phase) - ranks.indexOf(b.phase));
+  const rows = sorted.slice(0, MAX_ROWS).map((each) => {
+    const begun = Number(each.generated_tokens) > 0;
+    return [
+      each.phase,
+      count(each.prompt_tokens),
+      `${share(each.cached_tokens, each.prompt_tokens)} ${each.hit_kind}`,
+      count(each.generated_tokens),
+      begun ? Number(each.tokens_per_s).toFixed(1) : "",
+      begun ? `${count(Math.round(each.first_token_ms))} ms` : "",
+      each.request_id,
+    ];
+  });
+  return table(["phase", "prompt", "cached", "tokens", "tokens/s", "first after", "request"], rows);
+}
+
 function showRequests(report, now) {
   noteRequests(report, now);
   const newest = [...requests].slice(-MAX_ROWS);
   const rows = newest.map((each, index) => requestRow(each, index, now));
   const facts = [
-    `${count(report.slots_taken)} run, ${count(report.waiting)} wait`,
+    `${count(report.slots_taken)} of ${count(report.model?.max_slots ?? 0)} run`,
+    `${count(report.waiting)} wait ${waitingReason(report)}`.trim(),
     ...totals(report.metrics),
   ];
   part("requests-facts").textContent = facts.join(" · ");
+  part("running").replaceChildren(...(report.requests.length ? [runningTable(report)] : []));
   const none = element("p", { class: "quiet" }, "no recent request");
-  const axis = timeAxis((rows.length + 1) * ROW - 4, now, LABELS);
+  const axis = timeAxis((rows.length + 1) * ROW - 4, now, labels);
   const drawn = () => drawing((rows.length + 1) * ROW, "requests over time", ...rows, ...axis);
   part("requests").replaceChildren(rows.length ? drawn() : none);
 }
@@ -183,6 +236,18 @@ function band(index, highest, now) {
   return shape("polygon", { class: PARTS[index], points: [...upper, ...lower].join(" ") });
 }
 
+// Memory against its limits.
+function memoryFacts(breakdown) {
+  const told = (name) => Number(breakdown[name] ?? 0);
+  const used = told("kv_reserved") + told("prompt_cache");
+  const budget = told("kv_budget");
+  return [
+    budget && `running requests and prompt cache take ${bytes(used)} of ${bytes(budget)}`,
+    told("kv_wanted") && `requests want ${bytes(told("kv_wanted"))} more`,
+    `the most in use so far, without free buffers, was ${bytes(told("mlx_peak"))}`,
+  ].filter(Boolean);
+}
+
 function showMemory(report, now) {
   memory.push({ at: now, sizes: memoryParts(report.memory.breakdown) });
   while (memory[0].at < now - windowS(now)) memory.shift();
@@ -194,8 +259,8 @@ function showMemory(report, now) {
   const shapes = [...bands, scale, ...axis];
   part("memory").replaceChildren(drawing(MEMORY_HEIGHT + 18, "memory over time", ...shapes));
   const sizes = memory.at(-1).sizes;
-  legend("parts", PARTS, PARTS.map((name, index) => `${name} ${bytes(sizes[index])}`));
-  part("parts").append(`peak ${bytes(report.memory.breakdown.mlx_peak ?? 0)}`);
+  legend("parts", PARTS, PARTS.map((name, index) => `${PART_WORDS[name]} ${bytes(sizes[index])}`));
+  part("memory-facts").textContent = memoryFacts(report.memory.breakdown).join(" · ");
 }
 
 // Machine --------------------------------------------------------------------
@@ -212,16 +277,14 @@ function backendName(backend) {
 
 function backendBars(backend, index, pixelsPerByte) {
   const y = index * ROW;
-  let x = LABELS;
+  let x = labels;
   const bars = claims(backend).map((size, which) => {
     const place = { x, width: size * pixelsPerByte, y: y + 3, height: ROW - 6 };
     x += place.width;
-    const title = shape("title", {}, `${CLAIMS[which]} ${bytes(size)}`);
+    const title = shape("title", {}, `${CLAIM_WORDS[which]} ${bytes(size)}`);
     return shape("rect", { class: CLAIMS[which], ...place }, title);
   });
-  const name = backendName(backend);
-  // Names that are paths differ at their ends.
-  const label = name.length > 34 ? `…${name.slice(-33)}` : name;
+  const label = shortened(backendName(backend), true);
   return shape("g", {}, shape("text", { x: 0, y: y + ROW - 5 }, label), ...bars);
 }
 
@@ -241,10 +304,10 @@ function showMachine({ machine }) {
   part("machine-facts").textContent =
     `${bytes(claimed)} of ${bytes(machine.usable_bytes)} claimed by ${count(backends.length)} ${noun}`;
   // Weights alone may exceed the memory.
-  const scale = (WIDTH - LABELS) / Math.max(Number(machine.usable_bytes), ...sizes, 1);
+  const scale = (width - labels) / Math.max(Number(machine.usable_bytes), ...sizes, 1);
   const rows = backends.map((backend, index) => backendBars(backend, index, scale));
   part("machine-bars").replaceChildren(drawing(rows.length * ROW, "memory by backend", ...rows));
-  const names = ["backend", "held", "running", "cached", "budget", "wants", "is"];
+  const names = ["backend", "weights", "running", "cached", "budget", "wants", "is"];
   part("backends").replaceChildren(table(names, backends.map(backendRow)));
 }
 
@@ -295,10 +358,10 @@ function reuseBars(spans) {
     const height = (30 * Number(span.hit_tokens)) / Math.max(Number(span.looked_up_tokens), 1);
     const age = Math.round((span.age_s - newest) / SPAN_S);
     const facts = `${share(span.hit_tokens, span.looked_up_tokens)} of ${count(span.looked_up_tokens)} tokens`;
-    const place = { class: "bar", x: WIDTH - 12 * (age + 1), y: 30 - height, width: 10, height };
+    const place = { class: "bar", x: width - 12 * (age + 1), y: 30 - height, width: 10, height };
     return shape("rect", place, shape("title", {}, facts));
   });
-  const ground = shape("line", { x1: 0, x2: WIDTH, y1: 31, y2: 31 });
+  const ground = shape("line", { x1: 0, x2: width, y1: 31, y2: 31 });
   return drawing(32, "reused tokens, five minutes a bar", ...bars, ground);
 }
 
@@ -309,9 +372,10 @@ function showCache(reply) {
     Number(reply.stateless_tokens) && `${count(reply.stateless_tokens)} for want of a state`,
   ];
   const facts = [
+    `saved ${count(books.hit_tokens)} of ${count(books.looked_up_tokens)} prompt tokens ` +
+      `(${share(books.hit_tokens, books.looked_up_tokens)})`,
     `${bytes(books.bytes)} of ${bytes(books.budget_bytes)}`,
     `${count(books.nodes)} nodes, ${count(books.tokens)} tokens, ${count(books.evictions)} evictions`,
-    `${share(books.hit_tokens, books.looked_up_tokens)} of ${count(books.looked_up_tokens)} prompt tokens reused`,
     ...lost.filter(Boolean),
   ];
   part("cache-facts").textContent = facts.join(" · ");
@@ -374,6 +438,7 @@ function showProblem(text) {
 }
 
 async function look() {
+  measure();
   try {
     const report = await ask("inspect");
     const now = performance.now() / 1000;
@@ -406,7 +471,7 @@ part("door").addEventListener("submit", (event) => {
 });
 
 legend("phases", PHASES);
-legend("claims", CLAIMS);
+legend("claims", CLAIMS, CLAIM_WORDS);
 const given = new URLSearchParams(location.hash.slice(1)).get("token");
 if (given) {
   token = given;
