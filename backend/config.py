@@ -43,8 +43,10 @@ GRAMMAR_PROCESSES = 2  # started when they are needed
 MAX_KEPT_GRAMMARS = 64
 # Names and values of a load's environment variables.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
-# A larger request is parsed on a worker thread.
-INLINE_REQUEST_BYTES = 256 * 1024
+# A request with more bytes, or more messages, is parsed on a worker thread: either takes time.
+INLINE_REQUEST_BYTES, INLINE_MESSAGES = 32 * 1024, 32
+# After a larger one the heap is trimmed.
+TRIMMED_REQUEST_BYTES = 256 * 1024
 # For one rendering of a chat template, which is a program and may loop.
 MAX_RENDER_S = 10.0
 MAX_RENDER_MEMORY_BYTES = 2**30

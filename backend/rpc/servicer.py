@@ -8,9 +8,11 @@ from contextlib import aclosing, contextmanager
 from typing import Protocol
 
 from backend.config import (
+    INLINE_MESSAGES,
     INLINE_REQUEST_BYTES,
     MAX_TOKEN_IDS,
     MODEL_WAIT_S,
+    TRIMMED_REQUEST_BYTES,
     ModelOptions,
     TuningOptions,
 )
@@ -240,13 +242,14 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         return generate(await self._call(request, model), model, self._engine)
 
     async def _call(self, request: pb.PredictOptions, model: ServedModel) -> GenerationCall:
-        if request.ByteSize() <= INLINE_REQUEST_BYTES:
+        size_bytes = request.ByteSize()
+        if size_bytes <= INLINE_REQUEST_BYTES and len(request.Messages) <= INLINE_MESSAGES:
             return generation_call(request, model.options)
-        if task := asyncio.current_task():
+        if size_bytes > TRIMMED_REQUEST_BYTES and (task := asyncio.current_task()):
             task.add_done_callback(lambda _: self._heap.trim_soon())
-        # Megabytes of JSON take a while to parse: the loop answers others meanwhile.
+        # It takes a while: the loop answers others meanwhile.
         return await worker_pool.run(
-            lambda: generation_call(request, model.options), size_bytes=request.ByteSize()
+            lambda: generation_call(request, model.options), size_bytes=size_bytes
         )
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import logging
+import threading
 
 import grpc
 import grpc.aio
@@ -9,9 +10,16 @@ from scripted_engine import EOS, PREFILL, TIMEOUT_S, ScriptedEngine, served, ste
 from serving import code_of, until
 
 from backend import errors
-from backend.config import INLINE_REQUEST_BYTES, Adapter, ModelOptions
+from backend.config import (
+    INLINE_MESSAGES,
+    INLINE_REQUEST_BYTES,
+    TRIMMED_REQUEST_BYTES,
+    Adapter,
+    ModelOptions,
+)
 from backend.core.delta import FinishReason
 from backend.core.step import TokenStep
+from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from common.memory.heap import Heap
 
@@ -342,9 +350,33 @@ async def test_what_large_requests_and_a_model_leave_behind_goes_back(monkeypatc
     async with served(ScriptedEngine(steps("ab"))) as channel:
         await stub(channel).Predict(pb.PredictOptions(Prompt="a"))
         assert not asked
-        large = pb.PredictOptions(Prompt="a" * (INLINE_REQUEST_BYTES + 1))
+        large = pb.PredictOptions(Prompt="a" * (TRIMMED_REQUEST_BYTES + 1))
         assert (await code_of(stub(channel).Predict(large)))[0] is CODE.INVALID_ARGUMENT
         # The client may hear of the end before the call's task has ended.
         await until(lambda: len(asked) == 1)
         await stub(channel).Free(pb.HealthMessage())
         assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_parsed_here"),
+    [
+        (pb.PredictOptions(Prompt="a"), True),
+        (pb.PredictOptions(Prompt="a" * (INLINE_REQUEST_BYTES + 1)), False),
+        (pb.PredictOptions(Messages=[pb.Message(role="user")] * INLINE_MESSAGES), True),
+        (pb.PredictOptions(Messages=[pb.Message(role="user")] * (INLINE_MESSAGES + 1)), False),
+    ],
+)
+async def test_what_takes_time_to_parse_is_not_parsed_on_the_event_loop(
+    monkeypatch, request_, is_parsed_here
+):
+    threads = []
+
+    def parse(*_):
+        threads.append(threading.current_thread())
+        raise InvalidRequestError("Prompt", "is parsed")
+
+    monkeypatch.setattr("backend.rpc.servicer.generation_call", parse)
+    async with served(ScriptedEngine(steps("ab"))) as channel:
+        assert (await code_of(stub(channel).Predict(request_)))[1] == "Prompt: is parsed"
+    assert [thread is threading.main_thread() for thread in threads] == [is_parsed_here]
