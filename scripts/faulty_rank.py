@@ -68,7 +68,7 @@ def install(text: str) -> None:
         ValueError: It is something else.
     """
     from backend.engine import assembly
-    from backend.engine.distributed import shard
+    from backend.engine.distributed import linking as shard
 
     kind, _, token = text.partition(":")
     if kind not in (*_SIGNALS, _DEVICE, _EXIT, _ON_SIGNAL):

@@ -26,8 +26,7 @@ from backend.engine.passes.caches import CacheFactory, make_cache_factory
 from backend.engine.passes.ranks import ALONE, Ranks
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.port import Port
-from backend.engine.prefixes.caching_store import make_prefix_store
-from backend.engine.prefixes.disk_link import DiskSettings
+from backend.engine.prefixes.store import DiskSettings, make_prefix_store
 from backend.engine.rows.admission import KvProfile, Reservations
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
 from backend.engine.trials.batch_check import BatchTrial, Planning, planning

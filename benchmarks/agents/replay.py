@@ -24,9 +24,7 @@ from backend.core.model import Reuse
 from backend.core.prompt import Message, Prompt
 from backend.core.request import GenerationCall, GenerationRequest, SamplingParams
 from backend.engine.messages.commands import DiskNews, Fetched
-from backend.engine.prefixes.caching_store import make_prefix_store
-from backend.engine.prefixes.disk_link import DiskSettings
-from backend.engine.prefixes.store import PrefixStore
+from backend.engine.prefixes.store import DiskSettings, PrefixStore, make_prefix_store
 from backend.engine.rows.row import Row
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.loader import load

@@ -20,8 +20,7 @@ from backend.cache.packing import UNPACKED
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationRequest, SamplingParams
 from backend.engine.network import Caches, FreshCaches, Network
-from backend.engine.prefixes.caching_store import make_prefix_store
-from backend.engine.prefixes.disk_link import DiskSettings
+from backend.engine.prefixes.store import DiskSettings, make_prefix_store
 from backend.engine.rows.row import Row
 
 BUDGET_BYTES = 2**40

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from backend.config import ModelOptions
-from backend.engine.distributed.gathering import gather
+from backend.engine.distributed.gathering import gather, software
 from backend.engine.distributed.messages import Form, Hello, make_codec
-from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint, Host, Topology, local_hosts
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.protocol import Failed

@@ -16,7 +16,7 @@ from backend.core.status import RequestPhase
 from backend.core.step import PrefillDone
 from backend.engine.loop import TURNS_PER_CLEAR
 from backend.engine.messages.commands import Submit
-from backend.engine.prefixes.caching_store import CachingPrefixStore
+from backend.engine.prefixes.store import CachingPrefixStore
 from backend.engine.rows.row import Row
 from backend.errors import GenerationFailedError
 from scripts.tiny_models import FAMILIES

@@ -149,8 +149,7 @@ class Driver:
         from backend.engine.parts import Resources
         from backend.engine.passes.caches import make_cache_factory
         from backend.engine.plan import Batching, BatchPlan
-        from backend.engine.prefixes.caching_store import make_prefix_store
-        from backend.engine.prefixes.disk_link import DiskSettings
+        from backend.engine.prefixes.store import DiskSettings, make_prefix_store
         from backend.engine.rows.admission import KvProfile, Reservations
         from backend.engine.trials.kv_profile import measure
 

@@ -19,7 +19,7 @@ from backend.engine.background.pooling import no_numbers
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.passes.prefill import prefill_chunk
+from backend.engine.passes.feeder import prefill_chunk
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.prefixes.store import PrefixStore
 from backend.engine.rows.row import Row

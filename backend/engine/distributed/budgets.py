@@ -8,8 +8,8 @@ import mlx.core as mx
 from backend.cache.layers import cache_leaves
 from backend.config import DEFAULT_TUNING, ModelOptions
 from backend.engine.assembly import assemble_loop, prompt_cache_bytes
+from backend.engine.distributed.linking import exchange
 from backend.engine.distributed.messages import Form, Ready, Start
-from backend.engine.distributed.shard import exchange
 from backend.engine.findings import Notebook
 from backend.engine.loop import EngineLoop
 from backend.engine.passes.caches import make_cache_factory

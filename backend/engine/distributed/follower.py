@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from backend.engine.distributed.budgets import assemble_shared_loop, readiness
+from backend.engine.distributed.gathering import software
+from backend.engine.distributed.linking import load_shard, synchronise
 from backend.engine.distributed.messages import (
     CHECK_INTERVAL_TURNS,
     Hello,
@@ -16,8 +18,6 @@ from backend.engine.distributed.messages import (
     Report,
     Turn,
 )
-from backend.engine.distributed.shard import load_shard, synchronise
-from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint
 from backend.engine.grammars.workshop import GrammarWorkshop
 from backend.engine.loop import EngineLoop

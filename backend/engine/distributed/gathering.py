@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from backend.engine.distributed.messages import Form, Hello
-from backend.engine.distributed.software import software
 from backend.engine.distributed.topology import Endpoint, Host, Topology
 from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.codec import Codec
@@ -17,6 +16,15 @@ from backend.engine.messages.protocol import Failed
 from backend.engine.processes import ending
 from backend.errors import GroupNotFormedError
 from common.process.lifeline import Process
+from common.versions import versions_of
+
+_PACKAGES = ("mlx-grpc-backend", "mlx", "mlx-lm")
+
+
+def software() -> str:
+    """Return the versions in this process."""
+    return versions_of(_PACKAGES)
+
 
 _LOOK_INTERVAL_S = 0.1
 _HELLO_TIMEOUT_S = 5.0

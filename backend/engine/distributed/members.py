@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
+from backend.core.status import EngineStatus
 from backend.engine.distributed.budgets import agreement, readiness
-from backend.engine.distributed.families import require_divisible
+from backend.engine.distributed.families import pipeline_split, require_divisible
 from backend.engine.distributed.gathering import Member, gather
-from backend.engine.distributed.linking import usable_backend
+from backend.engine.distributed.linking import load_shard, synchronise, usable_backend
 from backend.engine.distributed.messages import Form, Join, Ready, Report, Start, Turn, make_codec
-from backend.engine.distributed.shard import load_shard, synchronise
-from backend.engine.distributed.splitting import pipeline_split
-from backend.engine.distributed.token_check import TokenCheck
 from backend.engine.distributed.topology import Topology
 from backend.engine.messages.channel import ChannelClosedError
 from backend.engine.messages.protocol import Failed
@@ -27,6 +25,44 @@ from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
 from backend.model.loader import look
 from common.process.lifeline import Process
+
+
+class TokenCheck:
+    """The checksums of rank 0, until every other rank has confirmed them.
+
+    Attributes:
+        statuses: The latest status of every other rank.
+    """
+
+    def __init__(self, reports: Mapping[int, Report]) -> None:
+        """Start with a report of every other rank."""
+        self.statuses: dict[int, EngineStatus] = {}
+        self._turns = dict.fromkeys(reports, 0)
+        self._checksums: dict[int, int] = {}
+        for rank, report in reports.items():
+            self._turns[rank] = report.turn
+            self.statuses[rank] = report.status
+
+    def note(self, turn: int, checksum: int) -> None:
+        """Record the checksum of rank 0 at the end of a turn."""
+        self._checksums[turn] = checksum
+
+    def compare(self, rank: int, report: Report) -> None:
+        """Compare another rank's checksum at the end of a recorded turn.
+
+        Raises:
+            GroupLostError: They differ.
+        """
+        if report.checksum != self._checksums[report.turn]:
+            raise GroupLostError(
+                f"rank {rank} has drawn other tokens than rank 0 by turn {report.turn}: are the "
+                "machines, their packages and the model's files alike?"
+            )
+        self.statuses[rank] = report.status
+        self._turns[rank] = report.turn
+        oldest = min(self._turns.values())
+        self._checksums = {n: value for n, value in self._checksums.items() if n > oldest}
+
 
 # Maximum delay between a failure and the news of the rank that caused it.
 NEWS_DELAY_S = 2.0

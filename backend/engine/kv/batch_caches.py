@@ -1,8 +1,8 @@
 """The caches of all layers for the rows that decode together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import mlx.core as mx
 
@@ -12,18 +12,49 @@ from backend.cache.layers import (
     cache_bytes,
     cache_leaves,
     class_of,
+    is_empty,
     with_leaves,
 )
 from backend.cache.row_kv import RowKV
 from backend.engine.kv.attention import install
-from backend.engine.kv.early_start import early_start
-from backend.engine.kv.layer import RaggedKV
+from backend.engine.kv.layer import LatentKV, QuantizedKV, RaggedKV
 from backend.engine.kv.ledger import Joining, Ledger
 from backend.engine.kv.packed import Column
 from backend.engine.kv.spans import Reference
-from backend.engine.kv.variants import LatentKV, QuantizedKV
 from backend.engine.network import Caches, Network
 from backend.engine.plan import Batching, BatchPlan
+
+# An upstream cache, or a list of some.
+Untyped: TypeAlias = Any
+
+
+def early_start(network: Network, inputs: mx.array, cache: Caches) -> mx.array:
+    """Append tokens [B, T] to the caches and return the logits [B, T, V], lazily.
+
+    For a device with nothing else to compute: it does not wait until Python has built the graph.
+    """
+    layers = _Layers(cache)
+    logits = network(inputs, cache=layers)
+    # Some models replace entries of the given list.
+    cache[:] = layers.copy()
+    return logits
+
+
+class _Layers(list[Any]):
+    """The caches of all layers, which a network goes through while it builds its graph."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield each; after one, two, four and so on, the device begins with those before."""
+        for count, cache in enumerate(super().__iter__()):
+            if count.bit_count() == 1 and not is_empty(before := self[count - 1]):
+                mx.async_eval(before.state)
+            yield cache
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Untyped:
+        """Return a cache, or some that are gone through in the same way."""
+        found = super().__getitem__(index)
+        return _Layers(found) if isinstance(index, slice) else found
+
 
 MakeRagged: TypeAlias = Callable[[UpstreamCache], RaggedKV]
 

@@ -4,17 +4,60 @@ A model uses a `RaggedKV` as upstream's cache. The keys and values that it fetch
 `RaggedKV` itself; it passes them to upstream's attention, which `attention` routes back here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import mlx.core as mx
+from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 from backend.cache.layers import UpstreamCache
 from backend.cache.row_kv import Part, RowKV
-from backend.engine.kv.buffers import POSITIONS, Buffers, in_one, resized, taken
-from backend.engine.kv.ledger import Ledger, Recipe
+from backend.engine.kv.ledger import Ledger, Recipe, Source
 from backend.engine.kv.partial import Partial, joined, merged, over_own, over_pieces, over_shared
 from backend.engine.kv.spans import Group, Pass, Span, WideRow
 from backend.model.device import DEVICE
+
+Buffers: TypeAlias = tuple[mx.array, ...]
+"""Arrays [rows, heads, capacity, width] of one group: keys and values, maybe in several parts."""
+
+POSITIONS = 2
+"""Their axis of positions."""
+
+
+def taken(
+    source: Source, old: Mapping[Group, Buffers], joining: Sequence[Buffers | None], like: Buffers
+) -> Buffers:
+    """Return the arrays of some rows; rows without positions have empty ones."""
+    if isinstance(source.origin, int):
+        found = joining[source.origin]
+        count = 1
+    else:
+        found = old.get(source.origin)
+        count = len(source.rows or source.origin.members)
+    if found is None:
+        return tuple(mx.zeros((count, a.shape[1], 0, a.shape[3]), a.dtype) for a in like)
+    if source.rows is None:
+        return found
+    return tuple(array[mx.array(source.rows)] for array in found)
+
+
+def in_one(pieces: Sequence[Buffers], group: Group) -> Buffers:
+    """Return the arrays of a group from those of its parts, with room for its capacity."""
+    if len(pieces) == 1 and pieces[0][0].shape[POSITIONS] == group.capacity:
+        return pieces[0]
+    columns = zip(*pieces, strict=True)
+    return tuple(
+        mx.concatenate([resized(array, group.capacity) for array in column]) for column in columns
+    )
+
+
+def resized(array: mx.array, capacity: int) -> mx.array:
+    """Return an array with room for `capacity` positions; only spare positions are cut off."""
+    missing = capacity - array.shape[POSITIONS]
+    if missing <= 0:
+        return array[:, :, :capacity] if missing else array
+    spare = mx.zeros((*array.shape[:POSITIONS], missing, array.shape[3]), array.dtype)
+    return mx.concatenate([array, spare], axis=POSITIONS)
 
 
 class Window:
@@ -306,3 +349,102 @@ class RaggedKV:
             cache.tail = length
         else:
             cache.offset = length
+
+
+# Words, scales and biases.
+_PARTS = 3
+
+
+class QuantizedKV(RaggedKV):
+    """Quantised keys and values: words, scales and biases of each."""
+
+    def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
+        """Start without rows, with the group size and the bits of `like`."""
+        super().__init__(ledger, like)
+        self._packing = {"group_size": like.group_size, "bits": like.bits}
+
+    def _encoded(self, keys: mx.array, values: mx.array) -> Buffers:
+        return (*mx.quantize(keys, **self._packing), *mx.quantize(values, **self._packing))
+
+    def _attend(
+        self,
+        queries: mx.array,
+        kept: Buffers,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        if sinks is not None:
+            raise TypeError("quantised attention does not support sinks")
+        return quantized_scaled_dot_product_attention(
+            queries, kept[:_PARTS], kept[_PARTS:], scale, mask, **self._packing
+        )
+
+    def _new_cache(self) -> UpstreamCache:
+        return self._kind(**self._packing)
+
+    def _read(self, cache: UpstreamCache) -> Buffers | None:
+        return None if cache.keys is None else (*cache.keys, *cache.values)
+
+    def _fill(self, cache: UpstreamCache, buffers: Buffers, length: int) -> None:
+        cache.keys, cache.values = buffers[:_PARTS], buffers[_PARTS:]
+        cache.offset = length
+
+
+class LatentKV(RaggedKV):
+    """Compressed keys, which are also the values, together with the keys of positions (MLA).
+
+    These families multiply the queries of positions with the keys that they fetch, and pass the
+    product to attention as a mask. They fetch an identity matrix here, so that attention gets those
+    queries, and can multiply them group by group. One token per row of the network: with several,
+    the families decompress the fetched keys. So passes of several tokens are packed.
+    """
+
+    def keys_and_values(self) -> tuple[object, object]:
+        """Return a stand-in for the compressed keys, and an identity matrix [1, 1, R, R]."""
+        _, positions = next(iter(self._buffers.values()))
+        return self, mx.eye(positions.shape[-1], dtype=positions.dtype)[None, None]
+
+    def attend(
+        self, queries: mx.array, scale: float, mask: object, sinks: mx.array | None
+    ) -> mx.array:
+        """Return the attention over compressed keys [T, heads, 1, compressed width].
+
+        Args:
+            queries: [T, heads, 1, compressed width].
+            scale: Of their scores.
+            mask: The queries of positions [T, heads, 1, R], scaled.
+            sinks: No family has any.
+        """
+        if not isinstance(mask, mx.array) or sinks is not None:
+            raise TypeError("compressed keys need the queries of positions")
+        current = self.current
+        first = self._attend_latent(current.first(queries), current.first(mask), scale)
+        wide = [
+            _over_latent(
+                row.queries(queries), row.queries(mask), self.seen_by(row), row.causal, scale
+            )
+            for row in current.wide
+        ]
+        return current.joined(first, wide)
+
+    def _attend_latent(self, queries: mx.array, positional: mx.array, scale: float) -> mx.array:
+        """Return the attention of one token of each row."""
+        outputs = [
+            _over_latent(
+                queries[span.take], positional[span.take], self.seen(span), span.array_mask, scale
+            )
+            for span in self.current.spans
+        ]
+        return self.current.in_order(outputs)
+
+
+def _over_latent(
+    queries: mx.array, positional: mx.array, kept: Buffers, mask: mx.array | None, scale: float
+) -> mx.array:
+    """Return the attention over compressed keys and keys of positions, where a mask allows it."""
+    keys, positions = kept
+    scores = positional @ positions.swapaxes(-1, -2)
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    return mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=scale, mask=scores)

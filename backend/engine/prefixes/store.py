@@ -3,14 +3,147 @@
 Saving never fails a request, and a prefix that cannot be restored is computed.
 """
 
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from os.path import realpath
+from pathlib import Path
 from typing import Protocol
 
+import mlx.core as mx
+
+from backend.cache.disk.node_directory import NodeDirectory, StoredNode
+from backend.cache.disk.node_file import NodeHeader
+from backend.cache.disk.tier import DiskTier
+from backend.cache.eviction.forecast import Forecast
+from backend.cache.kv import LooseNode, Segment, evaluate
+from backend.cache.layout import CacheLayout, CaptureError
+from backend.cache.packing import Packing
+from backend.cache.plain import from_plain, to_plain
+from backend.cache.prompt_cache import PrefixHit, PromptCache
+from backend.cache.token_key import TokenKey, agrees_again
 from backend.core.metric_table import Values, zeros
 from backend.core.model import Reuse
+from backend.core.prompt import Place
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
-from backend.engine.messages.commands import Fetched
+from backend.core.request import CacheHint
+from backend.engine.messages.commands import DiskChanged, DiskNews, Fetched
+from backend.engine.network import Caches, FreshCaches
 from backend.engine.rows.admission import Sharing
-from backend.engine.rows.row import Row
+from backend.engine.rows.row import MIN_BOUNDARY_DISTANCE, Row
+
+CLOSE_TIMEOUT_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSettings:
+    """The settings of the disk tier.
+
+    Attributes:
+        root: The directory for all models; `None` waits for a request with one.
+        models_dir: Requests may only name directories below it; `None` allows none.
+        fingerprint: Identifies the loaded model.
+        budget_bytes: The maximum size of the files of all models.
+        post: Receives nodes read, and news of writes; called on the disk's thread.
+    """
+
+    root: Path | None = None
+    models_dir: Path | None = None
+    fingerprint: str = ""
+    budget_bytes: int = 0
+    post: Callable[[DiskNews], None] = field(default=lambda _: None)
+
+
+class DiskLink:
+    """An optional disk tier; belongs to the main thread."""
+
+    def __init__(self, settings: DiskSettings, *, ends_at_snapshots: bool) -> None:
+        """Open the directory of the options, if any.
+
+        Args:
+            settings: Its settings.
+            ends_at_snapshots: Whether a prefix can be resumed only at snapshots.
+        """
+        self._settings = settings
+        self._ends_at_snapshots = ends_at_snapshots
+        self._tier: DiskTier | None = None
+        self._tried: set[str] = set()
+        if settings.root is not None:
+            self._open(settings.root)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nodes can be written."""
+        return self._tier is not None and self._tier.is_open
+
+    @property
+    def metrics(self) -> Values:
+        """The numbers of the files."""
+        return self._tier.metrics if self._tier else {}
+
+    def read(self, row: Row, known: int) -> bool:
+        """Start reading the path of a row's prompt; false without a disk.
+
+        The result is posted as `Fetched`, once, even if empty.
+        """
+        self._open_for(row.request.cache_path)
+        if self._tier is None:
+            return False
+        return self._tier.read(row.prompt_key, known, partial(self._post, row.request_id))
+
+    def write(self, node: LooseNode) -> bool:
+        """Queue a node for writing; false if the queue is full, or nothing can be written."""
+        if self._tier is None or not self._tier.is_open:
+            return False
+        if not node.segment.tokens and node.segment.snapshot is None:
+            return True
+        return self._tier.write(StoredNode(node.key, node.start, to_plain(node.segment)))
+
+    def write_evicted(self, nodes: Iterable[LooseNode]) -> None:
+        """Queue evicted nodes for writing, as many as fit."""
+        for node in nodes:
+            if not self.write(node) and self._tier is not None:
+                self._tier.count_dropped()
+
+    def take_lost(self) -> list[NodeHeader]:
+        """Return nodes lost from files, or never written although `write` accepted them."""
+        return self._tier.take_lost() if self._tier is not None else []
+
+    def close(self) -> None:
+        """Write the queued nodes, for a limited time."""
+        if self._tier is not None:
+            self._tier.close(CLOSE_TIMEOUT_S)
+
+    def _post(self, request_id: str, nodes: Sequence[StoredNode]) -> None:
+        self._settings.post(Fetched(request_id, tuple(nodes)))
+
+    def _open_for(self, path: str) -> None:
+        """Open the directory named by a request, unless one is open."""
+        if self._tier is not None or not path or path in self._tried:
+            return
+        self._tried.add(path)
+        models_dir = self._settings.models_dir
+        wanted = Path(realpath(path))
+        if models_dir is None or not wanted.is_relative_to(realpath(models_dir)):
+            log.warning("PromptCachePath %s is ignored: it is not below the models", path)
+        else:
+            self._open(wanted)
+
+    def _open(self, root: Path) -> None:
+        settings = self._settings
+        try:
+            directory = NodeDirectory(root, settings.fingerprint, settings.budget_bytes)
+        except OSError as error:
+            log.warning("prompt cache: nothing is kept on disk: %s", error)
+        else:
+            self._tier = DiskTier(
+                directory,
+                lambda: settings.post(DiskChanged()),
+                ends_at_snapshots=self._ends_at_snapshots,
+            )
 
 
 class PrefixStore(Protocol):
@@ -151,3 +284,328 @@ class NoPrefixStore:
 
     def check(self) -> None:
         """Have nothing to check."""
+
+
+SAVE_INTERVAL_TOKENS = 2048
+# Reusing tokens that another row computed meanwhile costs a rebuild.
+MIN_GAIN_TOKENS = 64
+# Reading less from disk is no faster than computing it.
+MIN_FETCH_TOKENS = 128
+# The tokens before a difference that tell its cause from others.
+CAUSE_TOKENS = 16
+
+_FAILURES = (CaptureError, RuntimeError, ValueError, TypeError, LookupError, MemoryError)
+
+
+def make_prefix_store(
+    fresh_caches: FreshCaches,
+    budget_bytes: int,
+    packing: Packing,
+    disk: DiskSettings,
+    *,
+    forecast: Forecast | None = None,
+    is_replicated: bool = False,
+) -> PrefixStore:
+    """Return the prefix store of a model, or one that stores nothing if storing is impossible.
+
+    Args:
+        fresh_caches: Creates caches of the model.
+        budget_bytes: The maximum size of the store.
+        packing: How keys and values are stored.
+        disk: Receives evicted and idle nodes, if set.
+        forecast: The likelihood of future requests; `None` learns it from past ones.
+        is_replicated: Whether other ranks keep the same store.
+    """
+    layout = CacheLayout.of(fresh_caches(), packing) if budget_bytes else None
+    if layout is None:
+        return NoPrefixStore()
+    return CachingPrefixStore(
+        fresh_caches,
+        layout,
+        budget_bytes,
+        disk,
+        forecast,
+        is_replicated=is_replicated,
+    )
+
+
+class CachingPrefixStore:
+    """Stores the prefixes of one loaded model in a prompt cache."""
+
+    def __init__(
+        self,
+        fresh_caches: FreshCaches,
+        layout: CacheLayout,
+        budget_bytes: int,
+        disk: DiskSettings,
+        forecast: Forecast | None = None,
+        *,
+        is_replicated: bool = False,
+    ) -> None:
+        """Start with an empty store.
+
+        Args:
+            fresh_caches: Creates caches of the model.
+            layout: The layout of the caches.
+            budget_bytes: The maximum size of the store.
+            disk: Receives evicted and idle nodes, if set.
+            forecast: The likelihood of future requests; `None` learns it from past ones.
+            is_replicated: Whether other ranks keep the same store.
+        """
+        self._fresh_caches = fresh_caches
+        self._overlooked = () if is_replicated else _FAILURES
+        self._layout = layout
+        self._budget_bytes = budget_bytes
+        self._disk = DiskLink(disk, ends_at_snapshots=layout.has_state)
+        self._store = PromptCache(
+            budget_bytes,
+            layout.usable,
+            thinning=layout.thinning,
+            on_evict=self._disk.write_evicted,
+            forecast=forecast,
+        )
+        self._volatile_causes: set[bytes] = set()
+
+    @property
+    def reuse(self) -> Reuse:
+        """Where prefixes can be resumed."""
+        return self._layout.reuse
+
+    def refer(self) -> None:
+        """Let rows use nodes in place: what is stored stays as it is."""
+        if layout := CacheLayout.of(self._fresh_caches(), self._layout.packing):
+            self._layout = layout
+
+    def fetch(self, row: Row) -> bool:
+        """Ask the disk for nodes that memory lacks, if worthwhile."""
+        known = self._store.stored(row.prompt_key)
+        lacks = len(row.prompt_key) - known
+        return lacks >= MIN_FETCH_TOKENS and self._disk.read(row, known)
+
+    def take_in(self, fetched: Fetched) -> None:
+        """Store nodes while there is room; none of them is written again."""
+        for node in fetched.nodes:
+            try:
+                segment = from_plain(node.segment)
+                evaluate([segment])
+            except _FAILURES as error:
+                log.warning("nodes read from disk do not fit", exc_info=error)
+                return
+            if not self._store.insert(node.key, node.start, segment, is_saved=True):
+                return
+
+    def claim(self, row: Row) -> None:
+        """Look the prompt up, which makes its path the most recent one."""
+        if row.may_reuse:
+            self._lookup(row)
+
+    def sharable(self, row: Row) -> Sharing:
+        """Look the prompt up without side effects."""
+        key = row.prompt_key
+        path = self._store.preview(key) if row.may_reuse else ()
+        length = sum(piece.tokens for piece in path)
+        if row.splits_medium(length) and (span := row.media_at(length)):
+            path = self._store.preview(key[: span.start + 1])
+        tokens = self._layout.referable(path)
+        return Sharing(tokens, self._store.used_tokens(key[:tokens]))
+
+    def use(self, row: Row, tokens: int) -> None:
+        """Pin the row's prefix."""
+        row.shared = tokens
+        self._store.use(row.request_id, row.prompt_key[:tokens])
+
+    @property
+    def used_tokens(self) -> int:
+        """The tokens that rows use in place."""
+        return self._store.used_tokens(TokenKey(b""))
+
+    def restore(self, row: Row) -> None:
+        """Look the prompt up, unless the last lookup failed and nothing was stored since."""
+        if row.may_reuse and row.seen_version != self._store.version:
+            self._restore(row)
+            self._note_shared(row)
+
+    def _restore(self, row: Row) -> None:
+        row.seen_version = self._store.version
+        hit = self._lookup(row)
+        self._warn_of_volatile(row, hit)
+        if len(hit.beyond) and hit.matched < len(row.prompt_key) - 1:
+            row.parted_at = max(row.parted_at, hit.matched)
+        if hit.matched - hit.length >= MIN_BOUNDARY_DISTANCE:
+            row.branch = hit.matched
+        if hit.length - row.fed >= (MIN_GAIN_TOKENS if row.fed else 1):
+            self._rebuild(row, hit)
+
+    def _lookup(self, row: Row) -> PrefixHit:
+        """Look a row's prompt up; a prefix never ends inside a medium."""
+        if row.request.cache_hint is CacheHint.ONCE:
+            self._store.note_once(row.request_id)
+        hit = self._store.lookup(row.prompt_key, row.request_id)
+        if row.splits_medium(hit.length) and (span := row.media_at(hit.length)):
+            return self._store.lookup(row.prompt_key[: span.start + 1], row.request_id)
+        return hit
+
+    def room(self, row: Row) -> int:
+        """Stop at the next snapshot."""
+        if not self._layout.has_state:
+            return row.prefill_left
+        ahead = [place for place in row.boundaries if place > row.fed]
+        stop = min([*ahead, max(row.saved + SAVE_INTERVAL_TOKENS, row.fed + 1)])
+        return min(stop - row.fed, row.prefill_left)
+
+    def save(self, row: Row) -> None:
+        """Store at boundaries and at intervals; with windows always, because they forget."""
+        if row.splits_medium(row.fed) or not row.is_remembered:
+            return
+        if self._layout.has_windows or self._is_due(row):
+            self._save(row)
+            self._share(row)
+
+    def leave(self, row: Row) -> None:
+        """Store beyond boundaries too: the next prompt may start with the reply."""
+        is_whole = row.cache is not None and not row.splits_medium(row.fed)
+        if is_whole and row.fed > row.saved and row.is_remembered:
+            self._save(row)
+        if self._layout.thinning is not None:
+            next_question = row.request.prompt.next_question
+            self._store.note_turn(row.request_id, row.prompt_key[:next_question])
+        self._store.release(row.request_id)
+        row.shared = 0
+        if row.request.cache_hint is CacheHint.KEEP:
+            self.expect(row.request_id)
+
+    def expect(self, request_id: str, *, is_again: bool = False) -> None:
+        """Keep the prefix of a request for longer, or that of its prompt alone."""
+        self._store.expect(request_id, is_again=is_again)
+
+    def record(self, row: Row) -> None:
+        """Count the prompt, and its restored tokens."""
+        prompt_tokens = len(row.request.prompt.token_ids)
+        self._store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
+
+    def leave_room(self, nbytes: int) -> None:
+        """Let the store shrink, or grow back."""
+        self._note_lost()
+        self._store.resize(min(nbytes, self._budget_bytes))
+
+    @property
+    def wants_rest(self) -> bool:
+        """Whether the store has nodes that are not on disk."""
+        return self._disk.is_open and self._store.has_unsaved
+
+    def rest(self) -> None:
+        """Write nodes that are not on disk."""
+        self._store.save(self._disk.write)
+
+    def close(self) -> None:
+        """Write nodes that are not on disk, as time allows."""
+        self.rest()
+        self._disk.close()
+
+    def metrics(self) -> Values:
+        """Return the numbers of memory and disk."""
+        return {**self._store.metrics(), **self._disk.metrics}
+
+    def listing(self, request: ListingRequest) -> PromptCacheListing:
+        """List the nodes in memory."""
+        return self._store.listing(request, has_disk=self._disk.is_open)
+
+    def check(self) -> None:
+        """Check the store."""
+        self._store.check()
+
+    def _is_due(self, row: Row) -> bool:
+        is_boundary = self._layout.has_state and row.fed in row.boundaries
+        is_long = row.fed >= row.saved + SAVE_INTERVAL_TOKENS
+        return is_boundary or is_long or row.prefill_left == 0
+
+    def _rebuild(self, row: Row, hit: PrefixHit) -> None:
+        caches = self._fresh_caches()
+        try:
+            self._layout.restore(caches, hit.path, hit.length, len(row.token_ids))
+            mx.eval([cache.state for cache in caches])
+        except self._overlooked as error:
+            problem = "request id=%s: its prefix cannot be restored and is computed"
+            log.warning(problem, row.request_id, exc_info=error)
+            row.may_reuse = False
+        else:
+            row.take_over(caches, hit.length, hit.kind)
+
+    def _note_lost(self) -> None:
+        """Have nodes lost by the disk written again when memory evicts them."""
+        for node in self._disk.take_lost():
+            self._store.note_lost(node.key, node.start)
+
+    def _save(self, row: Row) -> None:
+        self._note_lost()
+        try:
+            self._store_missing(row, row.cache or [])
+            self._refill_windows(row, row.cache or [])
+            self._pin_system_prompt(row)
+        except self._overlooked as error:
+            log.warning("request id=%s cannot be stored", row.request_id, exc_info=error)
+        row.saved = row.fed
+
+    def _share(self, row: Row) -> None:
+        """Switch the row to the store's copy of its computed tokens, as for other rows."""
+        caches = row.cache or []
+        try:
+            self._layout.refer(caches, self._store.path(row.key()))
+            mx.eval([cache.state for cache in caches])
+        except self._overlooked as error:
+            log.warning("request id=%s keeps its own copy", row.request_id, exc_info=error)
+        self._note_shared(row)
+
+    def _note_shared(self, row: Row) -> None:
+        """Record how much of the store the row uses in place."""
+        row.shared = self._layout.shared(row.cache or [])
+        self._store.use(row.request_id, row.key()[: row.shared])
+
+    def _pin_system_prompt(self, row: Row) -> None:
+        system_tokens = row.request.prompt.system_tokens
+        if 0 < system_tokens <= row.fed and not row.is_system_pinned:
+            self._store.pin(row.prompt_key[:system_tokens])
+            row.is_system_pinned = True
+
+    def _store_missing(self, row: Row, caches: Caches) -> None:
+        """Store the tokens of a row's caches that the tree lacks."""
+        key = row.key()
+        start = self._store.stored(key)
+        blocks = self._layout.capture(caches, start, row.fed)
+        snapshot = None if self._store.has_snapshot(key) else self._layout.snapshot(caches)
+        segments = [Segment((block,)) for block in blocks]
+        if snapshot is not None:
+            segments[-1:] = [Segment(blocks[-1:], snapshot)]
+        for segment in segments:
+            # One at a time: nodes without room must not be copied.
+            evaluate([segment])
+            stop = start + segment.tokens
+            place = row.place if stop == row.fed else Place.INNER
+            if not self._store.insert(
+                key[:stop], start, segment, owner=row.request_id, place=place
+            ):
+                return
+            start = stop
+
+    def _refill_windows(self, row: Row, caches: Caches) -> None:
+        """Restore evicted windows of the tree from tokens that the row has just computed."""
+        if self._layout.has_windows:
+            windows_from = self._layout.windows_from(caches)
+            refilled = partial(self._layout.with_windows, caches)
+            self._store.refill(row.key(), windows_from, refilled)
+
+    def _warn_of_volatile(self, row: Row, hit: PrefixHit) -> None:
+        """Log once per cause why nearly equal prompts do not hit."""
+        cause = row.prompt_key[max(hit.matched - CAUSE_TOKENS, 0) : hit.matched].packed
+        if hit.parts_in_reply or cause in self._volatile_causes:
+            return
+        if agrees_again(row.prompt_key, hit.matched, hit.beyond):
+            self._volatile_causes.add(cause)
+            log.warning(
+                "request id=%s differs from an earlier prompt in a few tokens after the first %d, "
+                "and agrees with it again: a date, an id or a counter there costs the prompt cache "
+                "the other %d tokens, which are computed again in each request; move it to the end",
+                row.request_id,
+                hit.matched,
+                len(row.prompt_key) - hit.matched,
+            )

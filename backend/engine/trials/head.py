@@ -7,7 +7,7 @@ from backend.config import ModelOptions
 from backend.core.model import ModelCard
 from backend.engine.drafts.pricing import PassCosts
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.passes.head_batch import HeadBatch
+from backend.engine.passes.draft_batch import HeadBatch
 from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.row_states import MOST_TOKENS
 from backend.engine.trials.draft_model import LoadedDraft, Surroundings, look_at_draft

@@ -9,7 +9,7 @@ from engine_driver import Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
 from backend.core.request import SamplingParams
-from backend.engine.kv.early_start import early_start
+from backend.engine.kv.batch_caches import early_start
 
 pytestmark = pytest.mark.mlx
 
