@@ -40,7 +40,8 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_COMPILE_S, MAX_COMPILE_MEMORY_BYTES = 0.9, 2**30
 MAX_WRITING_S = 20.0
 GRAMMAR_PROCESSES = 2  # started when they are needed
-MAX_KEPT_GRAMMARS = 64
+# Compiled ones in the engine: their number and all their text, 7 to 65 times less than they take.
+MAX_KEPT_GRAMMARS, MAX_KEPT_GRAMMAR_CHARS = 64, 2**21
 # Names and values of a load's environment variables.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
 # A request with more bytes, or more messages, is parsed on a worker thread: either takes time.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from backend.config import MAX_KEPT_GRAMMARS
+from backend.config import MAX_KEPT_GRAMMAR_CHARS, MAX_KEPT_GRAMMARS
 from backend.core.guide import GrammarParts
 from backend.errors import GrammarError
 from backend.sampling.grammar.lark import LarkGrammar
@@ -59,7 +59,9 @@ class GrammarCompiler:
             max_kept: Number of compiled grammars to keep.
         """
         self.vocabulary = vocabulary
-        self._compiled: LastUsed[LarkGrammar, CompiledGrammar] = LastUsed(max_kept)
+        self._compiled: LastUsed[LarkGrammar, CompiledGrammar] = LastUsed(
+            max_kept, MAX_KEPT_GRAMMAR_CHARS, lambda grammar: len(grammar.text)
+        )
 
     def known(self, grammar: LarkGrammar) -> CompiledGrammar | None:
         """Return a grammar that was compiled before, if it is still kept."""

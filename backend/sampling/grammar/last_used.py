@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -12,8 +12,20 @@ _Value = TypeVar("_Value")
 class LastUsed(Generic[_Key, _Value]):
     """Keeps the most recently used values; thread-safe."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(
+        self, capacity: int, max_size: int = 0, size_of: Callable[[_Key], int] | None = None
+    ) -> None:
+        """Start empty.
+
+        Args:
+            capacity: Number of values to keep.
+            max_size: Size of all of them together; one alone may be larger.
+            size_of: The size of a value by its key; `None` limits the number only.
+        """
         self._capacity = capacity
+        self._max_size = max_size
+        self._size_of = size_of or (lambda _key: 0)
+        self._size = 0
         self._values: OrderedDict[_Key, _Value] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -27,8 +39,13 @@ class LastUsed(Generic[_Key, _Value]):
     def keep(self, key: _Key, value: _Value) -> _Value:
         """Store a value, evicting another one if full, and return it."""
         with self._lock:
+            self._size += 0 if key in self._values else self._size_of(key)
             self._values[key] = value
             self._values.move_to_end(key)
-            if len(self._values) > self._capacity:
-                self._values.popitem(last=False)
+            while len(self._values) > 1 and self._is_full:
+                self._size -= self._size_of(self._values.popitem(last=False)[0])
         return value
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._values) > self._capacity or self._size > self._max_size

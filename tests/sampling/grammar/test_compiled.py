@@ -44,6 +44,21 @@ def test_what_was_used_longest_ago_is_dropped_first():
     assert (kept.find("a"), kept.find("c"), kept.find("d")) == (4, None, 5)
 
 
+def test_large_values_push_out_several_but_never_themselves():
+    kept = LastUsed(9, 10, len)
+    for key in ("a" * 4, "b" * 4, "b" * 4, "c" * 6):
+        kept.keep(key, key)
+    assert [kept.find(key * n) is None for key, n in (("a", 4), ("b", 4), ("c", 6))] == [
+        True,
+        False,
+        False,
+    ]
+    kept.keep("d" * 11, 1)
+    assert (kept.find("d" * 11), kept.find("c" * 6)) == (1, None)
+    kept.keep("e", 2)
+    assert (kept.find("d" * 11), kept.find("e")) == (None, 2)
+
+
 def test_matchers_of_one_grammar_do_not_meet(compiler):
     compiled = compile_text(compiler, 'root ::= "ab"')
     one, other = compiled.matcher(), compiled.matcher()
