@@ -243,10 +243,12 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
 
     async def _call(self, request: pb.PredictOptions, model: ServedModel) -> GenerationCall:
         size_bytes = request.ByteSize()
+        # A picture of few bytes may have many pixels.
+        is_large = size_bytes > TRIMMED_REQUEST_BYTES or request.Images or request.Videos
+        if is_large and (task := asyncio.current_task()):
+            task.add_done_callback(lambda _: self._heap.trim_soon())
         if size_bytes <= INLINE_REQUEST_BYTES and len(request.Messages) <= INLINE_MESSAGES:
             return generation_call(request, model.options)
-        if size_bytes > TRIMMED_REQUEST_BYTES and (task := asyncio.current_task()):
-            task.add_done_callback(lambda _: self._heap.trim_soon())
         # It takes a while: the loop answers others meanwhile.
         return await worker_pool.run(
             lambda: generation_call(request, model.options), size_bytes=size_bytes

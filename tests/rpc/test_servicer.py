@@ -354,8 +354,11 @@ async def test_what_large_requests_and_a_model_leave_behind_goes_back(monkeypatc
         assert (await code_of(stub(channel).Predict(large)))[0] is CODE.INVALID_ARGUMENT
         # The client may hear of the end before the call's task has ended.
         await until(lambda: len(asked) == 1)
+        picture = pb.PredictOptions(Prompt="a", Images=["AAAA"])
+        assert (await code_of(stub(channel).Predict(picture)))[0] is CODE.INVALID_ARGUMENT
+        await until(lambda: len(asked) == 2)
         await stub(channel).Free(pb.HealthMessage())
-        assert len(asked) == 2
+        assert len(asked) == 3
 
 
 @pytest.mark.parametrize(
