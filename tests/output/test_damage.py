@@ -137,8 +137,9 @@ def test_a_stop_makes_no_value_of_a_piece_of_markup(name):
         content, _, calls, _ = played(spec, [text[:end]])
         for _, arguments in calls:
             assert not is_strict(arguments) or json.loads(arguments).items() <= whole.items(), end
-        is_open = bool(calls) and not is_strict(calls[-1][1])
-        assert not (is_open and content) or spec.format.tools.owns_reply, text[:end]
+        # Messages, and the marks of one after its calls, are read by other rules.
+        is_other = spec.format.tools.owns_reply or name == "kimi_k3"
+        assert not (calls and content) or is_other, text[:end]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -57,18 +57,13 @@ class TaggedReader(TagLookahead):
         """End; after the end of a value, missing tags do no harm unless the reply was cut off."""
         if truncated:
             return ReaderOutput()
-        if self._strings and self._step == self._in_value:
-            # No JSON: a quote is missing.
-            self._strings = None
-            earlier = self.feed("")
-            if earlier.rest is not None:
-                return earlier
-            last = self.finish(truncated=False)
-            return replace(last, deltas=earlier.deltas + last.deltas)
         self._begin("")
-        if self._step == self._in_value and (end := self._closer_at(0)) >= 0:
-            self._end_value(self._without_padding(0, end), end)
-            self._buffer = self._buffer[end:]
+        if self._step == self._in_value and self._is_settled_by_end():
+            earlier = self._outbox.end("")
+            more = self.feed("")
+            last = more if more.rest is not None else self.finish(truncated=False)
+            others = () if last is more else more.deltas
+            return replace(last, deltas=(*earlier, *others, *last.deltas))
         is_between = self._step in (self._after_json, self._at_call_end) or (
             self._step == self._between_parameters and not self._lacks_arguments(self._name)
         )
@@ -77,6 +72,18 @@ class TaggedReader(TagLookahead):
         is_text = self.is_mid_call
         deltas = self._outbox.end("")
         return ReaderOutput(deltas, rejected=self.held if is_text else "")
+
+    def _is_settled_by_end(self) -> bool:
+        """Tell whether a value has ended, or is no JSON, because nothing else follows."""
+        if self._strings:
+            # A quote is missing.
+            self._strings = None
+            return True
+        end = self._closer_at(0)
+        if end >= 0:
+            self._end_value(self._without_padding(0, end), end)
+            self._buffer = self._buffer[end:]
+        return end >= 0
 
     def _before_call(self, position: int) -> int:
         position = self._after_strays(position)
