@@ -11,7 +11,7 @@ import pytest
 from scripted_engine import PREFILL, ScriptedEngine, served, stub
 
 from backend.core.delta import FinishReason
-from backend.core.step import TokenStep
+from backend.core.step import Steps
 from backend.pb import backend_pb2 as pb
 from backend.pipeline import worker_pool
 
@@ -92,12 +92,12 @@ class RecordedEngine(ScriptedEngine):
         return super().submit(model, request)
 
     async def _play(self):
-        yield [PREFILL, TokenStep(ord("a"))]
+        yield Steps(PREFILL, [ord("a")])
         self.token.start()
-        yield [TokenStep(ord("b"))]
+        yield Steps(token_ids=[ord("b")])
         # The next step is asked for when this one has been sent.
         self.token.stop()
-        yield [TokenStep(ord("c"), FinishReason.LENGTH)]
+        yield Steps(token_ids=[ord("c")], finish_reason=FinishReason.LENGTH)
 
 
 def modules_of(title):

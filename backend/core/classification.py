@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from backend.core.request import ComputeRequest
 
 
@@ -52,9 +54,13 @@ class PlacedToken:
     word: int
 
 
-class ClassifyRequest(
-    ComputeRequest[tuple[TokenLabel, ...]], frozen=True, tag=True, array_like=True
-):
-    """A text, or a part of one, as token ids; the result has one label per token."""
+class Labels(Struct, frozen=True, tag=True, array_like=True):
+    """One label per token."""
+
+    labels: tuple[TokenLabel, ...]
+
+
+class ClassifyRequest(ComputeRequest[Labels], frozen=True, tag=True, array_like=True):
+    """A text, or a part of one, as token ids."""
 
     token_ids: tuple[int, ...]

@@ -1,8 +1,9 @@
 """The parts of a reply: deltas, and one `Finish` at the end."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+from msgspec import Struct
 
 
 class FinishReason(Enum):
@@ -14,22 +15,19 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class ContentDelta:
+class ContentDelta(Struct, frozen=True):
     """Visible text, in whole code points."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(Struct, frozen=True):
     """Reasoning text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
+class ToolCallDelta(Struct, frozen=True):
     """A piece of call number `index`: the first has id and name; arguments are appended.
 
     An id in a later piece replaces the first one: some models write it after the arguments.
@@ -44,8 +42,7 @@ class ToolCallDelta:
 Delta: TypeAlias = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(Struct, frozen=True, kw_only=True):
     """Cumulative counts and times of one request.
 
     Attributes:
@@ -62,8 +59,7 @@ class Usage:
     decode_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class AlternativeLogprob:
+class AlternativeLogprob(Struct, frozen=True):
     """A token that could have been drawn, and its log-probability (natural)."""
 
     token_id: int
@@ -71,8 +67,7 @@ class AlternativeLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True):
     """A generated token, its log-probability (natural) and its most likely alternatives."""
 
     token_id: int
@@ -81,16 +76,14 @@ class TokenLogprob:
     top: tuple[AlternativeLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """The end of a reply; `logprobs` covers every counted token if requested."""
 
     reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Increment:
+class Increment(Struct, frozen=True):
     """The deltas of one or more engine steps.
 
     Only the last increment of a stream has a `finish`.

@@ -1,8 +1,11 @@
 """Calls, requests and results of Embedding."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from backend.core.request import ComputeRequest
 
@@ -38,21 +41,25 @@ class EmbeddingCall:
     token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedding:
+class Embedding(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     """Vectors of float32.
 
     Attributes:
-        values: The vectors, concatenated.
+        data: The vectors, concatenated, in this machine's byte order.
         dim: Length of a vector.
         is_pooled: Whether there is one vector for all tokens rather than one per token.
         prompt_tokens: Number of tokens read.
     """
 
-    values: Sequence[float]
+    data: bytes
     dim: int
     is_pooled: bool
     prompt_tokens: int
+
+    @property
+    def values(self) -> Sequence[float]:
+        """The vectors, concatenated."""
+        return array("f", self.data)
 
 
 class EmbeddingRequest(

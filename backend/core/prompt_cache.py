@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Struct
+
 from backend.core.prompt import Place
 from backend.core.request import ComputeRequest
 
@@ -85,8 +87,7 @@ class ReuseSpan:
     hit_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheListing:
+class PromptCacheListing(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     """The prompt cache at one moment.
 
     Attributes:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Struct
+
 from backend.core.prompt import Prompt
 from backend.core.request import ComputeRequest, Remembered
 
@@ -21,13 +23,13 @@ class ScoreCall:
     stable_prefix_bytes: int = 0
 
 
-class ScoreRequest(
-    ComputeRequest[tuple[tuple[float, ...], ...]],
-    frozen=True,
-    kw_only=True,
-    tag=True,
-    array_like=True,
-):
+class Scores(Struct, frozen=True, tag=True, array_like=True):
+    """The log-probabilities (natural) of each continuation's tokens."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+
+
+class ScoreRequest(ComputeRequest[Scores], frozen=True, kw_only=True, tag=True, array_like=True):
     """A request for the token log-probabilities of every continuation.
 
     Attributes:
@@ -98,7 +100,13 @@ class TokenPair:
     segment_ids: tuple[int, ...] = ()
 
 
-class JudgeRequest(ComputeRequest[tuple[float, ...]], frozen=True, tag=True, array_like=True):
+class Judgement(Struct, frozen=True, tag=True, array_like=True):
+    """A cross-encoder's logit of each pair."""
+
+    logits: tuple[float, ...]
+
+
+class JudgeRequest(ComputeRequest[Judgement], frozen=True, tag=True, array_like=True):
     """A request for a cross-encoder's logit of each pair."""
 
     pairs: tuple[TokenPair, ...]

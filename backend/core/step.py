@@ -1,6 +1,6 @@
-"""Events of one request, sent by the engine in order: plain values."""
+"""What a request does in the engine: events, and all of them since the last look together."""
 
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from msgspec import Struct
 
@@ -51,3 +51,53 @@ class TokenStep(Struct, frozen=True, tag=True, array_like=True):
 
 
 EngineEvent: TypeAlias = PrefillDone | TokenStep
+
+
+class Steps(Struct, array_like=True):
+    """The events of one request since the last look at it, in columns.
+
+    They happened in the order of the attributes. Who holds one may extend it.
+
+    Attributes:
+        prefill: The end of the prefill, if it was among them.
+        token_ids: [N] the tokens.
+        logprobs: [N] of each token, or none if the request has none.
+        finish_reason: Of the last token, if it ends the request.
+        drafted: With the last token: how many tokens were drafted for the request.
+        accepted: With the last token: how many of those it drew itself.
+    """
+
+    prefill: PrefillDone | None = None
+    token_ids: list[int] = []
+    logprobs: list[StepLogprobs] = []
+    finish_reason: FinishReason | None = None
+    drafted: int = 0
+    accepted: int = 0
+
+    @classmethod
+    def of(cls, *events: EngineEvent) -> Self:
+        """Return events together."""
+        steps = cls()
+        for event in events:
+            steps.add(event)
+        return steps
+
+    def add(self, event: EngineEvent) -> None:
+        """Add the next event."""
+        if isinstance(event, PrefillDone):
+            self.prefill = event
+            return
+        self.token_ids.append(event.token_id)
+        if event.logprobs is not None:
+            self.logprobs.append(event.logprobs)
+        if event.finish_reason is not None:
+            self.finish_reason = event.finish_reason
+            self.drafted, self.accepted = event.drafted, event.accepted
+
+    def extend(self, later: "Steps") -> None:
+        """Add the events that followed."""
+        self.prefill = self.prefill or later.prefill
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finish_reason = later.finish_reason
+        self.drafted, self.accepted = later.drafted, later.accepted

@@ -11,15 +11,14 @@ from backend.core.classification import ClassifyRequest
 from backend.core.embedding import EmbeddingRequest
 from backend.core.metric_table import zeros
 from backend.core.model import ModelCard, ModelKind
-from backend.core.scoring import JudgeRequest
+from backend.core.scoring import Judgement, JudgeRequest
 from backend.core.status import EngineState, EngineStatus
 from backend.engine.background.encoder import Encoder
 from backend.engine.background.jobs import PIECE_ALONE_S
 from backend.engine.background.text_queue import QueuedText, TextCall, TextQueue
 from backend.engine.messages.commands import DiskChanged, SessionRequest, Submit
 from backend.engine.messages.failure import Failure
-from backend.engine.messages.protocol import Job, Leave, PrepareMedium, Stop
-from backend.engine.messages.stream import Publication
+from backend.engine.messages.protocol import Job, Leave, PrepareMedium, Stop, Told
 from backend.engine.port import Command, Port
 from backend.engine.rows.pacing import ChunkSizer
 from backend.errors import (
@@ -108,15 +107,15 @@ class EncoderLoop:
         """Queue the texts of a job, and refuse to generate; other commands are ignored."""
         match command:
             case Submit(request):
-                refusal = Publication(request.request_id, Failure.of(self._refusal()))
-                self._port.hand_over([refusal])
+                failure = Failure.of(self._refusal())
+                self._port.hand_over(Told(failures={request.request_id: failure}))
             case Job(number, request):
                 self.begin_job(number, request)
             case Leave(number):
                 for call in [call for call in self._calls if call.number == number]:
                     self._forget(call)
-            case Publication():
-                self._port.hand_over([command])
+            case Told():
+                self._port.hand_over(command)
             case DiskChanged():
                 self._port.send_status(self)
             case Stop():
@@ -130,7 +129,7 @@ class EncoderLoop:
             case ClassifyRequest(), ModelKind.TAGGER:
                 self._add(TextCall(number, (request,), lambda results: results[0]))
             case JudgeRequest(), ModelKind.CROSS_ENCODER:
-                self._add(TextCall(number, request.pairs, tuple))
+                self._add(TextCall(number, request.pairs, lambda logits: Judgement(tuple(logits))))
             case _:
                 self._ended.append((number, self._refusal()))
 

@@ -4,20 +4,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from backend.config import LONG_TURN_S, ModelOptions, SchedulingOptions
 from backend.core.model import ModelCard
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.status import EngineState, EngineStatus
-from backend.core.step import EngineEvent
+from backend.core.step import Steps
 from backend.engine.messages.commands import Expect, SessionRequest
 from backend.engine.messages.protocol import Loaded, PreparedInputs, PrepareMedium
 from backend.engine.supervision.findings_store import FindingsStore
-from backend.engine.supervision.ledger import OpenJob
 from backend.engine.supervision.supervisor import Supervisor
 from backend.engine.supervision.text_part import TextPart, loaded_model, read_text_part
 from backend.errors import (
@@ -98,7 +97,7 @@ class Engine(Generic[HandleT]):
         self._supervisor = Supervisor(
             self._give_up, long_turn_s, environment, memory_ledger, FindingsStore(findings)
         )
-        self._ledger = self._supervisor.ledger
+        self._calls = self._supervisor.calls
         self._fault = ""
         self._must_exit = asyncio.Event()
         self._note_fault: Callable[[], None] = lambda: None
@@ -204,41 +203,36 @@ class Engine(Generic[HandleT]):
             ShuttingDownError: The engine is closing.
         """
         self._refuse_when_closing()
-        return self._ledger.preparation(request_id)
+        return self._calls.preparation(request_id)
 
-    def submit(
-        self, model: HandleT, request: GenerationRequest
-    ) -> AsyncIterator[Sequence[EngineEvent]]:
-        """Queue a request; events published since the last read come together.
+    def submit(self, model: HandleT, request: GenerationRequest) -> AsyncIterator[Steps]:
+        """Queue a request; its steps since the last look come together.
 
         Raises:
             ModelNotLoadedError: Nothing is loaded.
             OverloadedError: The maximum of running and waiting requests is reached.
             RequestCancelledError: Another model has replaced this one.
         """
-        if request.request_id not in self._ledger.preparing:
+        if request.request_id not in self._calls.preparing:
             self._refuse_when_closing()
         limits = self._limits(model)
-        count = len(self._ledger.requests)
+        count = len(self._calls.requests)
         if count >= limits.max_slots + limits.max_waiting:
             raise OverloadedError(
                 f"{count} requests are running or waiting already "
                 f"(max_slots {limits.max_slots}, max_waiting {limits.max_waiting})"
             )
-        if request.request_id in self._ledger.requests:
+        if request.request_id in self._calls.requests:
             raise InvalidRequestError("CorrelationId", "a request with this id is running")
-        entry = self._ledger.enter(request)
-        self._supervisor.submit(entry)
-        return entry.stream
+        return self._calls.submit(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request; harmless if it has ended or was never known."""
-        if (entry := self._ledger.leave(request_id)) is not None:
-            self._supervisor.drop(entry)
+        self._calls.cancel(request_id)
 
     def expect(self, request_id: str, *, is_again: bool = False) -> None:
         """Announce a request that continues an ended one, or sends its prompt again."""
-        self._supervisor.tell(Expect(request_id, is_again))
+        self._calls.tell(Expect(request_id, is_again))
 
     async def compute(self, model: HandleT, request: ComputeRequest[ResultT]) -> ResultT:
         """Return the result of a request; cancelling this drops it.
@@ -251,13 +245,13 @@ class Engine(Generic[HandleT]):
         """
         self._refuse_when_closing()
         limits = self._limits(model)
-        count = self._ledger.background_jobs
+        count = self._calls.background_jobs
         if count > limits.max_waiting:
             raise OverloadedError(
                 f"{count} embeddings and scores are running or waiting already "
                 f"(max_waiting {limits.max_waiting})"
             )
-        result: ResultT = await self._computed(cast("SessionRequest", request))
+        result: ResultT = await self._calls.compute(cast("SessionRequest", request))
         return result
 
     def status(self) -> EngineStatus:
@@ -270,7 +264,7 @@ class Engine(Generic[HandleT]):
 
     async def have_left(self, timeout_s: float) -> None:
         """Wait until no call is open, up to the timeout."""
-        await self._ledger.have_left(timeout_s)
+        await self._calls.have_left(timeout_s)
 
     async def close(self, *, drain_timeout_s: float) -> None:
         """Refuse new work, wait for running requests up to the timeout, then end the process."""
@@ -278,7 +272,7 @@ class Engine(Generic[HandleT]):
         if self._load_task is not None:
             self._load_task.cancel()
             await asyncio.wait([self._load_task])
-        await self._ledger.have_left(drain_timeout_s)
+        await self._calls.have_left(drain_timeout_s)
         reason = ShuttingDownError("the backend is shutting down")
         await self._supervisor.end(reason, drops_spare=True)
 
@@ -286,18 +280,8 @@ class Engine(Generic[HandleT]):
         """Have a medium prepared by the process with the model."""
         if self._model is None or not self._supervisor.is_serving:
             raise ModelNotLoadedError
-        prepared: PreparedInputs = await self._computed(request)
+        prepared: PreparedInputs = await self._calls.compute(request)
         return prepared
-
-    async def _computed(self, request: SessionRequest | PrepareMedium) -> Any:  # noqa: ANN401
-        """Return the result of a job; cancelling this drops it."""
-        job: OpenJob = self._ledger.enter_job(request)
-        try:
-            self._supervisor.compute(job)
-            return await job.reply
-        finally:
-            self._ledger.leave_job(job)
-            self._supervisor.drop(job)
 
     def _limits(self, model: HandleT) -> SchedulingOptions:
         """Return the limits of the loaded model, if the handle is not stale."""

@@ -33,9 +33,8 @@ from backend.engine.messages.commands import (
     SessionRequest,
     Submit,
 )
-from backend.engine.messages.protocol import Job, Leave, PrepareMedium, Stop
+from backend.engine.messages.protocol import Job, Leave, PrepareMedium, Stop, Told
 from backend.engine.messages.publisher import Publisher
-from backend.engine.messages.stream import Publication
 from backend.engine.parts import Resources, make_drafting
 from backend.engine.passes.batch import Batch, RowStep
 from backend.engine.passes.caches import CacheFactory, try_device
@@ -172,7 +171,7 @@ class EngineLoop:
             case _:
                 self._note(command)
 
-    def _note(self, news: Fetched | DiskChanged | Resize | Publication) -> None:
+    def _note(self, news: Fetched | DiskChanged | Resize | Told) -> None:
         """Handle what another thread of this process has to say."""
         match news:
             case Fetched():
@@ -185,8 +184,8 @@ class EngineLoop:
                 if self.is_idle:
                     # Memory freed by the prompt cache is for other backends.
                     mx.clear_cache()
-            case Publication():
-                self._port.hand_over([news])
+            case Told():
+                self._port.hand_over(news)
             case _:
                 assert_never(news)
 
@@ -396,12 +395,12 @@ class EngineLoop:
             if row.has_left:
                 self._forget(row)
 
-    def _hand_over(self, publications: Sequence[Publication]) -> None:
+    def _hand_over(self, told: Told) -> None:
         """Send events, after a status that includes the ends of requests."""
         if self._has_ends:
             self._has_ends = False
             self._port.send_status(self)
-        self._port.hand_over(publications)
+        self._port.hand_over(told)
 
     def _answer_ended(self) -> None:
         """Send the results of jobs, after a status that knows which have ended."""

@@ -19,14 +19,13 @@ from backend.engine.messages.commands import (
     Resize,
     Submit,
 )
-from backend.engine.messages.protocol import Job, Leave, Stop
-from backend.engine.messages.stream import Publication
+from backend.engine.messages.protocol import Job, Leave, Stop, Told
 from backend.engine.rows.pacing import PrefillPace
 
 Command: TypeAlias = (
-    Submit | Cancel | Expect | Job | Leave | Stop | Fetched | DiskChanged | Resize | Publication
+    Submit | Cancel | Expect | Job | Leave | Stop | Fetched | DiskChanged | Resize | Told
 )
-"""Obeyed by a loop in order of arrival. A publication is passed on to the server."""
+"""Obeyed by a loop in order of arrival. Events of requests are passed on to the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Port(Protocol):
             has_job: Whether it is a piece of a background computation.
         """
 
-    def hand_over(self, publications: Sequence[Publication], /) -> None:
+    def hand_over(self, told: Told, /) -> None:
         """Send events of requests, in order."""
 
     def answer(self, results: Sequence[tuple[int, object]], /) -> None:
@@ -119,7 +118,7 @@ class SilentPort:
     def note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
         """Tell nobody."""
 
-    def hand_over(self, publications: Sequence[Publication], /) -> None:
+    def hand_over(self, told: Told, /) -> None:
         """Send nothing."""
 
     def answer(self, results: Sequence[tuple[int, object]], /) -> None:

@@ -20,7 +20,7 @@ from backend.core.delta import (
     Usage,
 )
 from backend.core.prompt import JsonValue
-from backend.core.step import TokenStep
+from backend.core.step import Steps
 from backend.formats.format import ReasoningFormat, ToolFormat
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.collect import Collector, Completion
@@ -97,7 +97,8 @@ def _played(
     cursor: ReplyCursor, chunks: int, stop: FinishReason
 ) -> Iterator[tuple[tuple[Delta, ...], Finish | None]]:
     for token_id in range(chunks + 1):
-        yield cursor.feed([TokenStep(token_id, stop if token_id == chunks else None)])
+        is_last = token_id == chunks
+        yield cursor.feed(Steps(token_ids=[token_id], finish_reason=stop if is_last else None))
 
 
 def fold(outputs: Iterable[tuple[tuple[Delta, ...], Finish | None]]) -> Completion:

@@ -1,9 +1,11 @@
 """One reply: consumes engine steps, emits deltas and exactly one finish."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from backend.core.delta import (
     AlternativeLogprob,
@@ -15,7 +17,7 @@ from backend.core.delta import (
     TokenLogprob,
     ToolCallDelta,
 )
-from backend.core.step import StepLogprobs, TokenStep
+from backend.core.step import StepLogprobs, Steps
 from backend.output.detokenizer import Detokenizer
 from backend.output.format import OutputFormat
 from backend.output.readers.values.schema import JsonSchema
@@ -73,7 +75,8 @@ class ReplyCursor:
         self._detokenizer = detokenizer
         self._token_bytes = token_bytes
         self._router = _router(spec)
-        self._stop = StopMatcher(spec.stop_strings)
+        self._stop = StopMatcher(spec.stop_strings) if spec.stop_strings else None
+        self._passes_content = not spec.stop_strings and spec.max_calls is None
         self._deltas: list[Delta] = []
         self._logprobs: list[TokenLogprob] = []
         self._last_call = -1
@@ -91,46 +94,55 @@ class ReplyCursor:
         """Repairs made to calls, by call index."""
         return self._router.repairs
 
-    def feed(self, steps: Sequence[TokenStep]) -> tuple[tuple[Delta, ...], Finish | None]:
+    def feed(self, steps: Steps) -> tuple[tuple[Delta, ...], Finish | None]:
         """Return the deltas of the steps, and the finish if the reply ends in them.
 
         Steps after the end are ignored.
         """
-        finish = None
-        for step in steps:
-            if not self._is_finished:
-                finish = self._take(step)
+        if self._is_finished:
+            return (), None
+        self._take(steps)
+        reason = FinishReason.STOP if self._has_stopped else steps.finish_reason
+        finish = None if reason is None else self._finish(reason)
         deltas, self._deltas = self._deltas, []
-        return _joined(deltas), finish
+        return tuple(deltas) if len(deltas) < 2 else _joined(deltas), finish
 
-    def _take(self, step: TokenStep) -> Finish | None:
-        reason = step.finish_reason
-        if reason is not FinishReason.STOP:
-            self._send(self._router.feed(self._detokenizer.feed(step.token_id)))
-            if not self._has_stopped:
-                self._count(step)
-        if reason is not None and not self._has_stopped:
+    def _take(self, steps: Steps) -> None:
+        reason, token_ids = steps.finish_reason, steps.token_ids
+        for position, token_id in enumerate(token_ids):
+            if reason is FinishReason.STOP and position == len(token_ids) - 1:
+                break
+            match self._router.feed(self._detokenizer.feed(token_id)):
+                case [ContentDelta() as content] if self._passes_content:
+                    self._deltas.append(content)
+                case deltas:
+                    self._send(deltas)
+            if self._has_stopped:
+                return
+            self.completion_tokens += 1
+            if self._spec.wants_logprobs and position < len(steps.logprobs):
+                self._logprobs.append(self._token_logprob(token_id, steps.logprobs[position]))
+        if reason is not None:
             self._flush(truncated=reason is not FinishReason.STOP)
-        if self._has_stopped:
-            reason = FinishReason.STOP
-        return self._finish(reason) if reason else None
 
     def _send(self, deltas: Iterable[Delta]) -> None:
         """Pass deltas on, up to a stop string, which never spans channels."""
+        limits_calls = self._spec.max_calls is not None
         for delta in deltas:
-            self._has_stopped = self._has_stopped or self._exceeds_calls(delta)
+            if limits_calls and self._exceeds_calls(delta):
+                self._has_stopped = True
             if self._has_stopped:
                 return
             if isinstance(delta, ContentDelta):
-                text, self._has_stopped = self._stop.feed(delta.text)
-                self._send_content(text)
+                self._send_content(delta)
                 continue
-            self._send_content(self._stop.finish())
+            self._release()
             if delta != ToolCallDelta(self._last_call):
                 self._deltas.append(delta)
             if isinstance(delta, ToolCallDelta):
                 self._last_call = delta.index
-        self._has_stopped = self._has_stopped or self._has_all_calls
+        if limits_calls and self._has_all_calls:
+            self._has_stopped = True
 
     @property
     def _has_all_calls(self) -> bool:
@@ -145,8 +157,18 @@ class ReplyCursor:
         is_of_last = isinstance(delta, ToolCallDelta) and delta.index == self._last_call
         return self._has_all_calls and not is_of_last
 
-    def _send_content(self, text: str) -> None:
+    def _send_content(self, delta: ContentDelta) -> None:
+        """Pass content on, up to a stop string."""
+        if self._stop is None:
+            self._deltas.append(delta)
+            return
+        text, self._has_stopped = self._stop.feed(delta.text)
         if text:
+            self._deltas.append(ContentDelta(text))
+
+    def _release(self) -> None:
+        """Pass on the content that might have become a stop string."""
+        if self._stop is not None and (text := self._stop.finish()):
             self._deltas.append(ContentDelta(text))
 
     def _flush(self, *, truncated: bool) -> None:
@@ -154,7 +176,7 @@ class ReplyCursor:
         self._send(self._router.feed(self._detokenizer.finish()))
         self._send(self._router.finish(truncated=truncated))
         if not self._has_stopped:
-            self._send_content(self._stop.finish())
+            self._release()
 
     def _finish(self, reason: FinishReason) -> Finish:
         self._is_finished = True
@@ -168,11 +190,6 @@ class ReplyCursor:
         """Whether there are calls, all complete: no call may run without the others."""
         sent = set(range(self._last_call + 1))
         return bool(sent) and sent <= self._router.completed_calls
-
-    def _count(self, step: TokenStep) -> None:
-        self.completion_tokens += 1
-        if self._spec.wants_logprobs and step.logprobs is not None:
-            self._logprobs.append(self._token_logprob(step.token_id, step.logprobs))
 
     def _token_logprob(self, token_id: int, logprobs: StepLogprobs) -> TokenLogprob:
         top = tuple(

@@ -75,8 +75,8 @@ async def _labels(
         raise ContextLengthError("text", problem)
     for start in range(0, len(tokens), room):
         part = [token.token_id for token in tokens[start : start + room]]
-        labels = await engine.compute(model, ClassifyRequest((*before, *part, *after)))
-        for label in labels[len(before) : len(before) + len(part)]:
+        found = await engine.compute(model, ClassifyRequest((*before, *part, *after)))
+        for label in found.labels[len(before) : len(before) + len(part)]:
             yield label
 
 

@@ -1,11 +1,11 @@
 """The engine interfaces that pipelines use. Both refuse work for a replaced model."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
-from backend.core.step import EngineEvent
+from backend.core.step import Steps
 from backend.pipeline.served_model import ServedModel
 
 
@@ -15,10 +15,8 @@ class GenerationEngine(Protocol):
     def preparation(self, request_id: str) -> AbstractContextManager[None]:
         """Announce a request: a closing engine waits for it."""
 
-    def submit(
-        self, model: ServedModel, request: GenerationRequest
-    ) -> AsyncIterator[Sequence[EngineEvent]]:
-        """Queue a request; yields the events published since the last read together."""
+    def submit(self, model: ServedModel, request: GenerationRequest) -> AsyncIterator[Steps]:
+        """Queue a request; yields all its steps since the last look together."""
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request; does nothing if it has ended or is unknown."""

@@ -9,7 +9,6 @@ from backend.core.guide import Guide
 from backend.core.model import ModelKind
 from backend.core.prompt import Prompt, ToolSchemas
 from backend.core.request import GenerationCall, GenerationRequest
-from backend.core.step import TokenStep
 from backend.errors import BackendError
 from backend.formats.format import NO_REASONING, NO_TOOLS
 from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -62,10 +61,9 @@ async def generate(
             raise
     has_left = True
     try:
-        async for events in stream:
-            steps = [event for event in events if isinstance(event, TokenStep)]
+        async for steps in stream:
             deltas, finish = cursor.feed(steps)
-            usage = request_log.note(events, cursor.completion_tokens, finish)
+            usage = request_log.note(steps, cursor.completion_tokens, finish)
             has_left = finish is None
             yield Increment(deltas, usage, finish)
             if finish is not None:

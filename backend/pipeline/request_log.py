@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import assert_never
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from backend.core.delta import Finish, FinishReason, Usage
 from backend.core.prompt_cache import HitKind
-from backend.core.step import EngineEvent, PrefillDone, TokenStep
+from backend.core.step import PrefillDone, Steps
 
 FAILED = "error"
 
@@ -30,21 +30,23 @@ class RequestLog:
     _accepted: int = field(default=0, init=False)
     _outcome: str = field(default=FinishReason.CANCELLED.value, init=False)
 
-    def note(
-        self, events: Iterable[EngineEvent], completion_tokens: int, finish: Finish | None
-    ) -> Usage:
-        """Record newly arrived events; return the counts and times so far.
+    def note(self, steps: Steps, completion_tokens: int, finish: Finish | None) -> Usage:
+        """Record newly arrived steps; return the counts and times so far.
 
         Args:
-            events: Events since the last call.
+            steps: Those since the last call.
             completion_tokens: Tokens generated so far.
             finish: The end of the reply, if reached.
         """
         now = time.monotonic()
-        for event in events:
-            self._note_times(event, now)
+        if steps.prefill is not None:
+            self._note_prefill(steps.prefill, now)
+        if not self._first_token_ms and steps.token_ids:
+            self._first_token_ms = (now - self._submitted_at) * 1000.0
         decode_ms = (now - self._decoding_since) * 1000.0 if self._decoding_since else 0.0
         self._usage = replace(self._usage, completion_tokens=completion_tokens, decode_ms=decode_ms)
+        if steps.finish_reason is not None:
+            self._drafted, self._accepted = steps.drafted, steps.accepted
         if finish is not None:
             self._outcome = finish.reason.value
         return self._usage
@@ -73,17 +75,10 @@ class RequestLog:
             self._outcome,
         )
 
-    def _note_times(self, event: EngineEvent, now: float) -> None:
-        match event:
-            case PrefillDone():
-                # Events arrive in groups: its tokens may have come with it.
-                self._decoding_since = now if event.ended_at is None else event.ended_at
-                self._hit_kind, self._parted_at = event.hit_kind, event.parted_at
-                self._usage = replace(
-                    self._usage, cached_tokens=event.cached_tokens, prefill_ms=event.prefill_ms
-                )
-            case TokenStep():
-                self._first_token_ms = self._first_token_ms or (now - self._submitted_at) * 1000.0
-                self._drafted, self._accepted = event.drafted, event.accepted
-            case _:
-                assert_never(event)
+    def _note_prefill(self, done: PrefillDone, now: float) -> None:
+        # Events arrive in groups: its tokens may have come with it.
+        self._decoding_since = now if done.ended_at is None else done.ended_at
+        self._hit_kind, self._parted_at = done.hit_kind, done.parted_at
+        self._usage = replace(
+            self._usage, cached_tokens=done.cached_tokens, prefill_ms=done.prefill_ms
+        )

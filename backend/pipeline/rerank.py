@@ -103,8 +103,9 @@ async def rerank(call: RerankCall, model: ServedModel, engine: ComputeEngine) ->
 async def _judge(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> _Verdict:
     """Score all documents with a cross-encoder."""
     pairs = await worker_pool.run(lambda: _pairs(call, model), size_bytes=_size_bytes(call))
-    logits = await engine.compute(model, JudgeRequest(pairs))
-    return _Verdict(list(map(_sigmoid, logits)), sum(len(pair.token_ids) for pair in pairs))
+    judgement = await engine.compute(model, JudgeRequest(pairs))
+    relevances = list(map(_sigmoid, judgement.logits))
+    return _Verdict(relevances, sum(len(pair.token_ids) for pair in pairs))
 
 
 def _pairs(call: RerankCall, model: ServedModel) -> tuple[TokenPair, ...]:
@@ -143,7 +144,7 @@ async def _ask(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> _
     relevances = []
     for prompt in prompts:
         request = _request(prompt, answers, Remembered.NOTHING, scope)
-        (yes,), (no,) = await engine.compute(model, request)
+        (yes,), (no,) = (await engine.compute(model, request)).logprobs
         relevances.append(_sigmoid(yes - no))
     return _Verdict(relevances, sum(map(len, prompts)))
 

@@ -50,13 +50,13 @@ async def score(
         "score id=%s prompt_tokens=%d candidates=%d ms=%.0f",
         plan.request.request_id,
         len(plan.request.prompt.token_ids),
-        len(scored),
+        len(scored.logprobs),
         (time.monotonic() - started) * 1000.0,
     )
     return tuple(
         _candidate(token_ids[start:], logprobs[start:], model)
         for token_ids, logprobs, start in zip(
-            plan.request.continuations, scored, plan.starts, strict=True
+            plan.request.continuations, scored.logprobs, plan.starts, strict=True
         )
     )
 

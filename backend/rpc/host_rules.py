@@ -88,6 +88,9 @@ class AnswerlessReply:
     The host generates such a reply up to five more times, unless it used up the request's limit.
     Its test trims `message` but not the deltas, so white space passes it and clients show
     nothing.
+
+    Attributes:
+        has_answer: Whether there is content or a call; then no more needs to be settled.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -98,14 +101,14 @@ class AnswerlessReply:
         """
         self._max_tokens = max_tokens
         self._has_thought = False
-        self._has_answer = False
+        self.has_answer = False
 
     def settle(self, reply: pb.Reply, *, is_last: bool) -> pb.Reply:
         """Record a reply of the stream, and return it: the last one with content if needed."""
         for delta in reply.chat_deltas:
             self._has_thought = self._has_thought or bool(delta.reasoning_content)
-            self._has_answer = self._has_answer or bool(delta.content or delta.tool_calls)
-        is_retried = self._has_thought and not self._has_answer
+            self.has_answer = self.has_answer or bool(delta.content or delta.tool_calls)
+        is_retried = self._has_thought and not self.has_answer
         if is_last and is_retried and not 0 < self._max_tokens <= reply.tokens:
             reply.chat_deltas.append(pb.ChatDelta(content="\n"))
             reply.message = b"\n"

@@ -5,6 +5,7 @@ and times are cumulative and in every reply, because the host keeps the last one
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import assert_never
 
 from backend.core.delta import (
@@ -23,7 +24,7 @@ from backend.pb import backend_pb2 as pb
 
 def increment_reply(increment: Increment) -> pb.Reply:
     """Return the reply for one increment; its deltas are empty when it carries no text."""
-    deltas = [_chat_delta(delta) for delta in increment.deltas]
+    deltas = list(map(_chat_delta, increment.deltas))
     return _reply(deltas, increment.usage, increment.finish)
 
 
@@ -35,17 +36,17 @@ def completion_reply(completion: Completion) -> pb.Reply:
         )
         for call in completion.tool_calls
     ]
-    deltas = [
+    deltas = (
         pb.ChatDelta(reasoning_content=completion.reasoning),
         pb.ChatDelta(content=completion.content),
         pb.ChatDelta(tool_calls=calls),
-    ]
+    )
     return _reply(deltas, completion.usage, completion.finish)
 
 
 def _reply(deltas: Sequence[pb.ChatDelta], usage: Usage, finish: Finish | None) -> pb.Reply:
     return pb.Reply(
-        message="".join(delta.content for delta in deltas).encode(),
+        message="".join(map(_content, deltas)).encode(),
         chat_deltas=[delta for delta in deltas if delta.ByteSize()],
         tokens=usage.completion_tokens,
         prompt_tokens=usage.prompt_tokens,
@@ -53,6 +54,9 @@ def _reply(deltas: Sequence[pb.ChatDelta], usage: Usage, finish: Finish | None) 
         timing_token_generation=usage.decode_ms,
         logprobs=to_json(finish.logprobs) if finish and finish.logprobs else b"",
     )
+
+
+_content = attrgetter("content")
 
 
 def _chat_delta(delta: Delta) -> pb.ChatDelta:

@@ -137,7 +137,9 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         async with aclosing(await self._increments(request)) as increments:
             async for increment in increments:
                 is_last = increment.finish is not None
-                reply = answerless.settle(increment_reply(increment), is_last=is_last)
+                reply = increment_reply(increment)
+                if not answerless.has_answer:
+                    answerless.settle(reply, is_last=is_last)
                 if reply.chat_deltas or is_last:
                     await context.write(reply)
 

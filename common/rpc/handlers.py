@@ -1,7 +1,8 @@
 """Wraps the handlers of a grpc.aio service from an interceptor."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -30,20 +31,38 @@ def surround(
         return handler
     behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
-    async def surrounded(request: object, context: Context) -> object:
-        enter_call(context.peer())
-        try:
-            async with around(request, context):
-                return await behaviour(request, context)
-        finally:
-            # An error raised here may live long, and keeps this frame alive.
-            del request
-
+    if isinstance(behaviour, partial) and behaviour.func is _surrounded:
+        # One frame for all interceptors: it is resumed for each message of a stream.
+        inner, behaviour = behaviour.args
+        around = partial(_within, around, inner)
     make_handler = (
         grpc.unary_stream_rpc_method_handler
         if handler.response_streaming
         else grpc.unary_unary_rpc_method_handler
     )
     return make_handler(
-        surrounded, deserialize or handler.request_deserializer, handler.response_serializer
+        partial(_surrounded, around, behaviour),
+        deserialize or handler.request_deserializer,
+        handler.response_serializer,
     )
+
+
+async def _surrounded(around: Around, behaviour: Any, request: object, context: Context) -> object:  # noqa: ANN401 (of any method)
+    enter_call(context.peer())
+    try:
+        async with around(request, context):
+            return await behaviour(request, context)
+    finally:
+        # An error raised here may live long, and keeps this frame alive.
+        del request
+
+
+@asynccontextmanager
+async def _within(
+    outer: Around, inner: Around, request: object, context: Context
+) -> AsyncIterator[None]:
+    try:
+        async with outer(request, context), inner(request, context):
+            yield
+    finally:
+        del request

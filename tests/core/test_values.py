@@ -6,7 +6,6 @@ import pytest
 
 import backend.core
 import backend.engine.messages.commands
-import backend.engine.messages.stream
 
 MODULES = [
     *(
@@ -14,7 +13,6 @@ MODULES = [
         for m in pkgutil.iter_modules(backend.core.__path__)
     ),
     backend.engine.messages.commands,
-    backend.engine.messages.stream,
 ]
 VALUES = [
     value

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.config import ModelOptions, TuningOptions
+from backend.core.classification import Labels, TokenLabel
 from backend.core.delta import FinishReason
-from backend.core.embedding import EmbeddingRequest, Pooling
+from backend.core.embedding import Embedding, EmbeddingRequest, Pooling
 from backend.core.guide import (
     GrammarParts,
     Guide,
@@ -25,10 +26,11 @@ from backend.core.guide import (
 )
 from backend.core.metric_table import zeros
 from backend.core.prompt import Prompt
-from backend.core.prompt_cache import HitKind
+from backend.core.prompt_cache import HitKind, PromptCacheListing
 from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.scoring import Judgement, Scores
 from backend.core.status import EngineStatus
-from backend.core.step import PrefillDone, StepLogprobs, TokenStep
+from backend.core.step import PrefillDone, StepLogprobs, Steps, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.distributed.messages import Turn, make_codec
 from backend.engine.grammars.workshop import GrammarWorkshop
@@ -56,8 +58,6 @@ from backend.engine.messages.protocol import (
     Stop,
     Told,
 )
-from backend.engine.messages.results import Scores
-from backend.engine.messages.stream import Publication
 from backend.engine.port import Pace
 from backend.engine.rows.pacing import PrefillPacer
 from backend.errors import GrammarError, GroupLostError
@@ -102,9 +102,18 @@ def test_orders_come_out_as_they_went_in(message):
 @pytest.mark.parametrize(
     "message",
     [
-        Told([Publication("a", STEP), Publication("b", PrefillDone(3, 1.5, HitKind.LONGER))]),
+        Told({"a": Steps.of(STEP), "b": Steps(PrefillDone(3, 1.5, HitKind.LONGER))}),
+        Told(failures={"a": Failure.of(GrammarError("bad"))}),
         Snapshot(STATUS),
         Answered(4, Scores(((-0.5, -1.0), (float("-inf"),)))),
+        Answered(5, Judgement((0.5, -2.0))),
+        Answered(6, Judgement(())),
+        Answered(7, Labels((TokenLabel(2, 0.5),))),
+        Answered(
+            8,
+            Embedding(data=b"12345678", dim=2, is_pooled=True, prompt_tokens=3),
+        ),
+        Answered(9, PromptCacheListing(recomputed_tokens=3)),
         Passing(["a", "b"], has_job=True),
     ],
 )
@@ -156,12 +165,12 @@ def test_arrays_follow_a_message_as_raw_buffers(kinds):
     codec, reader = Codec(News), FrameReader()
     frame = codec.encode(Answered(1, prepared))
     assert len(frame.buffers) == len(arrays)
-    reader.feed(b"".join(frame.parts()))
-    back = codec.decode(reader.take()).result.inputs
+    (received,) = reader.feed(b"".join(frame.parts()))
+    back = codec.decode(received).result.inputs
     assert back.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert back[name].dtype == array.dtype
-        np.testing.assert_array_equal(back[name], array)
+    for name, sent in arrays.items():
+        assert back[name].dtype == sent.dtype
+        np.testing.assert_array_equal(back[name], sent)
 
 
 @pytest.mark.parametrize("error", [GroupLostError("rank 1"), GrammarError("bad")])
@@ -198,7 +207,7 @@ def test_an_array_that_does_not_follow_is_none():
 
 def test_what_is_no_message_cannot_be_sent():
     with pytest.raises(WireError, match="object"):
-        Codec(News).encode(Told((object(),)))
+        Codec(News).encode(Told({"a": object()}))
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_score_that_breaks_the_model_leaves_the_streams_alone(networks):
     good = driver.begin(scoring([1, 2], (3,)))
     drive(driver)
     assert driver.outcome(request).token_ids == alone.token_ids
-    assert driver.result(good)[0][0] < 0.0
+    assert driver.result(good).logprobs[0][0] < 0.0
     with pytest.raises(GenerationFailedError, match="bad token"):
         driver.result(bad)
 
@@ -259,7 +259,7 @@ def test_a_cancelled_score_lets_go_of_the_prompt_cache(networks):
     again = driver.begin(scoring(prompt_of(200), (1, 2, 3)))
     drive(driver)
     assert list(driver.desk.results) == [again]
-    assert len(driver.result(again)[0]) == 3
+    assert len(driver.result(again).logprobs[0]) == 3
 
 
 FAMILIES = [

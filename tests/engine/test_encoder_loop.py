@@ -115,22 +115,22 @@ def test_a_call_of_many_texts_does_not_hold_up_the_others():
     short = driver.judge((30,), (31,))
     driver.turn()
     driver.turn()
-    assert driver.result(short) == (30.0, 31.0)
+    assert driver.result(short).logits == (30.0, 31.0)
     assert driver.loop.status().state is EngineState.BUSY
     driver.finish()
-    assert driver.result(long) == tuple(map(float, range(1, 20)))
+    assert driver.result(long).logits == tuple(map(float, range(1, 20)))
 
 
 def test_a_text_that_breaks_the_model_fails_its_own_call_only():
     driver = Driver(ModelKind.CROSS_ENCODER)
     good, bad = driver.judge((1,), (2,)), driver.judge((3,), (BAD,), (4,))
     driver.finish()
-    assert driver.result(good) == (1.0, 2.0)
+    assert driver.result(good).logits == (1.0, 2.0)
     with pytest.raises(GenerationFailedError, match="bad token"):
         driver.result(bad)
     after = driver.judge((5,))
     driver.finish()
-    assert driver.result(after) == (5.0,)
+    assert driver.result(after).logits == (5.0,)
 
 
 def test_a_caller_that_leaves_is_not_computed():
@@ -147,7 +147,7 @@ def test_what_an_encoder_cannot_do_is_refused_here_too():
     driver.desk.commands.append(Submit(make_request("a", [1, 2])))
     driver.turn()
     (refusal,) = driver.desk.published
-    assert isinstance(refusal.event.error(), UnsupportedError)
+    assert isinstance(refusal.failures["a"].error(), UnsupportedError)
     score = driver.begin(ScoreRequest(request_id="s", prompt=Prompt((1,)), continuations=()))
     judgement = driver.judge((1,))
     driver.finish()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_driver import VOCAB, make_request, prompt_of
+from engine_events import events_of
 from groups import workers
 from serving import until
 
@@ -48,7 +49,9 @@ async def engine():
 
 
 async def collect(engine, request):
-    return [event async for events in engine.submit(engine.model, request) for event in events]
+    return [
+        event async for steps in engine.submit(engine.model, request) for event in events_of(steps)
+    ]
 
 
 async def test_a_request_is_prefilled_and_decoded(engine, tiny_models):
@@ -268,7 +271,7 @@ async def test_closing_lets_running_requests_finish(engine, tiny_models):
     await asyncio.sleep(0)
     with pytest.raises(ShuttingDownError):
         engine.submit(engine.model, make_request("b", [1]))
-    events = [event async for events in stream for event in events]
+    events = [event async for steps in stream for event in events_of(steps)]
     engine.cancel("a")
     await closing
     assert events[-1].finish_reason is FinishReason.LENGTH
@@ -282,7 +285,7 @@ async def test_closing_waits_for_a_request_that_is_being_prepared(engine, tiny_m
         with pytest.raises(ShuttingDownError):
             engine.preparation("b")
         stream = engine.submit(engine.model, make_request("a", prompt_of(5), max_tokens=3))
-    events = [event async for events in stream for event in events]
+    events = [event async for steps in stream for event in events_of(steps)]
     engine.cancel("a")
     await closing
     assert events[-1].finish_reason is FinishReason.LENGTH

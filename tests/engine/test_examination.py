@@ -9,7 +9,6 @@ import pytest
 from engine_driver import Desk, make_request, prompt_of
 
 from backend.config import ModelOptions, TuningOptions
-from backend.core.step import TokenStep
 from backend.engine import assembly
 from backend.engine.assembly import assemble_any_loop, load_whole
 from backend.engine.examination import DELAY_S
@@ -91,8 +90,9 @@ class Bench:
             self.turn()
 
     def tokens(self, request: Any) -> list[int]:
-        mine = (each.event for each in self.desk.published if each.request_id == request.request_id)
-        return [event.token_id for event in mine if isinstance(event, TokenStep)]
+        name = request.request_id
+        mine = (told.steps[name] for told in self.desk.published if name in told.steps)
+        return [token_id for steps in mine for token_id in steps.token_ids]
 
 
 UNDRAFTED = {"may_speculate": False}

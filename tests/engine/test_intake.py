@@ -16,8 +16,7 @@ from backend.engine.leading.intake import Intake
 from backend.engine.messages.channel import Channel
 from backend.engine.messages.codec import Codec
 from backend.engine.messages.commands import Submit
-from backend.engine.messages.protocol import Job, News, Order, PrepareMedium
-from backend.engine.messages.stream import Publication
+from backend.engine.messages.protocol import Job, News, Order, PrepareMedium, Told
 from backend.errors import GenerationFailedError, InvalidRequestError
 
 pytestmark = pytest.mark.mlx
@@ -74,10 +73,9 @@ def test_a_grammar_that_fails_in_an_unforeseen_way_fails_its_own_request(lines):
     guide = Guide(rule=ReplyRule(text='root ::= "a"'))
     for name in ("a", "b"):
         line.server.send(Submit(make_request(name, [1], guide=guide)))
-        publication = line.commands.get(timeout=30)
-        assert isinstance(publication, Publication)
-        assert publication.request_id == name
-        error = publication.event.error()
+        told = line.commands.get(timeout=30)
+        assert isinstance(told, Told)
+        error = told.failures[name].error()
         assert isinstance(error, GenerationFailedError)
         assert "grammar could not be compiled" in str(error)
     assert line.failures.empty()

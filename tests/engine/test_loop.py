@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from engine_driver import VOCAB, Driver, make_request, prompt_of
+from engine_events import events_in
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -276,7 +277,7 @@ def test_prefill_done_is_published_once_before_the_first_token(networks):
     driver.loop.submit(make_request("a", prompt_of(40), max_tokens=3))
     while not driver.loop.is_idle:
         driver.loop.turn()
-    events = [publication.event for publication in driver.desk.published]
+    events = [event for told in driver.desk.published for _, event in events_in(told)]
     assert [isinstance(e, PrefillDone) for e in events] == [True, False, False, False]
     assert events[0].prefill_ms > 0
 
@@ -357,7 +358,7 @@ def test_a_prompt_whose_path_cannot_be_held_tells_no_wrong_time(networks, monkey
     driver.loop.submit(make_request("a", prompt_of(20)))
     while not driver.desk.published:
         driver.loop.turn()
-    [done] = [p.event for p in driver.desk.published if isinstance(p.event, PrefillDone)]
+    [done] = filter(None, (told.steps["a"].prefill for told in driver.desk.published))
     assert done.prefill_ms < 1000.0 * (time.monotonic() - started)
 
 

@@ -1,17 +1,16 @@
 import time
-from collections.abc import Sequence
 
 from backend.core.step import TokenStep
+from backend.engine.messages.protocol import Told
 from backend.engine.messages.publisher import Publisher
-from backend.engine.messages.stream import Publication
 from backend.errors import GenerationFailedError
 
 
-def make_publisher(max_replies_per_s: int = 1) -> tuple[Publisher, list[list[int]]]:
-    handed: list[list[int]] = []
+def make_publisher(max_replies_per_s: int = 1) -> tuple[Publisher, list[dict[str, list[int]]]]:
+    handed: list[dict[str, list[int]]] = []
 
-    def hand_over(publications: Sequence[Publication]) -> None:
-        handed.append([publication.event.token_id for publication in publications])
+    def hand_over(told: Told) -> None:
+        handed.append({name: steps.token_ids for name, steps in told.steps.items()})
 
     publisher = Publisher(hand_over, max_replies_per_s)
     publisher.put("warm", TokenStep(0))
@@ -31,7 +30,7 @@ def test_tokens_in_quick_succession_are_handed_over_together(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.011)
     publisher.put("a", TokenStep(3))
     publisher.settle(2)
-    assert handed == [[1, 2, 3]]
+    assert handed == [{"a": [1, 2, 3]}]
 
 
 def test_what_is_urgent_goes_at_once_and_in_order():
@@ -43,7 +42,7 @@ def test_what_is_urgent_goes_at_once_and_in_order():
     assert handed == []
     publisher.is_urgent and publisher.flush()
     publisher.is_urgent and publisher.flush()
-    assert handed == [[1, 2, 3]]
+    assert handed == [{"a": [1, 3], "b": [2]}]
 
 
 def test_nothing_is_handed_over_twice_or_empty():
@@ -51,7 +50,7 @@ def test_nothing_is_handed_over_twice_or_empty():
     publisher.put("a", TokenStep(1), is_urgent=True)
     publisher.is_urgent and publisher.flush()
     publisher.flush()
-    assert handed == [[1]]
+    assert handed == [{"a": [1]}]
 
 
 def test_without_a_bound_each_token_goes_by_itself():
@@ -59,12 +58,12 @@ def test_without_a_bound_each_token_goes_by_itself():
     for token in (1, 2):
         publisher.put("a", TokenStep(token))
         publisher.settle(2)
-    assert handed == [[1], [2]]
+    assert handed == [{"a": [1]}, {"a": [2]}]
 
 
 def test_errors_travel_like_events():
-    handed: list[object] = []
-    publisher = Publisher(handed.extend, 1)
+    handed: list[Told] = []
+    publisher = Publisher(handed.append, 1)
     publisher.put("a", GenerationFailedError("broken"), is_urgent=True)
     publisher.is_urgent and publisher.flush()
-    assert isinstance(handed[0].event.error(), GenerationFailedError)
+    assert isinstance(handed[0].failures["a"].error(), GenerationFailedError)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from engine_driver import make_request, prompt_of
+from engine_events import events_of
 from groups import GRAMMAR, workers
 from serving import until
 
@@ -58,7 +59,7 @@ async def take(engine, request, outcome=None):
     outcome = outcome or Outcome()
     try:
         async for events in engine.submit(engine.model, request):
-            for event in events:
+            for event in events_of(events):
                 match event:
                     case PrefillDone():
                         outcome.prefills += 1
@@ -180,7 +181,8 @@ async def test_a_request_that_ends_the_process_each_time_fails_and_its_neighbour
         await take(engine, poison)
     await asyncio.gather(*streams)
     assert [outcome.tokens for outcome in outcomes] == [outcome.tokens for outcome in alone]
-    assert engine.status().metrics["restarts"] == 2
+    # On a slow machine the neighbours have ended before the second restart.
+    await until(lambda: engine.status().metrics["restarts"] == 2)
 
 
 async def test_what_comes_while_a_process_is_replaced_waits_for_the_next(engine, tiny_models):

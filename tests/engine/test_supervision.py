@@ -20,10 +20,9 @@ from backend.core.prompt import MediaSpan
 from backend.core.status import (
     EngineState,
 )
-from backend.core.step import TokenStep
 from backend.engine.engine import Engine
 from backend.engine.messages.codec import MAX_FRAME_BYTES
-from backend.engine.supervision.ledger import Ledger
+from backend.engine.supervision.open_calls import OpenCalls
 from backend.engine.supervision.process import EngineProcess
 from backend.errors import (
     EngineFailedError,
@@ -43,8 +42,8 @@ def options(directory, **tuning):
 
 async def take(engine, request, tokens):
     try:
-        async for events in engine.submit(engine.model, request):
-            tokens += [event.token_id for event in events if isinstance(event, TokenStep)]
+        async for steps in engine.submit(engine.model, request):
+            tokens += steps.token_ids
     finally:
         engine.cancel(request.request_id)
 
@@ -186,23 +185,23 @@ async def test_a_load_that_ends_in_the_moment_of_its_cancellation_leaves_no_proc
 def test_another_thread_may_ask_for_work_that_comes_and_goes():
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    ledger = Ledger()
+    calls = OpenCalls()
     failures, has_ended = [], threading.Event()
 
     def ask():
         try:
             while not has_ended.is_set():
-                assert not ledger.awaits_turn
+                assert not calls.awaits_turn
         except RuntimeError as error:
             failures.append(error)
 
     for number in range(200):
-        ledger.enter(make_request(f"kept {number}", [1]))
+        calls.submit(make_request(f"kept {number}", [1]))
     thread = threading.Thread(target=ask)
     thread.start()
     for number in range(20_000):
-        ledger.enter(make_request(f"passing {number}", [1]))
-        ledger.leave(f"passing {number}")
+        calls.submit(make_request(f"passing {number}", [1]))
+        calls.cancel(f"passing {number}")
     has_ended.set()
     thread.join()
     sys.setswitchinterval(interval_s)
@@ -210,18 +209,18 @@ def test_another_thread_may_ask_for_work_that_comes_and_goes():
 
 
 def test_a_process_lost_while_it_compiles_counts_against_that_request_only():
-    ledger = Ledger()
+    calls = OpenCalls()
     guide = Guide(rule=ReplyRule(text='root ::= "a"'))
-    entry, other = (ledger.enter(make_request(name, [1], guide=guide)) for name in ("a", "b"))
+    entry, other = (calls.submit(make_request(name, [1], guide=guide)) for name in ("a", "b"))
     reason = EngineFailedError("it is gone")
     culprits = []
     for _ in range(2):
         assert culprits == []
         entry.is_sent = other.is_sent = True
-        culprits = ledger.note_loss(None, ["a"], reason)
+        culprits = calls.note_loss(None, ["a"], reason)
     assert (culprits, other.losses) == ([entry], 0)
     other.is_sent = True
-    assert ledger.note_loss(None, [], reason) == []
+    assert calls.note_loss(None, [], reason) == []
     assert (other.losses, other.is_open) == (0, True)
 
 

@@ -15,6 +15,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {str(SUPPORT)!r})
 from engine_driver import make_request
+from engine_events import events_of
 from backend.config import ModelOptions
 from backend.core.request import SamplingParams
 from backend.engine.engine import Engine
@@ -22,7 +23,8 @@ from backend.pipeline.served_model import ServedModel
 
 async def generate(engine, **sampling):
     request = make_request("a", [1, 2, 3], sampling=SamplingParams(**sampling))
-    events = [event async for events in engine.submit(engine.model, request) for event in events]
+    stream = engine.submit(engine.model, request)
+    events = [event async for steps in stream for event in events_of(steps)]
     engine.cancel("a")
     return events
 """

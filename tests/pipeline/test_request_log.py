@@ -7,7 +7,7 @@ import pytest
 
 from backend.core.delta import Finish, FinishReason, Usage
 from backend.core.prompt_cache import HitKind
-from backend.core.step import PrefillDone, TokenStep
+from backend.core.step import PrefillDone, Steps
 from backend.pipeline.request_log import RequestLog
 
 STOP = Finish(FinishReason.STOP)
@@ -17,7 +17,7 @@ def served_at_once(ended_at, tokens):
     """The log of a request whose events all arrive together."""
     log = RequestLog("a", Usage(prompt_tokens=3))
     done = PrefillDone(cached_tokens=0, prefill_ms=1.0, ended_at=ended_at)
-    return log, log.note([done, *[TokenStep(5)] * tokens], tokens, STOP)
+    return log, log.note(Steps(done, [5] * tokens), tokens, STOP)
 
 
 def test_a_reply_that_arrives_in_one_piece_has_the_times_of_the_engine():
@@ -47,7 +47,7 @@ def test_the_line_says_where_a_prompt_parted_from_a_stored_one(caplog, parted_at
     log = RequestLog("a", Usage(prompt_tokens=90))
     done = PrefillDone(64, 1.0, HitKind.DIVERGING, parted_at)
     with caplog.at_level(logging.INFO):
-        log.note([done, TokenStep(5)], 1, STOP)
+        log.note(Steps(done, [5]), 1, STOP)
         log.close()
     assert ("cache_hit=diverging parted_at=70 generated_tokens=1" in caplog.text) == told
     assert ("parted_at" in caplog.text) == told

@@ -8,7 +8,7 @@ from scripted_engine import ScriptedEngine, served, stub
 from serving import code_of, until
 
 from backend import errors
-from backend.engine.supervision.ledger import Ledger
+from backend.engine.supervision.open_calls import OpenCalls
 from backend.pb import backend_pb2 as pb
 from backend.rpc.status import STATUS_CODES, status_code
 from common.shortening import MAX_MESSAGE_BYTES
@@ -120,10 +120,10 @@ class MortalEngine(ScriptedEngine):
 
     def __init__(self):
         super().__init__()
-        self.ledger = Ledger()
+        self.calls = OpenCalls()
 
     def submit(self, _model, request):
-        return self.ledger.enter(request).stream
+        return self.calls.submit(request)
 
 
 async def test_one_failure_ends_the_calls_of_many_and_each_by_itself(caplog):
@@ -133,8 +133,8 @@ async def test_one_failure_ends_the_calls_of_many_and_each_by_itself(caplog):
             asyncio.create_task(code_of(stub(channel).Predict(pb.PredictOptions(Prompt="a"))))
             for _ in range(count)
         ]
-        await until(lambda: len(engine.ledger.requests) == count)
-        engine.ledger.fail_all(errors.ContextLengthError("Prompt", "is too long"))
+        await until(lambda: len(engine.calls.requests) == count)
+        engine.calls.fail_all(errors.ContextLengthError("Prompt", "is too long"))
         ends = await asyncio.gather(*calls)
     assert ends == [(grpc.StatusCode.INVALID_ARGUMENT, "Prompt: is too long")] * count
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from engine_events import events_in
+
 from backend.config import TuningOptions
 from backend.core.delta import FinishReason
 from backend.core.model import ModelCard
@@ -15,8 +17,7 @@ from backend.core.request import GenerationRequest, SamplingParams
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.drafts.pricing import PassCosts
 from backend.engine.messages.commands import DiskNews, Fetched, Resize
-from backend.engine.messages.failure import Failure
-from backend.engine.messages.stream import Publication
+from backend.engine.messages.protocol import Told
 from backend.errors import BackendError
 from scripts.tiny_models import VOCAB_SIZE
 
@@ -96,7 +97,7 @@ class Desk:
         self.is_shared = is_shared
         self.commands: deque[Any] = deque()
         self.paces: deque[Any] = deque()
-        self.published: list[Publication] = []
+        self.published: list[Told] = []
         self.results: dict[int, Any] = {}
         self.passes: list[tuple[str, ...]] = []
         self.fetched: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -116,8 +117,8 @@ class Desk:
     def note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:  # noqa: ARG002
         self.passes.append(tuple(request_ids))
 
-    def hand_over(self, publications: Sequence[Publication]) -> None:
-        self.published += publications
+    def hand_over(self, told: Told) -> None:
+        self.published.append(told)
 
     def answer(self, results: Sequence[tuple[int, object]]) -> None:
         self.results |= results
@@ -201,9 +202,9 @@ class Driver:
         self.loop.turn()
         self.loop.check()
         published, self.desk.published[:] = list(self.desk.published), []
-        for publication in published:
-            outcome = self.outcomes.setdefault(publication.request_id, Outcome())
-            match publication.event:
+        for request_id, event in (event for told in published for event in events_in(told)):
+            outcome = self.outcomes.setdefault(request_id, Outcome())
+            match event:
                 case TokenStep(token_id, reason, logprobs):
                     assert outcome.finish is None, "a step after the finish"
                     outcome.token_ids.append(token_id)
@@ -211,8 +212,8 @@ class Driver:
                     outcome.finish = reason
                 case PrefillDone(cached_tokens, parted_at=parted_at):
                     outcome.cached_tokens, outcome.parted_at = cached_tokens, parted_at
-                case Failure() as failure:
-                    outcome.error = failure.error()
+                case BackendError():
+                    outcome.error = event
 
     def begin(self, request: Any) -> int:
         """Give the loop a job, and return its number."""

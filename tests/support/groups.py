@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_driver import make_request, prompt_of
+from engine_events import events_of
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.embedding import EmbeddingRequest, Pooling
@@ -58,7 +59,7 @@ async def take(
     outcome = Outcome() if outcome is None else outcome
     try:
         async for events in engine.submit(engine.model, request):
-            for event in events:
+            for event in events_of(events):
                 match event:
                     case PrefillDone(cached_tokens):
                         outcome.cached_tokens = cached_tokens

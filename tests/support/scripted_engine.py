@@ -24,7 +24,7 @@ from backend.core.status import (
     RequestStatus,
     Restart,
 )
-from backend.core.step import EngineEvent, PrefillDone, StepLogprobs, TokenStep
+from backend.core.step import EngineEvent, PrefillDone, StepLogprobs, Steps, TokenStep
 from backend.errors import BackendError
 from backend.model.loaded import LoadedModel
 from backend.model.text.template import ChatTemplate
@@ -192,9 +192,7 @@ class ScriptedEngine:
     def preparation(self, _request_id: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def submit(
-        self, _model: ServedModel, request: GenerationRequest
-    ) -> AsyncIterator[Sequence[EngineEvent]]:
+    def submit(self, _model: ServedModel, request: GenerationRequest) -> AsyncIterator[Steps]:
         self.requests.append(request)
         return self._play()
 
@@ -235,9 +233,9 @@ class ScriptedEngine:
         self.closing.set()
         await self.drained.wait()
 
-    async def _play(self) -> AsyncIterator[Sequence[EngineEvent]]:
+    async def _play(self) -> AsyncIterator[Steps]:
         for event in self._events:
-            yield [event]
+            yield Steps.of(event)
         if self._ending is not None:
             raise self._ending
         if self._hangs:

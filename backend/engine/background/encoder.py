@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from backend.core.classification import ClassifyRequest, TokenLabel
+from backend.core.classification import ClassifyRequest, Labels, TokenLabel
 from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.scoring import TokenPair
 from backend.engine.background.pooling import no_numbers, pooled
@@ -48,9 +48,7 @@ class Encoder:
         states = self._run([request.token_ids for request in requests], None).last_hidden_state
         return pooled(requests, states)
 
-    def classify(
-        self, requests: Sequence[ClassifyRequest]
-    ) -> list[tuple[TokenLabel, ...] | GenerationFailedError]:
+    def classify(self, requests: Sequence[ClassifyRequest]) -> list[Labels | GenerationFailedError]:
         """Return the likeliest label of each token of texts in one pass."""
         rows = [request.token_ids for request in requests]
         probabilities = mx.softmax(self._run(rows, None).logits.astype(mx.float32), axis=-1)
@@ -58,7 +56,7 @@ class Encoder:
         labels: list[list[int]] = best.tolist()
         highest: list[list[float]] = probabilities.max(axis=-1).tolist()
         return [
-            tuple(map(TokenLabel, labels[i][: len(row)], highest[i][: len(row)]))
+            Labels(tuple(map(TokenLabel, labels[i][: len(row)], highest[i][: len(row)])))
             if all(map(isfinite, highest[i][: len(row)]))
             else no_numbers()
             for i, row in enumerate(rows)

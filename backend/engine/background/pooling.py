@@ -70,7 +70,7 @@ class Pool:
         if not np.isfinite(np.frombuffer(self._values, np.float32)).all():
             return no_numbers()
         return Embedding(
-            values=self._values,
+            data=self._values.tobytes(),
             dim=self._dim,
             is_pooled=self._request.pooling is not Pooling.NONE,
             prompt_tokens=len(self._request.token_ids),

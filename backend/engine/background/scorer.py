@@ -7,13 +7,12 @@ end: a decoder does not look ahead, so nothing that counts depends on the paddin
 from collections.abc import Generator, Sequence
 from copy import deepcopy
 from math import isnan
-from typing import TypeAlias
 
 import mlx.core as mx
 
 from backend.cache.layers import cache_bytes
 from backend.core.request import GenerationRequest, SamplingParams
-from backend.core.scoring import ScoreRequest
+from backend.core.scoring import ScoreRequest, Scores
 from backend.engine.background.jobs import ChunkSize
 from backend.engine.background.pooling import no_numbers
 from backend.engine.kv.batch_caches import BatchCaches
@@ -34,7 +33,6 @@ MAX_COPIES_BYTES = 2**30
 # Tokens of a group with padding, per token without.
 MAX_PADDED = 1.25
 
-Logprobs: TypeAlias = tuple[tuple[float, ...], ...]
 """Natural-log probabilities, per continuation and token."""
 
 
@@ -62,11 +60,11 @@ class Scorer:
         self._prefixes = prefixes
         self._chunk_size = chunk_size
 
-    def score(self, request: ScoreRequest) -> Generator[None, None, Logprobs]:
+    def score(self, request: ScoreRequest) -> Generator[None, None, Scores]:
         """Return the log-probabilities of all continuations; yields between forward passes."""
         caches = yield from self._prefilled(request)
         if not request.continuations:
-            return ()
+            return Scores(())
         self._chunk_size(1)
         # One pass for all: every continuation follows the prompt's last token.
         begin = self._next_logprobs([request.prompt.token_ids[-1:]], self._batch([caches]))[0, 0]
@@ -78,7 +76,7 @@ class Scorer:
                 scored[i] += tuple(rest)
         if any(isnan(logprob) for logprobs in scored for logprob in logprobs):
             raise no_numbers()
-        return tuple(scored)
+        return Scores(tuple(scored))
 
     def _groups(self, continuations: Sequence[Sequence[int]], caches: Caches) -> list[list[int]]:
         """Return the groups of continuations of more than one token, by index."""

@@ -25,8 +25,7 @@ from backend.engine.messages.channel import Channel, ChannelClosedError
 from backend.engine.messages.codec import Codec
 from backend.engine.messages.commands import DiskNews, Resize
 from backend.engine.messages.failure import Failure
-from backend.engine.messages.protocol import Failed
-from backend.engine.messages.stream import Publication
+from backend.engine.messages.protocol import Failed, Told
 from backend.engine.port import Command, Pace, Reportable
 from backend.errors import BackendError, GroupLostError
 from backend.model.checkpoint.weights import memory_bytes
@@ -77,7 +76,7 @@ class FollowerPort:
     def note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
         """Tell nobody."""
 
-    def hand_over(self, publications: Sequence[Publication], /) -> None:
+    def hand_over(self, told: Told, /) -> None:
         """Send nothing."""
 
     def answer(self, results: Sequence[tuple[int, object]], /) -> None:

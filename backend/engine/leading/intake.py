@@ -18,8 +18,8 @@ from backend.engine.messages.protocol import (
     Leave,
     PreparedInputs,
     PrepareMedium,
+    Told,
 )
-from backend.engine.messages.stream import Publication
 from backend.engine.port import Command
 from backend.errors import (
     BackendError,
@@ -98,7 +98,7 @@ class Intake:
     def _admit(self, order: Submit, made: Outcome) -> None:
         """Pass a request on with its grammar, or end it with the error."""
         if isinstance(made, BackendError):
-            self._commands.put(Publication(order.request.request_id, Failure.of(made)))
+            self._commands.put(Told(failures={order.request.request_id: Failure.of(made)}))
             return
         request = replace(order.request, guide=None, grammar=made)
         self._commands.put(Submit(request, order.generated))

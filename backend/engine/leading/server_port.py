@@ -9,8 +9,6 @@ from backend.engine.leading.machine_share import MachineShare
 from backend.engine.messages.channel import Channel
 from backend.engine.messages.commands import DiskNews, Resize
 from backend.engine.messages.protocol import Answered, Passing, Snapshot, Told
-from backend.engine.messages.results import packed
-from backend.engine.messages.stream import Publication
 from backend.engine.port import Command, Pace, Reportable
 
 STATUS_INTERVAL_S = 0.25
@@ -62,14 +60,14 @@ class ServerPort:
         """Tell the server about the next pass."""
         self._server.send(Passing(request_ids, has_job))
 
-    def hand_over(self, publications: Sequence[Publication], /) -> None:
+    def hand_over(self, told: Told, /) -> None:
         """Send events."""
-        self._server.send(Told(publications))
+        self._server.send(told)
 
     def answer(self, results: Sequence[tuple[int, object]], /) -> None:
         """Send results."""
         for number, result in results:
-            self._server.send(Answered(number, packed(result)))
+            self._server.send(Answered.of(number, result))
 
     def report(self, loop: Reportable, *, is_idle: bool) -> None:
         """Send a status regularly, and whenever there is nothing left to do."""

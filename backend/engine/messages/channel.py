@@ -5,6 +5,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,8 @@ class Channel:
         """Take over a connected socket."""
         self._socket = connection
         self._codec = codec
-        self._frames = FrameReader()
+        self._reader = FrameReader()
+        self._frames: deque[Frame] = deque()
         self._lock = threading.Lock()
         if connection.family != socket.AF_UNIX:
             _tune(connection)
@@ -75,9 +77,9 @@ class Channel:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while (frame := self._frames.take()) is None:
+            while not self._frames:
                 self._receive_more(deadline)
-            return self._codec.decode(frame)
+            return self._codec.decode(self._frames.popleft())
         except WireError as error:
             raise ChannelClosedError(str(error)) from error
 
@@ -108,7 +110,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
         if not data:
             raise ChannelClosedError("the connection was closed")
-        self._frames.feed(data)
+        self._frames += self._reader.feed(data)
 
     def _has_news(self, deadline: float) -> bool:
         # Unlike `select`, it takes descriptors beyond 1023.

@@ -10,7 +10,6 @@ buffer, the message, and the buffers.
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,8 +34,7 @@ class WireError(Exception):
     """Bytes are not a message, or a value cannot be sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """An encoded message."""
 
     payload: bytes
@@ -55,39 +53,43 @@ class FrameReader:
     def __init__(self) -> None:
         self._received = bytearray()
 
-    def feed(self, data: bytes) -> None:
-        """Add received bytes."""
-        self._received += data
-
-    def take(self) -> Frame | None:
-        """Return the next frame, or `None` until it is complete.
+    def feed(self, data: bytes) -> Sequence[Frame]:
+        """Take received bytes, and return the frames that they complete.
 
         Raises:
             WireError: The bytes are not a frame.
         """
-        if len(self._received) < _HEAD.size:
+        self._received += data
+        frames = []
+        while (frame := self._next()) is not None:
+            frames.append(frame)
+        return frames
+
+    def _next(self) -> Frame | None:
+        received = self._received
+        if len(received) < _HEAD.size:
             return None
-        size, count = _HEAD.unpack_from(self._received)
+        size, count = _HEAD.unpack_from(received)
+        if count or size > MAX_FRAME_BYTES:
+            _require_bounds(size, count)
         start = _HEAD.size + count * _LENGTH.size
-        _require_bounds(size, count)
-        if len(self._received) < start:
+        if len(received) < start:
             return None
         lengths = [size]
         for index in range(count):
-            lengths += _LENGTH.unpack_from(self._received, _HEAD.size + index * _LENGTH.size)
+            lengths += _LENGTH.unpack_from(received, _HEAD.size + index * _LENGTH.size)
         end = start + sum(lengths)
-        _require_bounds(end - start, count)
-        if len(self._received) < end:
+        if count:
+            _require_bounds(end - start, count)
+        if len(received) < end:
             return None
-        payload, *buffers = self._cut(start, lengths)
-        del self._received[:end]
-        return Frame(payload, buffers)
-
-    def _cut(self, start: int, lengths: Sequence[int]) -> Iterator[bytes]:
-        with memoryview(self._received) as view:
+        parts = []
+        with memoryview(received) as view:
             for length in lengths:
-                yield bytes(view[start : start + length])
+                parts.append(bytes(view[start : start + length]))
                 start += length
+        del received[:end]
+        return Frame(parts[0], parts[1:])
 
 
 class Codec:
@@ -131,13 +133,13 @@ class Codec:
             WireError: The codec does not know it.
         """
         try:
+            if not frame.buffers:
+                return self._decoder.decode(frame.payload)
             return self._read(frame)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             raise WireError(f"a message cannot be read: {error}") from error
 
     def _read(self, frame: Frame) -> Any:  # noqa: ANN401 (any message)
-        if not frame.buffers:
-            return self._decoder.decode(frame.payload)
         return msgspec.msgpack.decode(
             frame.payload,
             type=self._messages,

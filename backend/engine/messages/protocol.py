@@ -7,19 +7,22 @@ server <--Failed-- engine
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from msgspec import Struct
 
 from backend.config import ModelOptions
+from backend.core.classification import Labels
+from backend.core.embedding import Embedding
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
+from backend.core.prompt_cache import PromptCacheListing
+from backend.core.scoring import Judgement, Scores
 from backend.core.status import EngineStatus
+from backend.core.step import Steps
 from backend.engine.findings import Findings
 from backend.engine.messages.commands import Cancel, Expect, SessionRequest, Submit
 from backend.engine.messages.failure import Failure
-from backend.engine.messages.results import Classification, Judgement, Listing, Scores, Vectors
-from backend.engine.messages.stream import Publication
 
 
 class Load(Struct, frozen=True, tag=True, array_like=True):
@@ -105,16 +108,37 @@ class Loaded(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
 
 
 class Told(Struct, frozen=True, tag=True, array_like=True):
-    """Events of requests, in order: all rows of a step together."""
+    """What requests did since the last such message, by their ids: all rows together.
 
-    events: Sequence[Publication]
+    Attributes:
+        steps: Of each request.
+        failures: Errors that end requests, after their steps.
+    """
+
+    steps: Mapping[str, Steps] = {}
+    failures: Mapping[str, Failure] = {}
+
+    @property
+    def has_end(self) -> bool:
+        """Whether a request ends."""
+        return bool(self.failures) or any(
+            each.finish_reason is not None for each in self.steps.values()
+        )
+
+
+Result: TypeAlias = Embedding | Scores | Judgement | Labels | PromptCacheListing | PreparedInputs
 
 
 class Answered(Struct, frozen=True, tag=True, array_like=True):
-    """The result of a job."""
+    """The result of a job, or why there is none."""
 
     number: int
-    result: Vectors | Scores | Judgement | Classification | Listing | PreparedInputs | Failure
+    result: Result | Failure
+
+    @classmethod
+    def of(cls, number: int, result: Any) -> Self:  # noqa: ANN401 (a `Result` or an error)
+        """Return the answer with a result or an error."""
+        return cls(number, Failure.of(result) if isinstance(result, BaseException) else result)
 
 
 class Passing(Struct, frozen=True, tag=True, array_like=True):

@@ -1,15 +1,15 @@
 """Events from the engine to the event loop, many with one wake-up."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
-from backend.core.step import EngineEvent
+from backend.core.step import EngineEvent, Steps
 from backend.engine.messages.failure import Failure
-from backend.engine.messages.stream import Publication
+from backend.engine.messages.protocol import Told
 from backend.errors import BackendError
 
-HandOver: TypeAlias = Callable[[Sequence[Publication]], None]
+HandOver: TypeAlias = Callable[[Told], None]
 
 
 class Publisher:
@@ -27,12 +27,13 @@ class Publisher:
         """Start empty.
 
         Args:
-            hand_over: Receives events, in order; must not block.
+            hand_over: Receives all events since the last time; must not block.
             max_replies_per_s: The limit; 0 is none.
         """
         self._hand_over = hand_over
         self._reply_interval_s = 1.0 / max_replies_per_s if max_replies_per_s else 0.0
-        self._kept: list[Publication] = []
+        self._steps: dict[str, Steps] = {}
+        self._failures: dict[str, Failure] = {}
         self.is_urgent = False
         self._handed_over_at = 0.0
 
@@ -40,8 +41,12 @@ class Publisher:
         self, request_id: str, event: EngineEvent | BackendError, *, is_urgent: bool = False
     ) -> None:
         """Add an event."""
-        told = Failure.of(event) if isinstance(event, BackendError) else event
-        self._kept.append(Publication(request_id, told))
+        if isinstance(event, BackendError):
+            self._failures[request_id] = Failure.of(event)
+        else:
+            if (steps := self._steps.get(request_id)) is None:
+                steps = self._steps[request_id] = Steps()
+            steps.add(event)
         self.is_urgent = self.is_urgent or is_urgent
 
     def settle(self, streams: int) -> None:
@@ -51,8 +56,10 @@ class Publisher:
 
     def flush(self) -> None:
         """Hand over everything."""
-        kept, self._kept = self._kept, []
         self.is_urgent = False
-        if kept:
-            self._handed_over_at = time.monotonic()
-            self._hand_over(kept)
+        if not self._steps and not self._failures:
+            return
+        told = Told(self._steps, self._failures)
+        self._steps, self._failures = {}, {}
+        self._handed_over_at = time.monotonic()
+        self._hand_over(told)

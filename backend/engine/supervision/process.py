@@ -166,10 +166,13 @@ class EngineProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle received bytes."""
         self.silent_since, self.is_mute = time.monotonic(), False
-        self._frames.feed(data)
         try:
-            while (frame := self._frames.take()) is not None:
-                self._take(self._codec.decode(frame))
+            for frame in self._frames.feed(data):
+                message = self._codec.decode(frame)
+                if isinstance(message, Loaded | Failed):
+                    self._note_load(message)
+                else:
+                    self._hear(self, message)
         except WireError as error:
             self._reason = EngineFailedError(str(error))
             kill_tree(self._child)
@@ -179,14 +182,12 @@ class EngineProcess(asyncio.Protocol):
         if not self._is_ending:
             self._farewell = asyncio.create_task(self._take_leave())
 
-    def _take(self, message: News) -> None:
+    def _note_load(self, message: Loaded | Failed) -> None:
         match message:
-            case Loaded() if self._loading is not None and not self._loading.done():
-                self._loading.set_result(message)
             case Failed(failure):
                 self._reason = failure.error()
-            case _:
-                self._hear(self, message)
+            case Loaded() if self._loading is not None and not self._loading.done():
+                self._loading.set_result(message)
 
     async def _take_leave(self) -> None:
         await self._exited(_EXIT_TIMEOUT_S)

@@ -16,24 +16,18 @@ from pathlib import Path
 from backend.config import ModelOptions
 from backend.core.metric_table import added, counters_of
 from backend.core.status import EngineState, EngineStatus, ProcessStatus, Restart
-from backend.engine.messages.codec import WireError
-from backend.engine.messages.commands import Cancel, Expect
 from backend.engine.messages.protocol import (
     Answered,
     Compiling,
     Found,
-    Leave,
     Loaded,
     News,
     Passing,
-    PreparedInputs,
     Snapshot,
     Told,
 )
-from backend.engine.messages.results import Packed, unpacked
 from backend.engine.supervision.findings_store import FindingsStore
-from backend.engine.supervision.handover import Handover
-from backend.engine.supervision.ledger import Ledger, OpenCall, OpenJob, OpenRequest
+from backend.engine.supervision.open_calls import OpenCalls
 from backend.engine.supervision.process import Charge, EngineProcess
 from backend.engine.supervision.starting import Starter
 from backend.engine.turn_watch import TurnWatch
@@ -41,7 +35,6 @@ from backend.errors import (
     BackendError,
     EngineFailedError,
     EngineStuckError,
-    InvalidRequestError,
     LoadFailedError,
 )
 from common.memory.resident import resident_bytes
@@ -86,7 +79,7 @@ class Supervisor:
     """Supervises engine processes; lives on one event loop.
 
     Attributes:
-        ledger: The open calls.
+        calls: The open calls, and the process that has the model.
     """
 
     def __init__(
@@ -106,15 +99,13 @@ class Supervisor:
             memory_ledger: The directory where they share the machine's memory with others.
             findings: Keeps what they find of models; `None` keeps it as long as this object.
         """
-        self.ledger = Ledger()
+        self.calls = OpenCalls()
         self._starter = Starter(self._hear, self._note_end, environment)
-        self._handover = Handover(self.ledger, self._give)
         self._memory_ledger = memory_ledger
         self._findings = findings or FindingsStore()
         self._writing: set[asyncio.Task[None]] = set()
         self._note_fault = note_fault
         self._long_turn_s = long_turn_s
-        self._process: EngineProcess | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._status = EngineStatus()
         self._passing: Passing | None = None
@@ -127,12 +118,12 @@ class Supervisor:
     @property
     def is_serving(self) -> bool:
         """Whether work is accepted: a process has the model, or the next one will."""
-        return self._process is not None or self._recovery is not None
+        return self.calls.process is not None or self._recovery is not None
 
     @property
     def process_id(self) -> int | None:
         """The id of the process with the model."""
-        process = self._process
+        process = self.calls.process
         return process.process_id if process else None
 
     def prepare(self) -> None:
@@ -161,11 +152,10 @@ class Supervisor:
             reason: The error for the callers.
             drops_spare: Whether the spare process ends too.
         """
-        self._handover.pause()
-        process, self._process = self._process, None
+        process = self.calls.pause()
         recovery, self._recovery = self._recovery, None
         self._status = EngineStatus()
-        self.ledger.fail_all(reason)
+        self.calls.fail_all(reason)
         if recovery is not None:
             recovery.cancel()
             await asyncio.wait([recovery])
@@ -176,36 +166,9 @@ class Supervisor:
         if drops_spare:
             await self._starter.drop_spare()
 
-    def submit(self, entry: OpenRequest) -> None:
-        """Give a request to the process, or let it wait for the next one."""
-        if self._handover.is_done:
-            self._give(entry)
-
-    def compute(self, job: OpenJob) -> None:
-        """Give a job to the process, or let it wait for the next one."""
-        if self._handover.is_done:
-            self._give(job)
-
-    def drop(self, call: OpenCall) -> None:
-        """Have the process drop a call whose caller has left."""
-        if self._process is not None and call.is_sent:
-            match call:
-                case OpenRequest(request):
-                    if not call.stream.has_ended:
-                        self._process.send(Cancel(request.request_id))
-                case OpenJob(number):
-                    if not call.reply.done() or call.reply.cancelled():
-                        self._process.send(Leave(number))
-        self._handover.advance()
-
-    def tell(self, news: Expect) -> None:
-        """Send the process a hint, which another process would not get."""
-        if self._process is not None:
-            self._process.send(news)
-
     def status(self) -> EngineStatus:
         """Return the latest snapshot, with the duration of the present turn; from any thread."""
-        process, status = self._process, self._status
+        process, status = self.calls.process, self._status
         if process is None:
             return self._losses.added_to(EngineStatus(state=EngineState.BUSY))
         turn_s = self._turn_s(process)
@@ -224,77 +187,54 @@ class Supervisor:
 
     def _turn_s(self, process: EngineProcess) -> float:
         """Return how long a process with work has been silent."""
-        return time.monotonic() - process.silent_since if self.ledger.awaits_turn else 0.0
+        return time.monotonic() - process.silent_since if self.calls.awaits_turn else 0.0
 
     def _install(self, process: EngineProcess, loaded: Loaded) -> None:
-        self._process = process
         self._status = loaded.status
         self._passing, self._compiling = None, ()
         self._loaded_at = time.monotonic()
         self._has_told = False
+        self.calls.begin(process)
         TurnWatch(
             lambda: self._turn_s(process),
-            lambda: self._process is process,
+            lambda: self.calls.process is process,
             self._long_turn_s,
             lost_after_s=process.charge.options.tuning.process.engine_timeout_s,
             give_up=lambda turn_s: self._lose(
                 process, EngineStuckError(f"no turn has ended for {turn_s:.0f} s")
             ),
         ).look()
-        self._handover.begin()
-
-    def _give(self, call: OpenCall) -> None:
-        if self._process is None:
-            return
-        if not self.ledger.awaits_turn:
-            # It had no reason to send messages until now.
-            self._process.silent_since = time.monotonic()
-        try:
-            self._process.send(call.order())
-        except WireError as error:
-            call.fail(InvalidRequestError("the request", str(error)))
-        call.is_sent = True
 
     def _hear(self, process: EngineProcess, news: News) -> None:
-        if isinstance(news, Found):
-            self._note_found(news)
-        if process is not self._process:
+        if process is not self.calls.process:
+            # One that is loading has found something all the same.
+            if isinstance(news, Found):
+                self._note_found(news)
             return
         match news:
-            case Told(events):
+            case Told():
                 self._has_told = True
-                self.ledger.note(events)
-                self._handover.advance()
+                self.calls.note(news)
             case Answered(number, result):
                 self._has_told = True
-                self._conclude(number, result)
-                self._handover.advance()
+                self.calls.note_result(number, result)
             case Passing():
                 self._passing = news
             case Compiling(requests):
                 self._compiling = requests
             case Snapshot(status):
                 self._status = status
-
-    def _conclude(self, number: int, result: Packed | PreparedInputs) -> None:
-        job = self.ledger.jobs.get(number)
-        if job is None or not job.is_open:
-            return
-        value = result if isinstance(result, PreparedInputs) else unpacked(result)
-        if isinstance(value, BackendError):
-            job.reply.set_exception(value)
-        else:
-            job.reply.set_result(value)
+            case Found():
+                self._note_found(news)
 
     def _note_end(self, process: EngineProcess, reason: BackendError) -> None:
-        if process is self._process:
+        if process is self.calls.process:
             self._lose(process, reason)
 
     def _lose(self, process: EngineProcess, reason: BackendError) -> None:
         """Replace the process, which is gone or useless."""
-        self._process = None
-        self._handover.pause()
-        culprits = self.ledger.note_loss(self._passing, self._compiling, reason)
+        self.calls.pause()
+        culprits = self.calls.note_loss(self._passing, self._compiling, reason)
         self._losses.count(self._status)
         self._status = EngineStatus()
         is_early = not self._has_told and time.monotonic() < self._loaded_at + _EARLY_S
@@ -302,7 +242,7 @@ class Supervisor:
         log.warning(
             "the engine is lost: %s; %d open requests go on in another%s",
             reason,
-            sum(1 for _ in self.ledger.calls()),
+            sum(1 for _ in self.calls),
             f", {len(culprits)} failed because it was lost over them twice" if culprits else "",
         )
         self._begin_recovery(process, reason)
@@ -363,5 +303,5 @@ class Supervisor:
             log.error("replacing the engine has failed", exc_info=error)
             error = EngineFailedError(f"it could not be replaced: {error}")
         log.critical("%s", error)
-        self.ledger.fail_all(error)
+        self.calls.fail_all(error)
         self._note_fault(error)

@@ -79,6 +79,8 @@ class Router:
         self._segment: Segment = ThoughtText() if self._in_thought else FirstText()
         self._code = CodeTracker()
         self._json = JsonText()
+        # Content that the two have not read: only marks and quotations ask them.
+        self._unread: list[str] = []
         self._stray = StrayMark()
         self._last_char = ""
         self._follows_frame = False
@@ -169,8 +171,10 @@ class Router:
     def _scan(self) -> None:
         scan = self._scanner.feed(self._rest)
         self._rest = scan.match + scan.rest
-        self._emit(scan.safe)
-        self._enter(scan.match)
+        if scan.safe:
+            self._emit(scan.safe)
+        if scan.match:
+            self._enter(scan.match)
         self._rest = scan.rest
 
     def _end(self, *, truncated: bool) -> None:
@@ -228,8 +232,7 @@ class Router:
     def _enter(self, marker: str) -> None:
         """Follow a marker; some are dropped, some are text after all."""
         reasoning = self._format.reasoning
-        if not marker:
-            return
+        self._read_content()
         if self._json.is_in_string and not self._in_thought:
             self._emit(marker)
         elif self._is_in_code(marker):
@@ -287,12 +290,12 @@ class Router:
             self._hold(marker)
 
     def _hold(self, marker: str) -> None:
-        self._code.settle()
+        self._settle()
         self._stray.add(marker, begins_line=self._code.begins_line)
 
     def _emit_marker(self, text: str) -> None:
         """Treat text as such, unless it is a marker of calls that may stand alone on its line."""
-        self._code.settle()
+        self._settle()
         is_quoted = self._in_thought or self._code.is_open
         is_stray = text in self._format.tools.strays and not is_quoted
         if is_stray and (self._stray.text or self._code.begins_line):
@@ -307,7 +310,7 @@ class Router:
 
     def _is_in_prose(self, opener: str) -> bool:
         """Tell whether a marker stands within a line of text, not right after a sentence."""
-        self._code.settle()
+        self._settle()
         if self._in_thought or self._is_after_call or opener.startswith("\n"):
             return False
         is_within = not (self._code.begins_line or self._ends_sentence)
@@ -344,7 +347,7 @@ class Router:
 
     def _is_in_code(self, marker: str) -> bool:
         """Tell whether a marker here is text for now, in code that is more than a wrapped call."""
-        self._code.settle()
+        self._settle()
         may_quote = self._may_quote or marker in self._format.reasoning.marks
         if self._in_thought or not may_quote or not self._code.is_open:
             return False
@@ -397,7 +400,7 @@ class Router:
 
     def _end_quotation(self, quotation: Quotation, *, truncated: bool) -> None:
         """End inside a code block that may be open: the apparent quotation is then a call."""
-        self._code.settle()
+        self._settle()
         text = quotation.text + self._unscanned()
         self._quotation = None
         if truncated or not self._code.is_fenced:
@@ -409,7 +412,24 @@ class Router:
 
     def _emit(self, text: str) -> None:
         self._follows_frame = self._follows_frame and not text.strip()
-        self._send(self._segment.feed(self._stray.feed(text)))
+        if self._stray.marks:
+            text = self._stray.feed(text)
+        if self._in_thought or self._segment.is_blank:
+            text = self._segment.feed(text)
+        # Otherwise the segment passes everything.
+        self._send(text)
+
+    def _read_content(self) -> None:
+        """Have code and JSON followed up to here."""
+        text = "".join(self._unread)
+        self._unread.clear()
+        self._code.feed(text)
+        self._json.feed(text)
+
+    def _settle(self) -> None:
+        """Have code followed up to here, with a run of backticks that ends here."""
+        self._read_content()
+        self._code.settle()
 
     def _send(self, text: str) -> None:
         if not text:
@@ -418,9 +438,9 @@ class Router:
             self._think(text)
             return
         self._last_char = text[-1]
-        self._code.feed(text)
-        self._json.feed(text)
+        self._unread.append(text)
         if self._quotation is not None:
+            self._read_content()
             self._quotation.add(text)
             if self._code.is_fenced and self._code.fences_begun == self._quoting_fence:
                 return

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 
 @dataclass(slots=True, eq=False)
 class _State:
@@ -86,8 +88,7 @@ class Automaton:
                 waiting.append(child)
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """The outcome of scanning a piece of text.
 
     Attributes:
@@ -119,6 +120,8 @@ class Scanner:
         if self._longer:
             return self._go_on(text)
         before = state = self._state
+        if not before.depth and not self._automaton.first_char.search(text):
+            return Scan(text)
         position = 0
         while position < len(text) and not state.match:
             if not state.depth:

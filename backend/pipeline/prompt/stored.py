@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
+from msgspec import structs
+
 from backend.core.model import ModelKind
 from backend.core.prompt import Hidden, token_of_key
 from backend.core.prompt_cache import ListingCall, ListingRequest, PromptCacheListing
@@ -41,7 +43,7 @@ def _readable(listing: PromptCacheListing, scope: str, model: ServedModel) -> Pr
     def words(head: tuple[int, ...]) -> str:
         return "".join(_texts(head, scope, model))
 
-    return replace(
+    return structs.replace(
         listing,
         prefixes=tuple(replace(e, head=(), words=words(e.head)) for e in listing.prefixes),
         recomputed=tuple(replace(e, head=(), words=words(e.head)) for e in listing.recomputed),
