@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from backend.core.step import EngineEvent, Steps
+from backend.core.step import EngineEvent, Steps, TokenStep
 from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import Told
 from backend.errors import BackendError
@@ -46,7 +46,12 @@ class Publisher:
         else:
             if (steps := self._steps.get(request_id)) is None:
                 steps = self._steps[request_id] = Steps()
-            steps.add(event)
+            has_more = isinstance(event, TokenStep) and event.finish_reason is None
+            if isinstance(event, TokenStep) and has_more and event.logprobs is None:
+                # As `add` does, for nearly every token.
+                steps.token_ids.append(event.token_id)
+            else:
+                steps.add(event)
         self.is_urgent = self.is_urgent or is_urgent
 
     def settle(self, streams: int) -> None:
