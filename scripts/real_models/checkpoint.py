@@ -12,7 +12,56 @@ from scripts.real_models.source import Source
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 _GROUP_SIZE = 64
+# The hub's names, and those of GGUF.
+_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding"}
+_SIZES = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+}
 _WEIGHTS = "model.safetensors"
+
+
+def described(
+    source: Source, network: dict[str, Any], tokenizer: dict[str, Any], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a checkpoint's JSON files by their names without suffix.
+
+    Args:
+        source: What they are made from.
+        network: Of its configuration, what differs between the families.
+        tokenizer: `tokenizer.json`.
+        settings: Of `tokenizer_config.json`, what differs.
+    """
+    ids = {f"{role}_token_id": source.vocabulary(f"{key}_token_id") for role, key in _ROLES.items()}
+    texts = source.vocabulary("tokens")
+    shared = {name: source.of(key) for name, key in _SIZES.items()}
+    return {
+        "config": {
+            **shared,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            **network,
+            **ids,
+        },
+        "generation_config": ids,
+        "tokenizer": tokenizer,
+        "tokenizer_config": {
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": source.of("context_length"),
+            **{f"{role}_token": texts[ids[f"{role}_token_id"]] for role in _ROLES},
+            "unk_token": texts[source.vocabulary("unknown_token_id")],
+            "added_tokens_decoder": {
+                str(one["id"]): {key: value for key, value in one.items() if key != "id"}
+                for one in source.added_tokens
+            },
+            **settings,
+        },
+    }
 
 
 def write(

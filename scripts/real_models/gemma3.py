@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from scripts.real_models import checkpoint
 from scripts.real_models.source import NORMAL, USER_DEFINED, Source
 
 _PARTS = {
@@ -27,6 +28,12 @@ _OTHERS = {
 }
 _LAYERS_PER_FULL_ATTENTION = 6
 _SPACE = "▁"
+_SETTINGS: dict[str, Any] = {
+    "tokenizer_class": "GemmaTokenizer",
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "spaces_between_special_tokens": False,
+}
 
 
 def tensors(source: Source) -> dict[str, np.ndarray]:
@@ -46,17 +53,7 @@ def _name(name: str) -> str:
 
 def files(source: Source) -> dict[str, Any]:
     """Return the checkpoint's JSON files by their names without suffix."""
-    ids = {
-        "bos_token_id": source.vocabulary("bos_token_id"),
-        "eos_token_id": source.vocabulary("eos_token_id"),
-        "pad_token_id": source.vocabulary("padding_token_id"),
-    }
-    return {
-        "config": {**_network(source), **ids},
-        "generation_config": ids,
-        "tokenizer": _tokenizer(source),
-        "tokenizer_config": _tokenizer_config(source, ids),
-    }
+    return checkpoint.described(source, _network(source), _tokenizer(source), _SETTINGS)
 
 
 def _network(source: Source) -> dict[str, Any]:
@@ -66,23 +63,14 @@ def _network(source: Source) -> dict[str, Any]:
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": source.of("embedding_length"),
-        "intermediate_size": source.of("feed_forward_length"),
-        "num_hidden_layers": source.of("block_count"),
-        "num_attention_heads": source.of("attention.head_count"),
-        "num_key_value_heads": source.of("attention.head_count_kv"),
         "head_dim": source.of("attention.key_length"),
         "query_pre_attn_scalar": source.of("attention.key_length"),
-        "max_position_embeddings": source.of("context_length"),
         "rms_norm_eps": 1e-6,
-        "rope_theta": source.of("rope.freq_base"),
         "rope_local_base_freq": 10000.0,
         "sliding_window": source.of("attention.sliding_window"),
         "sliding_window_pattern": _LAYERS_PER_FULL_ATTENTION,
         "layer_types": ["full_attention" if one else "sliding_attention" for one in full],
         "vocab_size": len(source.vocabulary("tokens")),
-        "attention_bias": False,
-        "tie_word_embeddings": True,
     }
 
 
@@ -156,23 +144,3 @@ def _merges(source: Source) -> list[list[str]]:
                 ranked.append((-scores[number], number, left, right))
     texts = source.vocabulary("tokens")
     return [[texts[left], texts[right]] for _, _, left, right in sorted(ranked)]
-
-
-def _tokenizer_config(source: Source, ids: dict[str, int]) -> dict[str, Any]:
-    texts = source.vocabulary("tokens")
-    return {
-        "tokenizer_class": "GemmaTokenizer",
-        "add_bos_token": True,
-        "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
-        "spaces_between_special_tokens": False,
-        "model_max_length": source.of("context_length"),
-        "bos_token": texts[ids["bos_token_id"]],
-        "eos_token": texts[ids["eos_token_id"]],
-        "pad_token": texts[ids["pad_token_id"]],
-        "unk_token": texts[source.vocabulary("unknown_token_id")],
-        "added_tokens_decoder": {
-            str(one["id"]): {key: value for key, value in one.items() if key != "id"}
-            for one in source.added_tokens
-        },
-    }

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from scripts.real_models import checkpoint
 from scripts.real_models.source import Source
 
 _PARTS = {
@@ -46,17 +47,9 @@ def _halves_apart(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def files(source: Source) -> dict[str, Any]:
     """Return the checkpoint's JSON files by their names without suffix."""
-    ids = {
-        "bos_token_id": source.vocabulary("bos_token_id"),
-        "eos_token_id": source.vocabulary("eos_token_id"),
-        "pad_token_id": source.vocabulary("padding_token_id"),
-    }
-    return {
-        "config": {**_network(source), **ids},
-        "generation_config": ids,
-        "tokenizer": _tokenizer(source),
-        "tokenizer_config": _tokenizer_config(source, ids),
-    }
+    return checkpoint.described(
+        source, _network(source), _tokenizer(source), _tokenizer_config(source)
+    )
 
 
 def _network(source: Source) -> dict[str, Any]:
@@ -64,18 +57,9 @@ def _network(source: Source) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
-        "hidden_size": source.of("embedding_length"),
-        "intermediate_size": source.of("feed_forward_length"),
-        "num_hidden_layers": source.of("block_count"),
-        "num_attention_heads": source.of("attention.head_count"),
-        "num_key_value_heads": source.of("attention.head_count_kv"),
-        "max_position_embeddings": source.of("context_length"),
         "rms_norm_eps": 1e-5,
-        "rope_theta": source.of("rope.freq_base"),
         "vocab_size": source.of("vocab_size"),
-        "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": True,
     }
 
 
@@ -108,21 +92,10 @@ def _tokenizer(source: Source) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(source: Source, ids: dict[str, int]) -> dict[str, Any]:
-    texts = source.vocabulary("tokens")
+def _tokenizer_config(source: Source) -> dict[str, Any]:
     return {
         # The published class: transformers gives it another pre-tokenizer than the file has.
         "tokenizer_class": "GPT2Tokenizer",
         "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": source.of("context_length"),
-        "bos_token": texts[ids["bos_token_id"]],
-        "eos_token": texts[ids["eos_token_id"]],
-        "pad_token": texts[ids["pad_token_id"]],
-        "unk_token": texts[source.vocabulary("unknown_token_id")],
         "chat_template": source.metadata["tokenizer.chat_template"],
-        "added_tokens_decoder": {
-            str(one["id"]): {key: value for key, value in one.items() if key != "id"}
-            for one in source.added_tokens
-        },
     }
