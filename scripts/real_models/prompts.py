@@ -11,11 +11,13 @@ PROMPTS = {
     "japanese": "日本の首都は東京です。フランスの首都は",
     "chat": ("<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"),
 }
-LONG = "".join(
+_NOTES = [
     f"Note {n}: on day {n * 7 % 365} the river stood {n * 13 % 90} cm above its mark, "
     f"and {n % 9 + 2} boats passed the bridge.\n"
-    for n in range(1, 101)
-)
+    for n in range(1, 195)
+]
+# Of about 3,000 and 6,000 tokens; the longer one begins with the other.
+LONG_PROMPTS = {"long": "".join(_NOTES[:100]), "longer": "".join(_NOTES)}
 # Each of another script or kind; models read them joined, too.
 TEXTS = (
     "Rules\n\n1. Only 12345, 6789.01 and 2^64 = 18446744073709551616",

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from scripts.real_models import checkpoint, minilm, recipes
 from scripts.real_models.__main__ import TARGET
-from scripts.real_models.prompts import LONG, PROMPTS, TEXTS
+from scripts.real_models.prompts import LONG_PROMPTS, PROMPTS, TEXTS
 from scripts.real_models.recipes import Recipe
 from scripts.real_models.source import Source, read, write
 
@@ -57,8 +57,12 @@ def _decoder(python: Path, recipe: Recipe) -> dict[str, Any]:
     source = read(recipe.find(PACKAGES), PACKAGES)
     if "f32" not in recipe.precisions:
         source = checkpoint.rounded(source)
-    prompts = {**PROMPTS, "long": LONG}
-    question = {"texts": TEXTS, "prompts": prompts, "tokens": _TOKENS, "top": _TOP}
+    question = {
+        "texts": TEXTS,
+        "prompts": {**PROMPTS, **LONG_PROMPTS},
+        "tokens": _TOKENS,
+        "top": _TOP,
+    }
     answers = _ask(python, source, question)
     best = [each for reply in answers["replies"].values() for each in reply["top"]]
     gap = min(first[1] - second[1] for first, second, *_ in best)

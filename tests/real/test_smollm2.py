@@ -13,9 +13,10 @@ from real_answers import (
     listed,
     require_ids,
     require_ids_of_the_file,
+    require_near,
     require_reply,
 )
-from serving import Reply, chat, stream, user
+from serving import Reply, chat, inspect, require_same, stream, user
 
 from backend.pb import backend_pb2 as pb
 from scripts.real_models.prompts import PROMPTS
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.mlx
 
 # The largest distance of a log-probability from llama.cpp's in float32.
 BOUND = 5e-4
+SHORT = ("capital", "digits", "code", "yaml")
 WEATHER = {
     "type": "function",
     "function": {
@@ -50,6 +52,28 @@ PERSON = {
     "required": ["name", "age", "likes"],
     "additionalProperties": False,
 }
+HERMES = """{%- if tools %}<|im_start|>system
+You call functions. Their signatures are within <tools></tools>:
+<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+For each call return JSON with its name and arguments within <tool_call></tool_call>:
+<tool_call>
+{"name": <function-name>, "arguments": <args-dict>}
+</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +99,52 @@ async def test_greedy_replies_are_those_of_llama_cpp(shared, smollm2, expected, 
     async with shared(smollm2, findings=FINDINGS) as backend:
         reply = await backend.stub.Predict(asked(name, len(expected["replies"][name]["reply"])))
         require_reply(reply, expected["replies"][name], BOUND)
+
+
+@pytest.mark.parametrize(
+    ("precision", "options", "bound"),
+    [("bf16", [], 0.1), ("8bit", [], 0.5), ("4bit", [], 1.5), ("f32", ["kv_bits:8"], 0.3)],
+)
+async def test_fewer_bits_change_log_probabilities_little(
+    shared, real_models, expected, precision, options, bound
+):
+    async with shared(
+        real_models(f"smollm2-{precision}"), findings=FINDINGS, Options=options
+    ) as backend:
+        equal = 0
+        for name in SHORT:
+            reply = await backend.stub.Predict(asked(name, 16))
+            equal += require_near(reply, expected["replies"][name], bound)
+    assert equal >= len(SHORT)
+
+
+async def test_drafts_change_no_token(shared, smollm2):
+    lines = "".join(f'{{"row": {n}, "state": "open"}}\n' for n in range(20, 32))
+    common = {"Prompt": lines, "Tokens": 40, "IgnoreEOS": True, "Seed": 3}
+    requests = [
+        pb.PredictOptions(**common),
+        pb.PredictOptions(**common, Temperature=0.7),
+        asked("code", 24),
+    ]
+    async with shared(smollm2, findings=FINDINGS) as backend:
+        await require_same(backend, requests)
+        assert (await inspect(backend)).accepted_tokens > 0
+
+
+async def test_calls_are_written_and_read_as_a_template_of_hermes_says(shared, smollm2, tmp_path):
+    template = tmp_path / "hermes.jinja"
+    template.write_text(HERMES, encoding="utf-8")
+    options = {"findings": FINDINGS, "Options": [f"chat_template:{template}"]}
+    question = [user("What is the weather in Oslo for the next three days?")]
+    async with shared(smollm2, **options) as backend:
+        request = chat(question, tools=[WEATHER], ToolChoice="required", Tokens=120)
+        prompt = list((await backend.stub.TokenizeString(request)).tokens)
+        text = (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=prompt))).content
+        assert "<tools>" in text
+        reply = await stream(backend.stub, request)
+    assert reply.calls[0]["name"] == "get_weather"
+    arguments = json.loads(reply.calls[0]["arguments"])
+    jsonschema.validate(arguments, WEATHER["function"]["parameters"])
 
 
 async def test_a_stream_goes_on_when_its_engine_is_killed(shared, smollm2):
