@@ -1,4 +1,4 @@
-"""Put on an engine's path, it writes down which of our functions the engine's turns call."""
+"""Put on a process's path, it writes down which of our functions it calls, round by round."""
 
 import json
 import os
@@ -8,14 +8,22 @@ from pathlib import Path
 WANTED = "MLX_TRACED_TURNS"
 """The environment variable with the file to write, and the number of turns."""
 
+WANTED_REPLIES = "MLX_TRACED_REPLIES"
+"""The same for the replies of the server."""
+
 TURN = ("backend.engine.loop", "turn")
+REPLY = ("backend.rpc.replies", "increment_reply")
+SUBMIT = ("backend.engine.engine", "submit")
 
 
 class Tracer:
-    """Keeps the calls of each turn as names of modules and functions, in their order."""
+    """Keeps the calls of each turn as names of modules and functions, in their order.
 
-    def __init__(self, file, turns):
-        self.file, self.left = file, turns
+    A turn begins with a call of its mark.
+    """
+
+    def __init__(self, file, turns, mark=TURN):
+        self.file, self.left, self.mark = file, turns, mark
         self.turns = []
 
     def note(self, frame, event, _argument):
@@ -25,7 +33,7 @@ class Tracer:
         if not module.startswith(("backend.", "common.")):
             return
         call = module, frame.f_code.co_name
-        if call == TURN:
+        if call == self.mark:
             self.begin()
         elif self.turns:
             self.turns[-1].append(call)
@@ -34,8 +42,42 @@ class Tracer:
         if self.left == len(self.turns):
             sys.setprofile(None)
             self.file.write_text(json.dumps(self.turns), encoding="utf-8")
-        self.turns.append([TURN])
+        self.turns.append([self.mark])
 
+
+class ServerTracer(Tracer):
+    """Keeps the calls between replies that have one token more than the last; and of a submit."""
+
+    def __init__(self, file, turns):
+        super().__init__(file, turns, REPLY)
+        self.tokens, self.submit, self.is_submitting = 0, [], None
+
+    def note(self, frame, event, argument):
+        if self.is_submitting is frame and event == "return":
+            self.is_submitting = None
+        call = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if event == "call" and call == SUBMIT:
+            self.is_submitting = frame
+        if self.is_submitting and event == "call" and call[0].startswith(("backend.", "common.")):
+            self.submit.append(call)
+        if event == "call" and call == REPLY:
+            tokens = frame.f_locals["increment"].usage.completion_tokens
+            if self.turns and tokens != self.tokens + 1:
+                # Several tokens: the server was slower than the engine.
+                self.turns.pop()
+            self.tokens = tokens
+        super().note(frame, event, argument)
+
+    def begin(self):
+        if self.left == len(self.turns):
+            self.turns.append(self.submit)
+            self.left += 1
+        super().begin()
+
+
+if "--server-fd" not in sys.orig_argv and (wanted := os.environ.get(WANTED_REPLIES)):
+    path, _, count = wanted.rpartition(":")
+    sys.setprofile(ServerTracer(Path(path), int(count)).note)
 
 if "--server-fd" in sys.orig_argv and (wanted := os.environ.get(WANTED)):
     path, _, count = wanted.rpartition(":")
