@@ -1,4 +1,4 @@
-"""The memory of a model, estimated before its weights are read."""
+"""The memory of a model, estimated before the weights of a decoder are read."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +11,10 @@ from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
 from backend.engine.trials.drafter import foresee_draft
 from backend.engine.trials.kv_profile import foresee
+from backend.model.checkpoint.config import read_config
 from backend.model.checkpoint.weights import memory_bytes
-from backend.model.loader import look
+from backend.model.encoder import is_encoder
+from backend.model.loader import load, look
 
 KV_WIDTHS = (None, 8, 4)
 
@@ -40,7 +42,7 @@ class Forecast:
         media_bytes: Kept for images and audio; 0 for a text model.
         memory_bytes: The device's memory.
         budget_bytes: For the KV caches of all requests and of the prompt cache.
-        caches: For each useful width, the widest first.
+        caches: For each useful width, the widest first; none of an encoder.
     """
 
     card: ModelCard
@@ -75,9 +77,11 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
         directory: Of the model.
 
     Raises:
-        LoadError: It cannot be loaded, or is an encoder, which has no KV cache; or the same holds
-            for its draft model, or that cannot draft for it.
+        LoadError: It cannot be loaded; or its draft model cannot be, is an encoder, or cannot
+            draft for it.
     """
+    if is_encoder(read_config(directory)):
+        return _of_encoder(options, directory)
     model = look(options, directory)
     draft, draft_profile = foresee_draft(options, model) or (None, None)
     media_bytes = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0
@@ -100,6 +104,13 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
         budget_bytes=kv_budget_bytes(options, weights_bytes, working_set, media_bytes=media_bytes),
         caches=tuple(profiles.values()),
     )
+
+
+def _of_encoder(options: ModelOptions, directory: Path) -> Forecast:
+    """Return the memory of an encoder, which has no KV cache; reads its weights."""
+    card, working_set = load(options, directory).card, working_set_bytes()
+    files_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    return Forecast(card, files_bytes, None, 0, memory_bytes(), working_set, 0, ())
 
 
 def _foreseen(network: Network, tuning: TuningOptions) -> KvProfile | None:

@@ -1,17 +1,19 @@
 """What is foretold of a model is what a load finds."""
 
 from dataclasses import replace
+from io import StringIO
 
 import mlx.core as mx
 import pytest
+from rich.console import Console
 
+from backend.cli.fit.report import table, values
 from backend.config import MemoryOptions, ModelOptions, TuningOptions
 from backend.engine.forecast import forecast
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.rows.row_states import MOST_TOKENS
 from backend.engine.trials.drafter import load_draft
 from backend.engine.trials.kv_profile import measure
-from backend.errors import UnsupportedModelError
 from backend.model.loader import load
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
@@ -108,7 +110,12 @@ def test_where_the_weights_do_not_fit_nothing_runs(tiny_models):
     assert foretold.rows(foretold.caches[0], 1) == 0
 
 
-def test_an_encoder_has_no_kv_cache_to_foretell(tmp_path):
+def test_an_encoder_is_foretold_without_kv_caches(tmp_path):
     directory = build_encoder("bert", tmp_path / "bert")
-    with pytest.raises(UnsupportedModelError, match="is an encoder: it has no KV cache"):
-        forecast(options(directory), directory)
+    foretold = forecast(options(directory), directory)
+    assert foretold.card.weights_bytes > 0
+    assert foretold.caches == ()
+    assert values(foretold)["caches"] == values(foretold)["options"] == []
+    console = Console(width=100, file=StringIO())
+    console.print(table(foretold))
+    assert "none: it is an encoder" in console.file.getvalue()

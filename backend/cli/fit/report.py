@@ -29,7 +29,7 @@ def table(forecast: Forecast) -> RenderableType:
     for label, text in _facts(forecast):
         facts.add_row(label, printable(text))
     parts: list[RenderableType] = [facts, Text()]
-    if forecast.has_room:
+    if forecast.has_room and forecast.caches:
         parts += [_requests(forecast), Text()]
     return Group(*parts, *advice(forecast))
 
@@ -74,6 +74,8 @@ def lengths(forecast: Forecast) -> list[int]:
 
 def options(forecast: Forecast) -> Iterator[str]:
     """Yield the options worth setting on this machine, as in a model's YAML."""
+    if not forecast.caches:
+        return
     widest = forecast.caches[0]
     chosen = next(
         (each for each in forecast.caches if _common_rows(forecast, each) >= FEWEST_ROWS),
@@ -95,7 +97,7 @@ def advice(forecast: Forecast) -> Iterator[Text]:
         yield from (Text(f"  - {option}") for option in found)
     else:
         yield Text("No option needs to be set.", QUIET_STYLE)
-    if all(_common_rows(forecast, cache) < 1 for cache in forecast.caches):
+    if forecast.caches and all(_common_rows(forecast, cache) < 1 for cache in forecast.caches):
         most = max(cache.profile.max_tokens(forecast.budget_bytes) for cache in forecast.caches)
         yield Text(f"A request may hold {most:,} tokens at most.", ERROR_STYLE)
 
@@ -113,7 +115,9 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
         yield "media", f"{decimal(forecast.media_bytes)} kept for pictures and sounds"
     usable = f"{decimal(forecast.working_set_bytes)} of {decimal(forecast.memory_bytes)} usable"
     yield "memory", usable
-    if forecast.has_room:
+    if not forecast.caches:
+        yield "KV", "none: it is an encoder"
+    elif forecast.has_room:
         yield "KV", f"{decimal(forecast.budget_bytes)} for requests and prompt cache"
 
 
