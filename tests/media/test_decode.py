@@ -8,6 +8,7 @@ from PIL import Image
 from backend.core.media import MediaKind
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decode
+from common.remedies import CHECKOUT
 
 IMAGE, AUDIO, VIDEO = MediaKind.IMAGE, MediaKind.AUDIO, MediaKind.VIDEO
 PICTURE = encoded(gradient(), "PNG")
@@ -94,4 +95,4 @@ def test_without_its_library_a_medium_is_refused_with_what_to_install(
     monkeypatch.delitem(sys.modules, user, raising=False)
     with pytest.raises(UnsupportedError) as caught:
         read(PICTURE, kind)
-    assert str(caught.value) == f"needs {name}: pip install 'mlx-grpc-backend[media]'"
+    assert str(caught.value) == f"needs {name}: {CHECKOUT}"

@@ -11,6 +11,7 @@ from media_files import animation, encoded, film, gradient, wav
 from backend.config import MAX_VIDEO_FRAMES
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.media.video import decode_video
+from common.remedies import CHECKOUT
 from common.rpc.caller import AbandonedError, enter_work
 
 READ = "the supported formats are GIF, WEBP, PNG, MP4, WebM"
@@ -95,7 +96,7 @@ def test_a_film_needs_a_library_and_says_which(monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(UnsupportedError) as caught:
         decode(b"\0\0\0\x20ftypisom")
-    assert str(caught.value) == "needs PyAV: pip install 'mlx-grpc-backend[video]'"
+    assert str(caught.value) == f"needs PyAV: {CHECKOUT}"
 
 
 @pytest.fixture
