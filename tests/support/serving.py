@@ -56,7 +56,7 @@ class Served:
         os.kill(process_id, signal.SIGSTOP)
         try:
             yield
-            await until(lambda: len(self.engine._ledger.requests) == count)
+            await until(lambda: len(self.engine._calls.requests) == count)
         finally:
             os.kill(process_id, signal.SIGCONT)
 
