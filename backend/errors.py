@@ -140,6 +140,10 @@ class UnsupportedModelError(LoadError):
     """The files are not a model that MLX can run."""
 
 
+class UnreadableTokenizerError(LoadError):
+    """The checkpoint's tokenizer cannot be made; a fault elsewhere in its files may be why."""
+
+
 class OutOfMemoryError(LoadError):
     """The model does not fit into memory."""
 

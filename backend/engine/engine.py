@@ -28,6 +28,7 @@ from backend.errors import (
     OverloadedError,
     RequestCancelledError,
     ShuttingDownError,
+    UnreadableTokenizerError,
 )
 from backend.model.checkpoint.draft import draft_options
 from backend.model.checkpoint.hub import locate
@@ -322,11 +323,17 @@ class Engine(Generic[HandleT]):
     async def _load_beside(
         self, text: "asyncio.Task[TextPart]", own: ModelOptions, directory: Path
     ) -> Loaded:
-        """Have a process load a model; what is wrong with its text is told before all else."""
+        """Have a process load a model; what is wrong with its text is told before all else.
+
+        A tokenizer that cannot be made may have its reason elsewhere: the process tells more.
+        """
         load = asyncio.create_task(self._supervisor.load(own, directory))
         try:
             await asyncio.wait([load, text], return_when=asyncio.FIRST_EXCEPTION)
-            await text
+            problem = text.exception() if text.done() else None
+            is_known = isinstance(problem, LoadError)
+            if is_known and not isinstance(problem, UnreadableTokenizerError):
+                await text
             return await load
         finally:
             load.cancel()

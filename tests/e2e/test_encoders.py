@@ -15,6 +15,7 @@ from backend.config import ModelOptions
 from backend.errors import UnsupportedModelError
 from backend.model.loader import load
 from backend.pb import backend_pb2 as pb
+from common.remedies import CHECKOUT
 from scripts.tiny_encoders import POSITIONS, build_cross_encoder, build_encoder
 from scripts.tiny_retrieval import add_modules
 
@@ -291,7 +292,7 @@ def test_without_mlx_vlm_an_encoder_says_what_to_install(encoders, monkeypatch):
     with pytest.raises(UnsupportedModelError) as caught:
         load(options, encoders["bert"])
     assert "mlx-vlm" in str(caught.value)
-    assert "pip install 'mlx-grpc-backend[vision]'" in str(caught.value)
+    assert CHECKOUT in str(caught.value)
 
 
 async def test_a_decoder_takes_the_place_of_an_encoder(encoders, tiny_models):

@@ -106,6 +106,6 @@ def test_a_run_of_some_families_leaves_the_rows_of_others_on_the_page():
     told = [Row("llama", "mlx-lm", "wrong: a | b"), Row("gemma2", "mlx-lm", "equal")]
     gone = Row("no such family", "mlx-lm", "equal")
     new = Row("llama", "mlx-lm", "equal", batched="no: x | y")
-    assert rows_of(page([*told, gone], [])) == [*told, gone]
-    merged = merge(page([*told, gone], []), [new], all_families())
-    assert merged == [told[1], new]
+    shown = page([*told, gone], [])
+    assert sorted(rows_of(shown), key=str) == sorted([*told, gone], key=str)
+    assert sorted(merge(shown, [new], all_families()), key=str) == [told[1], new]

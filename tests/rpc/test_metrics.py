@@ -13,6 +13,7 @@ from scripted_engine import STATUS, ScriptedEngine
 from backend.config import ModelOptions
 from backend.rpc.metrics import MetricsServer
 from common.address import AddressError
+from common.remedies import CHECKOUT
 
 ROOT = Path(__file__).parent.parent.parent
 ANY_PORT = "127.0.0.1:0"
@@ -116,4 +117,4 @@ def test_without_the_package_the_start_fails_and_says_how_to_get_it():
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 1
-    assert "pip install 'mlx-grpc-backend[metrics]'" in done.stderr.splitlines()[-1]
+    assert CHECKOUT in done.stderr.splitlines()[-1]

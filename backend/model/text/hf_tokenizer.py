@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from backend.config import ModelOptions
-from backend.errors import LoadError
+from backend.errors import LoadError, UnreadableTokenizerError
 from backend.model.checkpoint.config import read_json
 from backend.model.checkpoint.failures import one_line
 from backend.model.checkpoint.paths import find_path
@@ -137,7 +137,9 @@ def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
         if "trust_remote_code" in str(error):
             raise
         reason = one_line(error)
-        raise LoadError(f"{directory} has no readable tokenizer: {reason}") from error
+        raise UnreadableTokenizerError(
+            f"{directory} has no readable tokenizer: {reason}"
+        ) from error
     _require_words(hf_tokenizer, directory)
     # Checkpoints with towers keep their template with the processor.
     own_file = directory / "chat_template.json"
