@@ -142,10 +142,10 @@ class EngineLoop:
                 raise
             self._recover(error)
         was_at_work, self._rests = not self._rests, self.is_idle
-        if self._rests and was_at_work:
-            # A breach is a loss of this process like any other.
-            self.check()
         self._port.report(self, is_idle=self._rests)
+        if self._rests and was_at_work:
+            # Nobody waits now. A breach is a loss of this process like any other.
+            self.check()
 
     # Commands: none of them computes.
 
