@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 WANTED = "MLX_TRACED_TURNS"
@@ -10,6 +11,15 @@ WANTED = "MLX_TRACED_TURNS"
 
 WANTED_REPLIES = "MLX_TRACED_REPLIES"
 """The same for the replies of the server."""
+
+WANTED_LOAD = "MLX_TRACED_LOAD"
+"""The environment variable with the folder for the modules that a load visits, by process."""
+
+LOADS = {
+    "engine": (("backend.engine.leading.boot", "_load"), ("backend.engine.loop", "run")),
+    "server": (("backend.rpc.servicer", "LoadModel"), ("backend.pipeline.generate", "tell_format")),
+}
+"""By the name of a process: the calls that begin and end a load."""
 
 TURN = ("backend.engine.loop", "turn")
 REPLY = ("backend.rpc.replies", "increment_reply")
@@ -74,6 +84,34 @@ class ServerTracer(Tracer):
             self.left += 1
         super().begin()
 
+
+class LoadTracer:
+    """Keeps the modules that a load visits, on all threads."""
+
+    def __init__(self, folder, name):
+        self.file = Path(folder, name)
+        self.first, self.last = LOADS[name]
+        self.modules = None
+
+    def note(self, frame, event, _argument):
+        call = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if event != "call" or not call[0].startswith(("backend.", "common.")):
+            return
+        if call == self.first and self.modules is None:
+            # A coroutine that goes on is called again.
+            self.modules = set()
+        if self.modules is None or call[1] == "<module>":
+            return
+        self.modules.add(call[0])
+        if call == self.last:
+            self.file.write_text(json.dumps(sorted(self.modules)), encoding="utf-8")
+            self.modules = None
+
+
+if folder := os.environ.get(WANTED_LOAD):
+    tracer = LoadTracer(folder, "engine" if "--server-fd" in sys.orig_argv else "server")
+    threading.setprofile(tracer.note)
+    sys.setprofile(tracer.note)
 
 if "--server-fd" not in sys.orig_argv and (wanted := os.environ.get(WANTED_REPLIES)):
     path, _, count = wanted.rpartition(":")
