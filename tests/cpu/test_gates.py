@@ -112,7 +112,8 @@ def test_no_compiled_function_of_such_a_family_has_the_activation(name):
 
 @pytest.mark.parametrize("shape", [(1, 30, 100), (2, 15, 100), (7, 1000)])
 def test_more_than_a_cache_holds_is_computed_in_pieces(shape, monkeypatch):
-    monkeypatch.setattr(exponentials, "_LEAST_NUMBERS", 1)
+    monkeypatch.setattr(exponentials, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(gates, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(gates, "_MOST_NUMBERS", 2000)
     monkeypatch.setattr(gates, "_PIECE_NUMBERS", 700)
     sizes = []

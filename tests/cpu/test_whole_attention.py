@@ -1,5 +1,7 @@
 """Attention over whole keys is that of MLX, also where it is computed in pieces."""
 
+import math
+
 import mlx.core as mx
 import pytest
 
@@ -18,7 +20,7 @@ SCALE = HEAD_WIDTH**-0.5
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch):
     """However few scores there are, as many as those of three tokens are a piece."""
-    monkeypatch.setattr(exponentials, "_LEAST_NUMBERS", 0)
+    monkeypatch.setattr(exponentials, "LEAST_NUMBERS", 0)
     monkeypatch.setattr(whole_attention, "_PIECE_SCORES", 3 * HEADS * POSITIONS)
 
 
@@ -102,7 +104,7 @@ def test_16_bits_are_left_to_mlx(dtype):
 
 
 def test_few_scores_are_left_to_mlx(monkeypatch):
-    monkeypatch.setattr(exponentials, "_LEAST_NUMBERS", HEADS * WIDTH * POSITIONS + 1)
+    monkeypatch.setattr(exponentials, "LEAST_NUMBERS", HEADS * WIDTH * POSITIONS + 1)
     given = arrays(1)
     assert mx.array_equal(
         attend_whole(*given, scale=SCALE, mask=None, sinks=None), mlx_attention(given, None)
@@ -123,6 +125,8 @@ def test_a_network_with_its_own_caches_has_its_attention_in_pieces(networks, fam
     from mlx_lm.models.cache import make_prompt_cache
 
     install(device := Device(), mx.Device(mx.cpu))
+    assert 0 < device.attend_from < math.inf
+    device.attend_from = 0
     monkeypatch.setattr(attention, "DEVICE", device)
     attention.install()
     network, tokens = networks(family), mx.arange(3, 20)[None]

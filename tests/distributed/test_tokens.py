@@ -36,7 +36,7 @@ async def test_a_group_gives_the_tokens_of_one_process(
     assert [o.cached_tokens for o in together.again] == [o.cached_tokens for o in alone.again]
     assert together.again[1].cached_tokens == LONG - 1
     assert together.first[4].logprobs == pytest.approx(alone.first[4].logprobs, abs=1e-4)
-    for ours, theirs in zip(together.scores, alone.scores, strict=True):
+    for ours, theirs in zip(together.scores.logprobs, alone.scores.logprobs, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
     assert together.embedding == pytest.approx(alone.embedding, abs=1e-4)
     memory = engine.status().memory_bytes
