@@ -4,7 +4,7 @@ Everything that enters a loop is a command, and a turn follows from its commands
 loops with the same commands and paces do the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -98,34 +98,3 @@ class Port(Protocol):
 
     def send_status(self, loop: Reportable) -> None:
         """Send a status now, because something has ended."""
-
-
-@dataclass(slots=True)
-class SilentPort:
-    """The port of a loop without a server: it keeps no command, and drops results."""
-
-    is_shared: bool = False
-    post: Callable[[DiskNews | Resize], None] = lambda _: None
-
-    def receive(self, *, waits: bool, timeout_s: float | None) -> Sequence[Command]:  # noqa: ARG002
-        """Return nothing."""
-        return ()
-
-    def agree(self, pace: Pace | None) -> Pace | None:
-        """Return this rank's own."""
-        return pace
-
-    def note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
-        """Tell nobody."""
-
-    def hand_over(self, told: Told, /) -> None:
-        """Send nothing."""
-
-    def answer(self, results: Sequence[tuple[int, object]], /) -> None:
-        """Send nothing."""
-
-    def report(self, loop: Reportable, *, is_idle: bool) -> None:
-        """Send nothing."""
-
-    def send_status(self, loop: Reportable) -> None:
-        """Send nothing."""

@@ -4,12 +4,14 @@ import json
 import sys
 from importlib.metadata import Distribution
 from pathlib import Path
+from urllib.parse import urlunsplit
 
 import pytest
 
 from common.remedies import command_of, present_extras, source_of
 
 WHEEL = {"url": "file:///srv/a%20dir/x-0.1.0.whl", "archive_info": {}}
+FOLDER, FILE = (urlunsplit(("https", "h", path, "", "")) for path in ("x", "x.whl"))
 
 
 class Installed(Distribution):
@@ -35,10 +37,10 @@ class Installed(Distribution):
         (None, "mlx-grpc-backend"),
         ({"url": "file:///src", "dir_info": {"editable": True}}, None),
         (WHEEL, "/srv/a dir/x-0.1.0.whl"),
-        ({"url": "https://h/x.whl", "archive_info": {}}, "mlx-grpc-backend @ https://h/x.whl"),
+        ({"url": FILE, "archive_info": {}}, f"mlx-grpc-backend @ {FILE}"),
         (
-            {"url": "https://h/x", "vcs_info": {"vcs": "git"}},
-            "mlx-grpc-backend @ git+https://h/x",
+            {"url": FOLDER, "vcs_info": {"vcs": "git"}},
+            f"mlx-grpc-backend @ git+{FOLDER}",
         ),
     ],
 )
@@ -57,8 +59,8 @@ def test_the_tool_is_the_one_it_was_installed_with(installer, start):
 
 
 def test_an_extra_of_an_address_is_named_before_it():
-    command = command_of(Installed(), "mlx-grpc-backend @ https://h/x.whl", ("cpu", "media"))
-    assert command.endswith("'mlx-grpc-backend[cpu,media] @ https://h/x.whl'")
+    command = command_of(Installed(), f"mlx-grpc-backend @ {FILE}", ("cpu", "media"))
+    assert command.endswith(f"'mlx-grpc-backend[cpu,media] @ {FILE}'")
 
 
 def test_a_tool_of_uv_is_made_anew_with_the_extras_that_it_has(tmp_path, monkeypatch):

@@ -20,14 +20,14 @@ ENDED = "requests are computed together, with drafts"
 LOAD_TEXT = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from backend.config import ModelOptions
 from backend.engine.assembly import assemble_any_loop, load_whole
 from backend.engine.findings import Notebook
-from backend.engine.port import SilentPort
 
 directory = Path(sys.argv[1])
 options = ModelOptions(model=str(directory))
-assemble_any_loop(load_whole(options, directory), options, SilentPort(), Notebook())
+assemble_any_loop(load_whole(options, directory), options, SimpleNamespace(post=print), Notebook())
 print([name for name in sys.modules if name.startswith("mlx_vlm.")])
 """
 
