@@ -35,6 +35,15 @@ def test_no_other_file_of_the_server_knows_the_example():
     assert knowing == {name for name in listed("Adding an RPC") if name.startswith("backend/")}
 
 
+def test_an_option_of_a_request_is_in_the_three_listed_files_and_no_other():
+    knowing = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "backend").rglob("*.py")
+        if re.search(r"\bcache_hint\b", path.read_text(encoding="utf-8"))
+    }
+    assert knowing == set(listed("Adding an option of a request"))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_rpc_is_documented(method):
     pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")]

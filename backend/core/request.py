@@ -1,4 +1,7 @@
-"""A generation as its caller requests it (`GenerationCall`) and in tokens (`GenerationRequest`)."""
+"""A generation as its caller requests it (`GenerationCall`) and in tokens (`GenerationRequest`).
+
+Both hold the same `GenerationParams`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,8 +89,38 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParams:
+    """What the engine needs to know of a call: travels unchanged from the parser to the row.
+
+    A new field is parsed in `rpc/parsing/requests` and used where a row is: nothing copies fields.
+
+    Attributes:
+        request_id: The caller's, made unique.
+        max_tokens: Limit of generated tokens; `None` means up to the context length.
+        top_logprobs: Alternatives per token; `None` means no logprobs at all.
+        remembered: The part that may enter the prompt cache.
+        cache_hint: Whether the conversation will continue.
+        cache_path: The caller's path on disk for its prefix; empty for none.
+        priority: Its rank when not all requests can run at once.
+        may_speculate: Whether its tokens may be drafted; replies do not depend on it.
+        max_draft_tokens: Limit of a draft's length; `None` uses the model's option.
+    """
+
+    request_id: str
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    top_logprobs: int | None = None
+    remembered: Remembered = Remembered.ALL
+    cache_hint: CacheHint = CacheHint.NONE
+    cache_path: str = ""
+    priority: Priority = Priority.NORMAL
+    may_speculate: bool = True
+    max_draft_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCall:
-    """A parsed and validated call, not yet rendered.
+    """A parsed and validated call, not yet rendered: its text, and how the reply is read.
 
     Attributes:
         prompt: Raw text; ignored when there are messages.
@@ -95,51 +128,39 @@ class GenerationCall:
         media: Images, sounds and videos, in order.
         template_options: Template variables besides messages and tools (`enable_thinking`,
             `reasoning_effort`, ...); a missing key stays undefined in the template.
-        max_tokens: Limit of generated tokens; `None` means up to the context length.
-        top_logprobs: Alternatives per token; `None` means no logprobs at all.
         grammar: GBNF or a JSON schema that the reply must follow; wins over `tool_choice`.
         parallel_tool_calls: Whether a reply may hold more than one call.
         constrains_calls: Whether calls that the model makes of its own accord must follow their
             schemas.
         thinking_budget: Limit of thinking tokens; `None` means no limit.
-        remembered: The part that may enter the prompt cache.
-        cache_hint: Whether the conversation will continue.
-        cache_path: The caller's path on disk for its prefix; empty for none.
         cache_scope: Prefixes stored by this call are invisible to other scopes; see `Prompt`.
         shares_system_prompt: Whether other scopes share the system prompt and tools anyway.
-        priority: Its rank when not all requests can run at once.
-        may_speculate: Whether its tokens may be drafted; replies do not depend on it.
-        max_draft_tokens: Limit of a draft's length; `None` uses the model's option.
         debug: Whether the log may hold the text of this request.
         size_bytes: Size of the whole request as received.
     """
 
-    request_id: str
+    params: GenerationParams
     prompt: str = ""
     messages: tuple[Message, ...] = ()
     media: tuple[Medium, ...] = ()
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     template_options: Mapping[str, JsonValue] = field(default_factory=dict)
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
-    top_logprobs: int | None = None
     grammar: str = ""
     parallel_tool_calls: bool = True
     constrains_calls: bool = True
     thinking_budget: int | None = None
-    remembered: Remembered = Remembered.ALL
-    cache_hint: CacheHint = CacheHint.NONE
-    cache_path: str = ""
     cache_scope: str = ""
     shares_system_prompt: bool = False
-    priority: Priority = Priority.NORMAL
-    may_speculate: bool = True
-    max_draft_tokens: int | None = None
     debug: bool = False
     size_bytes: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """That of the parameters."""
+        return self.params.request_id
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
@@ -164,38 +185,36 @@ class GenerationCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A call in the engine's terms: token ids and numbers, all in range for the model.
+    """A call in the engine's terms: the caller's parameters, and the server's part of the work.
 
     Attributes:
-        max_tokens: At least 1; prompt and limit together fit the context.
-        is_open_ended: Whether only the context length sets that limit.
+        room: Tokens that the context has left after the prompt; at least 1.
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
-        top_logprobs: Alternatives per token; `None` means no logprobs at all.
-        guide: What guides the reply, if anything.
-        grammar: What the engine has made of it.
-        remembered: The part that may enter the prompt cache.
-        cache_hint: Whether the conversation will continue.
-        cache_path: The caller's path on disk for its prefix; empty for none.
-        priority: Its rank when not all requests can run at once.
-        may_speculate: Whether its tokens may be drafted; replies do not depend on it.
-        max_draft_tokens: Limit of a draft's length; `None` uses the model's option.
+        guide: The rule and the thinking budget of the reply, if any.
+        grammar: Made of the guide by the engine.
     """
 
-    request_id: str
+    params: GenerationParams
     prompt: Prompt
-    sampling: SamplingParams
-    max_tokens: int
-    stop_token_ids: frozenset[int]
-    is_open_ended: bool = False
-    top_logprobs: int | None = None
+    room: int
+    stop_token_ids: frozenset[int] = frozenset()
     guide: Guide | None = None
     grammar: ReplyGrammar | None = None
-    remembered: Remembered = Remembered.ALL
-    cache_hint: CacheHint = CacheHint.NONE
-    cache_path: str = ""
-    priority: Priority = Priority.NORMAL
-    may_speculate: bool = True
-    max_draft_tokens: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        """That of the parameters."""
+        return self.params.request_id
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of its reply, at least 1."""
+        return min(self.params.max_tokens or self.room, self.room)
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether only the context sets that limit."""
+        return self.params.max_tokens is None or self.params.max_tokens > self.room
 
 
 class ComputeRequest(Struct, Generic[ResultT], frozen=True):

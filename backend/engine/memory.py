@@ -215,6 +215,6 @@ class Memory:
             "request id=%s ends at %d generated tokens: its KV cache fills all of the %d bytes "
             "that there are for it",
             row.request_id,
-            row.request.max_tokens,
+            row.max_tokens,
             self._reservations.budget_bytes,
         )

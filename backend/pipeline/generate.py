@@ -124,20 +124,11 @@ def _request(
     ignores_eos = call.ignore_eos and not (guide and guide.rule)
     room = (model.card.context_length or sys.maxsize) - len(prompt.token_ids)
     return GenerationRequest(
-        request_id=call.request_id,
+        params=call.params,
         prompt=prompt,
-        sampling=call.sampling,
-        max_tokens=min(call.max_tokens or room, room),
-        is_open_ended=call.max_tokens is None or call.max_tokens > room,
+        room=room,
         stop_token_ids=frozenset() if ignores_eos else model.card.eos_token_ids,
-        top_logprobs=call.top_logprobs,
         guide=guide,
-        remembered=call.remembered,
-        cache_hint=call.cache_hint,
-        cache_path=call.cache_path,
-        priority=call.priority,
-        may_speculate=call.may_speculate,
-        max_draft_tokens=call.max_draft_tokens,
     )
 
 
@@ -150,7 +141,7 @@ def _reply_cursor(
         tools=schemas,
         stop_strings=call.stop_strings,
         prompt_tail=prompt.tail,
-        wants_logprobs=call.top_logprobs is not None,
+        wants_logprobs=call.params.top_logprobs is not None,
         max_calls=None if call.parallel_tool_calls else 1,
         used_ids=tuple(
             called.call_id for message in call.messages for called in message.tool_calls

@@ -11,7 +11,7 @@ from backend.config import MAX_PASSAGE_TOKENS
 from backend.core.delta import ContentDelta
 from backend.core.media import MediaKind, Medium
 from backend.core.prompt import Message
-from backend.core.request import GenerationCall, Remembered, SamplingParams
+from backend.core.request import GenerationCall, GenerationParams, Remembered, SamplingParams
 from backend.core.transcription import Transcript, TranscriptionCall, TranscriptSegment
 from backend.errors import UnsupportedError
 from backend.media.speech import Passage, passages, read_speech
@@ -91,13 +91,15 @@ async def _words(
 
 def _request(call: TranscriptionCall, payload: str) -> GenerationCall:
     return GenerationCall(
-        request_id=uuid.uuid4().hex[:12],
+        params=GenerationParams(
+            request_id=uuid.uuid4().hex[:12],
+            sampling=SamplingParams(temperature=call.temperature),
+            max_tokens=MAX_PASSAGE_TOKENS,
+            remembered=Remembered.NOTHING,
+        ),
         messages=(Message(role="user", content=_instruction(call)),),
         media=(Medium(MediaKind.AUDIO, FIELD, payload),),
         template_options={"enable_thinking": False},
-        sampling=SamplingParams(temperature=call.temperature),
-        max_tokens=MAX_PASSAGE_TOKENS,
-        remembered=Remembered.NOTHING,
     )
 
 

@@ -37,7 +37,7 @@ def require_generation(call: GenerationCall, model: ServedModel) -> None:
         UnsupportedError: The model does not generate text.
     """
     require_decoder("Predict", model)
-    require_ids("LogitBias", tuple(call.sampling.logit_bias), model)
+    require_ids("LogitBias", tuple(call.params.sampling.logit_bias), model)
 
 
 def require_ids(field: str, token_ids: Sequence[int], model: ServedModel) -> None:

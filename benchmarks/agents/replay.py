@@ -22,7 +22,7 @@ from backend.cache.token_key import TokenKey
 from backend.config import ModelOptions
 from backend.core.model import Reuse
 from backend.core.prompt import Message, Prompt
-from backend.core.request import GenerationCall, GenerationRequest, SamplingParams
+from backend.core.request import GenerationCall, GenerationParams, GenerationRequest
 from backend.engine.messages.commands import DiskNews, Fetched
 from backend.engine.prefixes.store import DiskSettings, PrefixStore, make_prefix_store
 from backend.engine.rows.row import Row
@@ -32,6 +32,8 @@ from backend.pipeline.prompt.rendering import render
 from backend.pipeline.served_model import ServedModel
 from benchmarks.agents.trace import AgentRequest, TraceShape, make_trace
 from benchmarks.harness.models import TINY
+
+PARAMS = GenerationParams(request_id="trace")
 
 FINGERPRINT = "0" * 24
 UNLIMITED_BYTES = 2**60
@@ -276,16 +278,12 @@ def _serve(row: Row, turn: Turn, network: FillingNetwork, store: PrefixStore) ->
 
 def _request(name: str, prompt: Prompt, max_tokens: int) -> GenerationRequest:
     return GenerationRequest(
-        request_id=name,
-        prompt=prompt,
-        sampling=SamplingParams(),
-        max_tokens=max_tokens,
-        stop_token_ids=frozenset(),
+        params=GenerationParams(request_id=name), prompt=prompt, room=max_tokens
     )
 
 
 def _turn(request: AgentRequest, model: ServedModel) -> Turn:
-    call = GenerationCall(request_id="trace", messages=request.messages, tools=request.tools)
+    call = GenerationCall(params=PARAMS, messages=request.messages, tools=request.tools)
     reply = model.tokenizer.encode(_written(request.reply), adds_special=False)
     if request.is_cut:
         reply = reply[: len(reply) // 2 + 1]

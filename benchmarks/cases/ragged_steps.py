@@ -24,7 +24,7 @@ from mlx_lm.utils import load_model
 from backend.cache.kv import MAX_NODE_TOKENS
 from backend.cache.row_kv import Part, RowKV
 from backend.core.prompt import Prompt
-from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.network import Caches, Network
 from backend.engine.passes.batch import Batch
 from backend.engine.passes.caches import CacheFactory
@@ -180,11 +180,9 @@ def _times_ms(step: Callable[[], object]) -> Iterator[float]:
 
 def _row(name: str, caches: Caches, tokens: int) -> Row:
     request = GenerationRequest(
-        request_id=name,
+        params=GenerationParams(request_id=name),
         prompt=Prompt((TOKEN,) * (tokens + 1)),
-        sampling=SamplingParams(),
-        max_tokens=2 * STEPS,
-        stop_token_ids=frozenset(),
+        room=2 * STEPS,
     )
     row = Row(request)
     row.cache, row.fed = caches, tokens

@@ -18,7 +18,7 @@ from mlx_lm.utils import load_model
 
 from backend.cache.packing import UNPACKED
 from backend.core.prompt import Prompt
-from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.network import Caches, FreshCaches, Network
 from backend.engine.prefixes.store import DiskSettings, make_prefix_store
 from backend.engine.rows.row import Row
@@ -102,11 +102,7 @@ def compare(directory: str, prompt_tokens: int, runs: int) -> dict[str, list[flo
 
 def _row(name: str, token_ids: Sequence[int]) -> Row:
     request = GenerationRequest(
-        request_id=name,
-        prompt=Prompt(tuple(token_ids)),
-        sampling=SamplingParams(),
-        max_tokens=1,
-        stop_token_ids=frozenset(),
+        params=GenerationParams(request_id=name), prompt=Prompt(tuple(token_ids)), room=1
     )
     return Row(request)
 

@@ -2,8 +2,12 @@
 
 import socket
 import threading
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -27,7 +31,7 @@ from backend.core.guide import (
 from backend.core.metric_table import zeros
 from backend.core.prompt import Prompt
 from backend.core.prompt_cache import HitKind, PromptCacheListing
-from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.request import GenerationParams, GenerationRequest, SamplingParams
 from backend.core.scoring import Judgement, Scores
 from backend.core.status import EngineStatus
 from backend.core.step import PrefillDone, StepLogprobs, Steps, TokenStep
@@ -60,15 +64,19 @@ from backend.engine.messages.protocol import (
 )
 from backend.engine.port import Pace
 from backend.engine.rows.pacing import PrefillPacer
+from backend.engine.rows.row import Row
 from backend.errors import GrammarError, GroupLostError
 
 pytestmark = pytest.mark.mlx
 
 REQUEST = GenerationRequest(
-    request_id="näme\n",
+    params=GenerationParams(
+        request_id="näme\n",
+        sampling=SamplingParams(temperature=0.7, logit_bias={5: -1.5}, seed=2**63),
+        max_tokens=3,
+    ),
     prompt=Prompt((1, 2, 3), boundaries=(2,)),
-    sampling=SamplingParams(temperature=0.7, logit_bias={5: -1.5}, seed=2**63),
-    max_tokens=3,
+    room=9,
     stop_token_ids=frozenset({7, 8}),
 )
 PACE = Pace(
@@ -126,6 +134,33 @@ def test_the_plan_of_a_turn_comes_out_as_it_went_in():
     turn = Turn(3, (Submit(REQUEST), Cancel("x")), PACE)
     codec = make_codec()
     assert codec.decode(codec.encode(turn)) == turn
+
+
+SAMPLES = {int: 7, float: 0.25, str: "näme", Mapping[int, float]: {5: -1.5}}
+
+
+def unlike(kind, default=MISSING):
+    """Return a value of a type other than the default; of a dataclass, in each of its fields."""
+    if isinstance(kind, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    if is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{each.name: unlike(kinds[each.name], each.default) for each in fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next(each for each in kind if each is not default)
+    return not default if kind is bool else SAMPLES[kind]
+
+
+def test_every_parameter_of_a_call_arrives_in_the_rows_of_all_ranks():
+    params, standard = unlike(GenerationParams), GenerationParams(request_id="")
+    for values, defaults in ((params, standard), (params.sampling, standard.sampling)):
+        names = [each.name for each in fields(values)]
+        assert not [name for name in names if getattr(values, name) == getattr(defaults, name)]
+    order = Submit(GenerationRequest(params=params, prompt=Prompt((1, 2)), room=5))
+    first, others = Codec(Order), make_codec()
+    received = first.decode(first.encode(order))
+    turn = others.decode(others.encode(Turn(1, (received,), PACE)))
+    assert Row(received.request).params == Row(turn.commands[0].request).params == params
 
 
 def test_what_guides_a_reply_comes_out_as_it_went_in():

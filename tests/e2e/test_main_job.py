@@ -10,11 +10,13 @@ from serving import chat, served, stream, user
 
 from backend.core.delta import FinishReason
 from backend.core.prompt import Message
-from backend.core.request import GenerationCall
+from backend.core.request import GenerationCall, GenerationParams
 from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.pb import backend_pb2 as pb
 from backend.pipeline.generate import generate
 from scripts.host_suite.weather import HOST_QUESTION, HOST_SYSTEM, HOST_TOOL
+
+PARAMS = GenerationParams(request_id="fast")
 
 pytestmark = pytest.mark.mlx
 
@@ -267,4 +269,4 @@ async def test_a_client_that_leaves_right_after_the_finish_is_no_abort(backend, 
 
 
 def _call(text: str) -> GenerationCall:
-    return GenerationCall(request_id="fast", messages=(Message(role="user", content=text),))
+    return GenerationCall(params=PARAMS, messages=(Message(role="user", content=text),))

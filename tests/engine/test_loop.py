@@ -84,7 +84,9 @@ def test_a_seeded_request_draws_the_same_alone_and_beside_seven_others(networks)
     alone = Driver(network).run(seeded)[0]
     beside = Driver(network).run(*others[:3], seeded, *others[3:])[3]
     assert alone.token_ids == beside.token_ids
-    other_seed = replace(seeded, sampling=replace(seeded.sampling, seed=43))
+    other_seed = replace(
+        seeded, params=replace(seeded.params, sampling=replace(seeded.params.sampling, seed=43))
+    )
     assert Driver(network).run(other_seed)[0].token_ids != alone.token_ids
 
 

@@ -172,7 +172,7 @@ def test_a_row_that_ends_early_keeps_the_token_in_flight(in_flight):
     row.drawn = 5 + in_flight
     row.curtail()
     row.curtail()
-    assert row.request.max_tokens == 6
+    assert row.max_tokens == 6
 
 
 REQUESTS = st.lists(

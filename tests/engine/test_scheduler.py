@@ -263,7 +263,7 @@ def test_sixteen_equal_clients_get_equal_shares():
         for row in list(scheduler.active):
             steps[clients[row]] += 1
             row.drawn += 1
-            if row.drawn == row.request.max_tokens:
+            if row.drawn == row.max_tokens:
                 scheduler.remove(row)
                 send(clients.pop(row))
         scheduler.check()
@@ -283,7 +283,7 @@ def test_nobody_is_overtaken_without_end(arrivals, slots):
     for number, priority in enumerate(arrivals):
         if priority is not None:
             row = make_row(str(number), 1, priority=priority)
-            same = [other for other in scheduler.waiting if other.request.priority is priority]
+            same = [other for other in scheduler.waiting if other.params.priority is priority]
             ahead[row] = len(same)
             scheduler.enqueue(row)
         elif running:

@@ -9,7 +9,7 @@ from chat_tokenizers import byte_level, sentencepiece
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, Reuse
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolCall, ToolChoice, ToolMode
-from backend.core.request import GenerationCall
+from backend.core.request import GenerationCall, GenerationParams
 from backend.model.loaded import LoadedModel
 from backend.model.text.branches import MAX_USER_TURNS, branches
 from backend.model.text.prefix import common_length
@@ -19,6 +19,8 @@ from backend.model.text.tokenizer import Tokenizer
 from backend.model.text.turns import Turn
 from backend.pipeline.prompt.rendering import render
 from backend.pipeline.served_model import ServedModel
+
+PARAMS = GenerationParams(request_id="r")
 
 Templates = Callable[[str], ChatTemplate]
 Conversation = tuple[Message, ...]
@@ -119,7 +121,7 @@ class Chat:
         card = dataclasses.replace(CARD, reuse=reuse)
         loaded = LoadedModel(self.tokenizer, self.template, card)
         call = GenerationCall(
-            request_id="r",
+            params=PARAMS,
             messages=tuple(messages),
             tools=self.tools,
             template_options=self.options,
@@ -308,7 +310,7 @@ def model(options: Callable[..., ModelOptions], tiny_models: Callable[[str], Pat
 @pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.NONE])
 def test_a_prompt_tells_its_boundaries(model: ServedModel, mode: ToolMode):
     call = GenerationCall(
-        request_id="r",
+        params=PARAMS,
         messages=CONVERSATIONS["after calls"],
         tools=(WEATHER,),
         tool_choice=ToolChoice(mode),
@@ -330,11 +332,14 @@ def test_a_prompt_tells_its_boundaries(model: ServedModel, mode: ToolMode):
 
 @pytest.mark.mlx
 def test_a_model_that_can_be_cut_anywhere_is_told_of_the_system_prompt_alone(model: ServedModel):
-    prompt = render(GenerationCall(request_id="r", messages=SECOND), model)
+    prompt = render(GenerationCall(params=PARAMS, messages=SECOND), model)
     assert prompt.boundaries == (prompt.system_tokens,)
 
 
 @pytest.mark.mlx
 def test_raw_text_has_no_boundaries(model: ServedModel):
-    prompt = render(GenerationCall(request_id="r", prompt="hello<|im_end|>hello"), model)
+    prompt = render(
+        GenerationCall(params=PARAMS, prompt="hello<|im_end|>hello"),
+        model,
+    )
     assert (prompt.boundaries, prompt.system_tokens) == ((), 0)

@@ -12,13 +12,15 @@ from vision import as_base64, picture
 from backend.config import ModelOptions
 from backend.core.media import MediaKind, Medium
 from backend.core.prompt import Message, Placement, Tool, ToolCall
-from backend.core.request import GenerationCall
+from backend.core.request import GenerationCall, GenerationParams
 from backend.errors import InvalidRequestError
 from backend.model.vision.media_processor import PreparedMedium, ProcessorError
 from backend.pipeline import worker_pool
 from backend.pipeline.prompt.media_prompt import media_prompt
 from backend.pipeline.prompt.tokens import WrittenPrompt, tokenize
 from common.rpc.caller import AbandonedError
+
+PARAMS = GenerationParams(request_id="r")
 
 IMAGE = MediaKind.IMAGE
 PLACE = "<|see|>"
@@ -79,7 +81,7 @@ def seeing_model():
 def call(count, prompt="", *messages):
     pictures = [as_base64(picture(n, (8, 8))) for n in range(count)]
     media = tuple(Medium(IMAGE, f"Images[{n}]", text) for n, text in enumerate(pictures))
-    return GenerationCall(request_id="r", prompt=prompt, messages=messages, media=media)
+    return GenerationCall(params=PARAMS, prompt=prompt, messages=messages, media=media)
 
 
 def expanded(count, prompt):
@@ -218,7 +220,7 @@ def test_tokens_without_their_medium_are_refused():
     ],
 )
 def test_what_a_model_cannot_take_is_refused_by_its_field(model, medium, problem):
-    request = GenerationCall(request_id="r", prompt="x", media=(medium,))
+    request = GenerationCall(params=PARAMS, prompt="x", media=(medium,))
     with pytest.raises(InvalidRequestError, match=problem) as caught:
         media_prompt(request, model)
     assert str(caught.value).startswith(medium.field)

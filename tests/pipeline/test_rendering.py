@@ -4,16 +4,18 @@ import pytest
 from scripted_engine import make_model
 
 from backend.config import ModelOptions
-from backend.core.request import GenerationCall
+from backend.core.request import GenerationCall, GenerationParams
 from backend.errors import ContextLengthError
 from backend.pipeline.prompt.rendering import render
+
+PARAMS = GenerationParams(request_id="r")
 
 WIDE = make_model(ModelOptions(model="org/tiny"))
 NARROW = replace(WIDE, card=replace(WIDE.card, context_length=4))
 
 
 def test_a_prompt_that_fits_leaves_room_for_a_token_of_the_reply():
-    assert render(GenerationCall(request_id="r", prompt="abc"), NARROW).token_ids == tuple(b"abc")
+    assert render(GenerationCall(params=PARAMS, prompt="abc"), NARROW).token_ids == tuple(b"abc")
 
 
 @pytest.mark.parametrize(
@@ -25,4 +27,4 @@ def test_a_prompt_that_fits_leaves_room_for_a_token_of_the_reply():
 )
 def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(prompt, problem):
     with pytest.raises(ContextLengthError, match=problem):
-        render(GenerationCall(request_id="r", prompt=prompt), NARROW)
+        render(GenerationCall(params=PARAMS, prompt=prompt), NARROW)

@@ -19,7 +19,7 @@ def call(tuning=None, **fields):
 
 
 def sampling(tuning=None, **fields):
-    return call(tuning, **fields).sampling
+    return call(tuning, **fields).params.sampling
 
 
 def test_an_empty_request_samples_greedily_with_everything_off():
@@ -75,9 +75,9 @@ TUNING = TuningOptions.of(
 
 def test_what_the_request_leaves_unset_comes_from_the_model_options():
     read = call(TUNING)
-    assert read.max_tokens == 100
+    assert read.params.max_tokens == 100
     assert read.template_options == {"enable_thinking": True}
-    assert read.sampling == SamplingParams(
+    assert read.params.sampling == SamplingParams(
         top_k=20,
         top_p=0.5,
         min_p=0.1,
@@ -109,11 +109,11 @@ def test_the_request_wins_over_the_model_options(fields, name, value):
 
 @pytest.mark.parametrize(("tokens", "limit"), [(0, None), (-1, None), (5, 5)])
 def test_no_token_limit_means_no_private_cap(tokens, limit):
-    assert call(Tokens=tokens).max_tokens == limit
+    assert call(Tokens=tokens).params.max_tokens == limit
 
 
 def test_the_token_limit_of_the_request_wins():
-    assert call(TUNING, Tokens=5000).max_tokens == 5000
+    assert call(TUNING, Tokens=5000).params.max_tokens == 5000
 
 
 def test_a_negative_seed_is_fresh_in_each_request():
@@ -140,12 +140,12 @@ def test_an_unset_penalty_window_is_the_whole_text(repeat):
         ({"Temperature": NAN}, "Temperature: must be a finite number, not nan"),
         ({"Temperature": INF}, "Temperature: must be a finite number, not inf"),
         ({"Temperature": -0.5}, "Temperature: must be at least 0, not -0.5"),
-        ({"TopP": -0.5}, "TopP: must be at least 0, not -0.5"),
-        ({"TopP": 1.5}, "TopP: must be at most 1, not 1.5"),
+        ({"TopP": -0.5}, "TopP: must be between 0 and 1, not -0.5"),
+        ({"TopP": 1.5}, "TopP: must be between 0 and 1, not 1.5"),
         ({"TopP": NAN}, "TopP: must be a finite number, not nan"),
         ({"TopK": -2}, "TopK: must be at least -1, not -2"),
-        ({"MinP": 2.0}, "MinP: must be at most 1, not 2"),
-        ({"MinP": -1.0}, "MinP: must be at least 0, not -1"),
+        ({"MinP": 2.0}, "MinP: must be between 0 and 1, not 2"),
+        ({"MinP": -1.0}, "MinP: must be between 0 and 1, not -1"),
         ({"Penalty": -1.0}, "Penalty: must be at least 0, not -1"),
         ({"Penalty": NAN}, "Penalty: must be a finite number, not nan"),
         ({"PresencePenalty": INF}, "PresencePenalty: must be a finite number, not inf"),
@@ -214,26 +214,26 @@ def test_anthropics_switch_inside_the_choice_forbids_parallel_calls():
     [("keep", CacheHint.KEEP), ("once", CacheHint.ONCE), ("", CacheHint.NONE)],
 )
 def test_a_hint_for_the_prompt_cache_is_one_of_two_words(word, hint):
-    assert call(Metadata={"cache_hint": word}).cache_hint is hint
+    assert call(Metadata={"cache_hint": word}).params.cache_hint is hint
 
 
 def test_another_clients_word_for_a_hint_is_ignored_and_logged(caplog):
     caplog.set_level("INFO")
-    assert call(Metadata={"cache_hint": "none"}).cache_hint is CacheHint.NONE
+    assert call(Metadata={"cache_hint": "none"}).params.cache_hint is CacheHint.NONE
     assert "Metadata['cache_hint'] is ignored" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["high", "normal", "low", ""])
 def test_a_priority_is_normal_unless_it_is_named(name):
     expected = Priority[name.upper()] if name else Priority.NORMAL
-    assert call(Metadata={"priority": name}).priority is expected
-    assert call().priority is Priority.NORMAL
+    assert call(Metadata={"priority": name}).params.priority is expected
+    assert call().params.priority is Priority.NORMAL
 
 
 @pytest.mark.parametrize("name", ["urgent", "HIGH", "0", "high "])
 def test_another_clients_word_for_a_priority_is_ignored_and_logged(name, caplog):
     caplog.set_level("INFO")
-    assert call(Metadata={"priority": name}).priority is Priority.NORMAL
+    assert call(Metadata={"priority": name}).params.priority is Priority.NORMAL
     assert "Metadata['priority'] is ignored" in caplog.text
 
 
@@ -260,7 +260,7 @@ def test_stop_strings_are_distinct_and_not_empty():
     [(0, 0, None), (1, 1, 1), (5, 5, 5), (1, 0, 1), (0, 3, 3)],
 )
 def test_either_logprobs_field_asks_for_them(logprobs, top_logprobs, asked):
-    assert call(Logprobs=logprobs, TopLogprobs=top_logprobs).top_logprobs == asked
+    assert call(Logprobs=logprobs, TopLogprobs=top_logprobs).params.top_logprobs == asked
 
 
 def test_request_ids_are_unique_even_for_one_correlation_id():

@@ -2,6 +2,7 @@ import asyncio
 import json
 import logging
 import threading
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -21,6 +22,7 @@ from backend.core.delta import FinishReason
 from backend.core.step import TokenStep
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.requests import generation_call
 from common.memory.heap import Heap
 
 CODE = grpc.StatusCode
@@ -104,7 +106,17 @@ async def test_the_request_reaches_the_engine_as_it_was_meant():
     (submitted,) = engine.requests
     text = bytes(submitted.prompt.token_ids).decode()
     assert text == "[]{'enable_thinking': False}\nuser: this\nassistant: "
-    assert (submitted.max_tokens, submitted.sampling.top_k) == (7, 3)
+    assert (submitted.max_tokens, submitted.params.sampling.top_k) == (7, 3)
+
+
+async def test_the_engine_gets_the_parameters_of_the_parser():
+    engine = ScriptedEngine(steps("ok"))
+    request = pb.PredictOptions(Prompt="hi", Tokens=9, TopK=3, Seed=4, Logprobs=2, NDraft=5)
+    async with served(engine) as channel:
+        await stub(channel).Predict(request)
+    parsed = generation_call(request, ModelOptions(model="m")).params
+    (submitted,) = engine.requests
+    assert submitted.params == replace(parsed, request_id=submitted.request_id)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +208,7 @@ async def test_a_bad_request_fails_alone_and_reaches_no_engine():
     async with served(engine) as channel:
         bad = pb.PredictOptions(Prompt="hi", TopP=-1.0)
         code, details = await code_of(stub(channel).Predict(bad))
-        assert (code, details) == (CODE.INVALID_ARGUMENT, "TopP: must be at least 0, not -1")
+        assert (code, details) == (CODE.INVALID_ARGUMENT, "TopP: must be between 0 and 1, not -1")
         assert (await stub(channel).Predict(HELLO)).message == b"ok"
     assert len(engine.requests) == 1
 

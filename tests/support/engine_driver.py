@@ -13,7 +13,7 @@ from backend.config import TuningOptions
 from backend.core.delta import FinishReason
 from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
-from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.request import GenerationParams, GenerationRequest
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.drafts.pricing import PassCosts
 from backend.engine.messages.commands import DiskNews, Fetched, Resize
@@ -245,18 +245,18 @@ class Driver:
 def make_request(
     name: str, token_ids: Sequence[int], *, max_tokens: int = 12, **options: Any
 ) -> GenerationRequest:
-    sampling = options.pop("sampling", SamplingParams())
+    limit = None if options.pop("is_open_ended", False) else max_tokens
+    server = {key: options.pop(key) for key in ("guide", "grammar") if key in options}
     return GenerationRequest(
-        request_id=name,
         prompt=Prompt(
             tuple(token_ids),
             boundaries=tuple(options.pop("boundaries", ())),
             next_question=options.pop("next_question", 0),
         ),
-        sampling=sampling,
-        max_tokens=max_tokens,
+        room=max_tokens,
         stop_token_ids=frozenset(options.pop("stop", ())),
-        **options,
+        params=GenerationParams(request_id=name, max_tokens=limit, **options),
+        **server,
     )
 
 

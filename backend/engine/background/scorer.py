@@ -11,7 +11,7 @@ from math import isnan
 import mlx.core as mx
 
 from backend.cache.layers import cache_bytes
-from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.request import GenerationParams, GenerationRequest
 from backend.core.scoring import ScoreRequest, Scores
 from backend.engine.background.jobs import ChunkSize
 from backend.engine.background.pooling import no_numbers
@@ -156,11 +156,5 @@ class Scorer:
 
 def _as_generation(request: ScoreRequest) -> GenerationRequest:
     """Return the prompt as a request for prefill and prompt cache."""
-    return GenerationRequest(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        sampling=SamplingParams(),
-        max_tokens=1,
-        stop_token_ids=frozenset(),
-        remembered=request.remembered,
-    )
+    params = GenerationParams(request_id=request.request_id, remembered=request.remembered)
+    return GenerationRequest(params=params, prompt=request.prompt, room=1)

@@ -205,8 +205,8 @@ class Drafter:
         """The most tokens that may be drafted, with one left to draw after them."""
         row = self.row
         has_begun = len(row.token_ids) > row.prompt_tokens
-        left = row.request.max_tokens - row.drawn - 1 if has_begun else 0
-        most = row.request.max_draft_tokens
+        left = row.max_tokens - row.drawn - 1 if has_begun else 0
+        most = row.params.max_draft_tokens
         return left if most is None else min(left, most)
 
     def _is_worth_it(self, source: Source, leave: Leave) -> bool:

@@ -89,7 +89,7 @@ class Drafting:
         self._drafters = {
             row: known.get(row) or Drafter(row, self._vocab_size, self._chances)
             for row in rows
-            if row.request.may_speculate
+            if row.params.may_speculate
         }
         self._budget.follow(self._drafters.keys())
         if self._source is not None:
@@ -284,7 +284,7 @@ class Drafting:
         plan = prices.best(behind, list(behind))
         if not plan.depths:
             return 0.0
-        left = min(row.request.max_tokens - row.drawn, max(row.drawn, _LIKELY_TOKENS))
+        left = min(row.max_tokens - row.drawn, max(row.drawn, _LIKELY_TOKENS))
         return (prices.plain_s - prices.rows / plan.rate) * left / len(behind)
 
     def _written(self, plan: Plan) -> Mapping[Row, Draft]:

@@ -187,14 +187,14 @@ class Draws:
     def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
         """Create the chains of rows with at most one token in flight."""
         self._rows = rows
-        self._params = [row.request.sampling for row in rows]
-        self._wanted = [row.request.top_logprobs for row in rows]
+        self._params = [row.params.sampling for row in rows]
+        self._wanted = [row.params.top_logprobs for row in rows]
         self._has_logprobs = any(count is not None for count in self._wanted)
         self._matchers = [row.matcher for row in rows]
         self._vocab_size = vocab_size
         self._masks = TokenMasks(self._matchers, vocab_size)
         self.has_grammars = bool(self._masks)
-        histories = [History(row.request.sampling, row.token_ids, row.fed) for row in rows]
+        histories = [History(row.params.sampling, row.token_ids, row.fed) for row in rows]
         self._adjuster = LogitsAdjuster(histories, vocab_size)
         self._plain = Sampler(self._params, vocab_size)
         self._latest: tuple[Sequence[int], Sampler] | None = None

@@ -193,7 +193,7 @@ class DraftBatch:
 
     def _current_sampler(self) -> Sampler:
         if self._sampler is None or self._sampler[0] != self._rows:
-            params = [row.request.sampling for row in self._rows]
+            params = [row.params.sampling for row in self._rows]
             self._sampler = list(self._rows), Sampler(params, self._vocab_size)
         return self._sampler[1]
 
@@ -210,7 +210,7 @@ class DraftBatch:
 
 def _history(row: Row) -> History:
     """Return the history for a row's penalties: a window stays fixed within a draft."""
-    params, tokens = row.request.sampling, row.token_ids
+    params, tokens = row.params.sampling, row.token_ids
     if params.penalty_window:
         tokens = tokens[-params.penalty_window :]
     return History(replace(params, penalty_window=0), tokens, len(tokens) - 1)
@@ -261,7 +261,7 @@ class HeadBatch(DraftBatch):
         if not layers:
             return
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            if count and row.request.may_speculate:
+            if count and row.params.may_speculate:
                 row.states = row.states or RowStates()
                 row.states.add(layers, place, count, row.fed)
 

@@ -89,7 +89,7 @@ class DiskLink:
 
         The result is posted as `Fetched`, once, even if empty.
         """
-        self._open_for(row.request.cache_path)
+        self._open_for(row.params.cache_path)
         if self._tier is None:
             return False
         return self._tier.read(row.prompt_key, known, partial(self._post, row.request_id))
@@ -438,7 +438,7 @@ class CachingPrefixStore:
 
     def _lookup(self, row: Row) -> PrefixHit:
         """Look a row's prompt up; a prefix never ends inside a medium."""
-        if row.request.cache_hint is CacheHint.ONCE:
+        if row.params.cache_hint is CacheHint.ONCE:
             self._store.note_once(row.request_id)
         hit = self._store.lookup(row.prompt_key, row.request_id)
         if row.splits_medium(hit.length) and (span := row.media_at(hit.length)):
@@ -471,7 +471,7 @@ class CachingPrefixStore:
             self._store.note_turn(row.request_id, row.prompt_key[:next_question])
         self._store.release(row.request_id)
         row.shared = 0
-        if row.request.cache_hint is CacheHint.KEEP:
+        if row.params.cache_hint is CacheHint.KEEP:
             self.expect(row.request_id)
 
     def expect(self, request_id: str, *, is_again: bool = False) -> None:

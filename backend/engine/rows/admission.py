@@ -202,7 +202,7 @@ class Reservations:
             OverloadedError: The message has the numbers.
         """
         prompt_tokens = len(row.request.prompt.token_ids)
-        generated = 1 if row.request.is_open_ended else row.request.max_tokens
+        generated = 1 if row.request.is_open_ended else row.max_tokens
         if prompt_tokens + generated <= self._wish_tokens:
             return
         needed = self._profile.row_bytes(prompt_tokens + generated)
@@ -271,12 +271,12 @@ class Reservations:
 
     def _expected(self, row: Row) -> int:
         """Return the number of tokens that a row is likely to add."""
-        left = row.request.max_tokens - row.generated
+        left = row.max_tokens - row.generated
         return min(left, self._expected_tokens) if row.request.is_open_ended else left
 
     def _grown(self, row: Row, tokens: int) -> int:
         """Return the next reservation of a row, if it continues."""
-        most = len(row.token_ids) + row.request.max_tokens - row.generated
+        most = len(row.token_ids) + row.max_tokens - row.generated
         return max(tokens, min(tokens + self._extension_tokens, most))
 
     def _set(self, row: Row, tokens: int, sharing: Sharing) -> bool:

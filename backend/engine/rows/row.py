@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from backend.cache.layers import cache_bytes
@@ -11,7 +11,7 @@ from backend.core.delta import FinishReason
 from backend.core.guide import ReplyMatcher
 from backend.core.prompt import MediaSpan, Place
 from backend.core.prompt_cache import HitKind
-from backend.core.request import GenerationRequest, Remembered
+from backend.core.request import GenerationParams, GenerationRequest, Remembered
 from backend.core.status import RequestPhase, RequestStatus
 from backend.core.step import PrefillDone
 from backend.engine.network import Caches
@@ -25,7 +25,8 @@ class Row:
     """One request from submission to finish; belongs to the main thread.
 
     Attributes:
-        request_id: That of the request.
+        params: The caller's.
+        max_tokens: The most tokens of its reply; less than the request's once it is curtailed.
         prompt_tokens: The length of its prompt.
         token_ids: Prompt, then every generated token that has been read.
         cache: The caches of all layers while the row is alone; `None` before prefill and
@@ -53,7 +54,9 @@ class Row:
     submitted_at: float = field(default_factory=time.monotonic)
     admitted_at: float = 0.0
     first_token_at: float = 0.0
+    params: GenerationParams = field(init=False)
     request_id: str = field(init=False)
+    max_tokens: int = field(init=False)
     prompt_tokens: int = field(init=False)
     token_ids: list[int] = field(init=False)
     cache: Caches | None = None
@@ -80,7 +83,9 @@ class Row:
     _prompt_key: TokenKey | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.request_id = self.request.request_id
+        self.params = self.request.params
+        self.request_id = self.params.request_id
+        self.max_tokens = self.request.max_tokens
         self.token_ids = list(self.request.prompt.token_ids)
         self.prompt_tokens = len(self.token_ids)
         self._places = tuple(_apart(self.request.prompt.boundaries))
@@ -148,7 +153,7 @@ class Row:
     @property
     def is_remembered(self) -> bool:
         """Whether the fed tokens may be stored."""
-        match self.request.remembered:
+        match self.params.remembered:
             case Remembered.ALL:
                 return True
             case Remembered.PROMPT:
@@ -156,7 +161,7 @@ class Row:
             case Remembered.NOTHING:
                 return False
             case _:
-                assert_never(self.request.remembered)
+                assert_never(self.params.remembered)
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -182,7 +187,7 @@ class Row:
     def wants_more(self) -> bool:
         """Whether another token may be drawn."""
         has_ended = self.has_left or self.is_paused
-        return not has_ended and self.drawn < self.request.max_tokens
+        return not has_ended and self.drawn < self.max_tokens
 
     def admit(self) -> None:
         """Begin the prefill: the row has a slot and memory."""
@@ -217,7 +222,7 @@ class Row:
             self.first_token_at = time.monotonic()
         if token_id in request.stop_token_ids:
             return FinishReason.STOP
-        is_last = len(self.token_ids) - self.prompt_tokens >= request.max_tokens
+        is_last = len(self.token_ids) - self.prompt_tokens >= self.max_tokens
         return FinishReason.LENGTH if is_last else None
 
     def confirm(self, draft: Sequence[int], drawn: Sequence[int]) -> Sequence[int]:
@@ -261,8 +266,7 @@ class Row:
 
     def curtail(self) -> None:
         """End after the token in flight, or after one more if there is none."""
-        last = max(self.drawn, self.generated + 1)
-        self.request = replace(self.request, max_tokens=last)
+        self.max_tokens = max(self.drawn, self.generated + 1)
 
     def status(
         self, phase: RequestPhase, kv_bytes: int = 0, kv_shared_bytes: int = 0

@@ -48,17 +48,17 @@ class AdmissionQueue:
 
     def append(self, row: Row) -> None:
         """Queue a row after those of its priority."""
-        self._lines[row.request.priority].append(row)
+        self._lines[row.params.priority].append(row)
         self.count += 1
 
     def put_back(self, row: Row) -> None:
         """Queue a row that has run already before those of its priority."""
-        self._lines[row.request.priority].appendleft(row)
+        self._lines[row.params.priority].appendleft(row)
         self.count += 1
 
     def remove(self, row: Row) -> None:
         """Remove a row; no effect if it does not wait."""
-        line = self._lines[row.request.priority]
+        line = self._lines[row.params.priority]
         if row in line:
             line.remove(row)
             self.count -= 1
@@ -191,7 +191,7 @@ class Scheduler:
         chosen = self._starving(candidates)
         if chosen is None:
             self._chunks_by_length += 1
-            chosen = min(candidates, key=lambda row: (row.request.priority, row.prefill_left))
+            chosen = min(candidates, key=lambda row: (row.params.priority, row.prefill_left))
         else:
             self._chunks_by_length = 0
         for row in candidates:
@@ -232,7 +232,7 @@ class Scheduler:
     def yielding(self) -> Row | None:
         """Return the running row to pause first: the latest of the lowest priority."""
         running = (row for row in (*self.prefilling, *self.active) if not row.is_paused)
-        return max(running, key=lambda row: (row.request.priority, row.submitted_at), default=None)
+        return max(running, key=lambda row: (row.params.priority, row.submitted_at), default=None)
 
     def put_back(self, row: Row) -> None:
         """Let a running row wait again; its slot is free."""

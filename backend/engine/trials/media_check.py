@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from backend.core.media import MediaKind
 from backend.core.prompt import Prompt
-from backend.core.request import GenerationRequest, SamplingParams
+from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.findings import MediaFindings, Page
 from backend.engine.network import FreshCaches
 from backend.engine.passes.feeder import MediaFeeder
@@ -126,13 +126,7 @@ def _served(
     pieces: int,
 ) -> mx.array:
     """Return logits [S, V] at the end of a prompt, fed in pieces, and after tokens of a reply."""
-    request = GenerationRequest(
-        request_id="trial",
-        prompt=prompt,
-        sampling=SamplingParams(),
-        max_tokens=1,
-        stop_token_ids=frozenset(),
-    )
+    request = GenerationRequest(params=GenerationParams(request_id="trial"), prompt=prompt, room=1)
     row, feeder = Row(request), MediaFeeder(network, fresh_caches)
     # Media are split if they may be.
     longest = max((span.stop - span.start for span in prompt.media), default=row.prefill_left)

@@ -11,9 +11,10 @@ from backend.config import (
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     ModelOptions,
+    TuningOptions,
 )
 from backend.core.prompt import new_scope
-from backend.core.request import CacheHint, GenerationCall, Priority, Remembered
+from backend.core.request import CacheHint, GenerationCall, GenerationParams, Priority, Remembered
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.host_rules import obeyed_grammar, restore_tool_results
@@ -52,34 +53,39 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
     tuning = options.tuning
     is_chat = request.UseTokenizerTemplate and len(request.Messages) > 0
     use = tool_use(request)
-    sharing = tuning.prompt_cache.cache_sharing
     return GenerationCall(
-        request_id=_request_id(request.CorrelationId),
+        params=_params(request, tuning),
         prompt="" if is_chat else _prompt(request),
         messages=restore_tool_results(messages(request)) if is_chat else (),
         media=media(request, options.media_limits),
         tools=use.tools,
         tool_choice=use.choice,
         template_options=template_options(request.Metadata, tuning.requests),
-        sampling=sampling_params(request, tuning.requests),
-        max_tokens=request.Tokens if request.Tokens > 0 else tuning.requests.max_tokens,
         stop_strings=_stop_strings(request.StopPrompts),
         ignore_eos=request.IgnoreEOS,
-        top_logprobs=_top_logprobs(request),
         grammar=obeyed_grammar(_grammar(request), use.tools if is_chat else ()),
         parallel_tool_calls=use.is_parallel,
         constrains_calls=tuning.text.constrain_calls or any(tool.is_strict for tool in use.tools),
         thinking_budget=thinking_budget(request.Metadata, tuning.requests),
-        remembered=_remembered(request, sharing),
+        cache_scope=_cache_scope(request, tuning.prompt_cache.cache_sharing),
+        shares_system_prompt=_shares_system_prompt(request),
+        debug=request.Debug or request.DebugMode,
+        size_bytes=request.ByteSize(),
+    )
+
+
+def _params(request: pb.PredictOptions, tuning: TuningOptions) -> GenerationParams:
+    return GenerationParams(
+        request_id=_request_id(request.CorrelationId),
+        sampling=sampling_params(request, tuning.requests),
+        max_tokens=request.Tokens if request.Tokens > 0 else tuning.requests.max_tokens,
+        top_logprobs=_top_logprobs(request),
+        remembered=_remembered(request, tuning.prompt_cache.cache_sharing),
         cache_hint=_known(HINT_KEY, request, HINTS, CacheHint.NONE),
         cache_path=require_path("PromptCachePath", request.PromptCachePath),
-        cache_scope=_cache_scope(request, sharing),
-        shares_system_prompt=_shares_system_prompt(request),
         priority=_known(PRIORITY_KEY, request, PRIORITIES, Priority.NORMAL),
         may_speculate=request.Metadata.get(SPECULATION_KEY, "") != SPECULATION_OFF,
         max_draft_tokens=_max_draft_tokens(request.NDraft),
-        debug=request.Debug or request.DebugMode,
-        size_bytes=request.ByteSize(),
     )
 
 

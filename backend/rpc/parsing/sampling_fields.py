@@ -14,10 +14,20 @@ from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.json_fields import json_type, parse_json, require_object
 from backend.rpc.parsing.limits import require_at_most
+from backend.rpc.parsing.tuning_options import RANGES, Range, require_range
 
 FLOAT32_MAX = 3.4028234663852886e38
 SEED_BITS = 31
 TOKEN_ID_DIGITS = 10
+_ANY = Range(-math.inf)
+# The field of each parameter that is a model option too, with the option's bounds.
+_NUMBERS = {
+    "top_p": "TopP",
+    "min_p": "MinP",
+    "repetition_penalty": "Penalty",
+    "presence_penalty": "PresencePenalty",
+    "frequency_penalty": "FrequencyPenalty",
+}
 
 
 def sampling_params(request: pb.PredictOptions, defaults: RequestDefaults) -> SamplingParams:
@@ -26,35 +36,27 @@ def sampling_params(request: pb.PredictOptions, defaults: RequestDefaults) -> Sa
     Raises:
         InvalidRequestError: A field is not a number, or out of its range.
     """
+    numbers = {
+        name: _number(field, request, RANGES.get(name, _ANY)) or getattr(defaults, name)
+        for name, field in _NUMBERS.items()
+    }
     return SamplingParams(
-        temperature=_in_range("Temperature", request.Temperature, low=0.0),
+        temperature=_number("Temperature", request, Range(0)),
         top_k=_top_k(request.TopK, defaults.top_k),
-        top_p=_in_range("TopP", request.TopP, low=0.0, high=1.0) or defaults.top_p or 1.0,
-        min_p=_in_range("MinP", request.MinP, low=0.0, high=1.0) or defaults.min_p or 0.0,
-        xtc_probability=defaults.xtc_probability,
-        xtc_threshold=defaults.xtc_threshold,
-        repetition_penalty=_in_range("Penalty", request.Penalty, low=0.0)
-        or defaults.repetition_penalty
-        or 1.0,
-        presence_penalty=_in_range("PresencePenalty", request.PresencePenalty)
-        or defaults.presence_penalty
-        or 0.0,
-        frequency_penalty=_in_range("FrequencyPenalty", request.FrequencyPenalty)
-        or defaults.frequency_penalty
-        or 0.0,
         penalty_window=max(request.Repeat, 0),
         logit_bias=_logit_bias(request.LogitBias),
         seed=_seed(request.Seed, defaults.seed),
+        xtc_probability=defaults.xtc_probability,
+        xtc_threshold=defaults.xtc_threshold,
+        **{name: number for name, number in numbers.items() if number},
     )
 
 
-def _in_range(field: str, value: float, *, low: float = -math.inf, high: float = math.inf) -> float:
+def _number(field: str, request: pb.PredictOptions, bounds: Range) -> float:
+    value: float = getattr(request, field)
     if not math.isfinite(value):
         raise InvalidRequestError(field, f"must be a finite number, not {value}")
-    if value < low:
-        raise InvalidRequestError(field, f"must be at least {low:g}, not {value:g}")
-    if value > high:
-        raise InvalidRequestError(field, f"must be at most {high:g}, not {value:g}")
+    require_range(field, value, bounds)
     return value
 
 

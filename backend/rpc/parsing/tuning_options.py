@@ -156,12 +156,20 @@ def check_range(field: str, name: str, value: OptionValue) -> None:
     Raises:
         InvalidRequestError: Names the field.
     """
-    if name not in RANGES or not isinstance(value, int | float):
-        return
-    low, high = RANGES[name]
+    if name in RANGES and isinstance(value, int | float):
+        require_range(field, value, RANGES[name])
+
+
+def require_range(field: str, value: float, bounds: Range) -> None:
+    """Refuse a number beyond bounds; not a number is beyond all.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
+    low, high = bounds
     if not low <= value <= high:
-        bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise InvalidRequestError(field, f"must be {bounds}, not {value:g}")
+        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise InvalidRequestError(field, f"must be {limits}, not {value:g}")
 
 
 def _check_choice(field: str, name: str, value: OptionValue) -> None:
