@@ -70,6 +70,40 @@ def test_the_environment_is_read_where_processes_begin():
     assert readers <= ENVIRONMENT_READERS
 
 
+ROW = ROOT / "backend" / "engine" / "rows" / "row.py"
+CHANGES = {"append", "extend", "insert", "pop", "remove", "clear"}
+
+
+def changed_attributes(tree):
+    """Yield the attributes of other objects than `self` that a module changes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                changed = node
+            case ast.Call(func=ast.Attribute(value=ast.Attribute() as changed, attr=name)):
+                if name not in CHANGES:
+                    continue
+            case _:
+                continue
+        if not (isinstance(changed.value, ast.Name) and changed.value.id == "self"):
+            yield changed
+
+
+def test_a_row_changes_by_its_own_verbs_alone():
+    tree = ast.parse(ROW.read_text(encoding="utf-8"))
+    row = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Row")
+    names = {each.target.id for each in row.body if isinstance(each, ast.AnnAssign)}
+    assert {"fed", "cache", "token_ids", "has_left"} <= names
+    changes = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for path in SOURCES
+        if path != ROW and "engine.rows.row import" in path.read_text(encoding="utf-8")
+        for node in changed_attributes(ast.parse(path.read_text(encoding="utf-8")))
+        if node.attr in names
+    ]
+    assert changes == []
+
+
 def test_calls_end_with_an_error_in_one_place():
     """There the message is cut to what fits gRPC's trailers."""
     ending = {

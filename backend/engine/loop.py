@@ -422,11 +422,11 @@ class EngineLoop:
     def _store_caches(self, row: Row) -> None:
         """Store a row's computed tokens in the prompt cache, and drop its own caches."""
         self.prefixes.leave(row)
-        row.cache = None
+        row.release()
 
     def _fail(self, row: Row, error: BackendError) -> None:
         # A failed pass may have left anything in the caches.
-        row.cache = None
+        row.release()
         self._publisher.put(row.request_id, error, is_urgent=True)
         row.finish()
         self._forget(row)

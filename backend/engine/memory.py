@@ -201,7 +201,7 @@ class Memory:
             row.request_id,
             row.generated,
         )
-        row.is_paused = True
+        row.pause()
         self._reservations.release(row)
         self._prefixes.use(row, 0)
         self._reservations.used_tokens = self._prefixes.used_tokens

@@ -154,5 +154,4 @@ class Suspects:
 def _part(rows: Sequence[Row], error: Exception) -> None:
     log.warning("prompts of %d requests failed, trying each alone", len(rows), exc_info=error)
     for row in rows:
-        row.rewind()
-        row.may_share_passes = False
+        row.isolate()

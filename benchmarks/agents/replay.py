@@ -120,16 +120,16 @@ class FillingNetwork:
 
     def feed(self, row: Row, count: int) -> None:
         """Feed the next tokens of a row."""
-        row.cache = self.fresh_caches() if row.cache is None else row.cache
+        caches = row.own_caches(self.fresh_caches)
         tokens = mx.array([row.token_ids[row.fed : row.fed + count]]).astype(mx.float16)
-        for (kind, width), cache in zip(self.layers, row.cache, strict=True):
+        for (kind, width), cache in zip(self.layers, caches, strict=True):
             if kind == "state":
                 cache[0] = mx.broadcast_to(tokens[:, -1:], (1, width)) + mx.zeros(1, tokens.dtype)
             else:
                 filled = mx.broadcast_to(tokens[:, None, :, None], (1, 1, count, width))
                 cache.update_and_fetch(filled, filled)
-        mx.eval([cache.state for cache in row.cache])
-        row.fed += count
+        mx.eval([cache.state for cache in caches])
+        row.count_fed(count)
 
     def growth(self) -> list[Growth]:
         """Return how the caches grow."""
@@ -249,7 +249,7 @@ def _claim(row: Row, store: PrefixStore, fetched: "queue.SimpleQueue[Fetched] | 
 
 def _leave(row: Row, turn: Turn, store: PrefixStore) -> None:
     store.leave(row)
-    row.cache = None
+    row.release()
     if turn.calls_tools or turn.is_cut:
         store.expect(row.request_id, is_again=turn.is_cut)
 
@@ -272,7 +272,8 @@ def _serve(row: Row, turn: Turn, network: FillingNetwork, store: PrefixStore) ->
         trim_windows(row.cache or ())
         store.restore(row)
     store.record(row)
-    row.token_ids += turn.reply
+    for token_id in turn.reply:
+        row.take(token_id)
     network.feed(row, len(turn.reply))
 
 

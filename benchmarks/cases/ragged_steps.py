@@ -185,7 +185,8 @@ def _row(name: str, caches: Caches, tokens: int) -> Row:
         room=2 * STEPS,
     )
     row = Row(request)
-    row.cache, row.fed = caches, tokens
+    row.hold(caches)
+    row.count_fed(tokens)
     return row
 
 

@@ -46,7 +46,8 @@ class OwnStore:
     def insert(self, token_ids: Sequence[int], caches: Caches) -> None:
         """Store a row with this progress."""
         row = _row("inserted", token_ids)
-        row.cache, row.fed = caches, len(token_ids)
+        row.hold(caches)
+        row.count_fed(len(token_ids))
         self._keeper.leave(row)
 
     def fetch(self, prompt: Sequence[int]) -> Caches:

@@ -108,10 +108,10 @@ class Scorer:
                 yield
                 self._prefixes.restore(row)
             self._prefixes.record(row)
-            return self._fresh_caches() if row.cache is None else row.cache
+            return row.own_caches(self._fresh_caches)
         finally:
             # Everything to store is saved: a failed pass may have left anything there.
-            row.cache = None
+            row.release()
             self._prefixes.leave(row)
 
     def _rests(

@@ -162,7 +162,7 @@ class Attempt:
         kept = self.starts[i] + 1 + right if self._keeps_parts or is_whole else 0
         self.accepted.append(right)
         self.kept.append(kept)
-        row.fed += kept
+        row.count_fed(kept)
 
 
 def taken(row: Row, token_id: int, logprobs: StepLogprobs | None) -> RowStep:
@@ -484,12 +484,12 @@ class Batch:
         """Return their caches to the leaving rows."""
         for i in set(range(len(self._rows))).difference(staying):
             row = self._rows[i]
-            row.cache = self._caches.extract(i)
+            row.hold(self._caches.extract(i))
             self._departed.append(row)
 
     def _taken_cache(self, row: Row) -> Caches:
         """Take over a row's caches; a prompt of one token has none."""
-        cache, row.cache = row.cache, None
+        cache = row.release()
         return self._fresh_caches() if cache is None else cache
 
 

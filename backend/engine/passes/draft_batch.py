@@ -13,7 +13,7 @@ from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.rows.row import Row
-from backend.engine.rows.row_states import RowStates, padded
+from backend.engine.rows.row_states import padded
 from backend.model.heads.network import HeadNetwork, HiddenTap
 from backend.sampling.processors import History, LogitsAdjuster
 from backend.sampling.sampler import Sampler
@@ -262,8 +262,7 @@ class HeadBatch(DraftBatch):
             return
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
             if count and row.params.may_speculate:
-                row.states = row.states or RowStates()
-                row.states.add(layers, place, count, row.fed)
+                row.note_states(layers, place, count)
 
     def unread(self, row: Row) -> int:
         """Return the number of unread tokens of a row, not counting the latest."""

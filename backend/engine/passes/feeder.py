@@ -8,7 +8,7 @@ import mlx.core as mx
 from backend.config import MEDIA_MEMO_BYTES
 from backend.core.prompt import MediaSpan
 from backend.engine.kv.batch_caches import BatchCaches
-from backend.engine.network import Caches, FreshCaches, Network
+from backend.engine.network import FreshCaches, Network
 from backend.engine.passes.media_memo import MediaMemo
 from backend.engine.plan import BatchPlan
 from backend.engine.rows.row import Row
@@ -27,13 +27,12 @@ def prefill_chunk(network: Network, fresh_caches: FreshCaches, row: Row, count: 
         row: The row of the prompt.
         count: The number of tokens.
     """
-    if row.cache is None:
-        row.cache = fresh_caches()
+    caches = row.own_caches(fresh_caches)
     chunk = row.token_ids[row.fed : row.fed + count]
     # The logits stay lazy: no product with the vocabulary is computed.
-    network(mx.array([chunk]), cache=row.cache)
-    mx.eval([cache.state for cache in row.cache])
-    row.fed += count
+    network(mx.array([chunk]), cache=caches)
+    mx.eval([cache.state for cache in caches])
+    row.count_fed(count)
 
 
 def prefill_together(
@@ -51,12 +50,12 @@ def prefill_together(
     """
     lefts = [row.prefill_left for row in rows]
     batch = BatchCaches(replace(plan, packs=False))
-    batch.regroup([], [fresh_caches() if row.cache is None else row.cache for row in rows])
+    batch.regroup([], [row.own_caches(fresh_caches) for row in rows])
     batch.take(network, [row.token_ids[row.fed : -1] for row in rows])
     batch.keep(lefts)
     for place, (row, left) in enumerate(zip(rows, lefts, strict=True)):
-        row.cache = batch.extract(place)
-        row.fed += left
+        row.hold(batch.extract(place))
+        row.count_fed(left)
     mx.eval([cache.state for row in rows for cache in row.cache or ()])
 
 
@@ -133,9 +132,7 @@ class MediaFeeder:
             counter.upcoming = [self._position(row, row.fed)]
 
     def _feed_medium(self, row: Row, span: MediaSpan, count: int) -> None:
-        if row.cache is None:
-            row.cache = self._fresh_caches()
-        caches: Caches = row.cache
+        caches = row.own_caches(self._fresh_caches)
         features = self.media.features(span, row.token_ids[span.start : span.stop])
         may_split = self.media.may_split(features)
         stop = min(row.fed + count, span.stop) if may_split else span.stop
@@ -143,7 +140,7 @@ class MediaFeeder:
         tokens = mx.array([row.token_ids[row.fed : stop]])
         self._network.feed_media(tokens, caches, part, self._position(row, span.start))
         mx.eval([cache.state for cache in caches])
-        row.fed = stop
+        row.count_fed(stop - row.fed)
 
     def _position(self, row: Row, count: int) -> int:
         """Return the position of the token after the first `count`."""

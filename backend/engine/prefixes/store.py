@@ -31,7 +31,7 @@ from backend.core.request import CacheHint
 from backend.engine.messages.commands import DiskChanged, DiskNews, Fetched
 from backend.engine.network import Caches, FreshCaches
 from backend.engine.rows.admission import Sharing
-from backend.engine.rows.row import MIN_BOUNDARY_DISTANCE, Row
+from backend.engine.rows.row import Row
 
 CLOSE_TIMEOUT_S = 2.0
 
@@ -411,7 +411,7 @@ class CachingPrefixStore:
 
     def use(self, row: Row, tokens: int) -> None:
         """Pin the row's prefix."""
-        row.shared = tokens
+        row.share(tokens)
         self._store.use(row.request_id, row.prompt_key[:tokens])
 
     @property
@@ -426,13 +426,9 @@ class CachingPrefixStore:
             self._note_shared(row)
 
     def _restore(self, row: Row) -> None:
-        row.seen_version = self._store.version
-        hit = self._lookup(row)
+        version, hit = self._store.version, self._lookup(row)
+        row.note_lookup(hit, version)
         self._warn_of_volatile(row, hit)
-        if len(hit.beyond) and hit.matched < len(row.prompt_key) - 1:
-            row.parted_at = max(row.parted_at, hit.matched)
-        if hit.matched - hit.length >= MIN_BOUNDARY_DISTANCE:
-            row.branch = hit.matched
         if hit.length - row.fed >= (MIN_GAIN_TOKENS if row.fed else 1):
             self._rebuild(row, hit)
 
@@ -470,7 +466,7 @@ class CachingPrefixStore:
             next_question = row.request.prompt.next_question
             self._store.note_turn(row.request_id, row.prompt_key[:next_question])
         self._store.release(row.request_id)
-        row.shared = 0
+        row.share(0)
         if row.params.cache_hint is CacheHint.KEEP:
             self.expect(row.request_id)
 
@@ -527,7 +523,7 @@ class CachingPrefixStore:
         except self._overlooked as error:
             problem = "request id=%s: its prefix cannot be restored and is computed"
             log.warning(problem, row.request_id, exc_info=error)
-            row.may_reuse = False
+            row.stop_reuse()
         else:
             row.take_over(caches, hit.length, hit.kind)
 
@@ -544,7 +540,7 @@ class CachingPrefixStore:
             self._pin_system_prompt(row)
         except self._overlooked as error:
             log.warning("request id=%s cannot be stored", row.request_id, exc_info=error)
-        row.saved = row.fed
+        row.note_saved()
 
     def _share(self, row: Row) -> None:
         """Switch the row to the store's copy of its computed tokens, as for other rows."""
@@ -558,14 +554,14 @@ class CachingPrefixStore:
 
     def _note_shared(self, row: Row) -> None:
         """Record how much of the store the row uses in place."""
-        row.shared = self._layout.shared(row.cache or [])
+        row.share(self._layout.shared(row.cache or []))
         self._store.use(row.request_id, row.key()[: row.shared])
 
     def _pin_system_prompt(self, row: Row) -> None:
         system_tokens = row.request.prompt.system_tokens
         if 0 < system_tokens <= row.fed and not row.is_system_pinned:
             self._store.pin(row.prompt_key[:system_tokens])
-            row.is_system_pinned = True
+            row.note_pinned()
 
     def _store_missing(self, row: Row, caches: Caches) -> None:
         """Store the tokens of a row's caches that the tree lacks."""

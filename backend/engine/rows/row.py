@@ -5,7 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+import mlx.core as mx
+
 from backend.cache.layers import cache_bytes
+from backend.cache.prompt_cache import PrefixHit
 from backend.cache.token_key import TokenKey
 from backend.core.delta import FinishReason
 from backend.core.guide import ReplyMatcher
@@ -14,7 +17,7 @@ from backend.core.prompt_cache import HitKind
 from backend.core.request import GenerationParams, GenerationRequest, Remembered
 from backend.core.status import RequestPhase, RequestStatus
 from backend.core.step import PrefillDone
-from backend.engine.network import Caches
+from backend.engine.network import Caches, FreshCaches
 from backend.engine.rows.row_states import RowStates
 
 MIN_BOUNDARY_DISTANCE = 8
@@ -203,6 +206,58 @@ class Row:
             ended_at=now,
         )
 
+    def own_caches(self, fresh_caches: FreshCaches) -> Caches:
+        """Return its caches; the first time, new ones."""
+        if self.cache is None:
+            self.cache = fresh_caches()
+        return self.cache
+
+    def hold(self, caches: Caches) -> None:
+        """Have these caches, which a batch had before."""
+        self.cache = caches
+
+    def release(self) -> Caches | None:
+        """Return its caches, and have them no more."""
+        cache, self.cache = self.cache, None
+        return cache
+
+    def count_fed(self, count: int) -> None:
+        """Count tokens that have entered its caches."""
+        self.fed += count
+
+    def note_states(self, layers: Sequence[mx.array], place: int, count: int) -> None:
+        """Keep the hidden states of the latest fed tokens, for a head; see `RowStates.add`."""
+        self.states = self.states or RowStates()
+        self.states.add(layers, place, count, self.fed)
+
+    def note_lookup(self, hit: PrefixHit, version: int) -> None:
+        """Record what a version of the prompt cache has of its prompt."""
+        self.seen_version = version
+        if len(hit.beyond) and hit.matched < len(self.prompt_key) - 1:
+            self.parted_at = max(self.parted_at, hit.matched)
+        if hit.matched - hit.length >= MIN_BOUNDARY_DISTANCE:
+            self.branch = hit.matched
+
+    def stop_reuse(self) -> None:
+        """Compute all that is not restored yet."""
+        self.may_reuse = False
+
+    def share(self, tokens: int) -> None:
+        """Use the first positions in place in the prompt cache."""
+        self.shared = tokens
+
+    def note_saved(self) -> None:
+        """Record that all fed tokens were offered to the prompt cache."""
+        self.saved = self.fed
+
+    def note_pinned(self) -> None:
+        """Record that its system prompt is marked there."""
+        self.is_system_pinned = True
+
+    def pause(self) -> None:
+        """Leave the batch, to wait for memory."""
+        self.is_paused = True
+
     def advance(self) -> None:
         """Count a token that is being drawn, after the latest one has been fed."""
         self.fed += 1
@@ -253,6 +308,11 @@ class Row:
         self.hit_kind = HitKind.MISS
         self.may_reuse = self.is_paused = False
         self.drawn = self.generated
+
+    def isolate(self) -> None:
+        """Start again, in passes of its own."""
+        self.rewind()
+        self.may_share_passes = False
 
     def suspend(self) -> None:
         """Drop the KV cache, to be restored from the prompt cache as far as stored.
