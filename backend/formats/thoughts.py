@@ -1,8 +1,8 @@
 """Thought formats that do not belong to a single tool-call format."""
 
+from backend.formats import tagged
 from backend.formats.evidence import Clue, as_tokens, in_template
 from backend.formats.format import ReasoningFormat
-from backend.formats.tagged import minimax_m2
 
 _START, _END = "<think>", "</think>"
 _KIMI = "◁think▷"
@@ -59,7 +59,7 @@ GRANITE = ReasoningFormat(
     clues=(
         in_template(_START, _RESPONSE, "<|start_of_role|>"),
         # ERNIE 4.5 frames its answers like this, MiniMax M2 the results of tools.
-        Clue(vocabulary=(_RESPONSE, _RESPONSE_END), absent=(minimax_m2.OPENER,)),
+        Clue(vocabulary=(_RESPONSE, _RESPONSE_END), absent=(tagged.MINIMAX_M2_OPENER,)),
     ),
     starts=(_START,),
     ends=(_END,),

@@ -1,4 +1,4 @@
-"""Every marker of a format stands in one place: its file in backend/formats."""
+"""Every marker of a format stands in one place: its section of a dialect's file."""
 
 import ast
 import re
@@ -67,15 +67,30 @@ def test_no_marker_is_spelled_outside_of_the_formats():
     assert not spelled
 
 
+def sections():
+    """Yield the parts of the files of formats, which begin with a comment at the margin."""
+    for path in sorted(SOURCES.glob("*.py")):
+        for number, text in enumerate(re.split(r"\n\n(?=# )", path.read_text(encoding="utf-8"))):
+            yield f"{path.name}, section {number}", ast.parse(text)
+
+
 def test_a_format_spells_each_of_its_markers_once():
-    for path, tree in sources("formats"):
+    for name, tree in sections():
         found = [text.strip() for text in literals(tree) if text.strip() in MARKERS]
-        assert len(found) == len(set(found)), path.name
+        assert len(found) == len(set(found)), name
+
+
+def formats_in(tree):
+    """Yield the names of the formats that a section makes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            texts = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "name")]
+            yield from (text.value for text in texts if isinstance(text, ast.Constant))
 
 
 @pytest.mark.parametrize("tools", TOOL_FORMATS[:-1], ids=lambda tools: tools.name)
-def test_a_format_is_one_source_file_and_one_golden_file(tools):
-    assert [path.stem for path in SOURCES.rglob(f"{tools.name}.py")] == [tools.name]
+def test_a_format_is_one_section_and_one_golden_file(tools):
+    assert len([name for name, tree in sections() if tools.name in formats_in(tree)]) == 1
     assert (golden.GOLDEN / f"{tools.name}.jsonl").is_file()
     assert any(tools.is_called(reply.parser or name) for name, reply in FORMATS.items())
     page = (ROOT / "docs" / "reference" / "output-formats.md").read_text(encoding="utf-8")

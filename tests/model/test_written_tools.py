@@ -12,9 +12,9 @@ from backend.core.delta import ToolCallDelta
 from backend.core.media import MediaKind
 from backend.core.prompt import Message, Placement, Tool, ToolCall
 from backend.errors import InvalidRequestError
+from backend.formats import objects
 from backend.formats.evidence import FormatEvidence
 from backend.formats.format import NO_REASONING
-from backend.formats.objects import hermes_json
 from backend.model.text.template import ChatTemplate
 from backend.model.text.written_tools import with_written_tools, written_call
 from backend.output.detection import detect
@@ -116,13 +116,13 @@ def test_the_prompt_before_stays_the_same_as_the_conversation_grows():
 
 def test_the_format_is_found_by_the_written_call(template):
     evidence = FormatEvidence((), template.text, written_call=template.written_call)
-    assert detect(evidence).tools is hermes_json.FORMAT
+    assert detect(evidence).tools is objects.HERMES
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers() | st.none(), max_size=4))
 def test_a_written_call_is_read_back(arguments):
     text = written_call(ToolCall(call_id="", name=NAME, arguments=json.dumps(arguments)))
-    router = Router(OutputFormat(NO_REASONING, hermes_json.FORMAT), tools={NAME: {}})
+    router = Router(OutputFormat(NO_REASONING, objects.HERMES), tools={NAME: {}})
     deltas = [*router.feed(text), *router.finish(truncated=False)]
     pieces = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
     assert "".join(piece.name for piece in pieces) == NAME

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from backend.core.prompt import Message, Placement, Tool, ToolCall
-from backend.formats.objects.hermes_json import CLOSER, OPENER
+from backend.formats.objects import HERMES_CLOSER, HERMES_OPENER
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _RESULT_ROLES = frozenset({"tool", "function"})
@@ -50,12 +50,12 @@ def written_call(call: ToolCall) -> str:
     if not _is_object(arguments):
         arguments = json.dumps(arguments, ensure_ascii=False)
     name = json.dumps(call.name, ensure_ascii=False)
-    return f'{OPENER}\n{{"name": {name}, "arguments": {arguments}}}\n{CLOSER}'
+    return f'{HERMES_OPENER}\n{{"name": {name}, "arguments": {arguments}}}\n{HERMES_CLOSER}'
 
 
 def _introduction(tools: Sequence[Tool]) -> str:
     lines = "\n".join(json.dumps(tool.schema, ensure_ascii=False) for tool in tools)
-    return _INTRODUCTION.format(tools=lines, opener=OPENER, closer=CLOSER)
+    return _INTRODUCTION.format(tools=lines, opener=HERMES_OPENER, closer=HERMES_CLOSER)
 
 
 def _spelled(messages: Sequence[Message]) -> Iterator[Message]:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from backend.formats import literal, tagged
 from backend.formats.dialects import JSON_CALLS, Literals, NamedJson, Objects, Reading, Tags
 from backend.formats.format import ToolFormat
-from backend.formats.literal import pythonic
-from backend.formats.tagged import minimax_m2, qwen3_coder_xml
 from backend.formats.template import ARGUMENTS, split_at, text_of
 from backend.output.readers.values.schema import NOT_A_STRING, STRING, ParameterTypes
 from backend.output.readers.values.tolerant_json import (
@@ -41,7 +40,12 @@ _MAX_FAILURES = 32
 # Models that drift from their own format fall back to these.
 _FALLBACKS = tuple(
     Reading(dialect=dialect)
-    for dialect in (qwen3_coder_xml.TAGS, minimax_m2.TAGS, JSON_CALLS, pythonic.CALLS)
+    for dialect in (
+        tagged.QWEN3_CODER_TAGS,
+        tagged.MINIMAX_M2_TAGS,
+        JSON_CALLS,
+        literal.PYTHONIC_CALLS,
+    )
 )
 
 
@@ -95,7 +99,7 @@ def _quotes(tool_format: ToolFormat) -> tuple[str, ...]:
     """Return the quotes of a format, and those of most programming languages."""
     dialects = [reading.dialect for reading in tool_format.readings]
     own = [quote for each in dialects if isinstance(each, Literals) for quote in each.quotes]
-    return tuple(dict.fromkeys((*own, *pythonic.CALLS.quotes, '"', "'")))
+    return tuple(dict.fromkeys((*own, *literal.PYTHONIC_CALLS.quotes, '"', "'")))
 
 
 @lru_cache

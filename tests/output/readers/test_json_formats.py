@@ -6,7 +6,7 @@ import golden
 import pytest
 
 from backend.core.delta import ContentDelta, ToolCallDelta
-from backend.formats.named.mistral import FORMAT
+from backend.formats.named import MISTRAL as MISTRAL_FORMAT
 from backend.output.readers.call_ids import new_call_id
 from backend.output.routing.router import Router
 
@@ -75,7 +75,7 @@ def test_what_cannot_be_an_id_is_none(value):
 
 def test_mistral_is_given_ids_that_its_templates_take():
     ids = call_ids("mistral", "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{}")
-    ids += [new_call_id(FORMAT.id_chars) for _ in range(100)]
+    ids += [new_call_id(MISTRAL_FORMAT.id_chars) for _ in range(100)]
     assert len(set(ids)) == len(ids)
     assert all(len(call_id) == 9 and call_id.isascii() and call_id.isalnum() for call_id in ids)
 

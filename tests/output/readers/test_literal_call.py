@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.core.delta import ToolCallDelta
+from backend.formats import literal as gemma4
+from backend.formats import literal as pythonic
 from backend.formats.dialects import Literals
-from backend.formats.literal import gemma4, pythonic
 from backend.output.readers.call_ids import CallIds
 from backend.output.readers.calls.literal_call import LiteralCallReader
 from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
@@ -23,8 +24,8 @@ def dialect_of(tool_format, opener):
     return literal_dialect(reading, reading.dialect)
 
 
-BARE_LIST = dialect_of(pythonic.FORMAT, "[")
-GEMMA4 = dialect_of(gemma4.FORMAT, gemma4.OPENER)
+BARE_LIST = dialect_of(pythonic.PYTHONIC, "[")
+GEMMA4 = dialect_of(gemma4.GEMMA4, gemma4.GEMMA4_OPENER)
 GEMMA4_QUOTE = GEMMA4.syntax.quotes[0]
 PROPERTIES = {"a": {"type": "string"}, "n": {"type": "integer"}, "any": {}}
 TOOLS = {"f": {"properties": PROPERTIES}, "g": {}}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.core.delta import FinishReason
-from backend.formats.messages.harmony import MESSAGES
+from backend.formats.messages import HARMONY_MESSAGES
 from backend.output.readers.messages.frames import MessageFrames
 from backend.output.readers.messages.reader import MessageReader
 from backend.output.reply import ReplySpec
@@ -92,7 +92,7 @@ def test_a_failing_format_gives_all_its_text_as_content(caplog):
             raise ZeroDivisionError(header)
 
     def make_reader(_, context):
-        return MessageReader(context, frames=FailingFrames(MESSAGES, None, warn_once))
+        return MessageReader(context, frames=FailingFrames(HARMONY_MESSAGES, None, warn_once))
 
     router = Router(HARMONY, tools=None, prompt_tail=TAIL, make_reader=make_reader)
     sent = [delta.text for delta in router.feed("So.<|channel|>") + router.feed("final<|mess")]

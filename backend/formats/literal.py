@@ -1,0 +1,210 @@
+"""Formats whose calls are literals: Python calls, and the maps of Gemma."""
+
+from backend.formats.dialects import JSON_CALLS, Literals, Reading
+from backend.formats.evidence import as_tokens, in_template
+from backend.formats.format import ReasoningFormat, ToolFormat
+from backend.formats.grammar import CallGrammar, Frame
+from backend.formats.template import ARGUMENTS, KEY, NAME, VALUE
+
+# Calls of the Gemma family, `call:f{a:<|"|>x<|"|>,n:2}` between markers.
+
+CALL = "call:"
+
+
+def gemma(
+    name: str,
+    openers: tuple[str, ...],
+    closers: tuple[str, ...],
+    quote: str,
+    clue: tuple[str, ...],
+    leaks: tuple[str, ...],
+) -> ToolFormat:
+    """Return the format of one Gemma generation.
+
+    Args:
+        name: Name of the format.
+        openers: Texts that begin a call; the first is correct, models write the others too.
+        closers: Texts that end it.
+        quote: Encloses strings.
+        clue: Texts in the chat template.
+        leaks: The beginning of a tool result, which models may write themselves.
+    """
+    calls = _calls(quote)
+    opener, closer, *others = (openers[0], *closers)
+    return ToolFormat(
+        name=name,
+        clues=(in_template(*clue),),
+        openers=openers,
+        leads=(CALL,),
+        closers=closers,
+        leaks=leaks,
+        tokens=(quote,),
+        # Fine-tunes sometimes write JSON between the markers.
+        readings=(
+            Reading(dialect=JSON_CALLS, begins=('{"', "["), end=closer, other_ends=tuple(others)),
+            Reading(dialect=calls, end=closer, other_ends=tuple(others)),
+        ),
+        grammar=CallGrammar(
+            frames=(
+                Frame(
+                    dialect=calls,
+                    opener=opener,
+                    call=(*calls.call, closer),
+                    separator=(opener,),
+                    is_block=False,
+                ),
+            ),
+        ),
+        is_quotable=False,
+    )
+
+
+def _calls(quote: str) -> Literals:
+    return Literals(
+        call=(CALL, NAME, "{", ARGUMENTS, "}"),
+        argument=(KEY, ":", VALUE),
+        comma=",",
+        colon=":",
+        # Small models fall back to JSON's quotes.
+        quotes=(quote, '"'),
+        constants={"true": ("true",), "false": ("false",), "null": ("null",)},
+        has_bare_text=True,
+        sorts_names=True,
+    )
+
+
+# Gemma 4.
+
+GEMMA4_OPENER, GEMMA4_CLOSER = "<|tool_call>", "<tool_call|>"
+GEMMA4_MISSPELLING = "<|tool_call|>"
+GEMMA4_RESPONSE = "<|tool_response>"
+GEMMA4_CHANNEL, GEMMA4_CHANNEL_END = "<|channel>", "<channel|>"
+GEMMA4_THOUGHT_START = f"{GEMMA4_CHANNEL}thought"
+
+GEMMA4 = gemma(
+    "gemma4",
+    (GEMMA4_OPENER, GEMMA4_MISSPELLING),
+    (GEMMA4_CLOSER, GEMMA4_MISSPELLING, "</tool_call>"),
+    quote='<|"|>',
+    clue=(GEMMA4_OPENER, GEMMA4_CLOSER),
+    leaks=(GEMMA4_RESPONSE,),
+)
+
+GEMMA4_THOUGHT = ReasoningFormat(
+    name="gemma4_channel",
+    aliases=("gemma4", "gemma_channel"),
+    clues=(as_tokens(GEMMA4_CHANNEL, GEMMA4_CHANNEL_END), in_template(GEMMA4_THOUGHT_START)),
+    starts=(GEMMA4_THOUGHT_START,),
+    later_starts=(f"{GEMMA4_THOUGHT_START}\n",),
+    ends=(GEMMA4_CHANNEL_END,),
+    # Models open channels without naming them.
+    frames=(GEMMA4_CHANNEL,),
+    tokens=(GEMMA4_CHANNEL,),
+)
+
+
+# FunctionGemma.
+
+FUNCTIONGEMMA_OPENER, FUNCTIONGEMMA_CLOSER = "<start_function_call>", "<end_function_call>"
+
+FUNCTIONGEMMA_RESPONSE = "<start_function_response>"
+
+FUNCTIONGEMMA = gemma(
+    "functiongemma",
+    (FUNCTIONGEMMA_OPENER,),
+    (FUNCTIONGEMMA_CLOSER,),
+    quote="<escape>",
+    clue=(FUNCTIONGEMMA_OPENER,),
+    leaks=(FUNCTIONGEMMA_RESPONSE,),
+)
+
+
+# LFM2, Llama 4 and prompt-driven models: calls in Python, `[f(a="x", n=2), g()]`.
+
+PYTHONIC_LEAD, PYTHONIC_LEAD_END = "[", "]"
+PYTHONIC_OPENER, PYTHONIC_CLOSER = "<|tool_call_start|>", "<|tool_call_end|>"
+PYTHONIC_PYTHON, PYTHONIC_PYTHON_END = "<|python_start|>", "<|python_end|>"
+
+PYTHONIC_CALLS = Literals(
+    call=(NAME, "(", ARGUMENTS, ")"),
+    argument=(KEY, "=", VALUE),
+    comma=", ",
+    colon=": ",
+    quotes=('"""', "'''", '"', "'"),
+    constants={"true": ("True", "true"), "false": ("False", "false"), "null": ("None", "null")},
+    has_escapes=True,
+    has_positions=True,
+)
+
+
+def between(opener: str, closer: str) -> tuple[Reading, ...]:
+    """Return the readings of calls between markers, where some prompts ask for JSON."""
+    return (
+        Reading(dialect=JSON_CALLS, openers=(opener,), begins=("{", "[{"), end=closer),
+        Reading(dialect=PYTHONIC_CALLS, openers=(opener,), end=closer),
+    )
+
+
+PYTHONIC = ToolFormat(
+    name="pythonic",
+    aliases=("lfm2", "llama4_pythonic", "llama4", "toolace"),
+    clues=(
+        in_template("<|tool_list_start|>"),
+        in_template(PYTHONIC_OPENER),
+        in_template("[func_name1(params_name1="),
+        as_tokens(PYTHONIC_OPENER, PYTHONIC_CLOSER),
+    ),
+    openers=(PYTHONIC_OPENER, PYTHONIC_PYTHON),
+    leads=(PYTHONIC_LEAD,),
+    closers=(PYTHONIC_CLOSER, PYTHONIC_PYTHON_END),
+    readings=(
+        *between(PYTHONIC_OPENER, PYTHONIC_CLOSER),
+        *between(PYTHONIC_PYTHON, PYTHONIC_PYTHON_END),
+        Reading(dialect=PYTHONIC_CALLS, openers=(PYTHONIC_LEAD,)),
+    ),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=PYTHONIC_CALLS,
+                opener=PYTHONIC_LEAD,
+                separator=(", ",),
+                end=PYTHONIC_LEAD_END,
+                lacks=PYTHONIC_OPENER,
+                is_lead=True,
+            ),
+            Frame(
+                dialect=PYTHONIC_CALLS,
+                opener=PYTHONIC_OPENER,
+                begin=(PYTHONIC_LEAD,),
+                separator=(", ",),
+                end=f"{PYTHONIC_LEAD_END}{PYTHONIC_CLOSER}",
+                needs=PYTHONIC_OPENER,
+            ),
+        ),
+    ),
+    is_quotable=False,
+)
+
+
+# OLMo 3: calls in Python, one per line, in `<function_calls>`.
+
+OLMO3_OPENER, OLMO3_CLOSER = "<function_calls>", "</function_calls>"
+
+OLMO3 = ToolFormat(
+    name="olmo3",
+    clues=(in_template(OLMO3_OPENER),),
+    openers=(OLMO3_OPENER,),
+    closers=(OLMO3_CLOSER,),
+    readings=between(OLMO3_OPENER, OLMO3_CLOSER),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=PYTHONIC_CALLS,
+                opener=OLMO3_OPENER,
+                begin=("\n",),
+                separator=("\n",),
+                end=f"\n{OLMO3_CLOSER}",
+            ),
+        ),
+    ),
+)

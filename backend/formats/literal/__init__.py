@@ -1,1 +1,0 @@
-"""Formats whose calls look like a programming language."""

@@ -1,1 +1,0 @@
-"""Formats that frame the whole reply."""

@@ -1,1 +1,0 @@
-"""Formats whose calls are a name and JSON arguments."""

@@ -1,0 +1,417 @@
+"""Formats whose calls are JSON objects, one each or in a list."""
+
+from backend.formats import named, tagged
+from backend.formats.dialects import JSON_CALLS, Objects, Reading, json_object
+from backend.formats.evidence import Clue, as_tokens, in_template
+from backend.formats.format import ReasoningFormat, ToolFormat
+from backend.formats.grammar import CallGrammar, Frame, Section, calls_between
+from backend.formats.literal import PYTHONIC_CALLS
+from backend.formats.template import ARGUMENTS, INDEX, QUOTED_NAME, Id
+
+# A list of calls as JSON objects.
+
+
+def list_of_calls(opener: str, closer: str = "") -> Frame:
+    """Return the frame of a list between two markers."""
+    return Frame(
+        dialect=JSON_CALLS, opener=opener, begin=("[",), separator=(", ",), end=f"]{closer}"
+    )
+
+
+# Command R7B, Command A and later: a list of objects between tokens, with numeric ids.
+
+COHERE_OPENER, COHERE_CLOSER = "<|START_ACTION|>", "<|END_ACTION|>"
+COHERE_THINKING = "<|START_THINKING|>"
+
+COHERE_CALLS = Objects(
+    (
+        *('{"tool_call_id": "', Id((INDEX,)), '", "tool_name": ', QUOTED_NAME),
+        *(', "parameters": ', ARGUMENTS, "}"),
+    )
+)
+
+COHERE = ToolFormat(
+    name="cohere",
+    aliases=("command_r", "cohere_command3"),
+    clues=(in_template(COHERE_OPENER),),
+    openers=(COHERE_OPENER,),
+    closers=(COHERE_CLOSER,),
+    readings=(Reading(dialect=COHERE_CALLS, end=COHERE_CLOSER),),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=COHERE_CALLS,
+                opener=COHERE_OPENER,
+                begin=("[\n    ",),
+                separator=(",\n    ",),
+                end=f"\n]{COHERE_CLOSER}",
+            ),
+        ),
+    ),
+)
+
+COHERE_THOUGHT = ReasoningFormat(
+    name="cohere_think",
+    aliases=("cohere", "command_r", "cohere_command3"),
+    clues=(in_template(COHERE_THINKING), as_tokens(COHERE_THINKING)),
+    starts=(COHERE_THINKING,),
+    ends=("<|END_THINKING|>",),
+    frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+)
+
+
+# Command R and R+ up to 08-2024: a list of objects in a fence after `Action:`.
+
+COMMAND_R_PLUS_OPENER = "Action:"
+COMMAND_R_PLUS_FENCE, COMMAND_R_PLUS_FENCE_END = "```json", "```"
+
+COMMAND_R_PLUS_CALLS = Objects(
+    (
+        *('{\n        "tool_name": ', QUOTED_NAME, ',\n        "parameters": '),
+        *(ARGUMENTS, "\n    }"),
+    )
+)
+
+COMMAND_R_PLUS = ToolFormat(
+    name="command_r_plus",
+    aliases=("command_r_08_2024",),
+    clues=(
+        in_template(COMMAND_R_PLUS_OPENER, "directly-answer"),
+        in_template(COMMAND_R_PLUS_OPENER, "directly_answer"),
+    ),
+    openers=(COMMAND_R_PLUS_OPENER,),
+    readings=(Reading(dialect=COMMAND_R_PLUS_CALLS),),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=COMMAND_R_PLUS_CALLS,
+                opener=COMMAND_R_PLUS_OPENER,
+                begin=(f"\n{COMMAND_R_PLUS_FENCE}\n[\n    ",),
+                separator=(",\n    ",),
+                end=f"\n]{COMMAND_R_PLUS_FENCE_END}",
+            ),
+        ),
+    ),
+    # The calls themselves are in a fence.
+    is_quotable=False,
+)
+
+
+# GigaChat 3 and 3.1: one object after a dedicated role or a token.
+
+GIGACHAT3_MARKER = "<|function_call|>"
+GIGACHAT3_SEPARATOR, GIGACHAT3_ROLE_END = "<|message_sep|>", "<|role_sep|>"
+GIGACHAT3_ROLE = f"function call{GIGACHAT3_ROLE_END}"
+
+GIGACHAT3 = ToolFormat(
+    name="gigachat3",
+    aliases=("gigachat", "gigachat31"),
+    clues=(in_template(GIGACHAT3_ROLE), in_template(GIGACHAT3_MARKER)),
+    openers=(GIGACHAT3_MARKER, f"{GIGACHAT3_SEPARATOR}\n\n{GIGACHAT3_ROLE}", GIGACHAT3_ROLE),
+    tokens=(GIGACHAT3_SEPARATOR, GIGACHAT3_ROLE_END),
+    leaks=(GIGACHAT3_SEPARATOR,),
+    readings=(Reading(dialect=JSON_CALLS),),
+    grammar=CallGrammar(
+        frames=(
+            Frame(dialect=JSON_CALLS, opener=GIGACHAT3_MARKER, needs=GIGACHAT3_MARKER),
+            Frame(dialect=JSON_CALLS, opener=GIGACHAT3_ROLE, begin=("\n",), lacks=GIGACHAT3_MARKER),
+        ),
+        most_calls=1,
+    ),
+)
+
+
+# Granite 3: a list of objects after a token or bare, or bare lines of calls in Python.
+
+GRANITE_OPENER, GRANITE_END = "<|tool_call|>", "<|end_of_text|>"
+GRANITE_PYTHON = "("
+
+GRANITE = ToolFormat(
+    name="granite",
+    aliases=("granite3",),
+    clues=(in_template(GRANITE_OPENER, "<|start_of_role|>"),),
+    openers=(GRANITE_OPENER, "<tool_call>", "<function_call>"),
+    leads=("[",),
+    name_lead=GRANITE_PYTHON,
+    readings=(
+        # Only the end of the reply ends the lines.
+        Reading(dialect=PYTHONIC_CALLS, openers=(GRANITE_PYTHON,), end=GRANITE_END),
+        Reading(dialect=JSON_CALLS),
+    ),
+    grammar=CallGrammar(frames=(list_of_calls(GRANITE_OPENER),)),
+)
+
+
+# Granite 20B Functioncalling: objects, each after a tag.
+
+GRANITE_20B_FC_OPENER = "<function_call>"
+
+GRANITE_20B_FC = ToolFormat(
+    name="granite_20b_fc",
+    clues=(in_template(GRANITE_20B_FC_OPENER),),
+    openers=(GRANITE_20B_FC_OPENER,),
+    readings=(Reading(dialect=JSON_CALLS),),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=JSON_CALLS,
+                opener=GRANITE_20B_FC_OPENER,
+                call=(" ", *JSON_CALLS.call),
+                separator=(f"\n{GRANITE_20B_FC_OPENER}",),
+                is_block=False,
+            ),
+        ),
+    ),
+)
+
+
+# Hermes, Qwen 2.5 and 3, and many more: one object per call, each in its own tags.
+
+HERMES_OPENER, HERMES_CLOSER = tagged.QWEN3_CODER_OPENER, tagged.QWEN3_CODER_CLOSER
+
+HERMES = ToolFormat(
+    name="hermes_json",
+    aliases=(
+        *("hermes", "json_tools", "qwen", "qwen25", "qwen3", "granite4", "exaone4", "ernie45"),
+    ),
+    clues=(
+        in_template(HERMES_OPENER, "tool_call.name"),
+        in_template(HERMES_OPENER, '"arguments"'),
+    ),
+    openers=(HERMES_OPENER,),
+    closers=(HERMES_CLOSER,),
+    # Models trained on both formats sometimes write tags between the markers.
+    readings=(
+        Reading(
+            dialect=tagged.QWEN3_CODER_TAGS,
+            begins=(tagged.QWEN3_CODER_FUNCTION,),
+            end=HERMES_CLOSER,
+        ),
+        Reading(dialect=JSON_CALLS, end=HERMES_CLOSER),
+    ),
+    grammar=CallGrammar(
+        frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),),
+    ),
+)
+
+
+# HyperCLOVA X SEED Think: a list of objects in a turn whose role names it.
+#
+# A thought is a turn too: the prompt ends with `assistant/think`, and the answer has its own turn.
+
+HYPERCLOVAX_OPENER = " -> tool/function_call\n"
+HYPERCLOVAX_TURN, HYPERCLOVAX_TURN_END = "<|im_start|>", "<|im_end|>"
+HYPERCLOVAX_NEXT = f"{HYPERCLOVAX_TURN_END}\n{HYPERCLOVAX_TURN}assistant"
+HYPERCLOVAX_THINK = "/think\n"
+
+HYPERCLOVAX = ToolFormat(
+    name="hyperclovax",
+    aliases=("hyperclovax_seed_think", "hyperclovax_seed_think_14b"),
+    clues=(in_template(HYPERCLOVAX_OPENER.strip()),),
+    openers=(HYPERCLOVAX_OPENER,),
+    tokens=(HYPERCLOVAX_TURN,),
+    readings=(Reading(dialect=JSON_CALLS),),
+    grammar=CallGrammar(frames=(list_of_calls(HYPERCLOVAX_OPENER),)),
+)
+
+HYPERCLOVAX_THOUGHT = ReasoningFormat(
+    name="hyperclovax_think",
+    aliases=("hyperclovax", "hyperclovax_seed_think", "hyperclovax_seed_think_14b"),
+    clues=(in_template("assistant/think"),),
+    starts=(HYPERCLOVAX_THINK,),
+    ends=(HYPERCLOVAX_NEXT,),
+    frames=(HYPERCLOVAX_TURN_END, "<|stop|>"),
+    tokens=(HYPERCLOVAX_TURN,),
+)
+
+
+# Inkling: typed blocks, `<|content_invoke_tool_json|>{"name":…,"args":{…}}`.
+
+INKLING_MESSAGE, INKLING_END, INKLING_LAST_END = (
+    "<|message_model|>",
+    "<|end_message|>",
+    "<|content_model_end_sampling|>",
+)
+INKLING_OPENER = "<|content_invoke_tool_json|>"
+INKLING_THINKING, INKLING_TEXT = "<|content_thinking|>", "<|content_text|>"
+
+INKLING_CALLS = Objects(('{"name": ', QUOTED_NAME, ', "args": ', ARGUMENTS, "}"))
+_INKLING_CLUE = as_tokens(INKLING_OPENER, INKLING_MESSAGE)
+
+INKLING = ToolFormat(
+    name="inkling",
+    clues=(_INKLING_CLUE,),
+    openers=(INKLING_OPENER,),
+    tokens=(INKLING_MESSAGE, INKLING_END),
+    leaks=(INKLING_MESSAGE, INKLING_END, INKLING_LAST_END),
+    readings=(Reading(dialect=INKLING_CALLS, end=INKLING_END),),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=INKLING_CALLS,
+                opener=INKLING_OPENER,
+                separator=(f"{INKLING_END}{INKLING_MESSAGE}{INKLING_OPENER}",),
+                end=INKLING_END,
+            ),
+        ),
+        around=Section(begin=INKLING_TEXT, end=f"{INKLING_END}{INKLING_MESSAGE}", may_be_open=True),
+    ),
+)
+
+INKLING_THOUGHT = ReasoningFormat(
+    name="inkling_thinking",
+    aliases=("inkling",),
+    clues=(_INKLING_CLUE,),
+    starts=(INKLING_THINKING,),
+    ends=(INKLING_END,),
+    frames=(INKLING_MESSAGE, INKLING_TEXT, INKLING_LAST_END),
+    bridge=INKLING_MESSAGE,
+    answer=INKLING_TEXT,
+)
+
+
+# InternLM 2 and 2.5: one object in a plugin action.
+
+INTERNLM2_START, INTERNLM2_PLUGIN, INTERNLM2_CLOSER = (
+    "<|action_start|>",
+    "<|plugin|>",
+    "<|action_end|>",
+)
+INTERNLM2_OPENER = f"{INTERNLM2_START}{INTERNLM2_PLUGIN}"
+
+INTERNLM2 = ToolFormat(
+    name="internlm2",
+    aliases=("internlm",),
+    clues=(in_template(INTERNLM2_OPENER), as_tokens(INTERNLM2_START, INTERNLM2_PLUGIN)),
+    openers=(INTERNLM2_OPENER,),
+    closers=(INTERNLM2_CLOSER,),
+    tokens=(INTERNLM2_START, INTERNLM2_PLUGIN),
+    readings=(Reading(dialect=JSON_CALLS, end=INTERNLM2_CLOSER),),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=JSON_CALLS,
+                opener=INTERNLM2_OPENER,
+                call=("\n", *JSON_CALLS.call, INTERNLM2_CLOSER),
+                separator=(f"\n{INTERNLM2_OPENER}",),
+                is_block=False,
+            ),
+        ),
+    ),
+)
+
+
+# Jamba, Hunyuan A13B and Apriel: a list of objects in `<tool_calls>`.
+
+JSON_LIST_OPENER, JSON_LIST_CLOSER = "<tool_calls>", "</tool_calls>"
+
+JSON_LIST = ToolFormat(
+    name="json_list",
+    aliases=("hunyuan_a13b", "jamba", "apriel"),
+    clues=(in_template(JSON_LIST_OPENER),),
+    openers=(JSON_LIST_OPENER,),
+    closers=(JSON_LIST_CLOSER,),
+    readings=(Reading(dialect=JSON_CALLS, end=JSON_LIST_CLOSER),),
+    grammar=CallGrammar(frames=(list_of_calls(JSON_LIST_OPENER, JSON_LIST_CLOSER),)),
+)
+
+
+# Llama 3: a bare object, an object after a token, or a name in a tag and JSON after it.
+
+LLAMA3_JSON_OPENER = "<|python_tag|>"
+
+LLAMA3_JSON_CALLS = json_object("name", "parameters")
+
+LLAMA3_JSON = ToolFormat(
+    name="llama3_json",
+    aliases=("llama3", "llama4_json"),
+    clues=(in_template(LLAMA3_JSON_OPENER),),
+    openers=(LLAMA3_JSON_OPENER, named.TAGGED_JSON_OPENER),
+    leads=("{",),
+    closers=(named.TAGGED_JSON_CLOSER,),
+    readings=(
+        Reading(dialect=named.TAGGED_JSON_CALLS, openers=(named.TAGGED_JSON_OPENER,)),
+        Reading(dialect=LLAMA3_JSON_CALLS, openers=(LLAMA3_JSON_OPENER, "{")),
+    ),
+    grammar=CallGrammar(
+        frames=(
+            Frame(dialect=LLAMA3_JSON_CALLS, opener='{"name": ', separator=("; ",), is_lead=True),
+            Frame(
+                dialect=LLAMA3_JSON_CALLS,
+                opener=LLAMA3_JSON_OPENER,
+                separator=("; ",),
+                needs=LLAMA3_JSON_OPENER,
+            ),
+        ),
+    ),
+)
+
+
+# Nemotron before version 3: a list of objects in `<TOOLCALL>`.
+
+NEMOTRON_OPENER, NEMOTRON_CLOSER = "<TOOLCALL>", "</TOOLCALL>"
+
+NEMOTRON = ToolFormat(
+    name="nemotron",
+    aliases=("nemotron_v2", "nemotron_json"),
+    clues=(in_template(NEMOTRON_OPENER),),
+    openers=(NEMOTRON_OPENER,),
+    closers=(NEMOTRON_CLOSER,),
+    readings=(Reading(dialect=JSON_CALLS, end=NEMOTRON_CLOSER),),
+    grammar=CallGrammar(frames=(list_of_calls(NEMOTRON_OPENER, NEMOTRON_CLOSER),)),
+)
+
+
+# Phi 4 mini: a list of objects between tokens, after `functools`, or bare.
+
+PHI4_OPENER, PHI4_CLOSER = "<|tool_call|>", "<|/tool_call|>"
+PHI4_FUNCTOOLS = "functools["
+
+PHI4 = ToolFormat(
+    name="phi4",
+    aliases=("phi4_mini_json", "phi4_mini"),
+    clues=(in_template(PHI4_OPENER, "<|tool|>"), in_template(PHI4_FUNCTOOLS)),
+    openers=(PHI4_OPENER, PHI4_FUNCTOOLS),
+    leads=("{", "["),
+    closers=(PHI4_CLOSER,),
+    readings=(Reading(dialect=JSON_CALLS, end=PHI4_CLOSER),),
+    grammar=CallGrammar(frames=(list_of_calls(PHI4_OPENER, PHI4_CLOSER),)),
+)
+
+
+# Sarashina 2.2: a list of objects after a token, or bare; written as Python literals.
+
+SARASHINA_OPENER = "<|tool_calls|>"
+
+SARASHINA = ToolFormat(
+    name="sarashina",
+    aliases=("sarashina2",),
+    clues=(Clue(anywhere=(SARASHINA_OPENER,)),),
+    openers=(SARASHINA_OPENER,),
+    leads=("[",),
+    readings=(Reading(dialect=JSON_CALLS),),
+    grammar=CallGrammar(frames=(list_of_calls(SARASHINA_OPENER),)),
+)
+
+
+# xLAM 2: a bare list of objects as the whole reply.
+
+XLAM_LEAD, XLAM_LEAD_END = "[", "]"
+
+XLAM = ToolFormat(
+    name="xlam",
+    clues=(in_template("single JSON array"),),
+    leads=(XLAM_LEAD, "{"),
+    readings=(Reading(dialect=JSON_CALLS),),
+    grammar=CallGrammar(
+        frames=(
+            Frame(
+                dialect=JSON_CALLS,
+                opener=XLAM_LEAD,
+                separator=(", ",),
+                end=XLAM_LEAD_END,
+                is_lead=True,
+            ),
+        ),
+    ),
+)

@@ -1,1 +1,0 @@
-"""Formats whose arguments are raw values in tags."""
