@@ -64,5 +64,5 @@ def test_the_page_names_modules_of_a_token(walks):
     rows = re.findall(r"^\| \d+ \| loop \| `([\w/]+)`", section.partition("\n## ")[0], re.MULTILINE)
     named = {f"backend.{row.replace('/', '.')}" for row in rows}
     # The request has no stop strings.
-    assert named - {"backend.output.stop"} <= set().union(*map(modules, replies))
+    assert named - {"backend.output.reply"} <= set().union(*map(modules, replies))
     assert len(named) == len(rows) > 1

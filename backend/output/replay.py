@@ -24,9 +24,9 @@ from backend.core.step import Steps
 from backend.formats.format import ReasoningFormat, ToolFormat
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.collect import Collector, Completion
-from backend.output.format import OutputFormat
-from backend.output.readers.values.schema import JsonSchema
+from backend.output.readers.typed_values import JsonSchema
 from backend.output.reply import ReplyCursor, ReplySpec
+from backend.output.reply_format import OutputFormat
 
 _STOPS = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH)}
 _LONGEST_RANDOM_CHUNK = 8

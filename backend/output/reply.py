@@ -1,9 +1,10 @@
 """One reply: consumes engine steps, emits deltas and exactly one finish."""
 
+import codecs
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from msgspec.structs import replace
 
@@ -18,12 +19,106 @@ from backend.core.delta import (
     ToolCallDelta,
 )
 from backend.core.step import StepLogprobs, Steps
-from backend.output.detokenizer import Detokenizer
-from backend.output.format import OutputFormat
-from backend.output.readers.values.schema import JsonSchema
-from backend.output.routing.router import Router
-from backend.output.routing.ruled import RuledRouter
-from backend.output.stop import StopMatcher
+from backend.output.readers.typed_values import JsonSchema
+from backend.output.reply_format import OutputFormat
+from backend.output.router import Router
+from backend.output.ruled import RuledRouter
+from backend.output.text import Automaton, Scanner
+
+
+class StopMatcher:
+    """Passes content until a stop string is complete; holds back text that may become one."""
+
+    def __init__(self, stop_strings: Iterable[str]) -> None:
+        self._scanner = Scanner(Automaton(stop_strings))
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """Return the text that is safe to send, and whether a stop string followed it."""
+        scan = self._scanner.feed(text)
+        return scan.safe, bool(scan.match)
+
+    def finish(self) -> str:
+        """Return the text held back, because the content ends here or is interrupted."""
+        return self._scanner.finish()
+
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_WINDOW_TOKENS = 16
+# An unfinished code point has at most three bytes, and every token at least one.
+_CONTEXT_TOKENS = 4
+
+
+class Detokenizer(Protocol):
+    """Converts the tokens of one reply to text."""
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that this token makes certain; it may be empty."""
+
+    def finish(self) -> str:
+        """Return the text held back so far; an incomplete code point is dropped."""
+
+
+class ByteDetokenizer:
+    """For a tokenizer whose tokens are fixed bytes."""
+
+    def __init__(self, pieces: Sequence[bytes], *, trims_leading_space: bool) -> None:
+        """Begin a reply.
+
+        Args:
+            pieces: Token id to bytes; empty for hidden tokens.
+            trims_leading_space: Whether a space at the very start is an artefact of the tokenizer.
+        """
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+        self._trims = trims_leading_space
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that this token makes certain; empty for an unknown id."""
+        if not 0 <= token_id < len(self._pieces):
+            return ""
+        text = self._decoder.decode(self._pieces[token_id]).replace(_REPLACEMENT, "")
+        if self._trims and text:
+            self._trims = False
+            return text.removeprefix(" ")
+        return text
+
+    def finish(self) -> str:
+        """Drop an incomplete code point; nothing else is ever held back."""
+        self._decoder.reset()
+        return ""
+
+
+class WindowDetokenizer:
+    """For a tokenizer that can only decode ids: decodes a sliding window of the latest ones."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """Begin a reply.
+
+        Args:
+            decode: Converts token ids to visible text, with U+FFFD for incomplete characters.
+        """
+        self._decode = decode
+        self._window: list[int] = []
+        self._sent_chars = 0
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that this token makes certain."""
+        self._window.append(token_id)
+        text = self._certain_text()
+        fresh = text[self._sent_chars :]
+        self._sent_chars = max(self._sent_chars, len(text))
+        if len(self._window) == _WINDOW_TOKENS:
+            del self._window[:-_CONTEXT_TOKENS]
+            self._sent_chars = len(self._certain_text())
+        return fresh.replace(_REPLACEMENT, "")
+
+    def finish(self) -> str:
+        """Drop an incomplete code point; nothing else is ever held back."""
+        return ""
+
+    def _certain_text(self) -> str:
+        """Decode the window up to the point where its last code point may still change."""
+        return self._decode(self._window).rstrip(_REPLACEMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from backend.core.guide import Guide, OfferedTool, ReplyRule, Thought, ThoughtBudget
 from backend.core.prompt import ToolMode
 from backend.errors import GrammarError
-from backend.output.format import opens_after_thought, opens_in_reasoning, thought_texts
+from backend.output.reply_format import opens_after_thought, opens_in_reasoning, thought_texts
 from backend.sampling.grammar.thought_marks import ThoughtMarks
-from backend.sampling.grammar.tools.parameters import Parameters, PerSchema
-from backend.sampling.grammar.tools.rule import MAX_PARALLEL_CALLS
+from backend.sampling.grammar.tool_parameters import MAX_PARALLEL_CALLS, Parameters, PerSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from backend.core.prompt import JsonValue, Prompt, Tool, ToolSchemas
     from backend.core.request import GenerationCall
     from backend.model.text.tokenizer import Tokenizer
-    from backend.output.format import OutputFormat
+    from backend.output.reply_format import OutputFormat
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,14 @@ from backend.core.prompt import Prompt, ToolSchemas
 from backend.core.request import GenerationCall, GenerationRequest
 from backend.errors import BackendError
 from backend.formats.format import NO_REASONING, NO_TOOLS
-from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from backend.output.format import OutputFormat
-from backend.output.reply import ReplyCursor, ReplySpec
+from backend.output.reply import (
+    ByteDetokenizer,
+    Detokenizer,
+    ReplyCursor,
+    ReplySpec,
+    WindowDetokenizer,
+)
+from backend.output.reply_format import OutputFormat
 from backend.pipeline import worker_pool
 from backend.pipeline.engines import GenerationEngine
 from backend.pipeline.prompt.rendering import render, token_ids_of

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from backend.model.text.template import ChatTemplate
     from backend.model.text.tokenizer import Tokenizer
     from backend.model.vision.media_processor import MediaPreparer
-    from backend.output.format import OutputFormat
+    from backend.output.reply_format import OutputFormat
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from backend.core.delta import (
     ToolCallDelta,
     Usage,
 )
-from backend.output.collect import Completion
-from backend.output.logprobs import to_json
+from backend.output.collect import Completion, to_json
 from backend.pb import backend_pb2 as pb
 
 

@@ -12,7 +12,7 @@ from backend.core.prompt import Message
 from backend.core.status import EngineState, EngineStatus, MachineStatus, RequestStatus
 from backend.errors import InvalidRequestError
 from backend.model.text.template import ChatTemplate
-from backend.output.format import OutputFormat
+from backend.output.reply_format import OutputFormat
 from backend.pb import backend_pb2 as pb
 from backend.pipeline.served_model import ServedModel
 

@@ -25,16 +25,16 @@ with atheris.instrument_imports(include=["backend", "common"]):
     from backend.errors import InvalidRequestError
     from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
     from backend.media.payload import decode_payload
-    from backend.output.format import OutputFormat
     from backend.output.replay import cut_randomly, fold, stream
     from backend.output.reply import ReplySpec
+    from backend.output.reply_format import OutputFormat
     from backend.pb import backend_pb2 as pb
     from backend.rpc.decoding import decode_request
     from backend.rpc.parsing.sampling_fields import sampling_params
     from backend.rpc.parsing.tool_fields import offer, tool_choice
     from backend.rpc.parsing.tuning_options import tuning_options
-    from backend.sampling.grammar.gbnf.translation import gbnf_to_lark
-    from backend.sampling.grammar.schema.translation import schema_to_lark
+    from backend.sampling.grammar.gbnf import gbnf_to_lark
+    from backend.sampling.grammar.schema import schema_to_lark
     from backend.sampling.grammar.vocabulary import Vocabulary
 
 MAX_PIECES = 16

@@ -17,7 +17,7 @@ from backend.config import ModelOptions
 from backend.model.text.hf_tokenizer import read_tokenizer
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.text.tokenizer_file import follow_held, follow_wrapped, keep_files
-from backend.output.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from backend.output.reply import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 PIECES = [

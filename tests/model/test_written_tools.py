@@ -18,8 +18,8 @@ from backend.formats.format import NO_REASONING
 from backend.model.text.template import ChatTemplate
 from backend.model.text.written_tools import with_written_tools, written_call
 from backend.output.detection import detect
-from backend.output.format import OutputFormat
-from backend.output.routing.router import Router
+from backend.output.reply_format import OutputFormat
+from backend.output.router import Router
 
 SYSTEM = Message(role="system", content="Be brief.")
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.text.automaton import Automaton, Scan, Scanner
+from backend.output.text import Automaton, Scan, Scanner
 
 PATTERNS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=5)
 

@@ -7,11 +7,10 @@ from tool_replies import FORMATS, tool
 from backend.core.delta import FinishReason
 from backend.errors import GrammarError
 from backend.output.readers.patterns import ATTRIBUTES, Pattern, fixed
-from backend.output.readers.values.schema import ParameterTypes
+from backend.output.readers.typed_values import ParameterTypes
 from backend.output.replay import cut_evenly
 from backend.output.reply import ReplySpec
-from backend.sampling.grammar.tools.kinds import kinds
-from backend.sampling.grammar.tools.parameters import Parameters
+from backend.sampling.grammar.tool_parameters import Parameters, kinds
 
 TOOLS = {"note_add": {"type": "object", "properties": {"text": {"type": "string"}}}}
 

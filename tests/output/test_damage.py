@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tool_replies import FORMATS, ONE, TOOLS
 
 from backend.core.delta import FinishReason
-from backend.output.repair.markup import markup_of
 from backend.output.reply import ReplySpec
+from backend.output.tag_repair import markup_of
 
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 PAIRS = [name for name, reply in FORMATS.items() if reply.two]

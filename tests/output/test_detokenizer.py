@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.detokenizer import ByteDetokenizer, WindowDetokenizer
+from backend.output.reply import ByteDetokenizer, WindowDetokenizer
 
 REPLACEMENT = "\ufffd"
 PIECES = st.lists(

@@ -3,8 +3,7 @@ import pytest
 from backend.formats.evidence import FormatEvidence
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.detection import detect
-from backend.output.format import opens_after_thought, opens_in_reasoning
-from backend.output.warn import warn_once
+from backend.output.reply_format import opens_after_thought, opens_in_reasoning, warn_once
 
 THINK_TOKENS = {"<think>", "</think>"}
 QWEN_TEMPLATE = """<tool_call>

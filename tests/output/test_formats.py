@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
 from backend.formats.registry import TOOL_FORMATS
-from backend.output.routing.router import Router
+from backend.output.router import Router
 
 BUILT = [row for row in TOOL_FORMATS if row.readings]
 PIECE = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|[^<\[]{1,12}|.", re.DOTALL)

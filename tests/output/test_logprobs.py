@@ -2,7 +2,7 @@ import json
 import math
 
 from backend.core.delta import AlternativeLogprob, TokenLogprob
-from backend.output.logprobs import to_json
+from backend.output.collect import to_json
 
 
 def test_the_json_has_the_hosts_shape():

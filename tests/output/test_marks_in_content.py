@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from backend.core.delta import FinishReason
 from backend.output.reply import ReplySpec
-from backend.output.text.json_text import JsonText
+from backend.output.text import JsonText
 
 TOOLS = {"w": {"type": "object", "properties": {"content": {"type": "string"}}}}
 JSON = st.recursive(

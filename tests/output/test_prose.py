@@ -7,9 +7,9 @@ import pytest
 
 from backend.core.delta import FinishReason
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-from backend.output.format import OutputFormat, opens_in_reasoning
 from backend.output.replay import cut_randomly
 from backend.output.reply import ReplySpec
+from backend.output.reply_format import OutputFormat, opens_in_reasoning
 
 TOOLS = {"w": {"type": "object", "properties": {"content": {"type": "string"}}}}
 TOOLS["Bash"] = {"type": "object", "properties": {"command": {"type": "string"}}}

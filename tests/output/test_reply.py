@@ -10,8 +10,7 @@ from backend.core.delta import (
     ToolCallDelta,
 )
 from backend.core.step import StepLogprobs, Steps, TokenStep
-from backend.output.detokenizer import ByteDetokenizer
-from backend.output.reply import ReplyCursor, ReplySpec
+from backend.output.reply import ByteDetokenizer, ReplyCursor, ReplySpec
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
 from backend.formats.format import NO_REASONING, ReasoningFormat, ToolFormat
 from backend.formats.thoughts import THINK
-from backend.output.format import OutputFormat
 from backend.output.readers.reader import ReaderOutput
-from backend.output.routing.router import Router
+from backend.output.reply_format import OutputFormat
+from backend.output.router import Router
 
 HERMES = named_format("hermes", "think")
 PLAIN = named_format("none", "none")

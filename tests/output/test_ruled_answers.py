@@ -9,9 +9,9 @@ import pytest
 
 from backend.core.delta import FinishReason
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-from backend.output.format import OutputFormat
 from backend.output.replay import cut_randomly
 from backend.output.reply import ReplySpec
+from backend.output.reply_format import OutputFormat
 
 # These frame the whole reply, thoughts included.
 OWN_THOUGHTS = {"harmony": "harmony", "muse_spark": "muse", "functionary": "none"}

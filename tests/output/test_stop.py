@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.stop import StopMatcher
+from backend.output.reply import StopMatcher
 
 
 def run(stop_strings, chunks):

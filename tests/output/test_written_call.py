@@ -6,8 +6,7 @@ import pytest
 
 from backend.formats.evidence import FormatEvidence
 from backend.formats.registry import TOOL_FORMATS
-from backend.output.detection import detect
-from backend.output.written_call import find_by_call
+from backend.output.detection import detect, find_by_call
 
 ARGUMENTS = '{"probe_key": "probe_value"}'
 WRITTEN = {

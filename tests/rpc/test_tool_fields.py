@@ -4,7 +4,7 @@ import pytest
 
 from backend.core.prompt import Tool, ToolChoice, ToolMode
 from backend.errors import InvalidRequestError
-from backend.output.warn import warn_once
+from backend.output.reply_format import warn_once
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.tool_fields import Offer, offer, tool_choice, tool_use
 

@@ -2,7 +2,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.sampling.largest import largest
+from backend.sampling.sampler import largest
 
 pytestmark = pytest.mark.mlx
 

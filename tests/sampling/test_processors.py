@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from backend.core.request import SamplingParams
-from backend.sampling.processors import History, LogitsAdjuster
+from backend.sampling.sampler import History, LogitsAdjuster
 
 pytestmark = pytest.mark.mlx
 

@@ -12,9 +12,9 @@ from backend.formats.registry import TOOL_FORMATS
 from backend.output import replay
 from backend.output.collect import Completion
 from backend.output.detection import detect
-from backend.output.format import OutputFormat
 from backend.output.replay import ChunkDetokenizer as ChunkDetokenizer
 from backend.output.reply import ReplySpec
+from backend.output.reply_format import OutputFormat
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

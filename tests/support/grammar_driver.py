@@ -1,8 +1,7 @@
 """Walk a text through a compiled grammar, byte by byte."""
 
-from backend.sampling.grammar.compiler import CompiledGrammar, GrammarCompiler
+from backend.sampling.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarMatcher
 from backend.sampling.grammar.composition import translated
-from backend.sampling.grammar.matcher import GrammarMatcher
 
 
 def compile_text(compiler: GrammarCompiler, text: str) -> CompiledGrammar:

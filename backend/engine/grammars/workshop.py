@@ -7,7 +7,7 @@ from backend.core.guide import GrammarParts, ReplyGrammar, ReplyMatcher, Thought
 from backend.core.model import ModelCard
 from backend.errors import GrammarError
 from backend.model.text.tokenizer import Tokenizer
-from backend.sampling.grammar.lark import LarkGrammar
+from backend.sampling.grammar.writer import LarkGrammar
 
 if TYPE_CHECKING:
     from backend.sampling.grammar.compiler import GrammarCompiler
@@ -103,8 +103,7 @@ class GrammarWorkshop:
             return self._made_compiler
 
     def _make_compiler(self) -> "GrammarCompiler":
-        from backend.sampling.grammar.compiler import GrammarCompiler
-        from backend.sampling.grammar.token_trie import tokenizer_of
+        from backend.sampling.grammar.compiler import GrammarCompiler, tokenizer_of
         from backend.sampling.grammar.vocabulary import Vocabulary
 
         vocabulary = Vocabulary.of(self._tokenizer, self._card)

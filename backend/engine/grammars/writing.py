@@ -19,8 +19,8 @@ from backend.engine.messages.codec import Codec
 from backend.engine.messages.failure import Failure
 from backend.engine.processes import die_first, die_with_parent
 from backend.errors import BackendError, GenerationFailedError, GrammarError
+from backend.sampling.grammar.compiler import Trial
 from backend.sampling.grammar.composition import Composer
-from backend.sampling.grammar.trial import Trial
 from backend.sampling.grammar.vocabulary import Vocabulary
 from common.process.lifecycle import STOP_SIGNALS
 

@@ -19,10 +19,7 @@ from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.rows.row import Row
 from backend.model.device import DEVICE
-from backend.sampling.largest import largest
-from backend.sampling.masks import TokenMasks
-from backend.sampling.processors import History, LogitsAdjuster
-from backend.sampling.sampler import Sampler
+from backend.sampling.sampler import History, LogitsAdjuster, Sampler, TokenMasks, largest
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from backend.engine.passes.caches import CacheFactory
 from backend.engine.rows.row import Row
 from backend.engine.rows.row_states import padded
 from backend.model.heads.network import HeadNetwork, HiddenTap
-from backend.sampling.processors import History, LogitsAdjuster
-from backend.sampling.sampler import Sampler
+from backend.sampling.sampler import History, LogitsAdjuster, Sampler
 
 # A row that lacks more is read alone, because the others would be padded to it.
 _MOST_UNREAD_TOKENS = 32

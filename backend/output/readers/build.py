@@ -1,31 +1,466 @@
 """Builds the reader of a format's calls."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import assert_never
 
-from backend.formats.dialects import (
-    Literals,
-    Markup,
-    Messages,
-    NamedJson,
-    Objects,
-    Reading,
-    Tags,
-)
+from backend.formats.closing import ATTRIBUTE_BEGIN, TagEnds
+from backend.formats.dialects import Literals, Markup, Messages, NamedJson, Objects, Reading, Tags
 from backend.formats.format import ToolFormat
-from backend.output.readers.calls.call_block import CallBlockReader
-from backend.output.readers.calls.literal_call import LiteralCallReader
-from backend.output.readers.calls.markup import MarkupReader
-from backend.output.readers.calls.tagged import TaggedReader
-from backend.output.readers.choice import ChoiceReader
-from backend.output.readers.messages.frames import MessageFrames
-from backend.output.readers.messages.reader import MessageReader
-from backend.output.readers.reader import MakeReader, Reader, ReaderContext
-from backend.output.readers.shapes.json_calls import named_block, object_block
-from backend.output.readers.shapes.literals import literal_dialect
-from backend.output.readers.shapes.tags import tagged_dialect
-from backend.output.warn import warn_once
+from backend.formats.template import (
+    ARGUMENTS,
+    KEY,
+    NAME,
+    QUOTED_NAME,
+    VALUE,
+    Characters,
+    Id,
+    Maybe,
+    Part,
+    Slot,
+    Template,
+    split_at,
+    text_of,
+)
+from backend.output.readers.json_calls import CallBlock, CallBlockReader, CallHead, CallKeys
+from backend.output.readers.literal_calls import LiteralCallReader, LiteralDialect, LiteralSyntax
+from backend.output.readers.messages import MessageFrames, MessageReader
+from backend.output.readers.patterns import (
+    ATTRIBUTES,
+    SPACE,
+    SPACE_IN_LINE,
+    Pattern,
+    Piece,
+    ahead,
+    any_of,
+    choice,
+    fixed,
+    grouped,
+    maybe,
+    sequence,
+)
+from backend.output.readers.reader import MakeReader, Reader, ReaderContext, ReaderOutput
+from backend.output.readers.tagged_calls import (
+    ELEMENT_NAME,
+    MarkupReader,
+    TaggedDialect,
+    TaggedReader,
+)
+from backend.output.readers.typed_values import (
+    NOT_A_STRING,
+    STRING,
+    JsonTypes,
+    ParameterTypes,
+    ValueWriter,
+    read_elements,
+)
+from backend.output.reply_format import warn_once
+
+_KEY = re.compile(r'"(\w+)": "?$')
+_CLOSERS = ("]", "}")
+_FENCE = "```"
+_JSON_FENCE = f"{_FENCE}json"
+_ID = any_of(r"[^\s\[{<]", group="id")
+_WORD = any_of(r"[^\s<>{}\[\]\"'`]", least=0, group="name")
+_NAMES = {
+    Slot.NAME: (any_of(r"[^\s<>{}\[\]\"'`]", group="name"),),
+    Slot.QUOTED_NAME: (fixed('"'), any_of(r'[^"\\]', group="name"), fixed('"')),
+    Slot.INDEX: (any_of(r"\d"),),
+}
+
+
+def object_block(reading: Reading, dialect: Objects) -> CallBlock:
+    """Return the block of calls as objects, consecutive or in a list.
+
+    Braces doubled as in a template, and a fence around the JSON, are ignored.
+    """
+    keys = dict(_keys(dialect.call))
+    return CallBlock(
+        call=CallKeys(
+            names=_unique(keys[QUOTED_NAME], *CallKeys().names),
+            arguments=_unique(keys[ARGUMENTS], *CallKeys().arguments),
+            ids=(keys[Id],) if Id in keys else (),
+        ),
+        call_start="{",
+        starts=("[", _JSON_FENCE),
+        ends=_ends(reading),
+        separators=(",", ";"),
+        fillers=(*_CLOSERS, _FENCE),
+    )
+
+
+def named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
+    """Return the block of calls with names before their arguments."""
+    begin, end = split_at(dialect.call, ARGUMENTS)
+    inner_ends = [_bare((part,)) for part in end[:-1]]
+    starts, separators = ("[",), (",",)
+    return CallBlock(
+        call=CallHead(
+            patterns=tuple(pattern for template in dialect.calls for pattern in _heads(template)),
+            loose=_loose_head(dialect.call),
+            lead_ins=(_JSON_FENCE, _FENCE),
+        ),
+        call_start=begin[0] if isinstance(begin[0], str) else "",
+        call_end=_bare(end[-1:]),
+        starts=starts if dialect.is_list else (),
+        ends=_ends(reading),
+        separators=separators if dialect.is_list else (),
+        fillers=(*_CLOSERS, _FENCE, *filter(None, inner_ends)),
+    )
+
+
+def _heads(template: Template) -> Iterator[Pattern]:
+    """Yield the patterns between the beginning of a call and its arguments."""
+    begin, _ = split_at(template, ARGUMENTS)
+    head = begin[1:] if isinstance(begin[0], str) else begin
+    yield Pattern((SPACE, *_head_pieces(head)))
+    for part in head:
+        if isinstance(part, Id) and NAME in part.template:
+            # Only an id as the templates write it is kept.
+            rest = head[head.index(part) + 1 :]
+            end = part.template.index(NAME) + 1
+            for name in (part.template, part.template[:end]):
+                yield Pattern((SPACE, *_name_pieces(name), *_pieces_after_name(rest)))
+
+
+def _loose_head(template: Template) -> Pattern | None:
+    """Return the pattern of a head whose id is any word, in formats whose ids contain the name."""
+    begin, _ = split_at(template, ARGUMENTS)
+    for place, part in enumerate(begin):
+        if isinstance(part, Id) and NAME in part.template:
+            return Pattern((SPACE, _WORD, *_pieces_after_name(begin[place + 1 :])))
+    return None
+
+
+def _head_pieces(head: Template) -> Iterator[Piece]:
+    name = next(place for place, part in enumerate(head) if _holds_name(part))
+    for part in head[:name]:
+        if isinstance(part, Id):
+            yield maybe(_ID)
+        elif isinstance(part, Characters):
+            yield maybe(Piece(part.pattern, part.pattern.replace("{1,", "{0,")))
+        else:
+            yield maybe(*_spaced(text_of((part,))))
+        yield SPACE
+    named = head[name]
+    if isinstance(named, Id):
+        yield grouped("id", *_id_pieces(named.template))
+    elif isinstance(named, Slot):
+        yield from _NAMES[named]
+    yield from _pieces_after_name(head[name + 1 :])
+    if named is QUOTED_NAME:
+        yield SPACE
+        yield ahead("{")
+
+
+def _holds_name(part: Part) -> bool:
+    names = (NAME, QUOTED_NAME)
+    return part in names or (isinstance(part, Id) and NAME in part.template)
+
+
+def _pieces_after_name(rest: Template) -> Iterator[Piece]:
+    """Yield the pieces between a name and arguments: a marker, or the start of the arguments."""
+    has_marker = False
+    for part in rest:
+        if isinstance(part, Maybe):
+            yield maybe(SPACE, *_optional_pieces(part.template), SPACE)
+        elif marker := _bare((part,)):
+            has_marker = True
+            yield SPACE
+            yield choice(sequence(*_spaced(marker)), ahead("{"))
+    if not has_marker:
+        yield SPACE
+        yield ahead("{", _FENCE[0])
+
+
+def _spaced(text: str) -> Iterator[Piece]:
+    """Yield the words of a text, with any whitespace between them."""
+    for word in text.split():
+        yield fixed(word)
+        yield SPACE
+
+
+def _id_pieces(inner: Template) -> Iterator[Piece]:
+    for part in inner:
+        if isinstance(part, str):
+            yield fixed(part)
+        elif isinstance(part, Slot):
+            yield from _NAMES[part]
+
+
+def _name_pieces(inner: Template) -> Iterator[Piece]:
+    """Yield the pieces of an id whose beginning may be missing."""
+    first, *rest = inner
+    yield maybe(*_id_pieces((first,)))
+    yield from _id_pieces(tuple(rest))
+
+
+def _optional_pieces(inner: Template) -> Iterator[Piece]:
+    for part in inner:
+        if isinstance(part, str):
+            yield fixed(part)
+            yield SPACE
+        elif isinstance(part, Id):
+            yield _ID
+
+
+def _keys(template: Template) -> Iterator[tuple[object, str]]:
+    """Yield the parts of an object, each with its key."""
+    before = ""
+    for part in template:
+        if isinstance(part, Maybe):
+            yield from _keys(part.template)
+        elif isinstance(part, str):
+            before = part
+        elif found := _KEY.search(before):
+            yield (Id if isinstance(part, Id) else part), found[1]
+
+
+def _bare(template: Template) -> str:
+    """Return the text of a template without whitespace and fences."""
+    return text_of(template).replace(_JSON_FENCE, "").replace(_FENCE, "").strip()
+
+
+def _ends(reading: Reading) -> tuple[str, ...]:
+    return tuple(filter(None, (reading.end, *reading.other_ends)))
+
+
+def _unique(*texts: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+_BRACKETS = {"{": "}", "[": "]"}
+_LITERAL_WORD = re.compile(r"[\w.+-]*")
+
+
+def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
+    """Return the brackets and quotes of a dialect in the reader's form."""
+    call, call_end = split_at(dialect.call, ARGUMENTS)
+    begin, bracket = (text_of(part) for part in split_at(call, NAME))
+    assign = text_of(split_at(dialect.argument, KEY)[1]).strip()
+    return LiteralDialect(
+        call=_call_pattern(begin, bracket),
+        call_begin=begin,
+        call_end=text_of(call_end),
+        key=_key_pattern(dialect, assign),
+        syntax=_syntax(dialect, bracket),
+        block_end=reading.end,
+        other_block_ends=reading.other_ends,
+        has_positions=dialect.has_positions,
+    )
+
+
+def _call_pattern(begin: str, bracket: str) -> Pattern:
+    if begin:
+        name = any_of(r"[^\s:,<>(){}]", group="name")
+        return Pattern((fixed(begin), SPACE, name, SPACE, fixed(bracket)))
+    return Pattern((any_of(r"[\w./-]", group="name"), fixed(bracket)))
+
+
+def _key_pattern(dialect: Literals, assign: str) -> Pattern:
+    if dialect.has_bare_text:
+        quote = maybe(choice(*map(fixed, dialect.quotes)))
+        name = any_of(r'[^\s:,<>"{}\[\]]', group="name")
+        return Pattern((SPACE, quote, name, quote, SPACE, fixed(assign)))
+    return Pattern((any_of(r"\w", group="name"), SPACE, fixed(assign)))
+
+
+def _syntax(dialect: Literals, bracket: str) -> LiteralSyntax:
+    firsts = "".join(sorted({re.escape(quote[0]) for quote in dialect.quotes}))
+    has_bare_text = dialect.has_bare_text
+    return LiteralSyntax(
+        quotes=dialect.quotes,
+        plain=re.compile(rf"[^{firsts}\\]*"),
+        bare=re.compile(r"[^,{}\[\]]*") if has_bare_text else _LITERAL_WORD,
+        bare_key=re.compile(rf"[^:,{firsts}{{}}\[\]]*") if has_bare_text else _LITERAL_WORD,
+        brackets=_BRACKETS | ({"(": ")"} if bracket == "(" else {}),
+        has_escapes=dialect.has_escapes,
+        format_plain=re.compile(rf"[^{firsts}\\{{}}]*"),
+    )
+
+
+_QUOTE = maybe(Piece("[\"']", "[\"']?"))
+_TAG_WORD = any_of(r"[^\s<{]", group="name")
+_TAG_KEY = any_of("[^<>\"'\n]", group="name")
+
+
+def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
+    """Return the tags of a dialect in the reader's form."""
+    call, _ = split_at(dialect.call, ARGUMENTS)
+    begin, end = split_at(dialect.parameter, VALUE)
+    object_begin, object_end = split_at(dialect.object, ARGUMENTS) if dialect.object else ((), ())
+    ends = TagEnds.of(reading, dialect)
+    value_end, *other_ends = ends.ends
+    return TaggedDialect(
+        call=_pattern(call, dialect),
+        call_begin=text_of(call[:1]),
+        call_ends=ends.call_ends,
+        parameter=_pattern(begin, dialect),
+        parameter_begin=text_of(begin[:1]),
+        value_begin=ends.value_begin,
+        parameter_end=value_end or _element_end(end),
+        block_ends=ends.block_ends,
+        other_parameter_ends=tuple(other_ends),
+        pads_values=text_of(begin).endswith("\n") and text_of(end).startswith("\n"),
+        verbatim=dialect.verbatim,
+        requires_ends=dialect.requires_ends,
+        types=_types(dialect),
+        make_value=partial(_nested_value, dialect.mark) if dialect.mark else None,
+        json_begin=_pattern(object_begin, dialect) if dialect.object else None,
+        json_end=text_of(object_end).strip(),
+    )
+
+
+def _pattern(head: Template, dialect: Tags) -> Pattern:
+    """Return the pattern of an opening tag."""
+    first, *rest = head
+    start = str(first)
+    if start.endswith(ATTRIBUTE_BEGIN):
+        return _attribute_pattern(head, dialect)
+    if start.endswith("="):
+        tag_end = choice(fixed(">"), ahead("\n"))
+        return Pattern((fixed(start), SPACE, _QUOTE, _TAG_KEY, _QUOTE, SPACE_IN_LINE, tag_end))
+    if dialect.mark:
+        return _element_pattern(start, dialect.misspelling)
+    return Pattern((fixed(start), *_enclosed(rest, dialect.type_tag)))
+
+
+def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
+    """Return the pattern of a tag with attributes, in any order."""
+    start, _, name_key = str(head[0]).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")
+    *_, last = head
+    kind_key = ""
+    for before, part in pairwise(head):
+        if part is Slot.TYPE:
+            kind_key = str(before).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")[2]
+    marker = "" if dialect.mark else start[: start.rfind("<")]
+    return Pattern(
+        (
+            maybe(fixed(marker)),
+            fixed(start.removeprefix(marker)),
+            ATTRIBUTES,
+            fixed(str(last).strip().removeprefix('"')),
+        ),
+        name_key=name_key,
+        kind_key=kind_key,
+        unescape=_unescape if dialect.escapes_attributes else str,
+    )
+
+
+def _element_pattern(start: str, misspelling: str) -> Pattern:
+    """Return the pattern of an element, named after the argument or by an attribute."""
+    tag = Piece(r"(?=(?P<tag>[^\s<>/]+))", "")
+    as_attribute = maybe(fixed(misspelling))
+    name = any_of(r"[^\s<>/\"']", group="name")
+    return Pattern((fixed(start), tag, as_attribute, name, maybe(fixed('"')), fixed(">")))
+
+
+def _enclosed(rest: Sequence[Part], type_tag: Template) -> Iterator[Piece]:
+    """Yield the pieces after a tag that precedes a name, up to its end or to the next tag.
+
+    Args:
+        rest: The template after that tag.
+        type_tag: A tag that may stand before the last one.
+    """
+    yield SPACE_IN_LINE
+    is_key = KEY in rest
+    yield any_of("[^<]", group="name") if is_key else _TAG_WORD
+    markers = [part.strip() for part in rest if isinstance(part, str) and part.strip()]
+    if len(markers) > 1:
+        # One of the two tags between key and value may be missing.
+        key_end, value = map(fixed, markers)
+        yield SPACE
+        without_value = choice(sequence(key_end, SPACE, Piece(r"(?=[^<\s])", "")))
+        kind = [maybe(*_type_pieces(type_tag))] if type_tag else []
+        yield choice(sequence(maybe(key_end), SPACE, *kind, value), without_value)
+    elif markers:
+        yield SPACE
+        yield fixed(markers[0])
+    else:
+        yield SPACE_IN_LINE
+        yield ahead("\n", "<", "{")
+
+
+def _type_pieces(type_tag: Template) -> Iterator[Piece]:
+    begin, end = split_at(type_tag, Slot.TYPE)
+    yield from (fixed(text_of(begin)), SPACE, any_of(r"[^<\s]", group="kind"), SPACE)
+    yield from (fixed(text_of(end)), SPACE)
+
+
+def _element_end(end: Template) -> str:
+    """Return the end of an element, with a group reference for its name."""
+    return "".join(ELEMENT_NAME if part is KEY else str(part) for part in end).strip()
+
+
+def _types(dialect: Tags) -> dict[str, JsonTypes]:
+    """Return the JSON types by their spelling in tags."""
+    if dialect.type_tag:
+        return {"string": STRING, **dict.fromkeys(NOT_A_STRING, NOT_A_STRING)}
+    kinds = dialect.types
+    return {kind: STRING if name == "string" else NOT_A_STRING for name, kind in kinds.items()}
+
+
+def _nested_value(mark: str, types: ParameterTypes, name: str) -> ValueWriter:
+    convert = partial(read_elements, mark=mark, parts=types.inside(name))
+    return ValueWriter(types.of(name), convert)
+
+
+def _unescape(attribute: str) -> str:
+    return attribute.replace("&quot;", '"').replace("&amp;", "&")
+
+
+class ChoiceReader:
+    """Waits after the opener until a dialect is chosen, then delegates to its reader."""
+
+    def __init__(
+        self, context: ReaderContext, *, choices: Mapping[str, MakeReader], otherwise: MakeReader
+    ) -> None:
+        """Begin after an opener.
+
+        Args:
+            context: The context in which the calls begin.
+            choices: Readers by the text that begins their dialect, ignoring whitespace.
+            otherwise: Reader of the dialect without such a text.
+        """
+        self._context = context
+        self._choices = choices
+        self._otherwise = otherwise
+        self._waiting = ""
+        self._reader: Reader | None = None
+
+    @property
+    def held(self) -> str:
+        """Raw text since the last delta."""
+        return self._reader.held if self._reader else self._context.opener + self._waiting
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether the chosen reader is in a call; before the choice, a call is pending."""
+        return self._reader is None or self._reader.is_mid_call
+
+    def feed(self, text: str) -> ReaderOutput:
+        """Choose a reader, or let it read."""
+        if self._reader is not None:
+            return self._reader.feed(text)
+        text = self._waiting + text
+        begin = text.lstrip()
+        if any(start.startswith(begin) and start != begin for start in self._choices):
+            self._waiting = text
+            return ReaderOutput()
+        return self._choose(begin).feed(text)
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End, with or without a chosen reader."""
+        if self._reader is not None:
+            return self._reader.finish(truncated=truncated)
+        return ReaderOutput(rejected="" if truncated else self.held)
+
+    def _choose(self, begin: str) -> Reader:
+        chosen = (make for start, make in self._choices.items() if begin.startswith(start))
+        self._reader = next(chosen, self._otherwise)(self._context)
+        return self._reader
 
 
 def make_reader(tool_format: ToolFormat, context: ReaderContext) -> Reader:

@@ -4,7 +4,42 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from backend.output.readers.markup import REFUTED, UNDECIDED
+REFUTED = -1
+UNDECIDED = -2
+
+MAX_SPACE_CHARS = 64
+
+_NOT_SPACE = re.compile(r"\S")
+
+
+def after(text: str, position: int, expected: str) -> int:
+    """Return the position after an expected text."""
+    if text.startswith(expected, position):
+        return position + len(expected)
+    rest = text[position : position + len(expected)]
+    is_open = position + len(rest) == len(text) and expected.startswith(rest)
+    return UNDECIDED if is_open else REFUTED
+
+
+def span_end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    """Return the end of a match; the pattern must be able to match empty text."""
+    match = pattern.match(text, position)
+    return match.end() if match else position
+
+
+def after_space(text: str, position: int) -> int:
+    """Return the position of the next non-whitespace character."""
+    found = _NOT_SPACE.search(text, position, position + MAX_SPACE_CHARS)
+    if found:
+        return found.start()
+    return UNDECIDED if len(text) < position + MAX_SPACE_CHARS else REFUTED
+
+
+def either(*answers: int) -> int:
+    """Return the first match; without one, refuted only if all answers are."""
+    best = max(answers)
+    return best if best >= 0 else min(answers)
+
 
 MAX_TAG_CHARS = 400
 

@@ -1,15 +1,136 @@
 """The interface of readers, which turn the text after an opener into deltas."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Set
+import re
+import secrets
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from backend.core.delta import Delta, ToolCallDelta
-from backend.output.readers.call_ids import CallIds, name_in_id
-from backend.output.readers.values.continuation import continued
-from backend.output.readers.values.schema import JsonSchema, ParameterTypes
-from backend.output.readers.values.wrapping import Unwrapping, unwrapped
+from backend.formats.dialects import NamedJson
+from backend.formats.format import ToolFormat
+from backend.formats.template import INDEX, NAME, Id, Part, Slot, Template
+from backend.output.readers.patterns import REFUTED, either, span_end
+from backend.output.readers.tolerant_json import Unwrapping, unwrapped
+from backend.output.readers.typed_values import JsonSchema, ParameterTypes, continued
+
+MakeId: TypeAlias = Callable[[str, int], str]
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+_LABEL = r"(?:functions?|tools?|calls?|tool_?calls?|chatcmpl-tool|toolu|fc|id)"
+# `functions.`, `functions_`, `functions`, `call_`, a namespace, or nothing.
+_BEFORE_NAME = re.compile(rf"(?:{_LABEL}[.:_/#-]*|[\w-]+[.:/])*", re.IGNORECASE)
+# A number, or characters that are too random for a part of another name.
+_AFTER_NAME = re.compile(
+    r"[.:_/#-]*\d*|[.:/#](?=[a-z]*\d)[0-9a-z]+|[_-](?=[a-f]*\d)[0-9a-f]{6,}", re.IGNORECASE
+)
+_NAMELESS = re.compile(rf"{_LABEL}[.:_/#-]*[0-9a-z-]*|[.:_/#-]*\d*", re.IGNORECASE)
+
+
+def new_call_id(chars: int = 0) -> str:
+    """Return a random id, with `chars` letters and digits if not zero."""
+    if chars:
+        return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(chars))
+    return f"call_{secrets.token_hex(12)}"
+
+
+class CallIds:
+    """The ids of a conversation's calls: none comes twice."""
+
+    def __init__(self, make: MakeId | None = None, used: Collection[str] = ()) -> None:
+        """Begin a reply.
+
+        Args:
+            make: Makes an id from the name of a tool and a number; random ids by default.
+            used: The ids of all earlier calls of the conversation.
+        """
+        self._make = make or (lambda _name, _number: new_call_id())
+        self._known = set(used)
+        self._number = len(used)
+
+    def take(self, name: str, written: str = "") -> str:
+        """Return the id of the next call: the written one, unless it is empty or known."""
+        if not self.accepts(written):
+            written = self._new(name)
+        self._number += 1
+        self._known.add(written)
+        return written
+
+    def accepts(self, written: str) -> bool:
+        """Tell whether a call may have this id."""
+        return bool(written) and written not in self._known
+
+    def note(self, written: str) -> None:
+        """Count an id as used."""
+        self._known.add(written)
+
+    def _new(self, name: str) -> str:
+        number = self._number
+        while (made := self._make(name, number)) in self._known:
+            number += 1
+        return made
+
+
+def ids_of(tool_format: ToolFormat, used: Collection[str] = ()) -> CallIds:
+    """Return the ids of calls in a format, after those of the conversation so far."""
+    template = _template(tool_format)
+    if template is not None:
+        return CallIds(partial(_filled, template), used)
+    return CallIds(lambda _name, _number: new_call_id(tool_format.id_chars), used)
+
+
+def _template(tool_format: ToolFormat) -> Template | None:
+    """Return the template of ids in a format whose ids contain the name of the tool."""
+    calls = (reading.dialect for reading in tool_format.readings)
+    parts = (part for dialect in calls if isinstance(dialect, NamedJson) for part in dialect.call)
+    ids = (part.template for part in parts if isinstance(part, Id) and NAME in part.template)
+    return next(ids, None)
+
+
+def _filled(template: Template, name: str, number: int) -> str:
+    texts = (_text(part, name, number) for part in template)
+    return "".join(texts)
+
+
+def _text(part: Part, name: str, number: int) -> str:
+    if isinstance(part, str):
+        return part
+    return {NAME: name, INDEX: str(number)}.get(part, "") if isinstance(part, Slot) else ""
+
+
+def name_in_id(call_id: str, names: Iterable[str]) -> str:
+    """Return the offered name in an id, however it is joined with the rest; empty if there is none.
+
+    Of several, the longest one wins; after a name that ends in a digit, other digits are its
+    number only behind a separator.
+    """
+    found = [
+        (is_glued, -len(name), name)
+        for name in names
+        if (is_glued := _is_glued(call_id, name)) is not None
+    ]
+    return min(found)[2] if found else ""
+
+
+def _is_glued(call_id: str, name: str) -> bool | None:
+    """Tell whether a digit of a name runs into its number; `None` if the id lacks the name."""
+    start = call_id.find(name)
+    while start >= 0:
+        after = call_id[start + len(name) :]
+        if _BEFORE_NAME.fullmatch(call_id[:start]) and _AFTER_NAME.fullmatch(after):
+            return name[-1:].isdigit() and after[:1].isdigit()
+        start = call_id.find(name, start + 1)
+    return None
+
+
+def is_nameless(call_id: str) -> bool:
+    """Tell whether an id does not name a tool at all, as `call_ab12CD` or `functions:0`."""
+    return _NAMELESS.fullmatch(call_id) is not None
+
 
 MAX_NAME_CHARS = 256
 
@@ -290,3 +411,126 @@ class Reader(Protocol):
 
 
 MakeReader: TypeAlias = Callable[[ReaderContext], Reader]
+
+
+Step: TypeAlias = Callable[[int], int]
+
+_SPACE = re.compile(r"\s*")
+
+
+class SteppingReader(ABC):
+    """Keeps unread text and runs steps over it.
+
+    A step reads from a position of the buffer and returns the position after the text that it
+    consumed, or a negative number if more text is needed.
+    """
+
+    def __init__(self, context: ReaderContext, *, opener_is_call: bool) -> None:
+        """Begin after an opener.
+
+        Args:
+            context: The context in which the calls begin.
+            opener_is_call: Whether the opener begins a call, so that it must be read.
+        """
+        self._context = context
+        self._outbox = Outbox(context.opener)
+        self._buffer = context.opener if opener_is_call else ""
+        self._unread_opener = len(self._buffer)
+        self._step: Step = self._before_call
+        self._missing_end = ""
+        self._keys: list[str] = []
+        self._calls_begun = self._calls_ended = 0
+        self._is_over = False
+        self._outbox.begin(len(self._buffer))
+
+    @property
+    def held(self) -> str:
+        """Raw text since the last delta."""
+        return self._outbox.held
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether a call is open, or none has been completed yet."""
+        return self._is_in_call or not self._calls_ended
+
+    @property
+    def _is_in_call(self) -> bool:
+        return self._calls_begun > self._calls_ended
+
+    def feed(self, text: str) -> ReaderOutput:
+        """Read more text."""
+        self._begin(text)
+        position = 0
+        try:
+            while not self._is_over and (end := self._step(position)) >= 0:
+                position = end
+        except NotACallError as error:
+            return self._reject(text, error.position)
+        self._buffer = rest = self._buffer[position:]
+        self._unread_opener = max(self._unread_opener - position, 0)
+        deltas = self._outbox.end(text)
+        return ReaderOutput(deltas, rest=rest if self._is_over else None)
+
+    @abstractmethod
+    def _before_call(self, position: int) -> int:
+        """Find the beginning of a call, or the end of all calls."""
+
+    def _begin(self, text: str) -> None:
+        self._outbox.begin(len(self._buffer))
+        self._buffer += text
+
+    def _reject(self, text: str, position: int) -> ReaderOutput:
+        """Return text that is not a call, or that follows the last one."""
+        deltas = self._outbox.end(text)
+        if not self._calls_begun:
+            position = max(position, self._unread_opener)
+        raw, rest = self.held, self._buffer[position:]
+        raw = raw[: len(raw) - len(rest)]
+        if self.is_mid_call:
+            return ReaderOutput(deltas, rejected=raw, rest=rest, is_damaged=True)
+        return ReaderOutput(deltas, rest=raw + rest, is_damaged=True)
+
+    def _begin_call(self, name: str, end: int) -> None:
+        """Emit the beginning of a call that is certain from the text up to `end`."""
+        self._calls_begun += 1
+        self._missing_end = "{}"
+        self._keys = []
+        self._outbox.send(self._context.calls.open(name), end)
+
+    def _begin_argument(self, key: str, end: int) -> None:
+        """Emit a key as JSON."""
+        self._keys.append(key)
+        self._send(f"{{{key}: " if self._missing_end == "{}" else f", {key}: ", end)
+        self._missing_end = "}"
+
+    def _lacks_arguments(self, unsent_name: str) -> bool:
+        """Tell whether required arguments are missing from a call that nothing has closed.
+
+        Args:
+            unsent_name: The name of a call that has not been emitted, which has no arguments yet.
+        """
+        calls = self._context.calls
+        name = unsent_name or calls.open_name
+        keys = [] if unsent_name else self._keys
+        return calls.lacks_arguments(name, f"{{{', '.join(f'{key}: 0' for key in keys)}}}")
+
+    def _end_call(self, end: int) -> None:
+        """Emit the end, which was held back so that an open call never looks complete."""
+        self._send(self._missing_end, end)
+        self._context.calls.complete()
+        self._calls_ended += 1
+        self._step = self._before_call
+
+    def _send(self, piece: str, end: int) -> None:
+        if piece:
+            self._outbox.send(self._context.calls.extend(piece), end)
+
+    def _skip_space(self, position: int) -> int:
+        return span_end(_SPACE, self._buffer, position)
+
+    def _expected(self, position: int, *ends: int) -> int:
+        """Return the end of the text that must be at a position."""
+        end = either(*ends)
+        if end == REFUTED:
+            raise NotACallError(position)
+        return end

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from backend.config import MAX_TOOLS
 from backend.core.prompt import JsonValue, Tool, ToolChoice, ToolMode
 from backend.errors import InvalidRequestError
-from backend.output.warn import warn_once
+from backend.output.reply_format import warn_once
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.json_fields import (
     JsonObject,

@@ -1,20 +1,157 @@
 """Compiled grammars: cached by content, copied for every request."""
 
+import contextlib
+import os
 import queue
 import re
+import resource
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from backend.config import MAX_KEPT_GRAMMAR_CHARS, MAX_KEPT_GRAMMARS
+from backend.config import (
+    MAX_COMPILE_MEMORY_BYTES,
+    MAX_COMPILE_S,
+    MAX_KEPT_GRAMMAR_CHARS,
+    MAX_KEPT_GRAMMARS,
+)
 from backend.core.guide import GrammarParts
 from backend.errors import GrammarError
-from backend.sampling.grammar.lark import LarkGrammar
 from backend.sampling.grammar.last_used import LastUsed
-from backend.sampling.grammar.matcher import GrammarMatcher
-from backend.sampling.grammar.token_trie import tokenizer_of
 from backend.sampling.grammar.vocabulary import Vocabulary
+from backend.sampling.grammar.writer import LarkGrammar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
+    """Return the tokenizer for llguidance, the same each time.
+
+    Takes one to two seconds for 150,000 tokens, the first time.
+    """
+    return vocabulary.once(LLTokenizer, lambda: _made(vocabulary))
+
+
+def _made(vocabulary: Vocabulary) -> LLTokenizer:
+    eos_ids = sorted(vocabulary.eos_ids)
+    special_ids = sorted({*vocabulary.markers.values(), *eos_ids})
+    return LLTokenizer(
+        TokenizerWrapper(_Tokens(vocabulary.pieces, special_ids, eos_ids[0])),
+        n_vocab=len(vocabulary.pieces),
+        eos_token=eos_ids,
+    )
+
+
+class _Tokens:
+    """Implements the tokenizer interface that llguidance expects."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special_ids: list[int], eos_id: int) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special_ids
+        self.eos_token_id = eos_id
+
+    def __call__(self, _text: bytes | str) -> list[int]:
+        """Tokenize nothing: llguidance needs it only for forced text, which no grammar here has."""
+        return []
+
+
+# Where the text is forced, few tokens can begin it.
+_MAX_FORCED_CHOICES = 64
+
+
+class GrammarMatcher:
+    """Tells which tokens may come next in one reply; used by one thread at a time.
+
+    Methods never raise: `error` reports a failure, and the request should end with it.
+    """
+
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+        """Take over a matcher that has no other users.
+
+        Args:
+            matcher: At the start of the reply.
+            tokenizer: Its vocabulary's tokenizer.
+        """
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._latest_mask: NDArray[np.int32] | None = None
+
+    def consume(self, token_id: int) -> bool:
+        """Advance by a token; return whether the grammar allowed it.
+
+        A token that is not allowed sets `error` for good.
+        """
+        return self._matcher.consume_token(token_id)
+
+    def fill_mask(self, row: "NDArray[np.int32]") -> None:
+        """Write one bit per token: 1 if it may come next, the lowest bit first.
+
+        After an error, or at the end of the grammar, only tokens that end the reply are allowed.
+
+        Args:
+            row: Contiguous, of `Vocabulary.mask_words` words.
+        """
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._latest_mask = row
+
+    @property
+    def may_force(self) -> bool:
+        """Whether the latest mask leaves as few choices as forced text does."""
+        mask = self._latest_mask
+        return mask is None or int.from_bytes(mask.tobytes()).bit_count() <= _MAX_FORCED_CHOICES
+
+    def forced(self) -> list[int]:
+        """Return the tokens of the text that must come next, or none if there is a choice.
+
+        Other tokens may spell the same text; markers that are single tokens end it.
+        """
+        # On a copy: llguidance counts forced text as read, and then rejects other spellings of it.
+        text = self._matcher.deep_copy().compute_ff_bytes()
+        if not text:
+            return []
+        return self._tokenizer.greedy_tokenize(_whole_characters(text))
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these tokens, in order, may come next."""
+        return self._matcher.validate_tokens(list(token_ids))
+
+    def step_back(self, count: int) -> None:
+        """Undo the latest `count` tokens, none of which ended the reply."""
+        self._matcher.rollback(count)
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the reply may end here."""
+        return self._matcher.is_accepting()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether only the end may follow, or the reply has already ended."""
+        return self._matcher.is_stopped()
+
+    @property
+    def error(self) -> str | None:
+        """The failure, or `None`."""
+        if not self._matcher.is_error():
+            return None
+        return self._matcher.get_error().partition("\n")[0]
+
+
+def _whole_characters(text: bytes) -> str:
+    """Return the valid UTF-8 at the start of bytes; llguidance writes markers as invalid bytes."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start].decode()
+
 
 # llguidance needs some 5 KB of stack per level of references; other threads may have little.
 _STACK_BYTES = 64 << 20
@@ -128,3 +265,111 @@ def _reason(error: str) -> str:
     if told == "NoExtensionBias":
         return "no text can complete it"
     return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", told)[:300]
+
+
+# The limit is in processor time, and this many times as much may pass on a busy machine.
+_PATIENCE = 10
+_TIMERS = frozenset({signal.SIGPROF, signal.SIGALRM})
+
+
+class Checker(Protocol):
+    """Tells whether grammars compile."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens that they are for."""
+
+    def check(self, grammar: LarkGrammar) -> None:
+        """Require that a grammar compiles.
+
+        Raises:
+            GrammarError: It does not; the message says why.
+        """
+
+
+class Trial:
+    """Compiles grammars to see whether they do, and keeps nothing of them.
+
+    A compilation that exceeds the limits ends this process, unless trials are made in forks, which
+    cost some milliseconds.
+
+    Attributes:
+        forks: Whether they are.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        forks: bool = False,
+        cpu_s: float = MAX_COMPILE_S,
+        memory_bytes: int = MAX_COMPILE_MEMORY_BYTES,
+    ) -> None:
+        """Set the limits of a trial; that of memory holds for this process from now on.
+
+        Args:
+            vocabulary: The tokens that the grammars are for.
+            forks: Whether trials are made in forks.
+            cpu_s: Processor time, in seconds.
+            memory_bytes: Memory on top of this process's; macOS does not limit it.
+        """
+        self.vocabulary = vocabulary
+        self.forks = forks
+        self._cpu_s = cpu_s
+        tokenizer_of(vocabulary)
+        _limit_memory(memory_bytes)
+
+    def check(self, grammar: LarkGrammar) -> None:
+        """Require that a grammar compiles, and that some text begins it.
+
+        Raises:
+            GrammarError: It does not, or in a fork takes too much time or memory.
+        """
+        if problem := self._forked(grammar) if self.forks else self._timed(grammar):
+            raise GrammarError(problem)
+
+    def _timed(self, grammar: LarkGrammar) -> str:
+        """Return what is wrong with a grammar; the kernel ends the process if it takes too long."""
+        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE * self._cpu_s)
+        try:
+            return problem_of(grammar, self.vocabulary)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def _forked(self, grammar: LarkGrammar) -> str:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            self._try(grammar, writer)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as answer:
+            told = answer.read().decode()
+        return self._ending(os.waitpid(child, 0)[1]) or told
+
+    def _ending(self, status: int) -> str:
+        """Return what a fork's end says of its grammar; nothing if it ended as it should."""
+        code = os.waitstatus_to_exitcode(status)
+        if -code in _TIMERS:
+            return f"takes longer than {self._cpu_s} s to compile"
+        return "is too large" if code else ""
+
+    def _try(self, grammar: LarkGrammar, writer: int) -> NoReturn:
+        """Compile in the fork, and tell what is wrong."""
+        try:
+            # Rust has last words when the stack is full.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.write(writer, self._timed(grammar).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """Limit the address space to its present size and some more; write no dump of it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

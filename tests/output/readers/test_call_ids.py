@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.formats.registry import TOOL_FORMATS
-from backend.output.readers.call_ids import CallIds, ids_of, is_nameless, name_in_id
+from backend.output.readers.reader import CallIds, ids_of, is_nameless, name_in_id
 
 NAMES = ("bash", "read_file", "read_file_2", "mcp__srv__read_file_2", "get-weather.v2", "f", "rm")
 FORMS = (

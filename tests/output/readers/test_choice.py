@@ -1,7 +1,7 @@
 import pytest
 
 from backend.core.delta import ContentDelta
-from backend.output.readers.choice import ChoiceReader
+from backend.output.readers.build import ChoiceReader
 from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
 
 

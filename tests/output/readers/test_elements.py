@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.readers.values.elements import read_elements
-from backend.output.readers.values.schema import UNKNOWN, ParameterTypes
+from backend.output.readers.typed_values import UNKNOWN, ParameterTypes, read_elements
 
 STEP = {"type": "object", "properties": {"hours": {"type": "number"}, "what": {"type": "string"}}}
 SCHEMA = {

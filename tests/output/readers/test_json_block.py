@@ -6,10 +6,15 @@ from hypothesis import strategies as st
 
 from backend.core.delta import ToolCallDelta
 from backend.formats.dialects import JSON_CALLS, Reading
-from backend.output.readers.call_ids import CallIds, new_call_id
-from backend.output.readers.calls.call_block import CallBlockReader
-from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
-from backend.output.readers.shapes.json_calls import object_block
+from backend.output.readers.build import object_block
+from backend.output.readers.json_calls import CallBlockReader
+from backend.output.readers.reader import (
+    CallIds,
+    CallLedger,
+    ReaderContext,
+    ReaderOutput,
+    new_call_id,
+)
 
 TOOLS = {"f": {}, "get": {}}
 OPENER, CLOSER = "<tool_call>", "</tool_call>"

@@ -7,8 +7,8 @@ import pytest
 
 from backend.core.delta import ContentDelta, ToolCallDelta
 from backend.formats.named import MISTRAL as MISTRAL_FORMAT
-from backend.output.readers.call_ids import new_call_id
-from backend.output.routing.router import Router
+from backend.output.readers.reader import new_call_id
+from backend.output.router import Router
 
 TOOLS = {"f": {}, "get-weather.v2": {}}
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.readers.values.json_scanner import JsonScanner, JsonState
+from backend.output.readers.json_scanner import JsonScanner, JsonState
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 SCALARS |= st.floats(allow_nan=False, allow_infinity=False)

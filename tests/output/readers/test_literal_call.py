@@ -9,10 +9,9 @@ from backend.core.delta import ToolCallDelta
 from backend.formats import literal as gemma4
 from backend.formats import literal as pythonic
 from backend.formats.dialects import Literals
-from backend.output.readers.call_ids import CallIds
-from backend.output.readers.calls.literal_call import LiteralCallReader
-from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
-from backend.output.readers.shapes.literals import literal_dialect
+from backend.output.readers.build import literal_dialect
+from backend.output.readers.literal_calls import LiteralCallReader
+from backend.output.readers.reader import CallIds, CallLedger, ReaderContext, ReaderOutput
 
 
 def dialect_of(tool_format, opener):

@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 
 from backend.core.delta import FinishReason
 from backend.formats.messages import HARMONY_MESSAGES
-from backend.output.readers.messages.frames import MessageFrames
-from backend.output.readers.messages.reader import MessageReader
+from backend.output.readers.messages import MessageFrames, MessageReader
 from backend.output.reply import ReplySpec
-from backend.output.routing.router import Router
-from backend.output.warn import warn_once
+from backend.output.reply_format import warn_once
+from backend.output.router import Router
 
 HARMONY = named_format("harmony", "harmony")
 MUSE = named_format("muse_spark", "muse")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.readers.markup import UNDECIDED
-from backend.output.readers.values.python_escape import read_escape
+from backend.output.readers.literal_calls import read_escape
+from backend.output.readers.patterns import UNDECIDED
 
 
 def read(text):

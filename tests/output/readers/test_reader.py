@@ -1,6 +1,5 @@
 from backend.core.delta import ToolCallDelta
-from backend.output.readers.call_ids import CallIds
-from backend.output.readers.reader import CallLedger, Outbox
+from backend.output.readers.reader import CallIds, CallLedger, Outbox
 
 
 def make_ledger(tools=None):

@@ -1,6 +1,6 @@
 import pytest
 
-from backend.output.readers.values.schema import UNKNOWN, ParameterTypes
+from backend.output.readers.typed_values import UNKNOWN, ParameterTypes
 
 DEFINITIONS = {"text": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}, "a/b": {"const": 1}}
 

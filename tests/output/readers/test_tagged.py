@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from backend.core.delta import ToolCallDelta
 from backend.formats.dialects import Reading, Tags
 from backend.formats.template import ARGUMENTS, KEY, NAME, TYPE, VALUE
-from backend.output.readers.call_ids import CallIds
-from backend.output.readers.calls.tagged import TaggedReader
-from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
-from backend.output.readers.shapes.tags import tagged_dialect
+from backend.output.readers.build import tagged_dialect
+from backend.output.readers.reader import CallIds, CallLedger, ReaderContext, ReaderOutput
+from backend.output.readers.tagged_calls import TaggedReader
 
 TAGS = Tags(
     call=('<call name="', NAME, '">', ARGUMENTS, "</call>"),

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.readers.values.continuation import continued
-from backend.output.readers.values.json_scanner import JsonScanner, JsonState, call_ends
-from backend.output.readers.values.tolerant_json import NotJsonError, read_json
+from backend.output.readers.json_scanner import JsonScanner, JsonState, call_ends
+from backend.output.readers.tolerant_json import NotJsonError, read_json
+from backend.output.readers.typed_values import continued
 
 CASES = {
     '{"a": "x" /* c */}': {"a": "x"},

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.readers.values.schema import STRING, UNKNOWN
-from backend.output.readers.values.typed_value import ValueWriter, json_value
+from backend.output.readers.typed_values import STRING, UNKNOWN, ValueWriter, json_value
 
 TYPES = st.frozensets(st.sampled_from(["string", "integer", "object", "boolean", "null"]))
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.readers.values.schema import ParameterTypes
-from backend.output.readers.values.wrapping import Unwrapping, unwrapped
+from backend.output.readers.tolerant_json import Unwrapping, unwrapped
+from backend.output.readers.typed_values import ParameterTypes
 
 PROPERTIES = {"command": {"type": "string"}, "n": {}, "input": {}}
 SCHEMA = {"type": "object", "properties": PROPERTIES, "required": ["command"]}

@@ -9,7 +9,7 @@ import pytest
 from grammar_driver import compile_text, walk
 
 from backend.errors import GrammarError
-from backend.sampling.grammar.gbnf.check import MAX_CHAIN
+from backend.sampling.grammar.gbnf_rules import MAX_CHAIN
 
 # The promise is a second; a machine that is busy with other things takes longer.
 pytestmark = pytest.mark.timeout(20)

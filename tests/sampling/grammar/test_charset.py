@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.sampling.grammar.charset import ANY_CHARACTER, MAX_CODE_POINT, CharSet
+from backend.sampling.grammar.vocabulary import ANY_CHARACTER, MAX_CODE_POINT, CharSet
 
 code_points = st.one_of(
     st.integers(0, MAX_CODE_POINT), st.sampled_from([0, 0xD7FF, 0xD800, 0xDFFF, 0xE000])

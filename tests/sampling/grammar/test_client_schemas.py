@@ -12,9 +12,8 @@ from tool_walks import TinyVocabulary, walk
 
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tools.grammar import tool_grammar, writable
-from backend.sampling.grammar.tools.parameters import Parameters
-from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.tool_calls import tool_grammar, writable
+from backend.sampling.grammar.tool_parameters import CallRule, Parameters
 
 ONE_CALL = CallRule(least=1, most=1, has_text=False)
 DIALECTS = ("hermes_json", "qwen3_coder_xml", "minimax_m3", "gemma4", "pythonic")

@@ -17,9 +17,8 @@ from backend.formats.dialects import Literals
 from backend.formats.template import ARGUMENTS, split_at
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tools.frame import call_site
-from backend.sampling.grammar.tools.grammar import tool_grammar
-from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.tool_calls import call_site, tool_grammar
+from backend.sampling.grammar.tool_parameters import CallRule
 
 ONE_CALL = CallRule(least=1, most=1, has_text=False)
 TEXT = {"type": "string"}

@@ -4,7 +4,7 @@ import pytest
 from grammar_driver import accepts, compile_text, walk
 
 from backend.errors import GrammarError, GrammarSyntaxError
-from backend.sampling.grammar.gbnf.translation import gbnf_to_lark
+from backend.sampling.grammar.gbnf import gbnf_to_lark
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 # One character per terminal: neither a literal of two nor a class that repeats in the lexer.

@@ -1,10 +1,17 @@
 import pytest
 
 from backend.errors import GrammarSyntaxError
-from backend.sampling.grammar.charset import ANY_CHARACTER, CharSet
-from backend.sampling.grammar.gbnf.ast import Item, Literal, Reference, TokenReference
-from backend.sampling.grammar.gbnf.lexer import Cursor
-from backend.sampling.grammar.gbnf.parser import MAX_COUNT, MAX_NESTED_GROUPS, parse_gbnf
+from backend.sampling.grammar.gbnf_parser import (
+    MAX_COUNT,
+    MAX_NESTED_GROUPS,
+    Cursor,
+    Item,
+    Literal,
+    Reference,
+    TokenReference,
+    parse_gbnf,
+)
+from backend.sampling.grammar.vocabulary import ANY_CHARACTER, CharSet
 
 
 def parsed(text):

@@ -1,4 +1,4 @@
-from backend.sampling.grammar.gbnf.graph import components, is_cycle, longest_chain, reachable
+from backend.sampling.grammar.gbnf_rules import components, is_cycle, longest_chain, reachable
 
 EDGES = {"a": ["b", "c"], "b": ["d"], "c": ["d", "e"], "d": ["b"], "e": ["e"], "f": ["a"]}
 

@@ -10,10 +10,10 @@ from tool_walks import TinyVocabulary
 
 from backend.core.guide import Thought
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.thought import after_thought
-from backend.sampling.grammar.tools.grammar import tool_grammar
-from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.composition import after_thought
+from backend.sampling.grammar.schema import schema_to_lark
+from backend.sampling.grammar.tool_calls import tool_grammar
+from backend.sampling.grammar.tool_parameters import CallRule
 
 VOCABULARY = TinyVocabulary(("<think>", "</think>", "<tool_call>", "</tool_call>"))
 SCHEMA = (

@@ -16,9 +16,8 @@ from tool_walks import TinyVocabulary, is_whole, walk
 from backend.errors import GrammarError
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tools.held import HeldTools
-from backend.sampling.grammar.tools.parameters import Parameters, PerSchema
-from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.tool_calls import HeldTools
+from backend.sampling.grammar.tool_parameters import CallRule, Parameters, PerSchema
 
 AUTO = CallRule(most=4)
 ONE_CALL = CallRule(least=1, most=1, has_text=False)

@@ -4,7 +4,7 @@ import pytest
 from grammar_driver import accepts, compile_text
 
 from backend.errors import GrammarError, GrammarSyntaxError
-from backend.sampling.grammar.schema.translation import schema_to_lark
+from backend.sampling.grammar.schema import schema_to_lark
 
 PERSON = {
     "type": "object",

@@ -10,11 +10,10 @@ from tool_walks import TinyVocabulary, is_whole, walk
 from backend.core.guide import Thought
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.composition import translated
-from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.thought import after_thought, after_trigger
-from backend.sampling.grammar.tools.grammar import tool_grammar
-from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.composition import after_thought, after_trigger, translated
+from backend.sampling.grammar.schema import schema_to_lark
+from backend.sampling.grammar.tool_calls import tool_grammar
+from backend.sampling.grammar.tool_parameters import CallRule
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TOKENS = TinyVocabulary(MARKERS)

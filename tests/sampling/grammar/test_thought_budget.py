@@ -10,11 +10,11 @@ from tool_walks import END, TinyVocabulary, is_whole, tokens_of
 
 from backend.core.guide import Thought, ThoughtBudget
 from backend.formats.registry import REASONING_FORMATS
-from backend.output.format import thought_texts
 from backend.output.reply import ReplySpec
+from backend.output.reply_format import thought_texts
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.schema.translation import schema_to_lark
-from backend.sampling.grammar.thought import after_thought
+from backend.sampling.grammar.composition import after_thought
+from backend.sampling.grammar.schema import schema_to_lark
 from backend.sampling.grammar.thought_budget import BudgetedGrammar
 from backend.sampling.grammar.thought_marks import ThoughtMarks
 

@@ -9,9 +9,8 @@ from tool_walks import TinyVocabulary, is_whole
 
 from backend.errors import GrammarError
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tools.grammar import tool_grammar, writable
-from backend.sampling.grammar.tools.parameters import Parameters
-from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.tool_calls import tool_grammar, writable
+from backend.sampling.grammar.tool_parameters import CallRule, Parameters
 
 VOCABULARY = TinyVocabulary()
 ONE_CALL = CallRule(least=1, most=1, has_text=False)

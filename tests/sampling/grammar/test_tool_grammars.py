@@ -15,8 +15,8 @@ from backend.formats.format import NO_TOOLS
 from backend.formats.registry import TOOL_FORMATS
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tools.grammar import tool_grammar
-from backend.sampling.grammar.tools.rule import CallRule
+from backend.sampling.grammar.tool_calls import tool_grammar
+from backend.sampling.grammar.tool_parameters import CallRule
 
 REQUIRED = CallRule(least=1, most=4, has_text=False)
 ONE_CALL = CallRule(least=1, most=1, has_text=False)

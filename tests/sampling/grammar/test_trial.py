@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.sampling.grammar.token_trie import tokenizer_of
+from backend.sampling.grammar.compiler import tokenizer_of
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[3]
@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json, sys
 from backend.errors import GrammarError
-from backend.sampling.grammar.lark import LarkGrammar
-from backend.sampling.grammar.trial import Trial
-from backend.sampling.grammar.token_trie import tokenizer_of
+from backend.sampling.grammar.writer import LarkGrammar
+from backend.sampling.grammar.compiler import Trial
+from backend.sampling.grammar.compiler import tokenizer_of
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 vocabulary = Vocabulary.spelling(bytes(range(128)), {"<call>": 500}, [501], 600)

@@ -1,8 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.sampling.grammar.charset import ANY_CHARACTER
-from backend.sampling.grammar.vocabulary import Vocabulary
+from backend.sampling.grammar.vocabulary import ANY_CHARACTER, Vocabulary
 
 
 def vocabulary(pieces, **markers):

@@ -1,1 +1,0 @@
-"""One reader for each call syntax shared by model families."""

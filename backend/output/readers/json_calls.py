@@ -1,0 +1,593 @@
+"""Reads one tool call with its name before its arguments, `f[ARGS]{…}`, incrementally."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from backend.output.readers.json_scanner import SURROGATE, JsonScanner, JsonState
+from backend.output.readers.patterns import NO_MATCH, REFUTED, UNDECIDED, Pattern, after, span_end
+from backend.output.readers.reader import (
+    CallLedger,
+    NotACallError,
+    Outbox,
+    ReaderContext,
+    ReaderOutput,
+    SteppingReader,
+    is_nameless,
+)
+from backend.output.readers.typed_values import JsonArguments
+
+_SPACE = re.compile(r"\s*")
+
+_Step: TypeAlias = Callable[[str, int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallHead:
+    """The text between the start of a call and its arguments.
+
+    Attributes:
+        patterns: The ways to write it; the first match wins. A pattern may end before the brace
+            that begins the arguments.
+        loose: A head in which any word is the id, in formats whose ids contain the name.
+        lead_ins: Meaningless texts, one of which may follow; longer ones first.
+    """
+
+    patterns: tuple[Pattern, ...]
+    loose: Pattern | None = None
+    lead_ins: tuple[str, ...] = ()
+
+
+class NamedCall:
+    """Reads a call from the text after its start to the end of its arguments.
+
+    The name is emitted with the first of the arguments, which are emitted as they arrive. A call
+    without arguments has `{}`.
+    """
+
+    def __init__(
+        self, calls: CallLedger, outbox: Outbox, *, head: CallHead, ends: tuple[str, ...] = ()
+    ) -> None:
+        """Begin a call.
+
+        Args:
+            calls: Numbers the call and knows the tool names.
+            outbox: Collects its deltas.
+            head: Shape of its beginning.
+            ends: Texts that end it.
+        """
+        self._calls = calls
+        self._outbox = outbox
+        self._head = head
+        self._step: _Step = self._in_head
+        self._name = self._id = ""
+        self._is_nameless = False
+        self._unsent = ""
+        self._has_lead_in = False
+        self._arguments = JsonArguments(ends)
+        self.is_over = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments have been read to their end."""
+        return self._arguments.is_whole
+
+    @property
+    def can_close(self) -> bool:
+        """Whether the call is complete if the reply ends here: arguments may be missing."""
+        if self.is_over or self._step != self._before_arguments or self._is_nameless:
+            return self.is_over
+        return not (self._has_lead_in or self._calls.lacks_arguments(self._name, "{}"))
+
+    def read(self, text: str, position: int) -> int:
+        """Return the position after the consumed text, or a negative number if more is needed.
+
+        Raises:
+            NotACallError: The text is not a call; emitted deltas stand.
+        """
+        return self._step(text, position)
+
+    def close(self, settled: int) -> None:
+        """Emit the rest of a call that ends here."""
+        self._send(self._arguments.missing_end, settled)
+        self._calls.complete()
+
+    def _send(self, piece: str, settled: int) -> None:
+        """Emit a piece of the arguments; the first piece begins the call."""
+        if self._is_nameless:
+            self._unsent += piece
+            return
+        if self._name:
+            self._outbox.send(self._calls.open(self._name, self._id), settled)
+            self._name = ""
+        self._outbox.send(self._calls.extend(piece), settled)
+
+    def _in_head(self, text: str, position: int) -> int:
+        for pattern in self._head.patterns:
+            found = pattern.match(text, position)
+            if found.end == UNDECIDED:
+                return UNDECIDED
+            if found.end >= 0 and self._calls.is_offered(found.name):
+                self._name, self._id = found.name, found.call_id
+                self._step = self._before_arguments
+                return found.end
+        return self._in_loose_head(text, position)
+
+    def _in_loose_head(self, text: str, position: int) -> int:
+        """Read an id in another form; without a name in it, the arguments tell the tool."""
+        found = self._head.loose.match(text, position) if self._head.loose else NO_MATCH
+        if found.end == UNDECIDED:
+            return UNDECIDED
+        self._name = self._calls.name_in_id(found.name)
+        if found.end < 0 or not (self._name or is_nameless(found.name)):
+            raise NotACallError(position)
+        self._name = self._name or self._calls.only_name
+        self._is_nameless = not self._name
+        self._step = self._before_arguments
+        return found.end
+
+    def _before_arguments(self, text: str, position: int) -> int:
+        start = span_end(_SPACE, text, position)
+        if start > position:
+            return start
+        if position == len(text):
+            return UNDECIDED
+        if self._arguments.may_begin_with(text[position]):
+            self._step = self._in_arguments
+            return position
+        end = self._lead_in_end_at(text, position)
+        if end == REFUTED and self._has_lead_in:
+            raise NotACallError(position)
+        if end == REFUTED:
+            self._find_name(position)
+            self.is_over = True
+            return position
+        self._has_lead_in = end >= 0
+        return end
+
+    def _lead_in_end_at(self, text: str, position: int) -> int:
+        """Return the end of a fence opener, with or without a language name."""
+        if self._has_lead_in:
+            return REFUTED
+        ends = (after(text, position, lead_in) for lead_in in self._head.lead_ins)
+        return next((end for end in ends if end != REFUTED), REFUTED)
+
+    def _in_arguments(self, text: str, position: int) -> int:
+        if position == len(text):
+            return UNDECIDED
+        piece, position = self._arguments.feed(text, position)
+        if piece:
+            self._send(piece, position - self._arguments.kept_back)
+        if self._arguments.is_malformed:
+            raise NotACallError(position)
+        if self._arguments.is_whole:
+            self._find_name(position)
+            self.is_over = True
+        return position
+
+    def _find_name(self, position: int) -> None:
+        """Choose the only tool that takes the arguments, if no name has told it."""
+        if not self._is_nameless:
+            return
+        keys = json.loads(self._unsent + self._arguments.missing_end).keys()
+        self._name, *others = (*self._calls.names_fitting(keys), "")
+        if not self._name or len(others) > 1:
+            raise NotACallError(position)
+        self._is_nameless = False
+        if self._unsent:
+            self._send(self._unsent, position - 1)
+
+
+_NESTING_KEY = "function"
+_HARMLESS_KEYS = frozenset(("type", "id", "index"))
+_MAX_KEY_CHARS = 64
+_MAX_ID_CHARS = 256
+
+_ObjectStep: TypeAlias = Callable[[str, int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKeys:
+    """The keys of the parts of a call."""
+
+    names: tuple[str, ...] = ("name", _NESTING_KEY)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    ids: tuple[str, ...] = ()
+
+
+CALL_KEYS = CallKeys()
+
+
+class ObjectCall:
+    """Reads the object after its opening brace, keys in any order.
+
+    The name is emitted as soon as it is known to be offered; arguments are emitted as they arrive,
+    as the model wrote them. A later id is emitted at the end and replaces the one that the call was
+    given.
+
+    Also accepted: arguments as an object inside a JSON string, a doubled first brace, and name and
+    arguments one level deeper, under `function`. An object without arguments is a call only if
+    none of its content could be meant as arguments.
+
+    The last brace of the arguments is emitted when the object is closed: the arguments of a call
+    that never ends are invalid JSON and never look complete. Small models forget the object's own
+    brace; a tag after the arguments, or a stop, also closes the object.
+    """
+
+    def __init__(
+        self,
+        calls: CallLedger,
+        outbox: Outbox,
+        *,
+        keys: CallKeys,
+        ends: tuple[str, ...] = (),
+        is_doubtful: bool,
+    ) -> None:
+        """Begin a call.
+
+        Args:
+            calls: Numbers the call and knows the tool names.
+            outbox: Collects its deltas.
+            keys: Keys of its parts.
+            ends: Texts that end it.
+            is_doubtful: Whether the object may be something else. Then it is a call only if the
+                name comes first and only arguments follow, and nothing is emitted before they
+                begin.
+        """
+        self._calls = calls
+        self._outbox = outbox
+        self._keys = keys
+        self._is_doubtful = is_doubtful
+        self._step: _ObjectStep = self._before_key
+        self._scanner = JsonScanner()
+        self._key = ""
+        self._name = ""
+        self._id = ""
+        self._given_id = ""
+        self._id_pieces: list[str] = []
+        self._is_named = False
+        self._is_open = False
+        self._is_nested = False
+        self._has_arguments = False
+        self._has_strangers = False
+        self._arguments = JsonArguments(ends)
+        self._unsent: list[str] = []
+        self.is_over = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the object has been read to its end."""
+        return self.is_over
+
+    @property
+    def can_close(self) -> bool:
+        """Whether the call is complete if the reply ends here."""
+        return self.is_over or self._may_lack_brace
+
+    def read(self, text: str, position: int) -> int:
+        """Return the position after the consumed text, or a negative number if more is needed.
+
+        Raises:
+            NotACallError: The text is not a call; emitted deltas stand.
+        """
+        return self._step(text, position) if position < len(text) else UNDECIDED
+
+    def close(self, settled: int) -> None:
+        """Emit the rest of a complete call."""
+        self._open(settled)
+        if self._id != self._given_id:
+            self._outbox.send(self._calls.identify(self._id), settled)
+        self._outbox.send(self._calls.extend(self._arguments.missing_end), settled)
+        self._calls.complete()
+
+    def _before_key(self, text: str, position: int) -> int:
+        char = text[position]
+        if char == '"':
+            self._key = ""
+            self._step = self._in_key
+        elif char == "}":
+            self._end_object(position)
+        elif not (char.isspace() or (char == "{" and not self._key)):
+            raise NotACallError(position)
+        return position + 1
+
+    def _in_key(self, text: str, position: int) -> int:
+        char = text[position]
+        if char == '"':
+            self._step = self._before_colon
+        elif (char.isalnum() or char in "_-") and len(self._key) < _MAX_KEY_CHARS:
+            self._key += char
+        else:
+            raise NotACallError(position)
+        return position + 1
+
+    def _before_colon(self, text: str, position: int) -> int:
+        char = text[position]
+        if char == ":":
+            self._step = self._value_step(position)
+        elif not char.isspace():
+            raise NotACallError(position)
+        return position + 1
+
+    def _value_step(self, position: int) -> _ObjectStep:
+        """Return the step for the value of a key, if the key is allowed here."""
+        self._scanner = JsonScanner()
+        if self._key in self._keys.names and not self._is_named:
+            return self._before_name
+        if self._key in self._keys.ids:
+            self._id_pieces = []
+            return self._in_id
+        if self._key in self._keys.arguments and (self._is_named or not self._is_doubtful):
+            if self._has_arguments:
+                raise NotACallError(position)
+            self._has_arguments = True
+            return self._in_arguments
+        if self._key not in _HARMLESS_KEYS:
+            self._has_strangers = True
+            if self._is_doubtful and not self._is_open:
+                raise NotACallError(position)
+        return self._in_other_value
+
+    def _in_other_value(self, text: str, position: int) -> int:
+        """Skip a value."""
+        _, position = self._scanner.feed(text, position)
+        self._follow_scanner(position)
+        return position
+
+    def _in_id(self, text: str, position: int) -> int:
+        piece, position = self._scanner.feed(text, position)
+        self._id_pieces.append(piece)
+        self._follow_scanner(position)
+        if self._scanner.state is JsonState.COMPLETE:
+            self._id = _as_id("".join(self._id_pieces).strip())
+        return position
+
+    def _follow_scanner(self, position: int) -> None:
+        if self._scanner.state is JsonState.MALFORMED:
+            raise NotACallError(position)
+        if self._scanner.state is JsonState.COMPLETE:
+            self._step = self._after_value
+
+    def _after_value(self, text: str, position: int) -> int:
+        char = text[position]
+        if char == ",":
+            self._step = self._before_key
+        elif char == "}":
+            self._end_object(position)
+        elif char == "<" and self._may_lack_brace:
+            self.is_over = True
+            return position
+        elif not char.isspace():
+            raise NotACallError(position)
+        return position + 1
+
+    @property
+    def _may_lack_brace(self) -> bool:
+        """Whether nothing but the object's closing brace is missing."""
+        is_told = self._is_named and self._arguments.is_whole
+        return is_told and not (self._is_doubtful or self._is_nested)
+
+    def _end_object(self, position: int) -> None:
+        if self._is_nested:
+            self._is_nested = False
+            self._step = self._after_value
+        elif self._is_named and (self._has_arguments or not self._has_strangers):
+            self.is_over = True
+        else:
+            raise NotACallError(position)
+
+    def _before_name(self, text: str, position: int) -> int:
+        char = text[position]
+        if char == '"':
+            self._step = self._in_name
+        elif char == "{" and self._key == _NESTING_KEY and not self._is_nested:
+            self._is_nested = True
+            self._step = self._before_key
+        elif not char.isspace():
+            raise NotACallError(position)
+        return position + 1
+
+    def _in_name(self, text: str, position: int) -> int:
+        char = text[position]
+        if char == '"' and self._calls.is_offered(self._name):
+            self._is_named = True
+            self._step = self._after_value
+            self._send_arguments("".join(self._unsent), position + 1)
+        elif char not in '"\\' and self._calls.may_become_offered(self._name + char):
+            self._name += char
+        else:
+            raise NotACallError(position)
+        return position + 1
+
+    def _open(self, settled: int) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._given_id = self._id
+            self._outbox.send(self._calls.open(self._name, self._id), settled)
+
+    def _in_arguments(self, text: str, position: int) -> int:
+        """Read arguments as they arrive."""
+        piece, position = self._arguments.feed(text, position)
+        self._send_arguments(piece, position - self._arguments.kept_back)
+        if self._arguments.is_malformed:
+            raise NotACallError(position)
+        if self._arguments.is_whole:
+            self._step = self._after_value
+        return position
+
+    def _send_arguments(self, piece: str, settled: int) -> None:
+        """Emit a piece of the arguments, or keep it until the name of the call is known."""
+        if not self._is_named:
+            self._unsent.append(piece)
+        elif piece:
+            self._open(settled)
+            self._outbox.send(self._calls.extend(piece), settled)
+
+
+def _as_id(value: str) -> str:
+    """Return the id in a JSON string or number; otherwise an empty string."""
+    if value[0] in "{[tfn":
+        return ""
+    call_id = json.loads(value) if value.startswith('"') else value
+    is_fit = len(call_id) <= _MAX_ID_CHARS and not SURROGATE.search(call_id)
+    return call_id if is_fit else ""
+
+
+_BARE_OPENERS = ("{", "[")
+_BRACKETS = frozenset("]}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallBlock:
+    """The parts of a block of calls.
+
+    Attributes:
+        call: The shape of a call: an object with these keys, or a head before the arguments.
+        call_start: The text that begins a call, also at the end of the opener. If empty, there is
+            one call, right after the opener.
+        call_end: The text that ends a call; if empty, its JSON ends it.
+        starts: Texts that may precede the first call, such as a repeated opener.
+        ends: Texts that end the block, if there are any.
+        separators: Texts that may follow a call, and are plain text if no other call follows.
+        fillers: Texts that may follow a call and are always meaningless.
+    """
+
+    call: CallKeys | CallHead
+    call_start: str = ""
+    call_end: str = ""
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    separators: tuple[str, ...] = ()
+    fillers: tuple[str, ...] = ()
+
+    @property
+    def all_ends(self) -> tuple[str, ...]:
+        """Texts longer than a bracket that end arguments, a call or the block."""
+        fillers = (filler for filler in self.fillers if filler not in _BRACKETS)
+        return tuple(filter(None, (self.call_end, *self.ends, *fillers)))
+
+
+class Call(Protocol):
+    """Reads one call, starting after the text that begins it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the following text is no longer part of it."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its JSON has been read to the end."""
+
+    @property
+    def can_close(self) -> bool:
+        """Whether the call is complete if the reply ends here."""
+
+    def read(self, text: str, position: int) -> int:
+        """Return the position after the consumed text, or a negative number as steps do."""
+
+    def close(self, settled: int) -> None:
+        """Emit the rest of the call."""
+
+
+class CallBlockReader(SteppingReader):
+    """Reads one block, from its opener to its end or to text that is not a call.
+
+    A call with an end marker is complete when that marker, or anything else, follows its JSON.
+
+    Without a marker before it, and inside a thought, where a model may quote its instructions,
+    an object is a call only if nothing in it contradicts that.
+    """
+
+    def __init__(self, context: ReaderContext, *, block: CallBlock) -> None:
+        super().__init__(context, opener_is_call=False)
+        self._block = block
+        self._call = self._new_call()
+        if context.opener.endswith(block.call_start):
+            self._open_call()
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End; a missing end does no harm, and an unfinished call is text unless cut off."""
+        if truncated:
+            return ReaderOutput()
+        self._begin("")
+        if self._is_in_call and self._call.can_close:
+            self._close_call(0)
+        deltas = self._outbox.end("")
+        return ReaderOutput(deltas, rejected=self.held if self.is_mid_call else "")
+
+    def _reject(self, text: str, position: int) -> ReaderOutput:
+        """Give up before the end of the block."""
+        if self._is_in_call and self._call.is_whole:
+            self._close_call(position)
+        return super()._reject(text, position)
+
+    def _before_call(self, position: int) -> int:
+        start = self._skip_space(position)
+        if start == len(self._buffer):
+            return UNDECIDED
+        marker, end = self._marker_at(start)
+        if end == REFUTED:
+            # A complete call ends before the whitespace after it.
+            raise NotACallError(position if self._calls_begun else start)
+        if end >= 0:
+            self._pass_marker(marker, end)
+        return end
+
+    def _marker_at(self, position: int) -> tuple[str, int]:
+        """Return the longest marker at a position, and its end."""
+        ends = {marker: after(self._buffer, position, marker) for marker in self._markers()}
+        if UNDECIDED in ends.values():
+            return "", UNDECIDED
+        marker = max(ends, key=lambda marker: ends[marker], default="")
+        return marker, ends.get(marker, REFUTED)
+
+    def _markers(self) -> tuple[str, ...]:
+        """Return the texts allowed here."""
+        block = self._block
+        if self._calls_begun:
+            call_end = (block.call_end,) if self._is_in_call else ()
+            others = (*call_end, *block.ends, *block.separators, *block.fillers)
+        else:
+            others = (*block.starts, self._context.opener)
+        return tuple(filter(None, (block.call_start, *others)))
+
+    def _pass_marker(self, marker: str, end: int) -> None:
+        block = self._block
+        if marker == block.call_start:
+            if self._is_in_call:
+                self._close_call(end - len(marker))
+            self._open_call()
+        elif marker == block.call_end or marker in block.ends:
+            if self._is_in_call:
+                self._close_call(end)
+            self._is_over = marker in block.ends
+        elif marker in block.fillers and not self._is_in_call:
+            self._outbox.drop(end)
+
+    def _open_call(self) -> None:
+        self._calls_begun += 1
+        self._call = self._new_call()
+        self._step = self._in_call
+
+    def _in_call(self, position: int) -> int:
+        end = self._call.read(self._buffer, position)
+        if self._call.is_over:
+            self._step = self._before_call
+            if self._call.is_whole and not self._block.call_end:
+                self._close_call(end)
+        return end
+
+    def _close_call(self, settled: int) -> None:
+        self._call.close(settled)
+        self._calls_ended += 1
+
+    def _new_call(self) -> Call:
+        calls, call = self._context.calls, self._block.call
+        if isinstance(call, CallHead):
+            return NamedCall(calls, self._outbox, head=call, ends=self._block.all_ends)
+        is_quotable = self._context.in_thought and not self._calls_ended
+        is_doubtful = is_quotable or self._context.opener in _BARE_OPENERS
+        ends = self._block.all_ends
+        return ObjectCall(calls, self._outbox, keys=call, ends=ends, is_doubtful=is_doubtful)

@@ -1,1 +1,0 @@
-"""Reads replies made of messages."""

@@ -1,1 +1,0 @@
-"""Builds the readers' patterns from the dialects of the formats."""

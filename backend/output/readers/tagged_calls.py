@@ -1,0 +1,501 @@
+"""The tags of calls, in the form that the reader needs."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from backend.output.readers.json_scanner import JsonScanner, JsonState, JsonStrings
+from backend.output.readers.patterns import (
+    NO_MATCH,
+    REFUTED,
+    UNDECIDED,
+    Match,
+    Pattern,
+    after,
+    after_space,
+    either,
+)
+from backend.output.readers.reader import (
+    MAX_NAME_CHARS,
+    ReaderContext,
+    ReaderOutput,
+    SteppingReader,
+)
+from backend.output.readers.tolerant_json import mended_value
+from backend.output.readers.typed_values import (
+    SCALARS,
+    UNKNOWN,
+    JsonTypes,
+    ParameterTypes,
+    ValueWriter,
+    json_string,
+)
+
+ELEMENT_NAME = "{tag}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedDialect:
+    """The tags of a dialect.
+
+    Attributes:
+        call: The beginning of a call, up to its arguments.
+        call_begin: The text that begins every call.
+        call_ends: Texts that end a call, the correct one first.
+        parameter: The beginning of an argument, up to the first character of its value.
+        parameter_begin: The text that begins every argument.
+        value_begin: The tag before a value, if it differs from the argument's.
+        parameter_end: The end of an argument; `ELEMENT_NAME` represents the name of its tag.
+        block_ends: Texts that end a block of calls, in formats with blocks.
+        other_parameter_ends: Texts that models mistakenly write for the end of an argument.
+        pads_values: Whether newlines around a value belong to the tags.
+        verbatim: Optional marks around a value; text between them contains no tags.
+        requires_ends: Whether a parameter must have its end, because values may contain tags that
+            look like those of parameters.
+        types: Types of values as spelled in tags; otherwise the schema decides.
+        make_value: Makes the converter of a value, if it is more than its text.
+        json_begin: The tag before a JSON object that replaces all arguments, if any.
+        json_end: The tag after it.
+    """
+
+    call: Pattern
+    call_begin: str
+    call_ends: tuple[str, ...]
+    parameter: Pattern
+    parameter_begin: str
+    parameter_end: str
+    value_begin: str = ""
+    block_ends: tuple[str, ...] = ()
+    other_parameter_ends: tuple[str, ...] = ()
+    pads_values: bool = False
+    verbatim: tuple[str, str] = ("", "")
+    requires_ends: bool = False
+    types: Mapping[str, JsonTypes] = field(default_factory=dict)
+    make_value: Callable[[ParameterTypes, str], ValueWriter] | None = None
+    json_begin: Pattern | None = None
+    json_end: str = ""
+
+    def may_end_with(self, rest: str) -> bool:
+        """Tell whether a text is a prefix of a text that ends a call."""
+        ends = (*self.call_ends, *self.block_ends, self.json_end)
+        return any(end.startswith(rest) for end in ends)
+
+
+_MAX_STRAYS = 3
+_NAME = re.compile(r"""\s*["']*([^\s<>"'/]*)""")
+
+
+class TagLookahead(SteppingReader):
+    """Recognises the tags of a dialect.
+
+    Returns positions in the buffer, or negative numbers as in `markup`.
+    """
+
+    def __init__(self, context: ReaderContext, *, dialect: TaggedDialect) -> None:
+        self._is_in_block = not dialect.call_begin.startswith(context.opener)
+        super().__init__(context, opener_is_call=not self._is_in_block)
+        self._dialect = dialect
+
+    def _any_at(self, position: int, texts: Sequence[str]) -> int:
+        """Return the position after any of the texts."""
+        return either(REFUTED, *(after(self._buffer, position, text) for text in texts))
+
+    def _skip_strays(self, position: int, texts: Sequence[str]) -> int:
+        """Return the position after repeated closing tags."""
+        for _ in range(_MAX_STRAYS):
+            position = after_space(self._buffer, position)
+            end = self._any_at(position, texts) if position >= 0 else REFUTED
+            if position < 0 or end == REFUTED:
+                return position
+            if end == UNDECIDED:
+                return UNDECIDED
+            position = end
+        return after_space(self._buffer, position)
+
+    def _end_of_call_at(self, position: int) -> int:
+        """Match the end of the call, and inside a block the text that must follow."""
+        call_ends = self._dialect.call_ends
+        end = self._any_at(position, call_ends)
+        if end < 0 or not self._is_in_block:
+            return end
+        position = self._skip_strays(end, call_ends)
+        if position < 0:
+            return position
+        # The next block may follow at once: models forget the end of a block, or repeat its start.
+        next_block = after(self._buffer, position, self._context.opener)
+        next_call = either(self._next_call_at(position).end, self._damaged_call_at(position))
+        return either(self._block_end_at(position), next_call, next_block)
+
+    def _damaged_call_at(self, position: int) -> int:
+        """Match the beginning of a call to an offered tool, whatever follows."""
+        begin = after(self._buffer, position, self._dialect.call_begin)
+        if begin < 0:
+            return begin
+        name = _NAME.match(self._buffer, begin)
+        if name is None or name.end() == len(self._buffer):
+            return UNDECIDED if len(self._buffer) - begin < MAX_NAME_CHARS else REFUTED
+        return begin if self._context.calls.is_offered(name[1]) else REFUTED
+
+    def _block_end_at(self, position: int) -> int:
+        return self._any_at(position, self._dialect.block_ends)
+
+    def _next_call_at(self, position: int) -> Match:
+        call = self._dialect.call.match(self._buffer, position)
+        is_foreign = call.end >= 0 and not self._context.calls.is_offered(call.name)
+        return NO_MATCH if is_foreign else call
+
+
+class MarkupReader:
+    """Consumes one meaningless text, then ends."""
+
+    held = ""
+    is_mid_call = False
+
+    def __init__(self, _context: ReaderContext, *, markup: str) -> None:
+        self._markup = markup
+
+    def feed(self, text: str) -> ReaderOutput:
+        """Return everything after the text as the rest."""
+        return ReaderOutput(rest=text.lstrip().removeprefix(self._markup))
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End before the text has arrived."""
+        return ReaderOutput(rejected="" if truncated else self.held)
+
+
+class TaggedReader(TagLookahead):
+    """Reads one block of calls, or a single call without a block.
+
+    An opener that itself begins a call means that there is no block. A JSON object in place of the
+    parameters is read as the arguments.
+    """
+
+    def __init__(self, context: ReaderContext, *, dialect: TaggedDialect) -> None:
+        super().__init__(context, dialect=dialect)
+        self._name = ""
+        self._types = ParameterTypes({})
+        self._given: set[str] = set()
+        self._value = ValueWriter(UNKNOWN)
+        self._value_ends: tuple[str, ...] = ("",)
+        self._may_lack_end = False
+        self._is_padded = False
+        self._is_scalar = False
+        self._strings: JsonStrings | None = None
+        self._json = JsonScanner()
+        self._doubtful = ""
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End; after the end of a value, missing tags do no harm unless the reply was cut off."""
+        if truncated:
+            return ReaderOutput()
+        self._begin("")
+        if self._step == self._in_value and self._is_settled_by_end():
+            earlier = self._outbox.end("")
+            more = self.feed("")
+            last = more if more.rest is not None else self.finish(truncated=False)
+            others = () if last is more else more.deltas
+            return replace(last, deltas=(*earlier, *others, *last.deltas))
+        is_between = self._step in (self._after_json, self._at_call_end) or (
+            self._step == self._between_parameters and not self._lacks_arguments(self._name)
+        )
+        if is_between and self._dialect.may_end_with(self._buffer.strip()):
+            self._end_call(0)
+        is_text = self.is_mid_call
+        deltas = self._outbox.end("")
+        return ReaderOutput(deltas, rejected=self.held if is_text else "")
+
+    def _is_settled_by_end(self) -> bool:
+        """Tell whether a value has ended, or is no JSON, because nothing else follows."""
+        if self._strings:
+            # A quote is missing.
+            self._strings = None
+            return True
+        end = self._closer_at(0)
+        if end >= 0:
+            self._end_value(self._without_padding(0, end), end)
+            self._buffer = self._buffer[end:]
+        return end >= 0
+
+    def _before_call(self, position: int) -> int:
+        position = self._after_strays(position)
+        if position < 0:
+            return position
+        call = self._next_call_at(position)
+        if call.end >= 0:
+            self._open_call(call.name)
+            return call.end
+        end = self._block_end_at(position) if self._calls_ended else REFUTED
+        self._is_over = end >= 0
+        return self._expected(position, end, call.end)
+
+    def _after_strays(self, position: int) -> int:
+        """Return the position after whitespace and repeated tags."""
+        if not self._is_in_block:
+            return self._skip_space(position)
+        ends = (*self._dialect.call_ends, *self._dialect.other_parameter_ends)
+        strays = ends if self._calls_ended else (self._context.opener,)
+        found = self._skip_strays(position, strays)
+        return self._skip_space(position) if found == REFUTED else found
+
+    def _open_call(self, name: str) -> None:
+        self._types = self._context.calls.parameter_types(name)
+        self._given.clear()
+        self._name = name
+        self._missing_end = "{}"
+        self._step = self._between_parameters
+
+    def _end_call(self, end: int) -> None:
+        self._hand_out_name(end)
+        super()._end_call(end)
+
+    def _hand_out_name(self, end: int) -> None:
+        """Begin a call once something in it has confirmed that it is one."""
+        if self._name:
+            self._begin_call(self._name, end)
+            self._name = ""
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether a call is open, emitted or not, or none has been completed yet."""
+        return bool(self._name) or super().is_mid_call
+
+    def _between_parameters(self, position: int) -> int:
+        position = self._skip_space(position)
+        stray = self._any_at(position, self._value_ends if self._given else ())
+        if stray != REFUTED:
+            return stray
+        parameter = self._dialect.parameter.match(self._buffer, position)
+        if parameter.end >= 0:
+            self._begin_value(parameter)
+            return parameter.end
+        again = self._next_call_at(position) if self._name else NO_MATCH
+        if again.end >= 0 and again.name == self._name:
+            # The beginning of the call is repeated.
+            return again.end
+        json_start = self._json_at(position) if self._missing_end == "{}" else REFUTED
+        if json_start >= 0:
+            self._json = JsonScanner()
+            self._step = self._in_json
+            return json_start
+        return self._end_call_at(position, either(parameter.end, json_start))
+
+    def _json_at(self, position: int) -> int:
+        """Return the start of a JSON object that replaces all parameters."""
+        if self._dialect.json_begin is not None:
+            tag = self._dialect.json_begin.match(self._buffer, position)
+            position = after_space(self._buffer, tag.end) if tag.end >= 0 else tag.end
+        if position < 0:
+            return position
+        begin = after(self._buffer, position, "{")
+        return position if begin >= 0 else begin
+
+    def _end_call_at(self, position: int, otherwise: int = REFUTED) -> int:
+        """Consume the end of a call: its tag, or else the end of the block or the next call."""
+        end = self._any_at(position, self._dialect.call_ends)
+        if end == REFUTED:
+            ends = (self._block_end_at(position), self._next_call_at(position).end)
+            end = position if max(ends) >= 0 else min(ends)
+        if end >= 0:
+            self._end_call(end)
+            self._is_over = not self._dialect.block_ends
+        return self._expected(position, end, otherwise)
+
+    def _begin_value(self, parameter: Match) -> None:
+        dialect, name = self._dialect, parameter.name
+        self._hand_out_name(parameter.end)
+        self._begin_argument(json_string(name), parameter.end)
+        self._given.add(name)
+        self._value = self._new_value(parameter)
+        # Such a value never contains a tag, unlike a string.
+        self._is_scalar = UNKNOWN < self._types.of(name) <= SCALARS
+        self._strings = JsonStrings() if self._is_json(parameter) else None
+        end = dialect.parameter_end.replace(ELEMENT_NAME, parameter.tag)
+        self._value_ends = (end, *dialect.other_parameter_ends)
+        self._may_lack_end = not dialect.requires_ends
+        self._step = self._before_value
+
+    def _new_value(self, parameter: Match) -> ValueWriter:
+        if self._dialect.make_value:
+            return self._dialect.make_value(self._types, parameter.name)
+        return ValueWriter(self._types_of(parameter), mended_value)
+
+    def _types_of(self, parameter: Match) -> JsonTypes:
+        types = self._dialect.types.get(parameter.kind or "")
+        return self._types.of(parameter.name) if types is None else types
+
+    def _is_json(self, parameter: Match) -> bool:
+        """Tell whether a value is JSON, and cannot be text that looks like it."""
+        types = self._types_of(parameter)
+        is_nested = self._dialect.make_value is not None
+        return bool(types) and "string" not in types and not (is_nested or self._is_scalar)
+
+    def _before_value(self, position: int) -> int:
+        """Consume a repeated tag of a value."""
+        begin = self._dialect.value_begin
+        again = after(self._buffer, position, begin) if begin else REFUTED
+        if again == REFUTED:
+            self._step = self._at_value
+        return position if again == REFUTED else again
+
+    def _at_value(self, position: int) -> int:
+        """Skip text before a value that is not part of it."""
+        if position == len(self._buffer):
+            return UNDECIDED
+        begin, end = self._dialect.verbatim
+        verbatim = after(self._buffer, position, begin) if begin else REFUTED
+        if verbatim == UNDECIDED:
+            return verbatim
+        self._step = self._in_value
+        self._is_padded = self._dialect.pads_values and self._buffer.startswith("\n", position)
+        if verbatim == REFUTED:
+            return position + self._is_padded
+        self._value_ends = (end + self._value_ends[0],)
+        self._may_lack_end = False
+        return verbatim
+
+    def _in_value(self, position: int) -> int:
+        """Emit the value up to its end, or to where it may end."""
+        start, end = self._find_value_end(position)
+        if end >= 0:
+            self._end_value(start, end, position)
+            return end
+        if start == position:
+            return UNDECIDED
+        self._send(self._value.feed(self._buffer[position:start]), start)
+        if self._strings:
+            self._strings.take(start - position)
+        return start
+
+    def _find_value_end(self, position: int) -> tuple[int, int]:
+        """Return where the value may end, and the end of its end tag if known."""
+        if self._strings and (found := self._find_json_end(position, self._strings)):
+            return found
+        self._strings = None
+        for candidate in self._candidates().finditer(self._buffer, position):
+            start = candidate.start()
+            end = self._value_end_at(start)
+            if end != REFUTED:
+                return self._without_padding(start, end), end
+        return len(self._buffer), UNDECIDED
+
+    def _find_json_end(self, position: int, strings: JsonStrings) -> tuple[int, int] | None:
+        """Return the same for a value in JSON, and nothing if it is not JSON after all."""
+        begin = position + strings.read
+        for candidate in self._candidates().finditer(self._buffer, begin):
+            start = candidate.start()
+            is_quoted = strings.quotes(self._buffer[begin:start])
+            begin = start
+            if strings.is_broken:
+                return None
+            end = REFUTED if is_quoted else self._value_end_at(start)
+            if end != REFUTED:
+                sure = start if end >= 0 else min(start, position + strings.sure)
+                return self._without_padding(sure, end), end
+        strings.read_on(self._buffer[begin:])
+        return None if strings.is_broken else (position + strings.sure, UNDECIDED)
+
+    def _without_padding(self, start: int, end: int) -> int:
+        """Return the true end of a value whose end may begin with a newline.
+
+        The newline belongs to a closing tag only if the opening one has its own.
+        """
+        is_padding = self._is_padded or self._closer_at(start) == REFUTED
+        has_newline = end >= 0 and self._buffer.startswith("\n", start)
+        return start + 1 if has_newline and not is_padding else start
+
+    def _value_end_at(self, start: int) -> int:
+        """Return the end of the value's end tag, if the value ends here."""
+        end = self._closer_at(start)
+        if end < 0:
+            return either(end, self._bare_end_at(start))
+        position = end if self._is_scalar else self._skip_strays(end, self._value_ends)
+        if self._is_scalar or position < 0:
+            return position
+        follows = either(
+            self._next_parameter_at(position),
+            self._end_of_call_at(position),
+            self._block_end_at(position),
+            self._next_call_at(position).end,
+        )
+        return end if follows >= 0 else follows
+
+    def _bare_end_at(self, start: int) -> int:
+        """Return the end of a value that lacks its end tag.
+
+        It ends before a parameter (on a new line, unless parameters have two tags), and before
+        anything that ends a block.
+        """
+        if not self._may_lack_end:
+            return REFUTED
+        line = start + self._buffer.startswith("\n", start)
+        may_follow = line > start or self._dialect.value_begin
+        follows = either(
+            self._next_parameter_at(line, is_bare=True) if may_follow else REFUTED,
+            self._end_of_call_at(line) if self._is_in_block else self._last_end_at(line),
+        )
+        return line if follows >= 0 else follows
+
+    def _last_end_at(self, position: int) -> int:
+        """Match the end of a call followed by the next one or by the end of a block."""
+        end = self._any_at(position, self._dialect.call_ends)
+        position = after_space(self._buffer, end) if end >= 0 else end
+        if position < 0:
+            return position
+        return self._any_at(position, (self._context.opener, *self._dialect.block_ends))
+
+    def _closer_at(self, start: int) -> int:
+        line = start + self._buffer.startswith("\n", start)
+        return self._any_at(line, self._value_ends)
+
+    def _candidates(self) -> re.Pattern[str]:
+        dialect = self._dialect
+        ends = (dialect.call_ends[0], dialect.parameter_begin) if self._may_lack_end else ()
+        return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
+
+    def _next_parameter_at(self, position: int, *, is_bare: bool = False) -> int:
+        parameter = self._dialect.parameter.match(self._buffer, position)
+        is_sure = self._types.is_declared(parameter.name) and parameter.name not in self._given
+        is_next = is_sure or not is_bare
+        return parameter.end if parameter.end < 0 or is_next else REFUTED
+
+    def _end_value(self, start: int, end: int, position: int = 0) -> None:
+        """Emit the last piece of a value."""
+        piece = self._value.feed(self._buffer[position:start])
+        self._send(piece + self._value.finish(), end)
+        self._step = self._between_parameters
+
+    def _in_json(self, position: int) -> int:
+        if position == len(self._buffer):
+            return UNDECIDED
+        piece, end = self._json.feed(self._buffer, position)
+        self._doubtful += piece
+        if not self._json.has_value:
+            return self._expected(end, end if self._json.state is JsonState.OPEN else REFUTED)
+        piece, self._doubtful = self._doubtful, ""
+        self._hand_out_name(end)
+        is_whole = self._json.state is JsonState.COMPLETE
+        if is_whole:
+            piece, self._missing_end = piece[:-1], piece[-1]
+            self._step = self._after_json
+        self._send(piece, end - (1 if is_whole else self._json.pending))
+        return self._expected(end, REFUTED if self._json.state is JsonState.MALFORMED else end)
+
+    def _after_json(self, position: int) -> int:
+        """Consume the end tag of a JSON object; it may be missing."""
+        position = self._skip_space(position)
+        end = after(self._buffer, position, self._dialect.json_end)
+        if end == UNDECIDED:
+            return UNDECIDED
+        self._step = self._at_call_end
+        return max(position, end)
+
+    def _at_call_end(self, position: int) -> int:
+        return self._end_call_at(self._skip_space(position))
+
+
+@lru_cache
+def _places(first: frozenset[str]) -> re.Pattern[str]:
+    """Return a pattern for the places where a value may end: before one of these characters."""
+    chars = "".join(map(re.escape, sorted(first)))
+    return re.compile(rf"\n?[{chars}]|\n\Z")

@@ -1,0 +1,473 @@
+"""Converts JSON with models' typical errors to valid JSON, and leaves what is valid as written.
+
+What a stream has sent of the same text is then a prefix of the result.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from backend.output.readers.json_scanner import JsonScanner, JsonState, is_number
+from backend.output.readers.typed_values import (
+    JsonTypes,
+    ParameterTypes,
+    json_string,
+    json_text,
+    json_value,
+)
+
+_SPACE = re.compile(r"\s*")
+_JSON_SPACE = re.compile(r"[ \t\n\r]*")
+# The text between two members or items: its comma may be missing, doubled, or a semicolon.
+_COMMENT = r"/\*(?:[^*]|\*(?!/))*\*/|(?://|\#)[^\n]*"
+_GAP = re.compile(rf"(?:\s|[,;]|{_COMMENT})*")
+_REMARKS = re.compile(rf"(?:\s|{_COMMENT})*")
+_COMMENTS = re.compile(_COMMENT)
+_BARE = re.compile(r"[^,{}\[\]()\n]+")
+# A number or constant before a comment, a semicolon, or the next key without a comma.
+_BARE_SCALAR = re.compile(
+    r"""[+-]?[\w.]+(?:[eE][+-]?\d+)?(?=\s*(?:;|//|\#|/\*)|\s+["'][^"'\n]{1,200}["']\s*:)"""
+)
+_BARE_KEY = re.compile(r"[^\s:=,;{}\[\]()\"']+")
+_HALF_QUOTED_KEY = re.compile(r"[\w-]+[ \t]*[:=][ \t]*[^\s:]")
+_ASSIGN = re.compile(r"\s*(?:=>|:|=)\s*")
+_CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+_NOT_IN_JSON = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
+_OPENERS = {"{": "}", "[": "]", "(": ")"}
+_ODD_IN_QUOTES = re.compile(r"""\\.|"|\\\Z""", re.DOTALL)
+# What may follow a string, besides the closing bracket of the value around it.
+_NEXT_KEY = re.compile(r"""["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]""")
+_NEXT_ITEM = re.compile(r"""["'\[{(\d-]|\w+\s*[,\])}]""")
+_REST_OF_KEY = re.compile(r"""["'][^"'\n]{1,200}["']\s*:""")
+_CLOSING = ")]}"
+_SPACE_OR_CLOSING = " \t\n\r)]}"
+_MAX_DEPTH = 64
+
+
+class NotJsonError(ValueError):
+    """The text cannot be read as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A value as read.
+
+    Attributes:
+        text: The value as JSON.
+        end: The position after it.
+        reasons: The repairs made, each once.
+        members: The members of an object, as JSON by key.
+        is_open: Whether the text ended before the value did.
+    """
+
+    text: str
+    end: int
+    reasons: tuple[str, ...]
+    members: Mapping[str, str] = field(default_factory=dict)
+    is_open: bool = False
+
+
+def read_json(
+    text: str, position: int, quotes: tuple[str, ...] = ('"', "'"), *, limit: int | None = None
+) -> Repaired:
+    """Read a value that begins at a position.
+
+    Also accepted: keys and strings without quotes or in other quotes, quotes inside strings,
+    constants of Python and JavaScript, comments, missing and superfluous commas, `;` for a comma,
+    `=` for a colon, brackets of another kind, and at the end of the text missing brackets and a
+    missing quote.
+
+    Args:
+        text: A text that ends with the call.
+        position: Start of the value; whitespace is skipped.
+        quotes: Texts around strings, longer ones first.
+        limit: End of the call, if the text does not end with it.
+
+    Raises:
+        NotJsonError: There is no value, or it ends inside a string.
+    """
+    reader = _Reader(text if limit is None else text[:limit], quotes)
+    value = reader.value(_skip(text, position), 0)
+    return reader.result(value)
+
+
+def mended_value(raw: str, types: JsonTypes) -> str:
+    """Return the JSON text of a raw value, also of an object or array with errors."""
+    plain = json_value(raw, types)
+    is_nested = raw.lstrip().startswith(("{", "[")) and bool(types) and "string" not in types
+    if not (is_nested and plain.startswith('"')):
+        return plain
+    try:
+        found = read_json(raw, 0)
+    except NotJsonError:
+        return plain
+    return plain if raw[found.end :].strip() else found.text
+
+
+def read_members(text: str, position: int, quotes: tuple[str, ...], closer: str = "}") -> Repaired:
+    """Read an object in program syntax from the position after its bracket, of any kind.
+
+    Raises:
+        NotJsonError: There is none, or it ends inside a string.
+    """
+    reader = _Reader(text, quotes, is_json=False)
+    return reader.result(reader.members(position, closer, 0))
+
+
+def _skip(text: str, position: int) -> int:
+    return _end(_SPACE, text, position)
+
+
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    found = pattern.match(text, position)
+    return found.end() if found else position
+
+
+class _Reader:
+    """Reads one value; `end` is the position after the latest part read."""
+
+    def __init__(self, text: str, quotes: tuple[str, ...], *, is_json: bool = True) -> None:
+        self._text = text
+        self._is_json = is_json
+        self._quotes = quotes
+        self._closers: list[str] = []
+        self._members: dict[str, str] = {}
+        self._is_open = False
+        self.end = 0
+        self.reasons: list[str] = []
+
+    def result(self, value: str) -> Repaired:
+        reasons = tuple(dict.fromkeys(self.reasons))
+        return Repaired(value, self.end, reasons, self._members, self._is_open)
+
+    def value(self, position: int, depth: int) -> str:
+        if depth > _MAX_DEPTH or position >= len(self._text):
+            raise NotJsonError
+        char = self._text[position]
+        if char == "{":
+            return self.members(position + 1, "}", depth)
+        if char in "[(":
+            return self._items(position + 1, _OPENERS[char], depth)
+        if quote := self._quote_at(position):
+            return self._string(position, quote)
+        return self._bare(position)
+
+    def members(self, position: int, closer: str, depth: int) -> str:
+        """Read the members of an object, up to its closing bracket."""
+        self._closers.append(closer)
+        pieces = ["{"]
+        while not self._closes(begin := self._gap_end(position), closer):
+            pieces.append(self._gap(position, begin, is_first=len(pieces) == 1))
+            key = self._key(begin)
+            assign = _ASSIGN.match(self._text, self.end)
+            if assign is None:
+                raise NotJsonError
+            value = self.value(assign.end(), depth + 1)
+            pieces.append(f"{key}{self._colon(assign[0])}{value}")
+            if depth == 0:
+                self._members[json.loads(key)] = value
+            position = self.end
+        pieces.append(self._gap(position, begin, is_first=True))
+        self._closers.pop()
+        return "".join((*pieces, "}"))
+
+    def _items(self, position: int, closer: str, depth: int) -> str:
+        self._closers.append(closer)
+        pieces = ["["]
+        while not self._closes(begin := self._gap_end(position), closer):
+            pieces.append(self._gap(position, begin, is_first=len(pieces) == 1))
+            pieces.append(self.value(begin, depth + 1))
+            position = self.end
+        pieces.append(self._gap(position, begin, is_first=True))
+        self._closers.pop()
+        return "".join((*pieces, "]"))
+
+    def _colon(self, assign: str) -> str:
+        if not self._is_json:
+            return ": "
+        if ":" in assign and not assign.strip(": \t\n\r"):
+            return assign
+        self.reasons.append("an equals sign instead of a colon")
+        return ": "
+
+    def _gap_end(self, position: int) -> int:
+        """Return the position of the next member, after commas and comments."""
+        end = _end(_GAP, self._text, position)
+        while self._is_surplus(end):
+            self.reasons.append("a bracket too many")
+            end = _end(_GAP, self._text, end + 1)
+        return end
+
+    def _is_surplus(self, position: int) -> bool:
+        """Tell whether a bracket closes nothing: no value is open that it could end."""
+        char = self._text[position : position + 1]
+        if not char or char not in _CLOSING or char in self._closers:
+            return False
+        follows = _end(_REMARKS, self._text, position + 1)
+        return self._text[follows : follows + 1] in ("," + self._closers[-1])
+
+    def _gap(self, begin: int, end: int, *, is_first: bool) -> str:
+        """Return the JSON of the text between two members."""
+        lead = self._space_in(begin, end)
+        plain, comments = _COMMENTS.subn("", self._text[begin:end])
+        if comments:
+            self.reasons.append("a comment")
+        if not self._is_json:
+            return "" if is_first else ", "
+        if is_first:
+            return lead
+        before, comma, after = plain.partition(",")
+        if comma and not before.strip(" \t\n\r") and not after.strip(" \t\n\r"):
+            return plain
+        self.reasons.append("commas")
+        trail = re.sub(r"[^ \t\n\r]", "", plain[len(lead) :])
+        return f"{lead},{trail}" if lead or trail else ", "
+
+    def _space_in(self, begin: int, end: int) -> str:
+        """Return the whitespace at the beginning of a gap."""
+        found = _JSON_SPACE.match(self._text, begin, end)
+        return found[0] if found else ""
+
+    def _closes(self, position: int, closer: str) -> bool:
+        if position >= len(self._text):
+            self.reasons.append("a missing closing bracket")
+            self._is_open = True
+            self.end = position
+            return True
+        char = self._text[position]
+        if char in _CLOSING:
+            if char != closer:
+                self.reasons.append("a wrong bracket")
+            # A bracket that belongs to an outer value is not consumed.
+            is_outer = char != closer and char in self._closers[:-1] and not self._goes_on(position)
+            self.end = position + (not is_outer)
+            return True
+        return False
+
+    def _goes_on(self, position: int) -> bool:
+        """Tell whether a member follows a bracket that, if outer, would end the whole value."""
+        char = self._text[position]
+        if self._closers.index(char) != 0:
+            return False
+        follows = _end(_REMARKS, self._text, position + 1)
+        if not self._text.startswith(",", follows):
+            return False
+        return _NEXT_KEY.match(self._text, _end(_GAP, self._text, follows)) is not None
+
+    def _key(self, position: int) -> str:
+        quote = self._quote_at(position)
+        if quote and not _HALF_QUOTED_KEY.match(self._text, position + len(quote)):
+            return self._string(position, quote, is_key=True)
+        # A key that lacks one quote ends before its colon.
+        found = _BARE_KEY.match(self._text, position + len(quote))
+        if found is None:
+            raise NotJsonError
+        self.reasons.append("a key without quotes")
+        self.end = found.end() + len(self._quote_at(found.end()))
+        return json.dumps(found[0], ensure_ascii=False)
+
+    def _quote_at(self, position: int) -> str:
+        return next(filter(lambda quote: self._text.startswith(quote, position), self._quotes), "")
+
+    def _string(self, position: int, quote: str, *, is_key: bool = False) -> str:
+        """Read a string: a quote ends it only if the text after it can follow a string."""
+        begin = position + len(quote)
+        end = self._text.find(quote, begin)
+        while end >= 0 and not self._may_end(begin, end, quote, is_key=is_key):
+            if not is_key and _REST_OF_KEY.match(self._text, end):
+                # Either the quote before it is missing, or the text is JSON without escapes.
+                raise NotJsonError
+            end = self._text.find(quote, end + 1)
+        if end < 0:
+            end = self.end = self._unquoted_end(begin, quote)
+        else:
+            self.end = end + len(quote)
+        if quote != '"':
+            self.reasons.append(f"strings in {quote}")
+        raw = self._text[begin:end]
+        return json_string(raw) if quote.startswith("<") else self._as_json(raw)
+
+    def _may_end(self, begin: int, end: int, quote: str, *, is_key: bool) -> bool:
+        slashes = end
+        while slashes > begin and self._text[slashes - 1] == "\\":
+            slashes -= 1
+        if (end - slashes) % 2 == 1 and not quote.startswith("<"):
+            return False
+        follows = _end(_REMARKS, self._text, end + len(quote))
+        if follows >= len(self._text):
+            return True
+        if is_key:
+            return self._text[follows] in ":="
+        return self._may_follow(follows)
+
+    def _may_follow(self, position: int) -> bool:
+        """Tell whether a text can follow a value: a bracket, or the next member."""
+        char = self._text[position]
+        if not self._closers or char in _CLOSING:
+            return True
+        is_member = self._closers[-1] != "]"
+        if char == "," and not is_member:
+            begin = _end(_GAP, self._text, position)
+            is_last = begin >= len(self._text) or self._text[begin] in _CLOSING
+            return is_last or _NEXT_ITEM.match(self._text, begin) is not None
+        if char in ",;":
+            begin = _end(_GAP, self._text, position)
+            is_last = begin >= len(self._text) or self._text[begin] in _CLOSING
+            return is_last or _NEXT_KEY.match(self._text, begin) is not None
+        # A comma is missing.
+        return is_member and char in self._quotes and bool(_NEXT_KEY.match(self._text, position))
+
+    def _unquoted_end(self, begin: int, quote: str) -> int:
+        """Return the end of a string without its last quote: before brackets that it did not open.
+
+        Raises:
+            NotJsonError: Nothing shows that the string has ended.
+        """
+        start = len(self._text[begin:].rstrip(_SPACE_OR_CLOSING)) + begin
+        body = self._text[begin:start]
+        if quote in body.replace(f"\\{quote}", ""):
+            raise NotJsonError
+        opened = [body.count(opener) - body.count(closer) for opener, closer in _OPENERS.items()]
+        brackets = self._text[start:].rstrip()
+        while brackets and (missing := max(opened)) > 0:
+            # Brackets that the text of the string has opened are its own.
+            place = opened.index(missing)
+            opened[place] -= 1
+            start += 1
+            brackets = brackets[1:]
+        if not brackets.strip():
+            raise NotJsonError
+        self.reasons.append("a missing quote")
+        return start
+
+    def _as_json(self, raw: str) -> str:
+        """Return a string as JSON; valid JSON escapes are kept."""
+        scanner = JsonScanner()
+        text, _ = scanner.feed(f'"{_ODD_IN_QUOTES.sub(self._escaped, raw)}"')
+        return text
+
+    def _escaped(self, odd: re.Match[str]) -> str:
+        """Return an escape, or a quote with the backslash that it needs."""
+        found = odd[0]
+        if found == "\\'":
+            return "'"
+        if found == '"':
+            self.reasons.append("a quote inside a string")
+            return '\\"'
+        return found if len(found) > 1 else "\\\\"
+
+    def _is_begun_quote(self, position: int) -> bool:
+        """Tell whether the text ends within a quote."""
+        rest = self._text[position:].rstrip()
+        return any(quote.startswith(rest) for quote in self._quotes)
+
+    def _bare(self, position: int) -> str:
+        """Read a number, a constant, or text without quotes."""
+        found = _BARE_SCALAR.match(self._text, position) or _BARE.match(self._text, position)
+        raw = found[0].rstrip() if found else ""
+        if not raw or self._is_begun_quote(position):
+            raise NotJsonError
+        # A quote at its end belongs to a string that lacks the first one.
+        quote = next((quote for quote in self._quotes if raw.endswith(quote)), "")
+        self.end = position + len(raw)
+        raw = raw.removesuffix(quote)
+        if not quote and is_number(raw):
+            return raw
+        if not quote and raw.lower() in _CONSTANTS:
+            if raw not in _CONSTANTS or raw == "none":
+                self.reasons.append("a Python constant")
+            return _CONSTANTS[raw.lower()]
+        if not quote and raw in _NOT_IN_JSON:
+            self.reasons.append(f"{raw} for null")
+            return "null"
+        self.reasons.append("a string without quotes")
+        return json.dumps(raw, ensure_ascii=False)
+
+
+_WRAPPERS = frozenset(("arguments", "input", "parameters", "args", "params", "kwargs"))
+_FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"\s*:\s*')
+_BEGUN_KEY = re.compile(r'\{\s*(?:"[^"\\]{0,64}(?:"\s*)?)?')
+
+
+class Unwrapping:
+    """Passes the JSON text of one call's arguments on, incrementally.
+
+    Only the first brace of wrapped arguments is passed at once, the rest when they are complete.
+    Anything else is passed as it is.
+    """
+
+    def __init__(self, types: ParameterTypes) -> None:
+        """Begin before the arguments of a tool with these types."""
+        self._types = types
+        self._is_decided = not types.names
+        self._held: list[str] = []
+        self._scanner: JsonScanner | None = None
+
+    def feed(self, piece: str) -> str:
+        """Return the text that this piece makes certain."""
+        if self._is_decided:
+            return piece
+        self._held.append(piece)
+        if self._scanner is not None:
+            return self._in_wrapper(self._scanner, piece)
+        text = "".join(self._held)
+        found = _FIRST_KEY.match(text)
+        if found and _may_wrap(found[1], self._types):
+            self._scanner = JsonScanner()
+            return "{" + self._in_wrapper(self._scanner, text)
+        if found is None and _BEGUN_KEY.fullmatch(text):
+            return ""
+        self._is_decided = True
+        return text
+
+    def _in_wrapper(self, scanner: JsonScanner, piece: str) -> str:
+        scanner.feed(piece)
+        if scanner.state is JsonState.OPEN:
+            return ""
+        self._is_decided = True
+        return unwrapped("".join(self._held), self._types).removeprefix("{")
+
+
+def unwrapped(arguments: str, types: ParameterTypes) -> str:
+    """Return the arguments inside wrappers, or the same text if there are none.
+
+    A wrapper has a key that the schema does not declare, and contains only arguments that it does.
+
+    Args:
+        arguments: A JSON object.
+        types: Names and types of the tool's arguments.
+    """
+    found = _FIRST_KEY.match(arguments)
+    while found and _may_wrap(found[1], types) and (inner := _inside(arguments, found, types)):
+        arguments = inner
+        found = _FIRST_KEY.match(arguments)
+    return arguments
+
+
+def _may_wrap(key: str, types: ParameterTypes) -> bool:
+    return key in _WRAPPERS and key not in types.names
+
+
+def _inside(arguments: str, found: re.Match[str], types: ParameterTypes) -> str:
+    """Return the arguments inside a wrapper, or nothing if it is an argument itself."""
+    key = found[1]
+    try:
+        others = json.loads(arguments)
+        value = others.pop(key)
+        text = read_json(value if isinstance(value, str) else json_text(value), 0).text
+        inner = json.loads(text)
+    except (ValueError, NotJsonError, RecursionError):
+        return ""
+    if types.takes_others and types.required <= {key, *others}:
+        return ""
+    is_inner = isinstance(inner, dict) and not inner.keys() & others.keys()
+    if not (is_inner and all(_is_known(name, types) for name in (*inner, *others))):
+        return ""
+    if others:
+        return json_text({**inner, **others})
+    return text if isinstance(value, str) else arguments[found.end() : -1].rstrip()
+
+
+def _is_known(name: str, types: ParameterTypes) -> bool:
+    return name in types.names or _may_wrap(name, types)

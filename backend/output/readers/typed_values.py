@@ -1,0 +1,450 @@
+"""The types of a tool's arguments, from its JSON schema.
+
+Only types are read: checking values is up to the tool.
+"""
+
+import ast
+import json
+import re
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain, islice, product
+from typing import TypeAlias, cast
+
+from backend.core.prompt import JsonValue
+from backend.output.readers.json_scanner import (
+    SURROGATE,
+    JsonScanner,
+    JsonState,
+    call_ends,
+    is_number,
+)
+
+JsonSchema: TypeAlias = Mapping[str, JsonValue]
+JsonTypes: TypeAlias = frozenset[str]
+
+UNKNOWN: JsonTypes = frozenset()
+STRING: JsonTypes = frozenset({"string"})
+SCALARS: JsonTypes = frozenset({"number", "integer", "boolean", "null"})
+NOT_A_STRING: JsonTypes = SCALARS | {"object", "array"}
+
+_MAX_SCHEMAS = 256
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+# A bool is an int in Python: the order matters.
+_TYPE_NAMES: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (Mapping, "object"),
+    (type(None), "null"),
+    (object, "array"),
+)
+_MARKS = {"properties": "object", "items": "array"}
+
+
+class ParameterTypes:
+    """The names and types of a tool's arguments.
+
+    Attributes:
+        required: The names of those that a call must have.
+        takes_others: Whether the schema expressly allows arguments that it does not declare.
+    """
+
+    def __init__(self, schema: JsonSchema, root: JsonSchema | None = None) -> None:
+        """Read a schema; its references are relative to `root`, or to itself."""
+        self._root = root or schema
+        self._properties: JsonSchema = {}
+        self.takes_others = False
+        for way in self._alternatives(schema):
+            self._properties = {**_mapping(way.get("properties")), **self._properties}
+            self.takes_others |= way.get("additionalProperties") is True
+        self._is_open = self.takes_others or not self._properties
+        self.required = frozenset(
+            name for name in _sequence(schema.get("required")) if isinstance(name, str)
+        )
+
+    @property
+    def names(self) -> Collection[str]:
+        """Declared names in schema order."""
+        return self._properties.keys()
+
+    def is_declared(self, name: str) -> bool:
+        """Tell whether an argument may have this name; any name may without declarations."""
+        return self._is_open or name in self._properties
+
+    def fit(self, keys: Set[str]) -> bool:
+        """Tell whether arguments with these names are complete, and all of them declared."""
+        return self.required <= keys and all(map(self.is_declared, keys))
+
+    def of(self, name: str) -> JsonTypes:
+        """Return the JSON types that an argument may have."""
+        found = UNKNOWN
+        is_nullable = False
+        for schema in self._alternatives(self._properties.get(name)):
+            found |= _named_types(schema)
+            is_nullable |= schema.get("nullable") is True
+        return found | {"null"} if found and is_nullable else found
+
+    def inside(self, name: str) -> "ParameterTypes":
+        """Return the types of the values inside an argument: its properties, or each `item`."""
+        properties: dict[str, JsonValue] = {}
+        for schema in self._alternatives(self._properties.get(name)):
+            if "items" in schema:
+                properties.setdefault("item", schema["items"])
+            for key, value in _mapping(schema.get("properties")).items():
+                properties.setdefault(key, value)
+        return ParameterTypes({"properties": properties}, self._root)
+
+    def _alternatives(self, value: JsonValue) -> Iterator[JsonSchema]:
+        """Yield a schema and those that it combines: each once, up to a limit."""
+        waiting = deque([_mapping(value)])
+        known: set[int] = set()
+        while waiting and len(known) < _MAX_SCHEMAS:
+            schema = self._resolved(waiting.popleft())
+            if id(schema) in known:
+                continue
+            known.add(id(schema))
+            yield schema
+            others = chain.from_iterable(_sequence(schema.get(key)) for key in _ALTERNATIVES)
+            waiting.extend(map(_mapping, islice(others, _MAX_SCHEMAS)))
+            if "$ref" in schema:
+                waiting.append(schema)
+
+    def _resolved(self, schema: JsonSchema) -> JsonSchema:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        place: JsonValue = self._root
+        for part in reference.removeprefix("#/").split("/"):
+            place = _mapping(place).get(part.replace("~1", "/").replace("~0", "~"))
+        return _mapping(place)
+
+
+def json_type(value: object) -> str:
+    """Return the JSON type of a parsed value; integers do not count as numbers."""
+    return next(name for kind, name in _TYPE_NAMES if isinstance(value, kind))
+
+
+def _named_types(schema: JsonSchema) -> JsonTypes:
+    """Return the types that a schema names, or implies by its allowed values."""
+    match schema.get("type"):
+        case str(name):
+            return frozenset({name})
+        case [*names]:
+            return frozenset(name for name in names if isinstance(name, str))
+    if "const" in schema:
+        return frozenset({json_type(schema["const"])})
+    if values := _sequence(schema.get("enum")):
+        return frozenset(map(json_type, values))
+    return frozenset(name for key, name in _MARKS.items() if key in schema)
+
+
+def _mapping(value: JsonValue) -> JsonSchema:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: JsonValue) -> Iterable[JsonValue]:
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+    return cast("Sequence[JsonValue]", value) if is_sequence else ()
+
+
+_EMPTY_VALUES = (("null", "null"), ("array", "[]"), ("object", "{}"))
+ESCAPED_REPLACEMENT = r"\\ufffd"
+_CONSTANT = re.compile(r"true|false|null", re.IGNORECASE)
+
+
+def json_string(text: str) -> str:
+    """Return a text as JSON with quotes; an escaped U+FFFD replaces lone surrogates."""
+    return f'"{_escaped(text)}"'
+
+
+def json_text(value: object) -> str:
+    """Return a value as strict JSON.
+
+    Raises:
+        ValueError: A number in it is not finite.
+        TypeError: It cannot be represented in JSON.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return SURROGATE.sub(ESCAPED_REPLACEMENT, text)
+
+
+def json_value(raw: str, types: JsonTypes) -> str:
+    """Return the JSON text of a raw value with one of these types."""
+    if types == STRING:
+        return json_string(raw)
+    for convert in (_as_json, _as_literal):
+        candidate = convert(raw)
+        if candidate is not None and _is_wanted(candidate, types):
+            return candidate
+    is_empty = not raw.strip() and "string" not in types
+    return (is_empty and _empty_value(types)) or json_string(raw)
+
+
+class ValueWriter:
+    """Converts one value to JSON incrementally: only strings can be emitted before their end."""
+
+    def __init__(
+        self, types: JsonTypes, convert: Callable[[str, JsonTypes], str] = json_value
+    ) -> None:
+        """Begin a value with one of these types; `convert` reads it unless it is a string."""
+        self._types = types
+        self._convert = convert
+        self._is_text = types == STRING
+        self._raw: list[str] = []
+        self._quote = '"'
+
+    def feed(self, raw: str) -> str:
+        """Return the JSON that this text makes certain."""
+        if not self._is_text:
+            self._raw.append(raw)
+            return ""
+        quote, self._quote = self._quote, ""
+        return quote + _escaped(raw)
+
+    def finish(self) -> str:
+        """Return the rest of the value."""
+        if self._is_text:
+            return self._quote + '"'
+        return self._convert("".join(self._raw), self._types)
+
+
+def _is_wanted(text: str, types: JsonTypes) -> bool:
+    """Tell whether JSON text is the value, rather than a string that looks like JSON.
+
+    A schema without strings accepts any JSON: the tool can best report a wrong type.
+    """
+    found = json_type(json.loads(text))
+    if types == UNKNOWN:
+        return found in ("object", "array")
+    if "string" not in types:
+        return True
+    return found != "string" and (found in types or (found == "integer" and "number" in types))
+
+
+def _empty_value(types: JsonTypes) -> str:
+    """Return the JSON of a value without text; empty if none of the types can be empty."""
+    return next((value for name, value in _EMPTY_VALUES if name in types), "")
+
+
+def _as_json(raw: str) -> str | None:
+    """Return JSON as written, or `None` if it is invalid."""
+    text = raw.strip()
+    if _CONSTANT.fullmatch(text):
+        return text.lower()
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_finite)
+    except (ValueError, RecursionError):
+        return None
+    written = json.dumps(value, ensure_ascii=False)
+    return json_text(value) if SURROGATE.search(written) else text
+
+
+def _as_literal(raw: str) -> str | None:
+    """Return the JSON of a Python literal, or `None` if it is invalid."""
+    try:
+        with warnings.catch_warnings():
+            # An unknown escape in a string is harmless and deserves no warning.
+            warnings.simplefilter("ignore")
+            value = ast.literal_eval(raw.strip())
+        return _as_json(json_text(value))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _escaped(text: str) -> str:
+    return json_text(text)[1:-1]
+
+
+def _finite(number: str) -> float:
+    """Return a number; refuse one that overflows a float: strict parsers reject it."""
+    if not is_number(number):
+        raise ValueError(number)
+    return float(number) if not number.lstrip("-").isdecimal() else int(number)
+
+
+def _refuse(constant: str) -> None:
+    """Refuse NaN and the infinities, which Python accepts as JSON."""
+    raise ValueError(constant)
+
+
+_ITEM = "item"
+_TEXT = "$text"
+_MAX_DEPTH = 16
+
+
+def read_elements(
+    raw: str, types: JsonTypes, *, mark: str, parts: ParameterTypes, depth: int = _MAX_DEPTH
+) -> str:
+    """Return the JSON of a raw value, which may contain elements.
+
+    Args:
+        raw: The value as written; without complete elements it is a plain value.
+        types: Types allowed by the schema.
+        mark: The text before each tag.
+        parts: Types of the values inside.
+        depth: Nesting limit, beyond which elements are text.
+    """
+    text, elements = _split(raw, mark) if depth else (raw, [])
+    if not elements:
+        return json_value(raw, types)
+    values = [
+        (
+            name,
+            read_elements(
+                inner, parts.of(name), mark=mark, parts=parts.inside(name), depth=depth - 1
+            ),
+        )
+        for name, inner in elements
+    ]
+    is_list = "array" in types or (
+        "object" not in types and {name for name, _ in values} == {_ITEM}
+    )
+    if is_list and not text:
+        return f"[{', '.join(value for _, value in values)}]"
+    return _object([(_TEXT, json_string(text)), *values] if text else values)
+
+
+def _object(values: Sequence[tuple[str, str]]) -> str:
+    """Return an object; elements of one name form a list."""
+    by_name: dict[str, list[str]] = {}
+    for name, value in values:
+        by_name.setdefault(name, []).append(value)
+    fields = (
+        f"{json_string(name)}: {found[0] if len(found) == 1 else '[' + ', '.join(found) + ']'}"
+        for name, found in by_name.items()
+    )
+    return f"{{{', '.join(fields)}}}"
+
+
+def _split(raw: str, mark: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text outside elements, and the elements; no elements if tags do not match."""
+    tag = re.compile(rf"{re.escape(mark)}<(?P<end>/?)(?P<name>[^\s<>/]+)>")
+    elements: list[tuple[str, str]] = []
+    texts: list[str] = []
+    open_names: list[str] = []
+    begin = end = 0
+    for match in tag.finditer(raw):
+        if not match["end"]:
+            if not open_names:
+                texts.append(raw[end : match.start()])
+                begin = match.end()
+            open_names.append(match["name"])
+        elif open_names and open_names.pop() == match["name"]:
+            if not open_names:
+                elements.append((match["name"], raw[begin : match.start()]))
+                end = match.end()
+        else:
+            return "", []
+    texts.append(raw[end:])
+    return ("".join(texts).strip(), elements) if not open_names else ("", [])
+
+
+def continued(sent: str, value: str) -> str | None:
+    """Return the rest of a JSON text after its beginning was sent, or `None` if it differs.
+
+    Args:
+        sent: The text sent.
+        value: The whole value, which may be written in another style.
+    """
+    if value.startswith(sent):
+        return value[len(sent) :]
+    parsed = json.loads(value)
+    styles = product((False, True), ((", ", ": "), (",", ":"), (",", ": ")))
+    written = (json.dumps(parsed, ensure_ascii=a, separators=s) for a, s in styles)
+    texts = (SURROGATE.sub(ESCAPED_REPLACEMENT, text) for text in written)
+    return next((text[len(sent) :] for text in texts if text.startswith(sent)), None)
+
+
+class JsonArguments:
+    """Reads an object, directly or inside a JSON string, or `null` or `[]` for no arguments.
+
+    Nothing is emitted before a value in it has begun, which proves that it is an object.
+
+    The last brace is held back: the reader of the call knows when the call is complete.
+    """
+
+    def __init__(self, ends: tuple[str, ...] = ()) -> None:
+        """Begin before the arguments.
+
+        Args:
+            ends: Markers that end the call: strings that may lack their quotes end before them.
+        """
+        self._scanner = JsonScanner(call_ends(ends))
+        self._has_begun = False
+        self._is_object = False
+        self._wrapped: list[str] = []
+        self._doubtful: list[str] = []
+        self.is_whole = False
+        self.is_malformed = False
+        self.missing_end = "{}"
+
+    @staticmethod
+    def may_begin_with(char: str) -> bool:
+        """Tell whether a non-whitespace character can be their first."""
+        return char in '{"n'
+
+    @property
+    def kept_back(self) -> int:
+        """Number of latest characters read but not emitted."""
+        return 1 if self.is_whole else self._scanner.pending
+
+    def feed(self, text: str, position: int) -> tuple[str, int]:
+        """Read from a position of `text` up to their end, or to where they are malformed.
+
+        Returns:
+            The text that can be emitted, and the position after the text read.
+        """
+        if not self._has_begun:
+            if text[position].isspace():
+                return "", position + 1
+            self._begin(text[position])
+        if self.is_malformed:
+            return "", position
+        piece, position = self._scanner.feed(text, position)
+        self.is_whole = self._scanner.state is JsonState.COMPLETE
+        self.is_malformed = self._scanner.state is JsonState.MALFORMED
+        if not self._is_object:
+            piece = self._unwrap(piece)
+        if self.is_whole:
+            piece, self.missing_end = piece[:-1], piece[-1]
+        return self._certain(piece), position
+
+    def _certain(self, piece: str) -> str:
+        """Return a piece, with those before it, once they are certain to be arguments."""
+        self._doubtful.append(piece)
+        text = "".join(self._doubtful)
+        if self.is_whole and text.strip() == "{":
+            # An empty object is not emitted before the call is complete.
+            self.missing_end = text + self.missing_end
+            return ""
+        if not (self.is_whole or self._scanner.has_value):
+            return ""
+        self._doubtful.clear()
+        return text
+
+    def _begin(self, char: str) -> None:
+        self._has_begun = True
+        self._is_object = char == "{"
+        self.is_malformed = not (char in "[N" or self.may_begin_with(char))
+
+    def _unwrap(self, piece: str) -> str:
+        """Return the object inside a complete value."""
+        self._wrapped.append(piece)
+        unwrapped = _unwrapped("".join(self._wrapped)) if self.is_whole else ""
+        self.is_malformed |= self.is_whole and not unwrapped
+        self.is_whole = bool(unwrapped)
+        return unwrapped
+
+
+def _unwrapped(value: str) -> str:
+    """Return the object in a JSON string, `{}` if it is empty, `null` or `[]`, else nothing."""
+    if value.startswith("["):
+        return "" if value[1:-1].strip() else "{}"
+    text = (json.loads(value) or "{}").strip()
+    scanner = JsonScanner()
+    taken, end = scanner.feed(text)
+    is_object = taken.startswith("{") and scanner.state is JsonState.COMPLETE and end == len(text)
+    return SURROGATE.sub(ESCAPED_REPLACEMENT, taken) if is_object else ""

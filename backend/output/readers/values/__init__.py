@@ -1,1 +1,0 @@
-"""Converts argument values, as written, to JSON."""

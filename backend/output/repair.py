@@ -1,0 +1,501 @@
+"""Finds calls in the whole text of a block, however damaged, in each dialect."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from backend.core.delta import Delta
+from backend.formats import literal, tagged
+from backend.formats.dialects import JSON_CALLS, Literals, NamedJson, Objects, Reading, Tags
+from backend.formats.format import ToolFormat
+from backend.formats.template import ARGUMENTS, split_at, text_of
+from backend.output.readers.reader import ReaderContext, ReaderOutput
+from backend.output.readers.tolerant_json import (
+    NotJsonError,
+    Repaired,
+    mended_value,
+    read_json,
+    read_members,
+)
+from backend.output.readers.typed_values import NOT_A_STRING, STRING, ParameterTypes, json_string
+from backend.output.tag_repair import (
+    NAMESPACES,
+    Names,
+    TagWords,
+    call_ends,
+    goes_on_as_call,
+    last_name,
+    markup_of,
+    offered_name,
+)
+
+_NAME_KEYS = ("name", "tool_name", "function", "tool")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params")
+_CALL_KEYS = {*_NAME_KEYS, *_ARGUMENT_KEYS, "type", "id", "index", "tool_call_id"}
+_NAMED = re.compile(
+    r"""\{\s*["']?(?:tool_)?name["']?\s*:\s*["'](?P<name>[^"']+)["']\s*,\s*"""
+    r"""["']?(?:arguments|parameters|args)["']?\s*:\s*(?=\{)"""
+)
+_CLOSERS = re.compile(r"\s*\)")
+_OBJECT = re.compile(r"\s*(\{)")
+_CALLED = re.compile(r"(?<![\w./-])([\w./-]++)\s*+[({]")
+# Each failure may have read to the end of the block: after this many it is not a call.
+_MAX_FAILURES = 32
+
+
+# Models that drift from their own format fall back to these.
+_FALLBACKS = tuple(
+    Reading(dialect=dialect)
+    for dialect in (
+        tagged.QWEN3_CODER_TAGS,
+        tagged.MINIMAX_M2_TAGS,
+        JSON_CALLS,
+        literal.PYTHONIC_CALLS,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedCall:
+    """A call that was read despite damage.
+
+    Attributes:
+        arguments: A JSON object.
+        end: Position after it in the text of the block.
+        reasons: The repairs made.
+        is_open: Whether the text ended before the arguments did.
+    """
+
+    name: str
+    arguments: str
+    end: int
+    reasons: tuple[str, ...] = ()
+    is_open: bool = False
+
+
+def repaired_calls(
+    tool_format: ToolFormat, raw: str, names: Names, *, is_cut: bool = False
+) -> list[RepairedCall]:
+    """Return the calls in a block, read by the first of a format's dialects that finds any.
+
+    Args:
+        tool_format: The model's format.
+        raw: The text of a block, including its opener, up to its end.
+        names: The offered tools.
+        is_cut: Whether the reply ended before the block did.
+    """
+    failures = iter(range(_MAX_FAILURES))
+    quotes = _quotes(tool_format)
+    # JSON that lacks its end ends before the markers.
+    body = _last_markers(tool_format).sub("", raw)
+    for reading in (*tool_format.readings, *_FALLBACKS):
+        is_json = isinstance(reading.dialect, Objects | NamedJson)
+        text = body if is_json else raw
+        if isinstance(reading.dialect, Literals):
+            calls = _literal_calls(quotes, text, names, failures)
+        else:
+            calls = _calls_of(reading, text, names, failures, is_cut=is_cut)
+        if found := list(calls):
+            return found
+    return []
+
+
+@lru_cache
+def _quotes(tool_format: ToolFormat) -> tuple[str, ...]:
+    """Return the quotes of a format, and those of most programming languages."""
+    dialects = [reading.dialect for reading in tool_format.readings]
+    own = [quote for each in dialects if isinstance(each, Literals) for quote in each.quotes]
+    return tuple(dict.fromkeys((*own, *literal.PYTHONIC_CALLS.quotes, '"', "'")))
+
+
+@lru_cache
+def _last_markers(tool_format: ToolFormat) -> re.Pattern[str]:
+    """Return a pattern for the markers at the end of a block."""
+    ends = (mark for reading in tool_format.readings for mark in call_ends(reading.dialect))
+    texts = (*ends, *tool_format.closers, *tool_format.tokens, "```")
+    markers = "|".join(re.escape(text) for text in texts if text not in tool_format.openers)
+    return re.compile(rf"(?:(?:{markers})\s*)+\Z")
+
+
+def _calls_of(
+    reading: Reading, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
+) -> Iterator[RepairedCall]:
+    match reading.dialect:
+        case Objects():
+            yield from _object_calls(raw, names, failures)
+        case NamedJson():
+            yield from _named_calls(reading.dialect, raw, names, failures)
+        case Tags():
+            yield from _tagged_calls(reading.dialect, raw, names, failures, is_cut=is_cut)
+
+
+def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[RepairedCall]:
+    # Without a marker, an object with other keys is an answer.
+    is_bare = raw.lstrip().startswith(("{", "["))
+    position = raw.find("{")
+    while position >= 0:
+        try:
+            found = read_json(raw, position)
+        except NotJsonError:
+            call = None if is_bare else _broken_object(raw, position, names)
+            if call is not None:
+                yield call
+            elif next(failures, None) is None:
+                return
+            position = raw.find("{", call.end if call else position + 1)
+            continue
+        call = _call_of(found, names, is_doubtful=is_bare)
+        if call is not None:
+            yield call
+        position = raw.find("{", found.end)
+
+
+def _call_of(found: Repaired, names: Names, *, is_doubtful: bool) -> RepairedCall | None:
+    """Return the call that an object represents, if any."""
+    fields = found.members
+    if fields.get("function", "").startswith("{"):
+        fields = {**fields, **read_json(fields["function"], 0).members}
+    texts = (_text_in(fields[key]) for key in _NAME_KEYS if key in fields)
+    name = offered_name(next((text for text in texts if text is not None), ""), names)
+    given = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), "")
+    if (text := _text_in(given)) is not None:
+        given = _object_in(text)
+    if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= _CALL_KEYS):
+        return None
+    return RepairedCall(name, given, found.end, found.reasons, is_open=found.is_open)
+
+
+def _text_in(value: str) -> str | None:
+    """Return the text of a JSON string, or `None` for another value."""
+    return str(json.loads(value)) if value.startswith('"') else None
+
+
+def _object_in(text: str) -> str:
+    """Return the object in a text as JSON, or an empty text."""
+    try:
+        return read_json(text, 0).text
+    except NotJsonError:
+        return ""
+
+
+def _broken_object(raw: str, position: int, names: Names) -> RepairedCall | None:
+    """Return the call in an object that ends too early or too late."""
+    found = _NAMED.match(raw, position)
+    name = offered_name(found["name"], names) if found else ""
+    if found is None or not name:
+        return None
+    try:
+        arguments = read_json(raw, found.end())
+    except NotJsonError:
+        return None
+    return RepairedCall(
+        name, arguments.text, arguments.end, ("a damaged object",), arguments.is_open
+    )
+
+
+def _named_calls(
+    dialect: NamedJson | None, raw: str, names: Names, failures: Iterator[int]
+) -> Iterator[RepairedCall]:
+    """Yield calls with names before JSON."""
+    if raw.lstrip().startswith(("{", "[{")):
+        return
+    start, end = _call_markers(dialect) if dialect else ("", "")
+    ends = _marks_at_end(dialect) if dialect else re.compile("(?!)")
+    offset = 0
+    for part in raw.split(start) if len(start) > 1 else [raw]:
+        body = ends.sub("", part.partition(end)[0] if len(end) > 1 else part)
+        begin, position, name = body.find("{"), 0, ""
+        while begin >= 0:
+            # A name comes directly before its arguments: no bracket closes between them.
+            _, closer, after = body[position:begin].rpartition("}")
+            name = last_name(after, names) or ("" if closer else name)
+            position = begin + 1
+            if name:
+                try:
+                    found = read_json(body, begin)
+                except NotJsonError:
+                    if next(failures, None) is None:
+                        return
+                    begin = body.find("{", position)
+                    continue
+                yield RepairedCall(
+                    name, found.text, offset + found.end, found.reasons, found.is_open
+                )
+                position, name = found.end, ""
+            begin = body.find("{", position)
+        offset += len(part) + len(start)
+
+
+@lru_cache
+def _marks_at_end(dialect: NamedJson) -> re.Pattern[str]:
+    """Return a pattern for the marks after the arguments of a call."""
+    marks = "|".join(map(re.escape, call_ends(dialect))) or "(?!)"
+    return re.compile(rf"\s*(?:(?:{marks})\s*)+\Z")
+
+
+def _call_markers(dialect: NamedJson) -> tuple[str, str]:
+    """Return the markers at the beginning and the end of a call."""
+    begin, end = split_at(dialect.call, ARGUMENTS)
+    return text_of(begin[:1]).strip(), text_of(end[-1:]).strip().strip("`").strip()
+
+
+def _literal_calls(
+    quotes: tuple[str, ...], raw: str, names: Names, failures: Iterator[int]
+) -> Iterator[RepairedCall]:
+    """Yield calls in brackets of any kind."""
+    position = 0
+    while found := _CALLED.search(raw, position):
+        position = found.end()
+        name = offered_name(found[1], names)
+        if not name:
+            continue
+        try:
+            # A bracket unknown to the dialect counts as the known one, and may enclose an object.
+            inner = _OBJECT.match(raw, found.end())
+            is_json = inner is not None and raw[found.end() - 1] == "("
+            read = read_json if is_json else read_members
+            arguments = read(raw, inner.start(1) if inner and is_json else found.end(), quotes)
+        except NotJsonError:
+            if next(failures, None) is None:
+                return
+            continue
+        closer = _CLOSERS.match(raw, arguments.end)
+        end = closer.end() if closer else arguments.end
+        reasons = arguments.reasons or ("other brackets",)
+        yield RepairedCall(name, arguments.text, end, reasons, arguments.is_open)
+        position = end
+
+
+def _tagged_calls(
+    dialect: Tags, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
+) -> Iterator[RepairedCall]:
+    """Yield calls in tags, some of which are missing, repeated or wrong."""
+    tags = TagWords(dialect)
+    for begin, end, is_closed in tags.calls(raw, names):
+        label, head_end = tags.name_at(raw, begin)
+        name = offered_name(label, names)
+        body = raw[head_end:end]
+        types = names.parameter_types(name)
+        if not (arguments := dict(tags.arguments(body, types.names))) and "{" in body:
+            moved = head_end - len(name) - 1
+            for call in _named_calls(None, f"{name} {body}", names, failures):
+                yield replace(call, end=call.end + moved)
+            continue
+        if tags.has_other_text(body) if not arguments else is_cut and not tags.has_ended(body):
+            return
+        fields = (
+            f"{json_string(key)}: {_value(text, kind, types, key, dialect)}"
+            for key, (text, kind) in arguments.items()
+        )
+        text = f"{{{', '.join(fields)}}}"
+        yield RepairedCall(name, text, end, ("tags",), is_open=not is_closed)
+
+
+def _value(text: str, kind: str, types: ParameterTypes, key: str, dialect: Tags) -> str:
+    if kind and kind in dialect.types.values():
+        is_string = kind == dialect.types["string"]
+        return mended_value(text, STRING if is_string else NOT_A_STRING)
+    return mended_value(text, types.of(key))
+
+
+_MAX_CHARS_TO_NAME = 200
+_MAX_BLOCK_CHARS = 1 << 16
+_MAX_MARKER_CHARS = 64
+_PUNCTUATION = " \n\t}])>,;`"
+# A list of values, whose strings may quote a call.
+_LIST_OF_DATA = re.compile(r"""[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<])""")
+
+
+class RepairReader:
+    """Collects a damaged block, and emits its calls at the end.
+
+    A block counts as damaged if the first word after its opener is the name of an offered tool,
+    and the text goes on like a call. Anything else is text, and is returned at once.
+    """
+
+    def __init__(
+        self,
+        context: ReaderContext,
+        tool_format: ToolFormat,
+        raw: str,
+        *,
+        unread: int,
+        is_after_call: bool,
+    ) -> None:
+        """Begin with the text fed to the first reader.
+
+        Args:
+            context: The context in which the block begins.
+            tool_format: The model's format.
+            raw: The text since the opener, or since the last complete call.
+            unread: Length of its end that no delta accounts for.
+            is_after_call: Whether complete calls of the block were emitted, so that an opener may
+                begin the next block.
+        """
+        self._context = context
+        self._format = tool_format
+        self._markup = markup_of(tool_format)
+        self._raw = raw
+        self._unread = len(raw) - unread
+        self._is_after_call = is_after_call
+        self._is_call = context.calls.is_open
+        self._is_too_long = False
+        self._searched = 0 if is_after_call else len(context.opener)
+
+    @property
+    def held(self) -> str:
+        """The whole text of the block."""
+        return self._raw
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether the reply would end inside a call, which is so unless there are only markers."""
+        is_between = self._is_after_call and not self._is_call
+        return not is_between or bool(self._markup.without_strays(self._raw).strip(_PUNCTUATION))
+
+    def feed(self, text: str) -> ReaderOutput:
+        """Read more text, up to the end of the block or until it turns out not to be one."""
+        self._raw += text
+        if self._is_after_call and self._raw.lstrip().startswith(self._format.openers):
+            return ReaderOutput(rest=self._raw)
+        if not self._is_call and not self._decide():
+            return ReaderOutput() if self._is_undecided() else self._given_up()
+        end = self._end()
+        if end >= 0:
+            return self._repaired(end)
+        return self._shortened() if len(self._raw) > _MAX_BLOCK_CHARS else ReaderOutput()
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End with the reply: the text so far is the block, unless it was cut off."""
+        if truncated:
+            return ReaderOutput()
+        if not self._is_call:
+            # With nothing to follow, the last word is complete.
+            word, _ = self._markup.first_word(self._raw)
+            if self._goes_on is False or (self._context.in_prose and not self._goes_on):
+                return self._given_up()
+            self._is_call = bool(offered_name(word, self._context.calls))
+        return self._repaired(len(self._raw), is_last=True)
+
+    def _decide(self) -> bool:
+        """Tell whether the block is known to be a call."""
+        word, is_whole = self._markup.first_word(self._raw)
+        is_offered = is_whole and bool(offered_name(word, self._context.calls))
+        self._is_call = is_offered and bool(self._goes_on)
+        return self._is_call
+
+    @property
+    def _goes_on(self) -> bool | None:
+        """Whether text goes on like a call after the first word; `None` if more text decides."""
+        if self._is_after_call:
+            return True
+        opener, in_prose = self._context.opener, self._context.in_prose
+        is_bare = opener in self._format.leads
+        if is_bare and _LIST_OF_DATA.match(self._raw, self._raw.find("[")):
+            return False
+        return goes_on_as_call(self._markup, self._raw, opener, in_prose=in_prose)
+
+    def _is_undecided(self) -> bool:
+        is_short = len(self._raw) < len(self._context.opener) + _MAX_CHARS_TO_NAME
+        if is_short and self._is_after_call and self._markup.may_begin_stray(self._raw):
+            return True
+        word, is_whole = self._markup.first_word(self._raw)
+        if is_whole and offered_name(word, self._context.calls):
+            return is_short and self._goes_on is None
+        parts = {word, *re.split("[.:]", word)}
+        return is_short and not is_whole and any(map(self._may_be_name, parts))
+
+    def _may_be_name(self, beginning: str) -> bool:
+        is_syntax = any(word.startswith(beginning) for word in self._markup.syntax | NAMESPACES)
+        return is_syntax or self._context.calls.may_become_offered(beginning)
+
+    def _end(self) -> int:
+        """Return the end of the block: after a closer, or before the next opener."""
+        closers = [
+            place + len(closer)
+            for closer in self._format.closers
+            if (place := self._raw.find(closer, self._searched)) >= 0
+        ]
+        opener = self._context.opener.strip() or "\0"
+        again = self._raw.find(opener, self._searched) if len(opener) > 1 else -1
+        found = [place for place in (*closers, again) if place >= 0]
+        self._searched = max(self._searched, len(self._raw) - _MAX_MARKER_CHARS)
+        return min(found, default=-1)
+
+    def _shortened(self) -> ReaderOutput:
+        """Stop reading calls in a block that is too long; an emitted one stays unfinished."""
+        if not self._context.calls.is_open:
+            return self._given_up(len(self._raw))
+        self._is_too_long = True
+        self._raw = self._raw[-_MAX_MARKER_CHARS:]
+        self._searched = 0
+        return ReaderOutput()
+
+    def _repaired(self, end: int, *, is_last: bool = False) -> ReaderOutput:
+        """Emit the calls of the block, and the text after the last one."""
+        raw, rest = self._raw[:end], self._raw[end:]
+        ledger = self._context.calls
+        if self._is_too_long:
+            ledger.abandon()
+            return ReaderOutput(rest=rest)
+        is_short = len(raw) <= _MAX_BLOCK_CHARS
+        calls = repaired_calls(self._format, raw, ledger, is_cut=is_last) if is_short else []
+        if not calls and not ledger.is_open:
+            return self._given_up(end)
+        deltas: list[Delta] = []
+        if is_last and not calls:
+            # A call interrupted by a stop stays unfinished: invalid arguments run no tool.
+            text = self._markup.removed(raw[self._unread :]).strip(_PUNCTUATION)
+            return ReaderOutput(rejected=text)
+        others = calls
+        if ledger.is_open:
+            is_first = bool(calls) and calls[0].name == ledger.open_name
+            is_short = is_first and is_last and self._lacks_arguments(calls[0])
+            deltas += self._completed(calls[0] if is_first and not is_short else None)
+            others = calls[1:] if is_first else calls
+        for call in others:
+            deltas += self._handed_out(call, is_short=is_last and self._lacks_arguments(call))
+        after = raw[calls[-1].end :] if calls else raw[self._unread :]
+        text = self._markup.removed(after).lstrip(_PUNCTUATION).rstrip()
+        # What follows no call is a piece of one.
+        text = text if calls else text.rstrip(_PUNCTUATION)
+        return ReaderOutput(tuple(deltas), rest=text + rest)
+
+    def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:
+        """Yield the rest of the arguments of a partly emitted call."""
+        ledger = self._context.calls
+        delta = ledger.settle(call.arguments) if call else None
+        if call is None or delta is None:
+            # Do not invent anything: invalid arguments run no tool.
+            ledger.abandon()
+            return
+        yield delta
+        ledger.complete(*call.reasons)
+
+    def _lacks_arguments(self, call: RepairedCall) -> bool:
+        """Tell whether a call that nothing has closed lacks required arguments."""
+        return call.is_open and self._context.calls.lacks_arguments(call.name, call.arguments)
+
+    def _handed_out(self, call: RepairedCall, *, is_short: bool) -> Iterator[Delta]:
+        ledger = self._context.calls
+        yield ledger.open(call.name)
+        if is_short:
+            # Cut off: without the last brace no tool runs.
+            yield ledger.break_off(call.arguments)
+            return
+        yield ledger.extend(call.arguments)
+        ledger.complete(*call.reasons)
+
+    def _given_up(self, end: int = 0) -> ReaderOutput:
+        """Return the text, up to the end of the block; without markup if it was a call."""
+        opener = "" if self._is_after_call else self._context.opener
+        if self._is_after_call and not self._is_call:
+            return ReaderOutput(rest=self._markup.without_strays(self._raw))
+        if self._is_call and self._context.in_prose:
+            return ReaderOutput(rejected=self._raw[:end], rest=self._raw[end:], is_damaged=True)
+        if self._is_call and opener not in self._format.leads:
+            text = self._markup.removed(self._raw[:end]).strip()
+            return ReaderOutput(rejected=text, rest=self._raw[end:], is_damaged=True)
+        return ReaderOutput(rejected=opener, rest=self._raw.removeprefix(opener))

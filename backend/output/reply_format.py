@@ -1,0 +1,96 @@
+"""The format of a reply: its thought format and its tool format."""
+
+import logging
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Self
+
+from backend.core.guide import ThoughtTexts
+from backend.formats.format import ReasoningFormat, ToolFormat
+from backend.formats.turns import TURN_STARTS
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """How a model writes thoughts and tool calls."""
+
+    reasoning: ReasoningFormat
+    tools: ToolFormat
+
+    @property
+    def name(self) -> str:
+        """The names of both halves."""
+        return f"{self.tools.name}+{self.reasoning.name}"
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts that must stay visible even if the tokenizer treats them as special."""
+        reasoning, tools = self.reasoning, self.tools
+        thoughts = (*reasoning.marks, *reasoning.tokens)
+        return frozenset((*thoughts, *tools.openers, *tools.closers, *tools.leaks, *tools.tokens))
+
+    def without_drafts(self) -> Self:
+        """Return the format in which every call inside a thought is real and ends the thought."""
+        return replace(self, tools=replace(self.tools, has_drafts=False))
+
+
+def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:
+    """Tell whether the prompt ends inside a thought, so that the reply begins in one.
+
+    In a prompt with unknown turn markers, a thought marker counts only at the very end.
+    """
+    starts = tuple(start.rstrip() for start in output_format.reasoning.starts)
+    if not starts:
+        return False
+    turn_start = max(prompt_tail.rfind(text) for text in TURN_STARTS)
+    if turn_start < 0:
+        return prompt_tail.rstrip().endswith(starts)
+    turn = prompt_tail[turn_start:]
+    return _last(starts, turn) > _last(output_format.reasoning.ends, turn)
+
+
+def opens_after_thought(output_format: OutputFormat, prompt_tail: str) -> bool:
+    """Tell whether the prompt ends after a closed thought, the way templates disable thinking."""
+    return prompt_tail.rstrip().endswith(output_format.reasoning.ends)
+
+
+def thought_texts(output_format: OutputFormat, *, has_tools: bool) -> ThoughtTexts | None:
+    """Return the texts that delimit thoughts, or `None` for a model without thoughts.
+
+    Args:
+        output_format: How the model writes.
+        has_tools: Whether there may be calls, which end a thought in some formats.
+    """
+    reasoning, tools = output_format.reasoning, output_format.tools
+    if not (reasoning.starts and reasoning.ends):
+        return None
+    ends_at_call = has_tools and tools.ends_thought and not tools.has_drafts
+    return ThoughtTexts(
+        starts=reasoning.starts,
+        ends=(*reasoning.ends, *(tools.openers if ends_at_call else ())),
+        parting=reasoning.parting,
+        rivals=(reasoning.answer, *tools.openers) if reasoning.answer else (),
+        is_quotable=not tools.owns_reply,
+        reopens=tools.owns_reply or _ends_like_a_sentence(output_format),
+        later_starts=reasoning.later_starts,
+    )
+
+
+def _ends_like_a_sentence(output_format: OutputFormat) -> bool:
+    """Tell whether a mark after which a thought may open ends like text of an answer."""
+    reasoning, tools = output_format.reasoning, output_format.tools
+    marks = (*reasoning.ends, *reasoning.frames, *tools.closers, *tools.leaks)
+    return any(mark[-1].isalnum() or mark[-1] in ".,:;!?" for mark in marks)
+
+
+def _last(markers: tuple[str, ...], text: str) -> int:
+    return max((text.rfind(marker) for marker in markers), default=-1)
+
+
+log = logging.getLogger(__name__)
+
+
+@lru_cache
+def warn_once(message: str) -> None:
+    """Warn, once per message: formats are examined for every request."""
+    log.warning("%s", message)

@@ -1,0 +1,625 @@
+"""Reads a block of calls with its dialect's reader, and rereads it for repair if that fails."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import replace
+from functools import lru_cache, partial
+from traceback import format_tb
+
+from backend.core.delta import ContentDelta, Delta, ReasoningDelta
+from backend.formats.code_span import CodeTracker
+from backend.formats.dialects import Objects
+from backend.formats.format import ToolFormat
+from backend.output.readers.build import make_reader
+from backend.output.readers.reader import CallLedger, Reader, ReaderContext, ReaderOutput, ids_of
+from backend.output.readers.typed_values import JsonSchema
+from backend.output.repair import RepairReader
+from backend.output.reply_format import OutputFormat, opens_in_reasoning
+from backend.output.tag_repair import goes_on_as_call, markup_of, offered_name
+from backend.output.text import (
+    SENTENCE_ENDS,
+    Automaton,
+    FirstText,
+    JsonText,
+    Scanner,
+    Segment,
+    StrayMark,
+    TextAfterCall,
+    TextAfterThought,
+    ThoughtText,
+)
+
+# Openers that end like this are followed by the name.
+_BEFORE_NAME = "="
+# A name and what follows it must be found within so many characters.
+_MAX_CHARS = 400
+
+
+class Block:
+    """Reads from an opener to the end of its calls; a damaged block is reread."""
+
+    def __init__(
+        self,
+        tool_format: ToolFormat,
+        context: ReaderContext,
+        make_reader: Callable[[ReaderContext], Reader],
+    ) -> None:
+        """Begin at an opener.
+
+        Args:
+            tool_format: The model's format.
+            context: The context in which the block begins.
+            make_reader: Makes the dialect's reader.
+        """
+        self._format = tool_format
+        self._context = context
+        self._reader = make_reader(context)
+        self._fed: list[str] = []
+        self._calls_before = len(context.calls.completed)
+        self._is_certain = False
+        self.is_repaired = False
+
+    @property
+    def held(self) -> str:
+        """Raw text consumed but not emitted."""
+        return self._reader.held
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether the reply would end inside a call if it ended here."""
+        return self._reader.is_mid_call
+
+    def feed(self, text: str) -> ReaderOutput:
+        """Read more text; not called again after `rest` was returned."""
+        if not self.is_repaired:
+            self._fed.append(text)
+            if self._is_in_sentence():
+                return ReaderOutput(rejected=self._context.opener, rest="".join(self._fed))
+        output = self._reader.feed(text)
+        if not (output.is_damaged and self._may_repair()):
+            return output
+        self._repair(output.rejected + (output.rest or ""))
+        again = self._reader.feed("")
+        return replace(again, deltas=output.deltas + again.deltas)
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End with the reply; there may be a rest."""
+        if not truncated and self._is_in_sentence(is_last=True):
+            return ReaderOutput(rejected=self.held)
+        output = self._reader.finish(truncated=truncated)
+        is_unfinished = self._context.calls.is_open and not truncated
+        if not ((output.rejected or is_unfinished) and self._may_repair()):
+            return output
+        self._repair(output.rejected)
+        again = self._reader.finish(truncated=truncated)
+        # The reader was still following the call: what it held is a piece of the arguments.
+        rejected = "" if is_unfinished and self._context.calls.is_open else again.rejected
+        return replace(again, deltas=output.deltas + again.deltas, rejected=rejected)
+
+    def _is_in_sentence(self, *, is_last: bool = False) -> bool:
+        """Tell whether this is an opener in a sentence, with a name but nothing else of a call.
+
+        Args:
+            is_last: Whether the reply ends here, so that nothing will follow the name.
+        """
+        context, ledger = self._context, self._context.calls
+        has_begun = ledger.is_open or len(ledger.completed) > self._calls_before
+        if not context.in_prose or self._is_certain or has_begun:
+            return False
+        raw = context.opener + "".join(self._fed)
+        markup = markup_of(self._format)
+        word, is_whole = markup.first_word(raw)
+        is_named = is_whole and bool(offered_name(word, ledger))
+        goes_on = goes_on_as_call(markup, raw, context.opener, in_prose=True)
+        # Either is decided for good; without a name the reader decides.
+        is_decided = is_whole and (goes_on is True or not is_named)
+        self._is_certain = is_decided or len(raw) > _MAX_CHARS
+        if is_last:
+            return not goes_on
+        is_other = is_whole and context.opener.endswith(_BEFORE_NAME)
+        return goes_on is False if is_named else is_other
+
+    def _may_repair(self) -> bool:
+        """Tell whether a block that its reader gave up on should be reread."""
+        tools, opener = self._format, self._context.opener
+        # Only its own reader can tell a bare Python list of calls from a link.
+        has_objects = any(
+            isinstance(reading.dialect, Objects) and opener in (reading.openers or (opener,))
+            for reading in tools.readings
+        )
+        is_marked = opener in (*tools.openers, "") or (opener in tools.leads and has_objects)
+        may_repair = (is_marked or self._context.calls.is_open) and not self._context.in_thought
+        return may_repair and not self.is_repaired
+
+    def _repair(self, unread: str) -> None:
+        """Pass the block to the repairing reader.
+
+        Args:
+            unread: The text that no delta accounts for.
+        """
+        self.is_repaired = True
+        calls = self._context.calls
+        is_after_call = len(calls.completed) > self._calls_before
+        raw = unread if is_after_call else self._context.opener + "".join(self._fed)
+        self._reader = RepairReader(
+            self._context, self._format, raw, unread=len(unread), is_after_call=is_after_call
+        )
+
+
+class Quotation:
+    """The raw text from a marker on, until it is known whether it is a quotation."""
+
+    def __init__(self, opener: str, reader: Reader) -> None:
+        """Begin at a marker.
+
+        Args:
+            opener: The marker, with the whitespace that was held back before it.
+            reader: Reads the following text; must not count its calls as the reply's.
+        """
+        self.opener = opener
+        self._reader = reader
+        self._raw: list[str] = []
+        self.is_call = False
+
+    @property
+    def text(self) -> str:
+        """The whole text, including the marker."""
+        return self.opener + "".join(self._raw)
+
+    def read(self, text: str) -> ReaderOutput:
+        """Read more text, until there is or cannot be a call.
+
+        If there is a call, all text after the marker is returned as the rest: it waits, and must be
+        passed to `add`.
+        """
+        output = self._reader.feed(text)
+        self._raw.append(text)
+        if not output.deltas:
+            return output
+        self.is_call = True
+        rest = "".join(self._raw)
+        self._raw = []
+        return ReaderOutput(rest=rest)
+
+    def add(self, text: str) -> None:
+        """Add waiting text."""
+        self._raw.append(text)
+
+
+log = logging.getLogger(__name__)
+
+
+class Router:
+    """Routes the text of one reply, regardless of how the text is split.
+
+    All text except markers is emitted in order, without the whitespace that belongs to markers
+    (see `segment`). A superfluous marker directly after a call is ignored. A marker in Markdown
+    code is text: models quote, especially when asked about tool calls. But a fenced block without
+    prose before it is a call wrapped by the model, not a quotation; so is a block that never
+    ends.
+
+    If a reader raises, routing ends: the text held back and the rest of the reply become
+    content.
+    """
+
+    def __init__(
+        self,
+        output_format: OutputFormat,
+        *,
+        tools: Mapping[str, JsonSchema] | None,
+        prompt_tail: str = "",
+        used_ids: Collection[str] = (),
+        make_reader: Callable[[ToolFormat, ReaderContext], Reader] = make_reader,
+    ) -> None:
+        """Begin a reply.
+
+        Args:
+            output_format: The model's format.
+            tools: The offered names and the schemas of their arguments; `None` accepts any name.
+                If empty, calls are content.
+            prompt_tail: The end of the prompt, which determines the reply's first channel.
+            used_ids: The ids of all earlier calls of the conversation.
+            make_reader: Makes a reader of calls after an opener.
+        """
+        self._format = output_format
+        self._tools = tools
+        self._prompt_tail = prompt_tail
+        self._calls = CallLedger(tools, ids_of(output_format.tools, used_ids))
+        self._make_reader = partial(make_reader, output_format.tools)
+        self._leads = _leads(output_format.tools, tools)
+        self._scanner = Scanner(_automaton(self._markers()))
+        self._leavable = (*output_format.tools.closers, *output_format.tools.leaks)
+        self._in_thought = opens_in_reasoning(output_format, prompt_tail)
+        self._segment: Segment = ThoughtText() if self._in_thought else FirstText()
+        self._code = CodeTracker()
+        self._json = JsonText()
+        # Content that the two have not read: only marks and quotations ask them.
+        self._unread: list[str] = []
+        self._stray = StrayMark()
+        self._last_char = ""
+        self._follows_frame = False
+        self._quotes_thoughts = False
+        self._quotation: Quotation | None = None
+        self._quoting_fence = 0
+        self._may_draft = output_format.tools.has_drafts
+        self._may_quote = output_format.tools.is_quotable
+        self._is_to_be_owned = output_format.tools.owns_reply
+        self._block: Block | None = None
+        self._rest = ""
+        self._deltas: list[Delta] = []
+        self._is_off = False
+        self._ended_mid_call = False
+
+    @property
+    def completed_calls(self) -> Set[int]:
+        """Indexes of the calls that were emitted in full."""
+        return self._calls.completed
+
+    @property
+    def repairs(self) -> Mapping[int, tuple[str, ...]]:
+        """Repairs made to calls, by call index."""
+        return self._calls.repairs
+
+    @property
+    def ended_mid_call(self) -> bool:
+        """Whether the reply ended inside a call."""
+        return self._ended_mid_call
+
+    @property
+    def held(self) -> str:
+        """Text that would be content if routing ended here; not whitespace around a thought."""
+        if self._in_thought:
+            return ""
+        waiting = self._block.held if self._block else self._scanner.held
+        quoted = self._quotation.text if self._quotation else ""
+        return self._segment.held + self._stray.text + quoted + waiting
+
+    def feed(self, text: str) -> list[Delta]:
+        """Return the deltas that this text makes certain."""
+        self._rest += text
+        return self._guarded(self._route)
+
+    def finish(self, *, truncated: bool) -> list[Delta]:
+        """Return the deltas that were held back.
+
+        Args:
+            truncated: Whether the token limit cut the reply off; an open call then just ends.
+        """
+        return self._guarded(lambda: self._end(truncated=truncated))
+
+    def _guarded(self, route: Callable[[], None]) -> list[Delta]:
+        try:
+            if not self._is_off:
+                route()
+        except Exception as error:  # noqa: BLE001 (a bug in a parser must not cost the reply)
+            # Log no message: it may quote the reply.
+            place = "".join(format_tb(error.__traceback__))
+            name = type(error).__name__
+            log.error("routing failed: the rest of this reply is content: %s\n%s", name, place)
+            self._switch_off()
+        if self._is_off and self._rest:
+            self._deltas.append(ContentDelta(self._rest))
+            self._rest = ""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _switch_off(self) -> None:
+        """Treat everything held back as content to come."""
+        held = self._block.held if self._block else self._unscanned()
+        quoted = self._quotation.text if self._quotation else ""
+        self._rest = self._segment.held + self._stray.text + quoted + held + self._rest
+        self._is_off = True
+
+    def _route(self) -> None:
+        if self._is_to_be_owned:
+            self._is_to_be_owned = False
+            self._open_block("")
+        while self._rest:
+            if self._block is not None:
+                self._apply(self._block.feed(self._rest), self._block)
+            elif self._quotation is not None and not self._quotation.is_call:
+                self._try_quotation(self._quotation)
+            else:
+                self._scan()
+
+    def _scan(self) -> None:
+        scan = self._scanner.feed(self._rest)
+        self._rest = scan.match + scan.rest
+        if scan.safe:
+            self._emit(scan.safe)
+        if scan.match:
+            self._enter(scan.match)
+        self._rest = scan.rest
+
+    def _end(self, *, truncated: bool) -> None:
+        self._route()
+        if self._quotation is not None and self._in_thought:
+            self._end_draft(self._quotation)
+        elif self._quotation is not None:
+            self._end_quotation(self._quotation, truncated=truncated)
+        if self._block is None:
+            self._flush(truncated=truncated)
+            return
+        self._ended_mid_call = self._block.is_mid_call
+        self._end_block(self._block, truncated=truncated)
+
+    def _flush(self, *, truncated: bool) -> None:
+        match, rest = self._scanner.match, self._scanner.finish()
+        if match:
+            reasoning = self._format.reasoning
+            is_begun_end = match in reasoning.frames and reasoning.end.startswith(match)
+            if not (self._in_thought and is_begun_end):
+                self._enter(match)
+            self._rest = "" if truncated else rest
+            self._end(truncated=truncated)
+            return
+        if truncated:
+            # What follows a stray mark is the beginning of another one, or of text around it.
+            self._stray.drop()
+        self._emit(rest)
+        self._send(self._segment.feed(self._stray.finish()))
+        self._send(self._segment.finish())
+
+    def _unscanned(self) -> str:
+        return self._scanner.match + self._scanner.finish()
+
+    def _end_block(self, block: Block, *, truncated: bool) -> None:
+        output = block.finish(truncated=truncated)
+        is_stray = output.rejected.strip() in self._format.tools.openers and self._is_after_call
+        self._apply(ReaderOutput(output.deltas) if is_stray else output, block)
+        if self._rest:
+            self._block = None
+            self._end(truncated=truncated)
+
+    def _apply(self, output: ReaderOutput, block: Block) -> None:
+        self._rest = output.rest or ""
+        if output.deltas:
+            self._begin(TextAfterCall())
+            self._deltas += output.deltas
+        self._emit_marker(output.rejected)
+        if output.is_damaged and block.is_repaired:
+            # The closers of a damaged call are meaningless too.
+            self._begin(TextAfterCall())
+        if output.rest is not None:
+            self._block = None
+
+    def _enter(self, marker: str) -> None:
+        """Follow a marker; some are dropped, some are text after all."""
+        reasoning = self._format.reasoning
+        self._read_content()
+        if self._json.is_in_string and not self._in_thought:
+            self._emit(marker)
+        elif self._is_in_code(marker):
+            self._quote(marker)
+        elif marker in reasoning.ends:
+            self._enter_end(marker)
+        elif marker in (*reasoning.starts, *reasoning.later_starts):
+            self._enter_thought(marker)
+        elif marker in (*reasoning.frames, *reasoning.notes):
+            self._enter_frame(marker)
+        elif marker in self._leavable and self._is_after_call:
+            self._begin(TextAfterCall())
+        elif not self._may_call_at(marker):
+            self._emit_marker(marker)
+        elif self._in_thought and self._may_draft:
+            self._draft(marker)
+        else:
+            self._open_block(marker)
+
+    def _enter_end(self, marker: str) -> None:
+        if self._in_thought or self._segment.is_blank:
+            self._end_thought()
+        elif self._quotes_thoughts:
+            self._emit(marker)
+        else:
+            self._hold_stray(marker)
+
+    def _enter_thought(self, marker: str) -> None:
+        is_later = marker in self._format.reasoning.later_starts and not self._is_in_prose(marker)
+        is_later = is_later or self._follows_frame
+        may_open = self._segment.is_blank or is_later
+        if may_open and not self._in_thought:
+            self._begin(ThoughtText(), in_thought=True)
+        elif not self._segment.is_blank:
+            self._quotes_thoughts = self._quotes_thoughts or not self._in_thought
+            self._emit(marker)
+
+    def _enter_frame(self, marker: str) -> None:
+        if self._in_thought:
+            if marker not in self._format.reasoning.notes:
+                self._emit(marker)
+        elif not self._segment.is_blank:
+            self._hold_stray(marker)
+        elif isinstance(self._segment, FirstText):
+            self._begin(TextAfterThought())
+
+    def _hold_stray(self, marker: str) -> None:
+        """Hold back a mark that ends content, unless it is a word of a sentence.
+
+        Right after a word or a sentence it is markup without doubt.
+        """
+        reasoning = self._format.reasoning
+        self._follows_frame = marker in reasoning.frames or bool(reasoning.bridge)
+        if self._stray.text or not self._ends_sentence:
+            self._hold(marker)
+
+    def _hold(self, marker: str) -> None:
+        self._settle()
+        self._stray.add(marker, begins_line=self._code.begins_line)
+
+    def _emit_marker(self, text: str) -> None:
+        """Treat text as such, unless it is a marker of calls that may stand alone on its line."""
+        self._settle()
+        is_quoted = self._in_thought or self._code.is_open
+        is_stray = text in self._format.tools.strays and not is_quoted
+        if is_stray and (self._stray.text or self._code.begins_line):
+            self._hold(text)
+        else:
+            self._emit(text)
+
+    @property
+    def _ends_sentence(self) -> bool:
+        """Whether content ends with a word or a sentence, without whitespace."""
+        return self._last_char.isalnum() or self._last_char in SENTENCE_ENDS
+
+    def _is_in_prose(self, opener: str) -> bool:
+        """Tell whether a marker stands within a line of text, not right after a sentence."""
+        self._settle()
+        if self._in_thought or self._is_after_call or opener.startswith("\n"):
+            return False
+        is_within = not (self._code.begins_line or self._ends_sentence)
+        return is_within or (self._code.is_open and self._code.has_prose)
+
+    def _may_call_at(self, marker: str) -> bool:
+        tools = self._format.tools
+        if marker in self._leads:
+            return self._segment.is_blank and not self._in_thought
+        return marker in tools.openers and (tools.ends_thought or not self._in_thought)
+
+    @property
+    def _is_after_call(self) -> bool:
+        """Whether only whitespace has followed the latest call."""
+        return isinstance(self._segment, TextAfterCall) and self._segment.is_blank
+
+    def _begin(self, segment: Segment, *, in_thought: bool = False) -> None:
+        self._send(self._segment.feed(self._stray.drop()))
+        self._segment = segment
+        self._in_thought = in_thought
+
+    def _open_block(self, opener: str) -> None:
+        context = self._context(opener, self._calls)
+        self._block = Block(self._format.tools, context, self._make_reader)
+
+    def _context(self, opener: str, calls: CallLedger) -> ReaderContext:
+        return ReaderContext(
+            opener=opener,
+            calls=calls,
+            in_thought=self._in_thought,
+            in_prose=self._is_in_prose(opener),
+            prompt_tail=self._prompt_tail,
+        )
+
+    def _is_in_code(self, marker: str) -> bool:
+        """Tell whether a marker here is text for now, in code that is more than a wrapped call."""
+        self._settle()
+        may_quote = self._may_quote or marker in self._format.reasoning.marks
+        if self._in_thought or not may_quote or not self._code.is_open:
+            return False
+        return self._code.has_prose or not self._code.is_fenced
+
+    def _quote(self, marker: str) -> None:
+        """Treat a marker in code as text, unless it may begin a call in a block that never ends."""
+        is_opener = marker in self._format.tools.openers and self._code.is_fenced
+        if self._quotation is None and is_opener:
+            reader = self._make_reader(self._context(marker, CallLedger(self._tools)))
+            self._quotation = Quotation(marker, reader)
+            self._quoting_fence = self._code.fences_begun
+            self._code.feed(marker)
+        else:
+            self._emit(marker)
+
+    def _draft(self, marker: str) -> None:
+        """Treat a call in a thought as a draft, unless the thought never ends."""
+        if self._quotation is None:
+            reader = self._make_reader(self._context(marker, CallLedger(self._tools)))
+            self._quotation = Quotation(self._segment.feed(marker), reader)
+        else:
+            self._emit(marker)
+
+    def _end_thought(self) -> None:
+        """End a thought; apparent calls in it are part of it."""
+        if self._quotation is not None and self._in_thought:
+            self._deltas.append(ReasoningDelta(self._quotation.text))
+            self._quotation = None
+        self._begin(TextAfterThought())
+
+    def _try_quotation(self, quotation: Quotation) -> None:
+        output = quotation.read(self._rest)
+        self._rest = output.rest or ""
+        if output.rest is None or quotation.is_call:
+            return
+        self._quotation = None
+        text = quotation.text[: len(quotation.text) - len(self._rest)]
+        if self._in_thought:
+            self._deltas.append(ReasoningDelta(quotation.opener))
+            text = text.removeprefix(quotation.opener)
+        self._emit(text)
+
+    def _end_draft(self, quotation: Quotation) -> None:
+        """End inside a thought: the apparent draft is a call, which ends the thought."""
+        self._quotation = None
+        self._may_draft = False
+        self._rest = quotation.text + self._unscanned()
+        self._route()
+
+    def _end_quotation(self, quotation: Quotation, *, truncated: bool) -> None:
+        """End inside a code block that may be open: the apparent quotation is then a call."""
+        self._settle()
+        text = quotation.text + self._unscanned()
+        self._quotation = None
+        if truncated or not self._code.is_fenced:
+            self._deltas.append(ContentDelta(text))
+            return
+        self._may_quote = False
+        self._rest = text
+        self._route()
+
+    def _emit(self, text: str) -> None:
+        self._follows_frame = self._follows_frame and not text.strip()
+        if self._stray.marks:
+            text = self._stray.feed(text)
+        if self._in_thought or self._segment.is_blank:
+            text = self._segment.feed(text)
+        # Otherwise the segment passes everything.
+        self._send(text)
+
+    def _read_content(self) -> None:
+        """Have code and JSON followed up to here."""
+        text = "".join(self._unread)
+        self._unread.clear()
+        self._code.feed(text)
+        self._json.feed(text)
+
+    def _settle(self) -> None:
+        """Have code followed up to here, with a run of backticks that ends here."""
+        self._read_content()
+        self._code.settle()
+
+    def _send(self, text: str) -> None:
+        if not text:
+            return
+        if self._in_thought:
+            self._think(text)
+            return
+        self._last_char = text[-1]
+        self._unread.append(text)
+        if self._quotation is not None:
+            self._read_content()
+            self._quotation.add(text)
+            if self._code.is_fenced and self._code.fences_begun == self._quoting_fence:
+                return
+            text = self._quotation.text
+            self._quotation = None
+        self._deltas.append(ContentDelta(text))
+
+    def _think(self, text: str) -> None:
+        if self._quotation is not None:
+            self._quotation.add(text)
+        else:
+            self._deltas.append(ReasoningDelta(text))
+
+    def _markers(self) -> tuple[str, ...]:
+        reasoning, tools = self._format.reasoning, self._format.tools
+        calls = (*tools.openers, *self._leads, *tools.closers, *tools.leaks)
+        return (*reasoning.marks, *calls) if self._calls.expects_calls else reasoning.marks
+
+
+def _leads(tool_format: ToolFormat, tools: Mapping[str, JsonSchema] | None) -> tuple[str, ...]:
+    """Return the texts that begin a call at the start of content."""
+    names = tools or () if tool_format.name_lead else ()
+    return (*tool_format.leads, *(f"{name}{tool_format.name_lead}" for name in names))
+
+
+@lru_cache
+def _automaton(markers: tuple[str, ...]) -> Automaton:
+    return Automaton(markers, prefers_longer=True)

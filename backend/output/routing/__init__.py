@@ -1,1 +1,0 @@
-"""Splits a reply into content, thoughts and tool calls."""

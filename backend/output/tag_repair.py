@@ -1,0 +1,387 @@
+"""The names of offered tools in a damaged text."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Protocol
+
+from backend.formats.dialects import Dialect, Markup, Messages, NamedJson, Objects, Reading, Tags
+from backend.formats.format import ToolFormat
+from backend.formats.template import (
+    ARGUMENTS,
+    KEY,
+    NAME,
+    VALUE,
+    Characters,
+    Id,
+    Part,
+    Template,
+    split_at,
+    text_of,
+)
+from backend.output.readers.typed_values import ParameterTypes
+
+_LABEL = re.compile(r"\w[\w:.-]*")
+# Words of the syntaxes themselves, between an opener and the name of a tool.
+SYNTAX = frozenset(
+    {
+        *("name", "tool_name", "function", "functions", "call", "tool", "tool_call", "invoke"),
+        *("type", "id", "index", "tool_call_id", "json", "recipient_name"),
+    }
+)
+NAMESPACES = frozenset({*SYNTAX, "tools", "default_api"})
+"""Words that models write before a name, with a dot or a colon between."""
+
+_NAMESPACE = re.compile(rf"(?:(?:{'|'.join(sorted(NAMESPACES))})[.:])+")
+_NUMBER = re.compile(r"[.:]\d+\Z")
+
+
+class Names(Protocol):
+    """Tells which tools were offered."""
+
+    def is_offered(self, name: str) -> bool:
+        """Tell whether a name is valid for a call."""
+
+    def parameter_types(self, name: str) -> ParameterTypes:
+        """Return the argument types of a tool."""
+
+
+def offered_name(word: str, names: Names) -> str:
+    """Return the offered name in a word, which may have a namespace and a number.
+
+    Any other word before or after it makes it the name of another tool.
+    """
+    name = _NAMESPACE.sub("", word, count=1) if _NAMESPACE.match(word) else word
+    candidates = (word, name, _NUMBER.sub("", word), _NUMBER.sub("", name))
+    return next(filter(names.is_offered, candidates), "")
+
+
+def last_name(text: str, names: Names) -> str:
+    """Return the last offered name in a text."""
+    words = reversed(_LABEL.findall(text))
+    return next(filter(None, (offered_name(word, names) for word in words)), "")
+
+
+class TagWords:
+    """The tags of a dialect, identified by their words."""
+
+    def __init__(self, dialect: Tags) -> None:
+        call, call_end = split_at(dialect.call, ARGUMENTS)
+        begin, end = split_at(dialect.parameter, VALUE)
+        self._is_paired = KEY in begin and any(
+            isinstance(part, str) and part.startswith("</") for part in begin
+        )
+        self._mark = re.escape(dialect.mark) or "(?!)"
+        self._call = re.compile(opening(call[0]))
+        self._call_end = _closing(call_end)
+        self._begin = re.compile(opening(begin[0]))
+        self._texts = [text_of((part,)).strip() for part in begin if isinstance(part, str)]
+        ends = (text_of(end).strip(), text_of(call_end).strip(), dialect.mark)
+        texts = "|".join(map(re.escape, filter(None, ends)))
+        self._end = re.compile(rf"(?:{texts}|</[^<>\n]*+>?)\s*+")
+        self._value_begin = self._texts[-1 if self._is_paired else 0]
+        self._value_end = text_of(end).strip()
+        self._verbatim = dialect.verbatim
+        tag_end = self._texts[-1].removeprefix('"') if not self._is_paired else ">"
+        self._tag_end = rf"(?:/?>|{re.escape(tag_end)})?"
+        mark = re.match(r"<([^\w\s]\w+[^\w\s]|\w+:)", str(begin[0]))
+        self._mark_in_tag = f"(?:{re.escape(mark[1])})?" if mark else ""
+        # The tags of pairs have no attributes.
+        begin_tag = "(?!)" if self._is_paired else self._begin.pattern
+        self._parameter = (
+            rf"""{begin_tag}\s*["']?(?P<key>[^<>"'\n/]+)["']?"""
+            rf"""(?:\s+\w+="(?P<kind>\w*)")?\s*{self._tag_end}"""
+        )
+        head = text_of(call[1:]).strip()
+        separator = rf"(?:{re.escape(head)})?" if head.startswith("<") else ""
+        self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}\s*{separator}""")
+
+    def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int, bool]]:
+        """Yield the start and end of each call, and whether it is closed."""
+        begins = [
+            found.end()
+            for found in self._call.finditer(raw)
+            if offered_name(_first_label(raw, found.end()), names)
+        ]
+        ends = [*begins[1:], len(raw)][: len(begins)]
+        for begin, limit in zip(begins, ends, strict=True):
+            found = self._call_end.search(raw, begin, limit)
+            yield begin, found.end() if found else limit, found is not None or limit < len(raw)
+
+    def has_other_text(self, body: str) -> bool:
+        """Tell whether a body without arguments contains text."""
+        rest = re.sub(r"</?[^<>\n=]*>|" + self._mark, "", self._call_end.sub("", body))
+        return bool(rest.strip())
+
+    def has_ended(self, body: str) -> bool:
+        """Tell whether the last argument in a body has a value, and that value its end."""
+        if self._is_paired:
+            key, key_end, value = self._texts
+            argument = body.rpartition(key)[2]
+            last = argument.partition(key_end if key_end in argument else value)[2]
+        else:
+            last = body[max(body.rfind(self._value_begin), 0) :]
+        return self._value_end in last or "</" in last
+
+    def name_at(self, raw: str, begin: int) -> tuple[str, int]:
+        """Return the name in the call that begins at a position, and the end of its head."""
+        name = _first_label(raw, begin)
+        end = raw.index(name, begin) + len(name)
+        head = self._head_end.match(raw, end)
+        return name, head.end() if head else end
+
+    def arguments(
+        self, body: str, keys: Collection[str] = ()
+    ) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield keys, each with its raw value and the type stated in its tag.
+
+        Args:
+            body: The text between the head of a call and its end.
+            keys: The declared arguments, whose tags may be named after them.
+        """
+        if self._is_paired:
+            yield from self._pairs(body)
+        yield from self._parameters(body, keys)
+
+    def _parameters(
+        self, body: str, keys: Collection[str]
+    ) -> Iterator[tuple[str, tuple[str, str]]]:
+        closed = [key for key in keys if f"{key}>" in body]
+        tag = re.compile(f"{self._parameter}|{self._own_tag(closed)}")
+        found = list(tag.finditer(body))
+        limits = [*(match.start() for match in found[1:]), len(body)][: len(found)]
+        for match, limit in zip(found, limits, strict=True):
+            value = body[match.end() : limit]
+            key = match["own"] or match["key"].strip()
+            yield key, (self._cleaned(value), match["kind"] or "")
+
+    def _own_tag(self, keys: Collection[str]) -> str:
+        """Return a pattern for a tag named after an argument, first or after another's end."""
+        names = "|".join(map(re.escape, sorted(keys, key=len, reverse=True))) or "(?!)"
+        mark = self._mark_in_tag
+        ends = rf"\A|{re.escape(self._value_end or '</')}|</{mark}(?:{names})>"
+        return rf"(?:{ends})\s*(?:{self._mark})?<{mark}(?P<own>{names})>"
+
+    def _cleaned(self, value: str) -> str:
+        """Return a raw value without marks, trailing closing tags and surrounding newlines."""
+        begin = end = len(value)
+        for found in self._end.finditer(value):
+            begin = begin if found.start() == end else found.start()
+            end = found.end()
+        if begin < end == len(value):
+            value = value[:begin].rstrip()
+        before, after = self._verbatim
+        if before and value.startswith(before) and value.endswith(after):
+            return value.removeprefix(before).removesuffix(after)
+        return value.removeprefix("\n").removesuffix("\n")
+
+    def _pairs(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield pairs, each of which may lack one of its four tags."""
+        key, key_end, value = self._texts
+        tags = (key, key_end, value, self._value_end)
+        pieces = re.split(f"({'|'.join(map(re.escape, tags))})", body)
+        name = ""
+        before = ""
+        for piece in pieces:
+            text = piece.strip()
+            if piece in tags:
+                before = piece
+            elif not text:
+                continue
+            elif before in (key, "") or (before == self._value_end and not name):
+                name = text
+            elif name:
+                yield name, (self._cleaned(text), "")
+                name = ""
+
+
+_LONE_NAME = r"""(?=["']?[^\s<>="']+["']?\s*/?>)"""
+_ATTRIBUTE_TAG = re.compile(r"(?P<begin>.*?[^\s=])(?:\s+(?P<attribute>\w+))?=\"?", re.DOTALL)
+
+
+def opening(text: Part) -> str:
+    """Return a regular expression for an opening tag up to a name, damaged or not.
+
+    The name may be an attribute, in quotes or not, follow an equals sign, or just a space:
+    `<function=f`, `<function name="f"`, `<function f`.
+    """
+    words = str(text).strip()
+    found = _ATTRIBUTE_TAG.fullmatch(words)
+    if found is None:
+        return re.escape(words).replace(r"\ ", r"\s+")
+    begin = re.escape(found["begin"]).replace(r"\ ", r"\s+")
+    names = "|".join(dict.fromkeys(filter(None, (found["attribute"], "name"))))
+    return rf"{begin}(?:(?:\s+(?:{names}))?\s*=\s*|\s+{_LONE_NAME})[\"']?"
+
+
+def _closing(end: Sequence[Part]) -> re.Pattern[str]:
+    return re.compile(re.escape(text_of(tuple(end)).strip()))
+
+
+def _first_label(raw: str, position: int) -> str:
+    found = re.compile(r"""[\s"']*([^\s<>"'/]+)""").match(raw, position)
+    return found[1] if found else ""
+
+
+_PUNCTUATION = r"\s}\])>,;`"
+_MARK = re.compile(r"<[^<>]+>")
+_WORD = re.compile(r"[^\W\d][\w./:-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class FormatMarkup:
+    """All markup of a format.
+
+    Attributes:
+        pattern: Matches any piece of it.
+        texts: The markers, without tags that contain names.
+        strays: Markers and tags that do not begin anything.
+        syntax: Words of the format between an opener and the name of a tool.
+        words_before_name: Number of other words there, such as ids.
+    """
+
+    pattern: re.Pattern[str]
+    texts: tuple[str, ...]
+    strays: tuple[str, ...]
+    syntax: frozenset[str]
+    words_before_name: int
+
+    @property
+    def _markers(self) -> re.Pattern[str]:
+        return _any_of(self.texts)
+
+    def removed(self, text: str) -> str:
+        """Return a text without markup."""
+        return self.pattern.sub(" ", text)
+
+    def without_strays(self, text: str) -> str:
+        """Remove leading punctuation and markers from text that follows a call."""
+        found = re.match(rf"(?:[{_PUNCTUATION}]*+(?:{_any_of(self.strays).pattern}))*", text)
+        return text[found.end() :] if found else text
+
+    def may_begin_stray(self, text: str) -> bool:
+        """Tell whether text that follows a call may still become such a marker."""
+        rest = re.sub(rf"\A[{_PUNCTUATION}]+", "", self.without_strays(text))
+        return any(stray.startswith(rest) for stray in self.strays)
+
+    def settled(self, text: str) -> str:
+        """Return a text without an end that may become a marker."""
+        for size in range(min(len(text), max(map(len, self.texts), default=0)), 0, -1):
+            if any(marker.startswith(text[-size:]) for marker in self.texts):
+                return text[:-size]
+        return text
+
+    def first_word(self, text: str) -> tuple[str, bool]:
+        """Return the word that may be the tool's name, and whether it is complete."""
+        plain = self._markers.sub(" ", self.settled(text))
+        words = (found for found in _WORD.finditer(plain) if self._is_free(found[0]))
+        found = next(islice(words, self.words_before_name, None), None)
+        if found is None:
+            return "", False
+        return found[0].rstrip(":."), found.end() < len(plain)
+
+    def _is_free(self, word: str) -> bool:
+        return word.rstrip(":.") not in self.syntax
+
+
+@cache
+def markup_of(tool_format: ToolFormat) -> FormatMarkup:
+    """Return the markup of a format."""
+    readings = tool_format.readings
+    texts = {*tool_format.openers, *tool_format.closers, *tool_format.tokens}
+    tags = {tag for reading in readings for tag in _tags(reading)}
+    markers = sorted(filter(None, (text.strip() for text in texts)), key=len, reverse=True)
+    patterns = [*sorted(tags, key=len, reverse=True), *map(re.escape, markers)]
+    pattern = re.compile("|".join([*patterns, "(?!)"]))
+    heads = [part for reading in readings for part in _head(reading)]
+    words = {word for part in heads if isinstance(part, str) for word in _WORD.findall(part)}
+    before = sum(isinstance(part, Id | Characters) for part in heads)
+    openers = {opener.strip() for opener in tool_format.openers}
+    ends = {text for text in markers if text not in openers}
+    ends |= {re.sub(r"\\(.)", r"\1", tag) for tag in tags if tag.startswith("</")}
+    whole = {mark for reading in readings for mark in call_ends(reading.dialect)}
+    # The beginning of a longer mark is none.
+    ends = whole | {end for end in ends if not any(mark.startswith(end) for mark in whole)}
+    strays = sorted(ends, key=len, reverse=True)
+    return FormatMarkup(pattern, tuple(markers), tuple(strays), SYNTAX | words, before)
+
+
+def call_ends(dialect: Dialect) -> Iterator[str]:
+    """Yield the marks after the arguments of a named call, each on its own."""
+    for template in dialect.calls if isinstance(dialect, NamedJson) else ():
+        for part in split_at(template, ARGUMENTS)[1]:
+            yield from _MARK.findall(part) if isinstance(part, str) else ()
+
+
+def _head(reading: Reading) -> Template:
+    """Return the parts of a call before the tool's name, in dialects with words there."""
+    call = reading.dialect.call if isinstance(reading.dialect, NamedJson | Tags) else ()
+    return call[: call.index(NAME)] if NAME in call else ()
+
+
+@cache
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join([*map(re.escape, texts), "(?!)"]))
+
+
+def _tags(reading: Reading) -> Iterator[str]:
+    """Yield regular expressions for the tags of a dialect."""
+    dialect = reading.dialect
+    match dialect:
+        case Tags():
+            for template in (dialect.call, dialect.parameter):
+                yield from _closing_tags(template)
+                if not str(template[0]).endswith(">"):
+                    yield rf"{opening(template[0])}[^<>\n]*>?"
+            yield from (re.escape(mark) for mark in (*dialect.verbatim, dialect.mark) if mark)
+        case NamedJson():
+            for template in dialect.calls:
+                yield from _closing_tags(template)
+        case Messages(calls=calls) if calls:
+            yield from _tags(calls)
+        case Objects() | Markup():
+            yield "```(?:json)?"
+
+
+def _closing_tags(template: Template) -> Iterator[str]:
+    for part in template:
+        text = part.strip() if isinstance(part, str) else ""
+        if text.startswith("</") or (text.startswith("<|") and text.endswith("|>")):
+            yield re.escape(text)
+
+
+# What may end the tag, the string or the brackets around a name.
+_ENDS = r"""[>"'|)\],]*+"""
+_FENCE = r"""\s*+```(?:json)?\s*+["{]"""
+_FENCE_BEGUN = r"\s*+`{1,3}(?:j|js|jso|json)?\s*+"
+_CALL = re.compile(
+    rf"""{_ENDS}(?:[(\[{{<:=]|/>|\s*+["<{{]|{_FENCE}"""
+    r"""|\s++(?:[\[(]\S|>\s*+["<{]|\w++(?:=|</)))"""
+)
+_BEFORE_CALL = re.compile(rf"{_ENDS}(?:/|\s*+|{_FENCE_BEGUN}|\s++(?:[\[(]|>\s*+|\w++<?))")
+_SENTENCE = re.compile(rf"{_ENDS}[ \t]++[^\W\d_]++[\s,.;!?]")
+_BEFORE_SENTENCE = re.compile(rf"{_ENDS}(?:[ \t]++[^\W\d_]*+)?")
+
+
+def goes_on_as_call(markup: FormatMarkup, raw: str, opener: str, *, in_prose: bool) -> bool | None:
+    """Tell whether text goes on like a call after its first word; `None` if more text decides.
+
+    Args:
+        markup: The format's markup.
+        raw: The text from the opener on.
+        opener: The opener.
+        in_prose: Whether the opener stands within a line of text. Then structure must follow;
+            elsewhere it suffices that no sentence does.
+    """
+    word, _ = markup.first_word(raw)
+    begin = raw.find(word, len(opener))
+    after = raw[begin + len(word) :]
+    if in_prose:
+        if "{" in raw[len(opener) : begin] or _CALL.match(after):
+            return True
+        return None if _BEFORE_CALL.fullmatch(after) else False
+    if _SENTENCE.match(after):
+        return False
+    return None if _BEFORE_SENTENCE.fullmatch(after) else True

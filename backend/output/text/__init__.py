@@ -1,1 +1,0 @@
-"""Growing text: finds markers, and trims the whitespace around them."""

@@ -1,1 +1,0 @@
-"""Translates GBNF to grammars for llguidance."""

@@ -1,1 +1,0 @@
-"""Translates JSON schemas to grammars for llguidance."""

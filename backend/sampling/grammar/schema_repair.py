@@ -1,0 +1,533 @@
+"""Keywords of JSON schemas that hold, and the values they may have.
+
+Tools come from everywhere: their keywords are misspelled, null, of another draft or of another
+language. A keyword that means something is read, and any other dropped.
+"""
+
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from backend.sampling.grammar.schema_tight import AnySchema, Schema
+
+_JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+_SPELLINGS = {
+    "string": "str text char character varchar date time datetime timestamp uuid url uri email "
+    "bytes binary base64 file path",
+    "number": "float double decimal real float32 float64 numeric",
+    "integer": "int long short bigint smallint int8 int16 int32 int64 uint uint8 uint32 uint64",
+    "boolean": "bool",
+    "object": "dict dictionary map mapping hash record struct json_object",
+    "array": "list tuple set sequence iterable vector",
+    "null": "none nonetype nil void",
+}
+_TYPE_NAMES = {name: name for name in _JSON_TYPES} | {
+    spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()
+}
+# `List[str]`, `dict<string, int>` and `string[]`.
+_GENERIC = re.compile(r"(\w+)\s*[\[<(].+[\])>]")
+_LIST_SUFFIX = "[]"
+
+IMPLIED_TYPES: Mapping[str, frozenset[str]] = {
+    "object": frozenset(
+        {
+            *("properties", "required", "additionalProperties", "patternProperties"),
+            *("minProperties", "maxProperties"),
+        }
+    ),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "string": frozenset({"pattern", "format", "minLength", "maxLength"}),
+    "number": frozenset(
+        {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+    ),
+}
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+LENGTHS = (*("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),)
+# They restrict values, but no grammar can express it.
+LOST = (
+    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("unevaluatedProperties", "unevaluatedItems", "contentSchema", "divisibleBy", "extends"),
+    *("disallow",),
+)
+STRING_FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname"),
+        *("ipv4", "ipv6", "uuid", "uri"),
+    }
+)
+# From OpenAPI and Rust; they tell how a number is stored, not how it is written.
+NUMBER_FORMATS = frozenset(
+    {
+        *("int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64"),
+        *("float", "double"),
+    }
+)
+_LARGEST = 10**15
+_LONGEST = 10**6
+_TOKEN = re.compile(r"\\(?:k<|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:P=|<?[=!])|.", re.DOTALL)
+_LOOKS = ("(?=", "(?!", "(?<=", "(?<!")
+_REFERENCES = ("(?P=", r"\k<", *(rf"\{digit}" for digit in range(1, 10)))
+_WORD_ENDS = (r"\b", r"\B")
+_DELIMITED = re.compile(r"/.*[$^].*/[a-z]*|/.+/[gimsuvy]+", re.DOTALL)
+
+
+class WrongValueError(ValueError):
+    """A keyword has a value that cannot be enforced; the message does not quote it."""
+
+
+def type_of_name(name: object) -> str:
+    """Return the JSON type that a name means, in any usual spelling.
+
+    Raises:
+        WrongValueError: It means none, and therefore any.
+    """
+    if isinstance(name, str):
+        word = name.strip().lower()
+        if word.endswith(_LIST_SUFFIX):
+            return "array"
+        generic = _GENERIC.fullmatch(word)
+        if found := _TYPE_NAMES.get(generic[1] if generic else word):
+            return found
+    raise WrongValueError("is no type of JSON: any value is allowed")
+
+
+def _types(value: object) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    if isinstance(value, str) and "|" in value:
+        names = value.split("|")
+    if not names:
+        raise WrongValueError("is empty")
+    found = {type_of_name("null" if name is None and len(names) > 1 else name) for name in names}
+    return sorted(found - {"integer"} if "number" in found else found)
+
+
+def _bound(value: object) -> int | float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise WrongValueError("is no number")
+    # Numbers have fewer digits anyway.
+    return None if abs(value) > _LARGEST else value
+
+
+def _lower(value: object) -> int | float | None:
+    bound = _bound(value)
+    if bound is None and isinstance(value, int | float) and value > 0:
+        raise WrongValueError("is too large")
+    return bound
+
+
+def _upper(value: object) -> int | float | None:
+    bound = _bound(value)
+    if bound is None and isinstance(value, int | float) and value < 0:
+        raise WrongValueError("is too small")
+    return bound
+
+
+def _multiple(value: object) -> int | float | None:
+    multiple = _bound(value)
+    if multiple is None or multiple <= 0:
+        raise WrongValueError("is no positive number")
+    return multiple
+
+
+def _least(value: object) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise WrongValueError("is no length")
+    if value > _LONGEST:
+        raise WrongValueError("is too large")
+    return value or None
+
+
+def _most(value: object) -> int | None:
+    try:
+        return 0 if value == 0 and not isinstance(value, bool) else _least(value)
+    except WrongValueError:
+        if isinstance(value, int | float) and value > _LONGEST:
+            return None
+        raise
+
+
+def _pattern(value: object) -> str | None:
+    if not isinstance(value, str):
+        raise WrongValueError("is no text")
+    require_pattern(value)
+    return value or None
+
+
+def require_pattern(pattern: str) -> None:
+    """Refuse a pattern with a construct that no grammar has.
+
+    Raises:
+        WrongValueError: It has one.
+    """
+    tokens = _TOKEN.findall(pattern)
+    if any(token in _LOOKS for token in tokens):
+        raise WrongValueError("looks ahead or behind")
+    if any(token in _REFERENCES for token in tokens):
+        raise WrongValueError("refers back")
+    if any(token in _WORD_ENDS for token in tokens):
+        raise WrongValueError("has word boundaries")
+    if _DELIMITED.fullmatch(pattern):
+        raise WrongValueError("is between slashes, as in a programming language")
+
+
+def _format(value: object) -> str | None:
+    if isinstance(value, str) and value in NUMBER_FORMATS:
+        return None
+    if not isinstance(value, str) or value not in STRING_FORMATS:
+        raise WrongValueError("is not a known format")
+    return value
+
+
+def _enum(value: object) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise WrongValueError("is no list of values")
+    return distinct(value)
+
+
+def _required(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise WrongValueError("is no list of names")
+    return list(dict.fromkeys(value))
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Return different JSON values in order."""
+    found: dict[str, Any] = {}
+    for value in values:
+        found.setdefault(repr(value), value)
+    return list(found.values())
+
+
+# Return a keyword's value, or nothing if it restricts nothing.
+VALUES: Mapping[str, Callable[[object], Any]] = {
+    "type": _types,
+    "enum": _enum,
+    "required": _required,
+    "pattern": _pattern,
+    "format": _format,
+    "multipleOf": _multiple,
+    "minimum": _lower,
+    "exclusiveMinimum": _lower,
+    "maximum": _upper,
+    "exclusiveMaximum": _upper,
+    "minLength": _least,
+    "minItems": _least,
+    "minProperties": _least,
+    "maxLength": _most,
+    "maxItems": _most,
+    "maxProperties": _most,
+}
+
+
+# A tool's schema has hundreds of parts at most; JSON nests some three levels per level of schemas.
+_MAX_SCHEMAS = 5000
+_MAX_DEPTH = 32
+_DEFINITIONS = ("$defs", "definitions")
+_CHOICES = ("anyOf", "oneOf", "allOf")
+_NAMED = ("properties", "patternProperties")
+_ANCHORS = ("$anchor", "$dynamicAnchor")
+_DYNAMIC = ("$dynamicRef", "$recursiveRef")
+_EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
+_RESTRICTING = frozenset({"type", "enum"}).union(*IMPLIED_TYPES.values())
+# A bool is an int in Python: the order matters.
+_TYPES_OF_VALUES: tuple[tuple[type, str], ...] = (
+    *((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string")),
+    *((dict, "object"), (list, "array"), (type(None), "null")),
+)
+
+Notes = dict[str, str]
+"""Reasons, by the pointers of dropped keywords and parts; they do not quote values."""
+
+
+class Repair:
+    """A schema without its broken parts, and the definitions that it refers to.
+
+    Attributes:
+        root: The schema. Its only keywords are those of `VALUES` with values to rely on, those with
+            schemas (`properties`, `patternProperties`, `additionalProperties`, `prefixItems`,
+            `items`, `anyOf`, `allOf`), and `$ref` with the name of a definition.
+        definitions: Schemas by name.
+        notes: What was dropped.
+    """
+
+    def __init__(self, root: Schema) -> None:
+        """Repair a schema."""
+        self.notes: Notes = {}
+        self.definitions: dict[str, AnySchema] = {}
+        self._source = root
+        self._names: dict[str, str] = {}
+        self._waiting: deque[tuple[str, str]] = deque()
+        self._count = 0
+        self._nested: dict[str, str] | None = None
+        self.root = self._schema(root, "#", 0)
+        while self._waiting:
+            name, pointer = self._waiting.popleft()
+            self.definitions[name] = self._schema(self._at(pointer), pointer, 0)
+
+    def _drop(self, pointer: str, reason: str) -> None:
+        self.notes.setdefault(pointer, reason)
+
+    def _schema(self, value: object, pointer: str, depth: int) -> AnySchema:
+        """Return a repaired schema; one that cannot be read allows any value."""
+        if isinstance(value, bool):
+            return value
+        self._count += 1
+        if not isinstance(value, Mapping):
+            self._drop(pointer, "is no schema")
+        elif depth > _MAX_DEPTH or self._count > _MAX_SCHEMAS:
+            self._drop(pointer, "is part of too large a schema")
+        else:
+            return self._fields(value, pointer, depth)
+        return True
+
+    def _fields(self, source: Schema, pointer: str, depth: int) -> AnySchema:
+        for keyword in LOST:
+            if keyword in source and not (keyword in ("then", "else") and "if" not in source):
+                self._drop(f"{pointer}/{keyword}", "cannot be expressed in a grammar")
+        fields = self._values(_of_this_draft(source), pointer)
+        fields |= self._parts(source, pointer, depth)
+        if "allOf" in fields and not fields["allOf"]:
+            del fields["allOf"]
+        if target := self._target(source, pointer):
+            fields["$ref"] = target
+        if source.get("nullable") is True:
+            return _with_null(fields)
+        return fields
+
+    def _values(self, source: Schema, pointer: str) -> dict[str, Any]:
+        """Return the keywords whose values are no schemas."""
+        fields: dict[str, Any] = {}
+        for keyword, check in VALUES.items():
+            if keyword in source:
+                try:
+                    value = check(source[keyword])
+                except WrongValueError as error:
+                    self._drop(f"{pointer}/{keyword}", str(error))
+                else:
+                    fields |= {} if value is None else {keyword: value}
+        if "const" in source:
+            fields["enum"] = [source["const"]]
+        self._choose(fields, pointer, is_nullable=source.get("nullable") is True)
+        return fields
+
+    def _choose(self, fields: dict[str, Any], pointer: str, *, is_nullable: bool) -> None:
+        """Drop the values of an enumeration that are of another type."""
+        if "enum" in fields and "type" in fields:
+            types = [*fields["type"], *(["null"] if is_nullable else [])]
+            fields["enum"] = [value for value in fields["enum"] if has_type(value, types)]
+            if not fields["enum"]:
+                del fields["enum"]
+                self._drop(f"{pointer}/enum", "has no value of the type")
+
+    def _parts(self, source: Schema, pointer: str, depth: int) -> dict[str, Any]:
+        """Return the keywords whose values are schemas."""
+        fields: dict[str, Any] = {}
+        for keyword in filter(source.__contains__, _NAMED):
+            fields |= self._named(keyword, source[keyword], pointer, depth)
+        for keyword in filter(source.__contains__, _CHOICES):
+            fields |= self._list(keyword, source[keyword], pointer, depth)
+        if "oneOf" in fields:
+            self._open_choice(fields, pointer)
+        fields |= self._one("additionalProperties", source, pointer, depth)
+        return fields | self._items(source, pointer, depth)
+
+    def _one(self, keyword: str, source: Schema, pointer: str, depth: int) -> dict[str, Any]:
+        if keyword not in source:
+            return {}
+        if not isinstance(source[keyword], bool | Mapping):
+            self._drop(f"{pointer}/{keyword}", "is no schema")
+            return {}
+        return {keyword: self._schema(source[keyword], f"{pointer}/{keyword}", depth + 1)}
+
+    def _named(self, keyword: str, value: object, pointer: str, depth: int) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            self._drop(f"{pointer}/{keyword}", "is no object of schemas")
+            return {}
+        here = f"{pointer}/{keyword}"
+        return {
+            keyword: {
+                name: self._schema(part, f"{here}/{token(name)}", depth + 1)
+                for name, part in value.items()
+            }
+        }
+
+    def _list(self, keyword: str, value: object, pointer: str, depth: int) -> dict[str, Any]:
+        if isinstance(value, list):
+            here = f"{pointer}/{keyword}"
+            known = [part for part in value if isinstance(part, bool | Mapping)]
+            if len(known) < len(value):
+                self._drop(here, "has an entry that is no schema")
+            parts = [self._schema(p, f"{here}/{i}", depth + 1) for i, p in enumerate(known)]
+            if parts:
+                return {keyword: parts}
+        self._drop(f"{pointer}/{keyword}", "is no list of schemas")
+        return {}
+
+    def _open_choice(self, fields: dict[str, Any], pointer: str) -> None:
+        """Take `oneOf` for `anyOf`: the same where no value matches twice."""
+        parts = fields.pop("oneOf")
+        if not _are_disjoint(parts):
+            self._drop(f"{pointer}/oneOf", "may overlap: is taken for anyOf")
+        if "anyOf" in fields:
+            fields["allOf"] = [*fields.get("allOf", ()), {"anyOf": parts}]
+        else:
+            fields["anyOf"] = parts
+
+    def _items(self, source: Schema, pointer: str, depth: int) -> dict[str, Any]:
+        """Return the items of an array, in today's keywords."""
+        first, rest = "prefixItems", "items"
+        if isinstance(source.get("items"), list):
+            first, rest = "items", "additionalItems"
+        fields: dict[str, Any] = {}
+        if first in source and source[first] != []:
+            value = self._list(first, source[first], pointer, depth)
+            fields |= {"prefixItems": value[first]} if value else {}
+        found = self._one(rest, source, pointer, depth)
+        return fields | ({"items": found[rest]} if found else {})
+
+    def _target(self, source: Schema, pointer: str) -> str:
+        """Return the name of the definition that a schema refers to; empty for none."""
+        keyword = next((name for name in ("$ref", *_DYNAMIC) if name in source), "")
+        if not keyword:
+            return ""
+        place = self._place(source[keyword])
+        if place is None:
+            self._drop(f"{pointer}/{keyword}", "refers to nothing in the schema")
+            return ""
+        if place not in self._names:
+            name = self._free_name(place.rpartition("/")[2])
+            self._names[place] = name
+            self._waiting.append((name, place))
+        return self._names[place]
+
+    def _free_name(self, wanted: str) -> str:
+        """Return a name for a definition that needs no escapes in a pointer."""
+        name = wanted if wanted.isidentifier() and wanted.isascii() else "part"
+        taken = {*self._names.values()}
+        numbered = (f"{name}{number}" for number in range(1, len(taken) + 2))
+        return name if name not in taken else next(n for n in numbered if n not in taken)
+
+    def _place(self, reference: object) -> str | None:
+        """Return the pointer of the schema that a reference means, or nothing."""
+        if not isinstance(reference, str):
+            return None
+        base = self._source.get("$id", self._source.get("id"))
+        if isinstance(base, str) and base and reference.startswith(base):
+            reference = reference.removeprefix(base) or "#"
+        place = unquote(reference)
+        if place.startswith("#") and isinstance(self._at(place), Mapping | bool):
+            return place.rstrip("/") or None
+        return self._elsewhere(place)
+
+    def _elsewhere(self, place: str) -> str | None:
+        """Return the pointer of an anchor, or of a definition that was moved with its schema."""
+        if self._nested is None:
+            self._nested = dict(_marked(self._source))
+        parent, _, name = place.rpartition("/")
+        if not parent:
+            return self._nested.get(name)
+        is_definition = parent.rpartition("/")[2] in _DEFINITIONS
+        return self._nested.get(f"/{name}") if is_definition else None
+
+    def _at(self, pointer: str) -> object:
+        """Return the value at a pointer, or nothing."""
+        found: object = self._source
+        for step in pointer.split("/")[1:] if pointer != "#/" else ():
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping):
+                found = found.get(name)
+            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                return None
+        return found if pointer.partition("/")[0] == "#" else None
+
+
+def token(name: str) -> str:
+    """Return a name escaped for a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def has_type(value: object, types: list[str]) -> bool:
+    """Return whether a JSON value has one of these types."""
+    name = next((name for kind, name in _TYPES_OF_VALUES if isinstance(value, kind)), "")
+    is_whole = isinstance(value, float) and value.is_integer()
+    return (
+        name in types
+        or (name == "integer" and "number" in types)
+        or (is_whole and "integer" in types)
+    )
+
+
+def _of_this_draft(source: Schema) -> Schema:
+    """Return the same conditions without the booleans of draft 4."""
+    fields = dict(source)
+    for bound, exclusive in _EXCLUSIVE.items():
+        if isinstance(fields.get(exclusive), bool) and fields.pop(exclusive) and bound in fields:
+            fields[exclusive] = fields.pop(bound)
+    return fields
+
+
+def _with_null(fields: dict[str, Any]) -> AnySchema:
+    """Return a schema that allows null too, as OpenAPI 3.0 means it."""
+    if not _RESTRICTING & fields.keys() and not {"anyOf", "allOf", "$ref"} & fields.keys():
+        return fields
+    return {"anyOf": [fields, {"type": ["null"]}]}
+
+
+def _are_disjoint(parts: list[AnySchema]) -> bool:
+    """Return whether no value can match two schemas, as far as it shows."""
+    fields = [part if isinstance(part, Mapping) else {} for part in parts]
+    return _differ([_kinds_of(part) for part in fields]) or any(
+        _differ([_named_values(part, name) for part in fields])
+        for name in fields[0].get("properties", {})
+    )
+
+
+def _differ(groups: list[list[Any]]) -> bool:
+    every = [repr(value) for group in groups for value in group]
+    return all(groups) and len(every) == len({*every})
+
+
+def _kinds_of(fields: Schema) -> list[Any]:
+    """Return the values or types that a schema allows; none if any."""
+    if "enum" in fields:
+        return list(fields["enum"])
+    types = list(fields.get("type", ()))
+    # Every integer is a number.
+    return distinct("number" if name == "integer" else name for name in types)
+
+
+def _named_values(fields: Schema, name: str) -> list[Any]:
+    part = fields.get("properties", {}).get(name)
+    is_given = name in fields.get("required", ()) and isinstance(part, Mapping)
+    return list(part.get("enum", ())) if is_given else []
+
+
+def _marked(source: object) -> Iterator[tuple[str, str]]:
+    """Return the anchors (`#name`) and definitions (`/name`) of a schema with their pointers."""
+    waiting: deque[tuple[str, object]] = deque([("#", source)])
+    found: list[tuple[str, str]] = []
+    while waiting and len(found) < _MAX_SCHEMAS:
+        pointer, value = waiting.popleft()
+        for key, part in _entries(value):
+            here = f"{pointer}/{token(key)}"
+            waiting.append((here, part))
+            if key in _ANCHORS:
+                found.append((f"#{part}", pointer))
+            elif key in _DEFINITIONS:
+                found += [(f"/{name}", f"{here}/{token(name)}") for name, _ in _entries(part)]
+    # The first of a name counts: it comes last here.
+    return reversed(found)
+
+
+def _entries(value: object) -> Iterable[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return ((str(i), part) for i, part in enumerate(value if isinstance(value, list) else ()))

@@ -1,0 +1,400 @@
+"""Where arguments are written."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple, TypeAlias, assert_never
+
+from backend.formats.closing import Limits, literal
+from backend.formats.dialects import Reading
+from backend.formats.template import Characters, Id, Maybe, Part, Slot, Template
+from backend.sampling.grammar.schema import SETTINGS
+from backend.sampling.grammar.schema_tight import Schema, tightened
+from backend.sampling.grammar.tool_parameters import Parameters
+from backend.sampling.grammar.vocabulary import Vocabulary
+from backend.sampling.grammar.writer import (
+    Expression,
+    GrammarWriter,
+    Piece,
+    alternatives,
+    chain,
+    quoted,
+    sequence,
+    tokens_expression,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """The surroundings of the arguments of a call.
+
+    Attributes:
+        reading: How a reader reads the call.
+        opener: The opener of the calls.
+        after: What follows the arguments.
+        foreign: Sequences that end the surroundings, wherever they occur.
+    """
+
+    reading: Reading
+    opener: str
+    after: Template
+    foreign: tuple[Template, ...] = ()
+
+
+_NUMBER = Expression("/0|[1-9][0-9]{0,3}/")
+
+
+def fill(
+    template: Iterable[Part], values: Mapping[Slot, Piece], writer: GrammarWriter
+) -> Iterator[Piece]:
+    """Yield the pieces of a filled template; values never contain markers, however they look."""
+    for part in template:
+        match part:
+            case str():
+                yield from writer.pieces(part)
+            case Slot.INDEX:
+                yield _NUMBER
+            case Slot():
+                yield values[part]
+            case Maybe(inner):
+                yield Expression(f"({sequence(fill(inner, values, writer))})?")
+            case Characters(pattern):
+                yield Expression(f"/{pattern}/")
+            case Id(inner):
+                yield from fill(inner, values, writer)
+            case _:
+                assert_never(part)
+
+
+_DEFINITIONS = ("$defs", "definitions")
+# As templates write calls.
+_SETTINGS = SETTINGS | {"item_separator": ", ", "key_separator": ": "}
+
+
+def json_arguments(parameters: Parameters, writer: GrammarWriter) -> str:
+    """Return the expression of the arguments as a JSON object."""
+    return writer.rule(json_value(parameters.schema))
+
+
+def json_value(schema: Schema, forbidden: tuple[str, ...] = ()) -> str:
+    """Return the expression of a JSON value that contains none of the forbidden tags."""
+    return "%json " + json.dumps({**tightened(schema, forbidden), "x-guidance": _SETTINGS})
+
+
+def json_part(schema: Schema, parameters: Parameters, forbidden: tuple[str, ...] = ()) -> str:
+    """Return the same for a value whose schema is part of a tool's.
+
+    Raises:
+        GrammarError: It refers to another part that is not a definition.
+    """
+    definitions = {key: parameters.schema[key] for key in _DEFINITIONS if key in parameters.schema}
+    if not _references(schema):
+        return json_value(schema, forbidden)
+    for reference in _references([schema, definitions]):
+        if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
+            raise parameters.error(reference, "is referenced but is not a definition")
+    return json_value({**schema, **definitions}, forbidden)
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON text."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _references(schema: object) -> list[str]:
+    return re.findall(r'"\$ref": "([^"]*)"', json.dumps(schema))
+
+
+_ANY = "(?s:.*)"
+_SAMPLES = ("", " ", "x", "]", '"', "\n", ">", ":")
+
+# A token, or a text that is spelled out.
+Mark: TypeAlias = int | str
+
+
+class Passage(NamedTuple):
+    """A regular expression for the text between two marks, and a text that it matches."""
+
+    pattern: str
+    sample: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """A sequence that values do not contain.
+
+    Attributes:
+        passages: The texts before, between and after the marks.
+        marks: Its marks, at least one unless it is only a passage.
+        is_last: Whether values may contain it, but not end with it.
+        number: Its number in one text.
+    """
+
+    passages: tuple[Passage, ...]
+    marks: tuple[Mark, ...]
+    is_last: bool
+    number: int
+
+
+# The passages that may come next, each by the number of marks before it.
+State: TypeAlias = frozenset[tuple[Track, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What follows a value.
+
+    Attributes:
+        first: The mark that ends it, with the text before the mark, or else its first token.
+        rest: The expression of everything after that.
+    """
+
+    first: Piece
+    rest: str
+
+    def after(self, text: str, writer: GrammarWriter) -> str:
+        """Return the expression of a text in the form of a terminal, and of this."""
+        if isinstance(self.first, str):
+            return chain(writer.terminal(chain(f"({text})", quoted(self.first))), self.rest)
+        return chain(writer.terminal(f"({text})"), sequence((self.first,)), self.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A condition on the passage before a mark, under which a track goes on."""
+
+    track: Track
+    place: int
+    pattern: str
+    sample: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """From one state to the next, over a passage and a mark; no state is before the first."""
+
+    before: State | None
+    passage: str
+    mark: Piece
+    after: State
+
+
+class RawText:
+    """The texts that may be the value of an argument."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        vocabulary: Vocabulary,
+        *,
+        conditions: Iterable[str] = (),
+        looks: Iterable[str] = (),
+    ) -> None:
+        """Find out how the text may go on after each mark.
+
+        Args:
+            limits: What it does not contain.
+            vocabulary: Tells which marks are tokens.
+            conditions: Terminals that the whole text matches; such a text contains no marks.
+            looks: Regular expressions that it does not match up to its first mark.
+        """
+        self._limits, self._vocabulary = limits, vocabulary
+        self._pieces = GrammarWriter("", vocabulary).pieces
+        self._conditions, self._looks = list(conditions), list(looks)
+        self._numbers = count()
+        self._texts = {str(first) for first, *_ in limits.last if self._is_spelled(first)}
+        inside = self._tracks(limits.inside, is_last=False, is_cut=limits.markers_decide)
+        self._running = [*inside, *self._tracks(limits.last, is_last=True)]
+        first = self._tracks(limits.first, is_last=False)
+        marks = {mark for track in (*self._running, *first) for mark in track.marks}
+        self._marks = sorted(marks, key=lambda mark: (isinstance(mark, str), mark))
+        self._refusal = self._refused()
+        self._begin: State = frozenset((track, 0) for track in first)
+        self._steps: dict[State, list[_Step]] = {}
+        if not self._conditions:
+            self._walk()
+        self._keys = {state: self._key(state) for state in self._steps}
+        self._lasts = [(state, self._last(state, state)) for state in self._steps]
+        self._only = self._last(None, self._begin)
+
+    @classmethod
+    def of(
+        cls, limits: Limits, vocabulary: Vocabulary, conditions: Iterable[str], looks: Iterable[str]
+    ) -> "RawText":
+        """Return the texts; those that any schema may have are made once for each model."""
+        required, looks = tuple(conditions), tuple(looks)
+        if required:
+            return cls(limits, vocabulary, conditions=required, looks=looks)
+        return vocabulary.once((limits, looks), lambda: cls(limits, vocabulary, looks=looks))
+
+    def before(self, ending: Ending, writer: GrammarWriter) -> str:
+        """Return the expression of the text and what follows it."""
+        ways = [ending.after(self._only, writer)]
+        for state, last in self._lasts:
+            ways.append(chain(self._reached(state, writer), ending.after(last, writer)))
+        return alternatives(ways)
+
+    def _is_spelled(self, part: object) -> bool:
+        """Return whether a part of a sequence is a text in which no marker is a token."""
+        return isinstance(part, str) and self._pieces(part) == (part,)
+
+    def _tracks(
+        self, sequences: Iterable[Template], *, is_last: bool, is_cut: bool = False
+    ) -> list[Track]:
+        """Return sequences as tracks; those that differ only at their end become one."""
+        merged: dict[tuple[tuple[Passage, ...], tuple[Mark, ...]], list[Passage]] = {}
+        for parts in sequences:
+            passages, marks = self._split(parts, is_cut=is_cut)
+            merged.setdefault((tuple(passages[:-1]), tuple(marks)), []).append(passages[-1])
+        return [
+            Track((*earlier, _any_of(ends)), marks, is_last, next(self._numbers))
+            for (earlier, marks), ends in merged.items()
+        ]
+
+    def _split(self, parts: Template, *, is_cut: bool) -> tuple[list[Passage], list[Mark]]:
+        """Return the passages of a sequence, and the marks between them."""
+        passages, marks = [Passage("", "")], list[Mark]()
+        may_end = False
+        for part in parts:
+            may_end |= is_cut and isinstance(part, Characters)
+            pieces = (part,) if isinstance(part, Characters) else self._pieces(str(part))
+            for piece in pieces:
+                if isinstance(piece, int) or piece in self._texts:
+                    marks.append(piece)
+                    passages.append(Passage("", ""))
+                    if may_end:
+                        return passages, marks
+                elif not isinstance(piece, Expression):
+                    passages[-1] = _joined(passages[-1], _passage(piece))
+        return passages, marks
+
+    def _refused(self) -> str:
+        """Return a pattern of what no passage contains: any mark spelled out, above all."""
+        texts = {token: text for text, token in self._vocabulary.markers.items()}
+        refused = [mark if isinstance(mark, str) else texts[mark] for mark in self._marks]
+        alone = [track.passages[0].pattern for track in self._running if not track.marks]
+        return "|".join([*map(literal, refused), *alone])
+
+    def _walk(self) -> None:
+        """Find all states that text can reach."""
+        waiting = [*self._steps_from(None)]
+        while waiting:
+            step = waiting.pop()
+            is_new = step.after not in self._steps
+            self._steps.setdefault(step.after, []).append(step)
+            if is_new:
+                waiting += self._steps_from(step.after)
+
+    def _steps_from(self, before: State | None) -> Iterator[_Step]:
+        state = self._begin if before is None else before
+        vocabulary = self._vocabulary
+        others = {*vocabulary.markers.values()} - vocabulary.eos_ids
+        for mark in self._marks:
+            checks = list(self._checks(state, mark))
+            if mark in vocabulary.eos_ids or (not checks and isinstance(mark, int)):
+                continue
+            others -= {mark}
+            yield from self._sorted_steps(before, state, mark, checks)
+        if others:
+            marks = Expression(tokens_expression(others))
+            yield _Step(before, self._passage(before, state), marks, frozenset())
+
+    def _checks(self, state: State, mark: Mark) -> Iterator[_Check]:
+        """Yield what a mark and the passage before it decide."""
+        for track in self._running:
+            if track.marks[:1] == (mark,):
+                passage = track.passages[0]
+                yield _Check(track, 1, _ANY + passage.pattern, passage.sample)
+        for track, place in state:
+            if track.marks[place : place + 1] == (mark,):
+                yield _Check(track, place + 1, *track.passages[place])
+
+    def _sorted_steps(
+        self, before: State | None, state: State, mark: Mark, checks: list[_Check]
+    ) -> Iterator[_Step]:
+        """Yield a step for each way in which the passage before a mark can pass the checks."""
+        patterns = list(dict.fromkeys(check.pattern for check in checks))
+        for sample in sorted({"\0", *(check.sample for check in checks)}):
+            passed = {pattern for pattern in patterns if re.fullmatch(pattern, sample)}
+            likes = [f"/{p}/" for p in patterns if p in passed - {"", _ANY}]
+            unlikes = [_unlike(p) for p in patterns if p not in passed]
+            after = frozenset((c.track, c.place) for c in checks if c.pattern in passed)
+            if not any(_is_complete(track, place) for track, place in after):
+                passage = self._passage(before, state, (*likes, *unlikes))
+                yield _Step(before, passage, mark, after)
+
+    def _passage(self, before: State | None, state: State, conditions: Iterable[str] = ()) -> str:
+        """Return a passage as a terminal without a name."""
+        looks = self._looks if before is None else []
+        return self._text((*self._not_begun(state), *conditions, *(f"~/{x}/" for x in looks)))
+
+    def _text(self, conditions: Iterable[str]) -> str:
+        """Return a terminal, without a name, of text between marks."""
+        refused = [f"~/{_ANY}({self._refusal}){_ANY}/"] if self._refusal else []
+        return " & ".join(dict.fromkeys([f"/{_ANY}/", *refused, *conditions]))
+
+    def _not_begun(self, state: State) -> list[str]:
+        """Return conditions under which a passage does not complete a sequence."""
+        return sorted(
+            f"~/({track.passages[place].pattern}){_ANY}/"
+            for track, place in state
+            if not track.is_last and place == len(track.marks)
+        )
+
+    def _last(self, before: State | None, state: State) -> str:
+        """Return a terminal, without a name, of the last passage of a text."""
+        conditions = self._not_begun(state)
+        for track, place in _sorted(state):
+            if track.is_last and place == len(track.marks):
+                conditions.append(_unlike(track.passages[place].pattern))
+        if before is None:
+            conditions += [*(f"~/{look}/" for look in self._looks), *self._conditions]
+        return self._text(conditions)
+
+    def _key(self, state: State) -> str:
+        """Return a key of the texts that lead to a state."""
+        places = [(track.number, place) for track, place in _sorted(state)]
+        return f"{self._limits} {self._looks} {places}"
+
+    def _reached(self, state: State, writer: GrammarWriter) -> str:
+        """Return the expression of all text up to a mark that leads to a state."""
+        key = self._keys[state]
+        return writer.recursive_rule(key, lambda: alternatives(self._ways_to(state, writer)))
+
+    def _ways_to(self, state: State, writer: GrammarWriter) -> Iterator[str]:
+        for step in self._steps[state]:
+            earlier = "" if step.before is None else self._reached(step.before, writer)
+            yield chain(earlier, Ending(step.mark, "").after(step.passage, writer))
+
+
+def _sorted(state: State) -> list[tuple[Track, int]]:
+    return sorted(state, key=lambda item: (item[0].number, item[1]))
+
+
+def _passage(piece: str | Characters) -> Passage:
+    if isinstance(piece, str):
+        return Passage(literal(piece), piece)
+    pattern = piece.pattern
+    return Passage(pattern, next((t for t in _SAMPLES if re.fullmatch(pattern, t)), ""))
+
+
+def _joined(first: Passage, second: Passage) -> Passage:
+    return Passage(first.pattern + second.pattern, first.sample + second.sample)
+
+
+def _unlike(pattern: str) -> str:
+    return f"~/{pattern}/" if pattern else "/(?s:.)+/"
+
+
+def _any_of(passages: Iterable[Passage]) -> Passage:
+    different = list(dict.fromkeys(passages))
+    if len(different) == 1 or not all(passage.pattern for passage in different):
+        return min(different)
+    return Passage(f"({'|'.join(passage.pattern for passage in different)})", different[0].sample)
+
+
+def _is_complete(track: Track, place: int) -> bool:
+    """Return whether nothing more is needed after that many marks."""
+    return not track.is_last and place == len(track.marks) and not track.passages[place].pattern

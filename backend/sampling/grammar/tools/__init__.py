@@ -1,1 +1,0 @@
-"""Builds grammars for llguidance from tools and a call format."""
