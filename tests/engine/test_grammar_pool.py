@@ -22,13 +22,13 @@ from backend.core.model import ModelCard
 from backend.engine.grammars.pool import GrammarPool
 from backend.engine.grammars.workshop import GrammarWorkshop
 from backend.engine.grammars.writer_process import (
-    WriterLostError,
     WriterProcess,
     WritingTooLongError,
     Written,
 )
 from backend.errors import GrammarError, GrammarSyntaxError, HelperLostError
 from backend.formats.registry import TOOL_FORMATS, tool_format
+from backend.model.text.isolated.helper import ProcessEndedError
 
 END, OPENER = 256, 257
 CARD = ModelCard(
@@ -229,7 +229,7 @@ def test_nothing_is_begun_for_requests_that_have_left():
 )
 def test_a_grammar_over_which_two_processes_end_fails_its_request(was_killed, kind, problem):
     def script(_rule):
-        raise WriterLostError(was_killed=was_killed)
+        raise ProcessEndedError(was_killed=was_killed)
 
     error = Asked(start_process=lambda _begin: Scripted(script)).made("a", YES)
     assert type(error) is kind
@@ -239,7 +239,7 @@ def test_a_grammar_over_which_two_processes_end_fails_its_request(was_killed, ki
 def test_a_grammar_over_which_a_process_ends_is_tried_with_care_in_another():
     def script(rule, is_suspect):
         if not is_suspect:
-            raise WriterLostError(was_killed=False)
+            raise ProcessEndedError(was_killed=False)
         return Written((f'"{rule.text}"',))
 
     asked = Asked(start_process=lambda _begin: Scripted(script, is_asked=True))
@@ -249,7 +249,7 @@ def test_a_grammar_over_which_a_process_ends_is_tried_with_care_in_another():
 def test_a_process_that_is_killed_is_replaced(asked):
     asked.made("a", Guide(rule=ReplyRule(text='root ::= "a"')))
     for process in asked.pool._idle:
-        os.kill(process._process.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
     assert takes(asked.made("b", Guide(rule=ReplyRule(text='root ::= "b"'))), "b")
 
 
@@ -259,7 +259,7 @@ def test_a_process_that_takes_too_long_is_killed():
     def start(begin):
         made.append(WriterProcess(begin, limit_s=0.2))
         made[0].written(YES.rule)
-        os.kill(made[0]._process.pid, signal.SIGSTOP)
+        os.kill(made[0].pid, signal.SIGSTOP)
         return made[0]
 
     error = Asked(slots=1, start_process=start).made("a", Guide(rule=ReplyRule(text="x")))

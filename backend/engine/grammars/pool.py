@@ -20,13 +20,13 @@ from backend.core.guide import GrammarParts, Guide, ReplyGrammar, ReplyRule
 from backend.engine.grammars.workshop import GrammarWorkshop
 from backend.engine.grammars.writer_process import (
     Begin,
-    WriterLostError,
     WriterProcess,
     WritingTooLongError,
     Written,
     lost_twice,
 )
 from backend.errors import BackendError, GenerationFailedError
+from backend.model.text.isolated.helper import ProcessEndedError
 from backend.sampling.grammar.last_used import LastUsed
 
 # A load is often followed by a request, whose first token should not wait for the GIL.
@@ -181,11 +181,11 @@ class GrammarPool:
         """Have a process write and try a grammar; if it is lost, another one."""
         try:
             return self._written_by(self._idle_or_new(), rule)
-        except WriterLostError:
+        except ProcessEndedError:
             # It may have been lost over this grammar, or killed from outside.
             try:
                 return self._written_by(self._new_process(), rule, is_suspect=True)
-            except WriterLostError as error:
+            except ProcessEndedError as error:
                 raise lost_twice(error) from error
 
     def _written_by(

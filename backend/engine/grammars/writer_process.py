@@ -1,36 +1,34 @@
 """A process that writes grammars, seen from the engine."""
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-from typing import Any, TypeAlias
+import time
+from functools import partial
+from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from backend.config import MAX_WRITING_S
 from backend.core.guide import ReplyRule
-from backend.engine.messages.channel import Channel, ChannelClosedError
-from backend.engine.messages.codec import Codec
+from backend.engine.messages.codec import MAX_FRAME_BYTES
 from backend.engine.messages.failure import Failure
 from backend.errors import GrammarError, HelperLostError
-from common.process.lifeline import Process, tied
-
-# A new process spends a quarter of a second on imports.
-_START_S = 60.0
-_GRACE_S = 0.25
-_BOOT = (
-    "import sys; sys.path[:] = {path!r}; "
-    "from backend.engine.grammars.writing import main; main({number}, {parent})"
+from backend.model.text.isolated.helper import (
+    START_S,
+    HelperProcess,
+    ProcessEndedError,
+    TooLateError,
+    no_reader_required,
+    start_python,
 )
-# Sent from outside, by somebody or by the kernel.
-_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})
+
+_MODULE = "backend.engine.grammars.writing"
 
 
 class Begin(Struct, frozen=True, tag=True, array_like=True):
-    """To the process, first: what the model's vocabulary can write; see `Vocabulary.spelling`."""
+    """To the process, first: what the model's vocabulary can write; see `Vocabulary.spelling`.
+
+    It answers without words when it has begun.
+    """
 
     alphabet: bytes
     markers: dict[str, int]
@@ -49,10 +47,6 @@ class Write(Struct, frozen=True, tag=True, array_like=True):
     is_suspect: bool = False
 
 
-class Ready(Struct, frozen=True, tag=True, array_like=True):
-    """From the process: it has begun."""
-
-
 class Written(Struct, frozen=True, tag=True, array_like=True):
     """From the process: a grammar that has passed its trial.
 
@@ -68,26 +62,14 @@ class Written(Struct, frozen=True, tag=True, array_like=True):
 
 
 Order: TypeAlias = Begin | Write
-Answer: TypeAlias = Ready | Written | Failure
-
-
-class WriterLostError(Exception):
-    """The process has ended.
-
-    Attributes:
-        was_killed: Whether somebody else ended it, so that its grammar may not be the reason.
-    """
-
-    def __init__(self, *, was_killed: bool) -> None:
-        super().__init__()
-        self.was_killed = was_killed
+Answer: TypeAlias = Written | Failure
 
 
 class WritingTooLongError(GrammarError):
     """Writing a grammar exceeds its limits, whatever is wrong with it."""
 
 
-class WriterProcess:
+class WriterProcess(HelperProcess):
     """One process; used by one thread at a time."""
 
     def __init__(self, begin: Begin, limit_s: float = MAX_WRITING_S) -> None:
@@ -97,18 +79,11 @@ class WriterProcess:
             begin: What the model's vocabulary can write.
             limit_s: Limit of the time for one grammar; a process that takes longer is killed.
         """
+        start = partial(start_python, _MODULE, is_heard=True)
+        super().__init__(start, max_answer_bytes=MAX_FRAME_BYTES)
         self._limit_s = limit_s
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = _started(theirs.fileno())
-        self._channel = Channel(ours, Codec(Answer))
-        self._channel.send(begin)
-        self._is_ready = False
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it is running."""
-        return self._process.poll() is None
+        self._has_begun = False
+        self.send(msgspec.msgpack.encode(begin), time.monotonic() + START_S)
 
     def written(self, rule: ReplyRule, *, is_suspect: bool = False) -> Written:
         """Return the grammar of a rule, which has passed its trial.
@@ -120,51 +95,36 @@ class WriterProcess:
         Raises:
             GrammarError: The rule is malformed, or cannot be enforced.
             WritingTooLongError: It takes too long; the process has been killed.
-            WriterLostError: The process has ended.
+            ProcessEndedError: The process has ended.
         """
         try:
-            if not self._is_ready:
-                self._channel.receive(_START_S)
-                self._is_ready = True
-            self._channel.send(Write(rule, is_suspect))
-            answer = self._channel.receive(self._limit_s)
-        except TimeoutError:
+            answer = self._answer(Write(rule, is_suspect))
+        except TooLateError:
             self.kill()
             problem = f"takes longer than {self._limit_s:g} s to translate"
             raise WritingTooLongError(problem) from None
-        except ChannelClosedError as error:
-            raise self._lost() from error
+        except ProcessEndedError:
+            self.kill()
+            raise
         if isinstance(answer, Failure):
             raise answer.error()
-        written: Written = answer
-        return written
+        return answer
 
-    def kill(self) -> None:
-        """Kill it."""
-        self._channel.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _lost(self) -> WriterLostError:
-        # Its end follows that of its connection.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
-        self.kill()
-        return WriterLostError(was_killed=self._process.returncode in _FROM_OUTSIDE)
+    def _answer(self, order: Write) -> Answer:
+        if not self._has_begun:
+            self.await_start()
+            self.receive(time.monotonic() + START_S, no_reader_required)
+            self._has_begun = True
+        deadline = time.monotonic() + self._limit_s
+        self.send(msgspec.msgpack.encode(order), deadline)
+        answer: Answer = msgspec.msgpack.decode(
+            self.receive(deadline, no_reader_required), type=Answer
+        )
+        return answer
 
 
-def lost_twice(error: WriterLostError) -> WritingTooLongError | HelperLostError:
+def lost_twice(error: ProcessEndedError) -> WritingTooLongError | HelperLostError:
     """Return the error for a request over which two processes have ended."""
     if error.was_killed:
         return HelperLostError("the process that writes grammars was killed twice: try again")
     return WritingTooLongError("is too large")
-
-
-def _started(number: int) -> Process:
-    code = _BOOT.format(path=sys.path, number=number, parent=os.getpid())
-    arguments: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": 2}
-    return tied(
-        lambda descriptors: subprocess.Popen(  # noqa: S603 (our own program)
-            [sys.executable, "-c", code], pass_fds=[number, *descriptors], **arguments
-        )
-    )

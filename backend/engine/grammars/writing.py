@@ -4,25 +4,20 @@ It has neither model nor tokenizer: a rule comes with all that its grammar needs
 rule after another, and remembers what can be held of a tool.
 """
 
-import contextlib
 import logging
-import os
-import signal
-import socket
 from collections.abc import Iterator
-from typing import NoReturn
+
+import msgspec
 
 from backend.core.guide import ReplyRule
-from backend.engine.grammars.writer_process import Answer, Begin, Order, Ready, Write, Written
-from backend.engine.messages.channel import Channel, ChannelClosedError
-from backend.engine.messages.codec import Codec
+from backend.engine.grammars.writer_process import Answer, Begin, Order, Write, Written
 from backend.engine.messages.failure import Failure
-from backend.engine.processes import die_first, die_with_parent
+from backend.engine.processes import die_first
 from backend.errors import BackendError, GenerationFailedError, GrammarError
+from backend.model.text.isolated.child import serve
 from backend.sampling.grammar.compiler import Trial
 from backend.sampling.grammar.composition import Composer
 from backend.sampling.grammar.vocabulary import Vocabulary
-from common.process.lifecycle import STOP_SIGNALS
 
 
 class _Kept(logging.Handler):
@@ -42,38 +37,32 @@ class _Kept(logging.Handler):
         return tuple(lines)
 
 
-def main(descriptor: int, parent: int) -> NoReturn:
-    """Serve rules until the other end of the socket is closed.
-
-    Args:
-        descriptor: The socket.
-        parent: The engine's process id.
-    """
-    die_with_parent(parent)
+def main(descriptor: int) -> None:
+    """Serve rules until the other end of the socket is closed."""
     die_first()
-    # The server handles signals to the process group.
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=descriptor), Codec(Order))
-    with contextlib.suppress(ChannelClosedError):
-        for answer in _answers(channel):
-            channel.send(answer)
-    os._exit(0)
-
-
-def _answers(channel: Channel) -> Iterator[Answer]:
     logging.basicConfig(level=logging.INFO, handlers=[kept := _Kept()])
-    begin: Begin = channel.receive()
-    trial = Trial(Vocabulary.spelling(begin.alphabet, begin.markers, begin.eos_ids, begin.size))
-    composer = Composer(trial)
-    yield Ready()
-    while True:
-        order: Write = channel.receive()
-        trial.forks = order.is_suspect
-        yield _written(composer, order.rule, kept)
+    serve(descriptor, _Writer(kept).answers)
 
 
-def _written(composer: Composer, rule: ReplyRule, kept: _Kept) -> Written | Failure:
+class _Writer:
+    """Writes with the vocabulary of the latest `Begin`."""
+
+    def __init__(self, kept: _Kept) -> None:
+        self._kept = kept
+        self._orders = msgspec.msgpack.Decoder(Order)
+
+    def answers(self, data: bytes) -> Iterator[bytes]:
+        match self._orders.decode(data):
+            case Begin(alphabet, markers, eos_ids, size):
+                self._trial = Trial(Vocabulary.spelling(alphabet, markers, eos_ids, size))
+                self._composer = Composer(self._trial)
+                yield b""
+            case Write(rule, is_suspect):
+                self._trial.forks = is_suspect
+                yield msgspec.msgpack.encode(_written(self._composer, rule, self._kept))
+
+
+def _written(composer: Composer, rule: ReplyRule, kept: _Kept) -> Answer:
     try:
         grammar = composer.composed(rule)
     except BackendError as error:

@@ -5,7 +5,7 @@ A model uses a `RaggedKV` as upstream's cache. The keys and values that it fetch
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
@@ -58,6 +58,17 @@ def resized(array: mx.array, capacity: int) -> mx.array:
         return array[:, :, :capacity] if missing else array
     spare = mx.zeros((*array.shape[:POSITIONS], missing, array.shape[3]), array.dtype)
     return mx.concatenate([array, spare], axis=POSITIONS)
+
+
+_Mask: TypeAlias = mx.array | str | None
+
+
+class _Terms(NamedTuple):
+    """How a pass attends: the scale of scores, the window, and the scores of an empty position."""
+
+    scale: float
+    window: int | None
+    sinks: mx.array | None
 
 
 class Window:
@@ -135,35 +146,26 @@ class RaggedKV:
         if mask is not None and not isinstance(mask, Window):
             raise TypeError("the model's own mask cannot be used with rows of different length")
         current = self.current
-        window = None if mask is None else mask.size
-        first = self._attend_spans(current.first(queries), scale, window, sinks)
-        wide = [self._attend_wide(queries, row, scale, window, sinks) for row in current.wide]
+        terms = _Terms(scale, None if mask is None else mask.size, sinks)
+        first = self._attend_spans(current.first(queries), terms)
+        wide = [self._attend_wide(queries, row, terms) for row in current.wide]
         return current.joined(first, wide)
 
-    def _attend_spans(
-        self, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
-    ) -> mx.array:
+    def _attend_spans(self, queries: mx.array, terms: _Terms) -> mx.array:
         """Return the attention of as many tokens of each row."""
         current = self.current
-        outputs = [self._attention(queries, span, scale, window, sinks) for span in current.plain]
+        outputs = [self._attention(queries, span, terms) for span in current.plain]
         if current.referring:
-            partials = self._partials(queries, scale, window)
-            outputs.append(merged(partials, sinks, queries.dtype))
+            partials = self._partials(queries, terms)
+            outputs.append(merged(partials, terms.sinks, queries.dtype))
         return current.in_order(outputs)
 
-    def _attend_wide(
-        self,
-        queries: mx.array,
-        row: WideRow,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _attend_wide(self, queries: mx.array, row: WideRow, terms: _Terms) -> mx.array:
         """Return the attention [1, heads, count, value width] of a row with several tokens."""
         own, kept, end = row.queries(queries), self.seen_by(row), row.length + row.count
         if not row.path:
-            mask = "causal" if window is None else row.visible(0, end, window)
-            return self._attend(own, kept, scale, mask, sinks)
+            mask = "causal" if terms.window is None else row.visible(0, end, terms.window)
+            return self._attend(own, kept, mask, terms)
         pieces = [
             (r.tokens, [array[:, :, : r.tokens] for array in self._references[r.source]])
             for r in row.path
@@ -171,9 +173,9 @@ class RaggedKV:
         first = -sum(tokens for tokens, _ in pieces)
 
         def visible(start: int, stop: int) -> mx.array | None:
-            return row.visible(first + start, first + stop, window)
+            return row.visible(first + start, first + stop, terms.window)
 
-        return over_pieces(own, [*pieces, (end, kept)], scale, visible, sinks)
+        return over_pieces(own, [*pieces, (end, kept)], terms.scale, visible, terms.sinks)
 
     def regroup(self, recipes: Sequence[Recipe], arrivals: Sequence[UpstreamCache]) -> None:
         """Build the buffers of new groups; the others are not touched.
@@ -259,9 +261,9 @@ class RaggedKV:
         used = {reference.source for path in self._ledger.paths for reference in path}
         self._references = {k: v for k, v in self._references.items() if k in used}
 
-    def _partials(self, queries: mx.array, scale: float, window: int | None) -> list[Partial]:
+    def _partials(self, queries: mx.array, terms: _Terms) -> list[Partial]:
         """Return the partial attention of tails and references, for rows with references."""
-        current = self.current
+        current, scale, window = self.current, terms.scale, terms.window
         tails = []
         for span in current.referring:
             mask = span.array_mask if window is None else span.visible(window)
@@ -312,28 +314,15 @@ class RaggedKV:
         """Return the stored form of keys and values."""
         return keys, values
 
-    def _attention(
-        self,
-        queries: mx.array,
-        span: Span,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _attention(self, queries: mx.array, span: Span, terms: _Terms) -> mx.array:
         """Return the attention of a group without references."""
-        mask = span.mask if window is None else span.visible(window)
-        return self._attend(queries[span.take], self.seen(span), scale, mask, sinks)
+        mask = span.mask if terms.window is None else span.visible(terms.window)
+        return self._attend(queries[span.take], self.seen(span), mask, terms)
 
-    def _attend(
-        self,
-        queries: mx.array,
-        kept: Buffers,
-        scale: float,
-        mask: mx.array | str | None,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _attend(self, queries: mx.array, kept: Buffers, mask: _Mask, terms: _Terms) -> mx.array:
         """Return the attention of queries over stored keys and values."""
         keys, values = kept
+        scale, sinks = terms.scale, terms.sinks
         return DEVICE.attend(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
     def _new_cache(self) -> UpstreamCache:
@@ -366,18 +355,11 @@ class QuantizedKV(RaggedKV):
     def _encoded(self, keys: mx.array, values: mx.array) -> Buffers:
         return (*mx.quantize(keys, **self._packing), *mx.quantize(values, **self._packing))
 
-    def _attend(
-        self,
-        queries: mx.array,
-        kept: Buffers,
-        scale: float,
-        mask: mx.array | str | None,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        if sinks is not None:
+    def _attend(self, queries: mx.array, kept: Buffers, mask: _Mask, terms: _Terms) -> mx.array:
+        if terms.sinks is not None:
             raise TypeError("quantised attention does not support sinks")
         return quantized_scaled_dot_product_attention(
-            queries, kept[:_PARTS], kept[_PARTS:], scale, mask, **self._packing
+            queries, kept[:_PARTS], kept[_PARTS:], terms.scale, mask, **self._packing
         )
 
     def _new_cache(self) -> UpstreamCache:

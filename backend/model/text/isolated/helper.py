@@ -44,8 +44,14 @@ def no_reader_required() -> None:
     """Go on although the caller may have gone."""
 
 
-def start_python(module: str, number: int) -> subprocess.Popen[bytes]:
-    """Start the `main` of a module with a file descriptor that it inherits."""
+def start_python(module: str, number: int, *, is_heard: bool = False) -> subprocess.Popen[bytes]:
+    """Start the `main` of a module with a file descriptor that it inherits.
+
+    Args:
+        module: Of this package.
+        number: The descriptor.
+        is_heard: Whether its stderr is this process's.
+    """
     code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main({number})"
     return tied(
         lambda descriptors: subprocess.Popen(  # noqa: S603 (our own program)
@@ -53,7 +59,7 @@ def start_python(module: str, number: int) -> subprocess.Popen[bytes]:
             pass_fds=[number, *descriptors],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=None if is_heard else subprocess.DEVNULL,
         )
     )
 
@@ -81,6 +87,11 @@ class HelperProcess:
         self._max_answer_bytes = max_answer_bytes
         self._is_ready = False
         self._unread = bytearray()
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
