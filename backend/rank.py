@@ -28,7 +28,7 @@ from backend.errors import BackendError, LoadFailedError
 from common.log import setup as logs
 
 if TYPE_CHECKING:
-    from backend.engine.messages.channel import Channel
+    from backend.engine.messages.codec import Channel
 
 _POLL_INTERVAL_S = 0.5
 
@@ -98,8 +98,7 @@ def device_environment(device: int | None, environment: Mapping[str, str]) -> Ma
 
 def be_engine(server_fd: int) -> NoReturn:
     """Load a model when the server asks for it, and compute it."""
-    from backend.engine.messages.channel import Channel
-    from backend.engine.messages.codec import Codec
+    from backend.engine.messages.codec import Channel, Codec
     from backend.engine.messages.protocol import Order
 
     die_first()
@@ -125,8 +124,7 @@ def _leave_signals_to_server() -> None:
 
 def refuse(server: "Channel", error: BackendError) -> NoReturn:
     """Answer the next load with an error, and end."""
-    from backend.engine.messages.failure import Failure
-    from backend.engine.messages.protocol import Failed
+    from backend.engine.messages.protocol import Failed, Failure
 
     server.receive()
     server.send(Failed(Failure.of(error)))
@@ -137,7 +135,7 @@ def be_rank(arguments: argparse.Namespace) -> NoReturn:
     """Take part in one group as a rank other than the first."""
     from backend.cpu.install import install
     from backend.engine.distributed.follower import Follower, reach
-    from backend.engine.distributed.messages import make_codec
+    from backend.engine.distributed.gathering import make_codec
 
     install()
     codec = make_codec()

@@ -17,10 +17,10 @@ from mlx_lm.utils import load_model
 
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.distributed.follower import reach
+from backend.engine.distributed.gathering import Turn, make_codec
 from backend.engine.distributed.linking import link
-from backend.engine.distributed.messages import Turn, make_codec
 from backend.engine.distributed.topology import GroupBackend, Topology, parse_hosts
-from backend.engine.messages.channel import Channel
+from backend.engine.messages.codec import Channel
 from backend.engine.port import Pace
 from backend.engine.rows.pacing import PrefillPacer
 from backend.model.checkpoint.upstream import Network

@@ -14,7 +14,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.utils import load_model
 
-from backend.engine.network import Caches, Network
+from backend.engine.plan import Caches, Network
 
 MODEL_KEY = "model"
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from nursery import Nursery, forked_engines
 
 from backend.engine import engine, processes
-from backend.engine.supervision.findings_store import FindingsStore
+from backend.engine.findings import FindingsStore
 from scripts.faulty_rank import FAULTY_BOOT, VARIABLE
 
 # The same examples every time, however slow the machine is.

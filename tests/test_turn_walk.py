@@ -60,6 +60,14 @@ def test_a_single_machine_never_enters_the_code_of_groups(turns):
     assert not {module for module in everything if ".distributed" in module}
 
 
+def test_the_page_tells_a_request_and_a_turn_in_few_words():
+    sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    told = [text for text in sections if re.match("The walk of|One turn of", text)]
+    assert len(told) == 3
+    assert sum(len(text.split()) for text in told) < 1200
+    assert sum(len(text.split()) for text in sections) <= 2400
+
+
 def test_the_page_names_the_modules_of_a_turn(turns):
     section = PAGE.read_text(encoding="utf-8").partition("## One turn of the engine\n")[2]
     rows = re.findall(r"^\| `([\w/]+)` \|", section.partition("\n## ")[0], re.MULTILINE)

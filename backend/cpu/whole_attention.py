@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from backend.cpu.exponentials import pays
-from backend.engine.kv.partial import merged, over_own
+from backend.engine.kv.layer import merged, over_own
 
 # Computed at once: 1 MiB, which a core's cache holds.
 _PIECE_SCORES = 2**18

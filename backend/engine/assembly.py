@@ -16,31 +16,32 @@ from backend.config import (
     TuningOptions,
 )
 from backend.core.model import ModelCard, ModelKind
-from backend.engine.background.encoder import Encoder
-from backend.engine.encoder_loop import EncoderLoop
+from backend.engine.encoder_loop import Encoder, EncoderLoop
 from backend.engine.findings import Notebook, Page
 from backend.engine.loop import EngineLoop
-from backend.engine.network import FreshCaches
 from backend.engine.parts import Resources
+from backend.engine.passes.agreement import ALONE, Ranks
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
-from backend.engine.passes.ranks import ALONE, Ranks
-from backend.engine.plan import Batching, BatchPlan
+from backend.engine.plan import Batching, BatchPlan, FreshCaches
 from backend.engine.port import Port
-from backend.engine.prefixes.store import DiskSettings, make_prefix_store
-from backend.engine.rows.admission import KvProfile, Reservations
-from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
+from backend.engine.prefix_store import DiskSettings, make_prefix_store
+from backend.engine.rows.admission import (
+    KvProfile,
+    Reservations,
+    kv_budget_bytes,
+    working_set_bytes,
+)
 from backend.engine.trials.batch_check import BatchTrial, Planning, planning
-from backend.engine.trials.draft_model import LoadedDraft
-from backend.engine.trials.drafter import load_draft, wants_drafter
-from backend.engine.trials.kv_profile import foresee
+from backend.engine.trials.draft_model import LoadedDraft, load_draft, wants_drafter
 from backend.engine.trials.media_check import media_faults, text_fault
 from backend.engine.trials.model_key import model_key
-from backend.engine.trials.self_check import (
+from backend.engine.trials.pass_costs import foresee
+from backend.engine.trials.trial_steps import (
+    at_once,
     require_numbers,
     require_sense,
     trial_lengths,
 )
-from backend.engine.trials.trial_steps import at_once
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm

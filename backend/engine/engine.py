@@ -14,9 +14,14 @@ from backend.core.model import ModelCard
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.status import EngineState, EngineStatus
 from backend.core.step import Steps
-from backend.engine.messages.commands import Expect, SessionRequest
-from backend.engine.messages.protocol import Loaded, PreparedInputs, PrepareMedium
-from backend.engine.supervision.findings_store import FindingsStore
+from backend.engine.findings import FindingsStore
+from backend.engine.messages.protocol import (
+    Expect,
+    Loaded,
+    PreparedInputs,
+    PrepareMedium,
+    SessionRequest,
+)
 from backend.engine.supervision.supervisor import Supervisor
 from backend.engine.supervision.text_part import TextPart, loaded_model, read_text_part
 from backend.errors import (

@@ -24,28 +24,29 @@ from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.work import JobFactory
 from backend.engine.examination import DELAY_S, Adoption, Examination
 from backend.engine.memory import Memory
-from backend.engine.messages.commands import (
+from backend.engine.messages.protocol import (
     Cancel,
     DiskChanged,
     Expect,
     Fetched,
+    Job,
+    Leave,
+    PrepareMedium,
     Resize,
     SessionRequest,
+    Stop,
     Submit,
+    Told,
 )
-from backend.engine.messages.protocol import Job, Leave, PrepareMedium, Stop, Told
-from backend.engine.messages.publisher import Publisher
-from backend.engine.parts import Resources, make_drafting
+from backend.engine.parts import Resources, make_drafting, take_snapshot
 from backend.engine.passes.batch import Batch, RowStep
 from backend.engine.passes.caches import CacheFactory, try_device
 from backend.engine.passes.feeder import make_feeder
-from backend.engine.port import Command, Pace, Port
+from backend.engine.port import Command, Pace, Port, Publisher
 from backend.engine.prefilling import Prefilling
-from backend.engine.rows.counters import Counters
-from backend.engine.rows.pacing import PrefillPacer
+from backend.engine.rows.pacing import Counters, PrefillPacer
 from backend.engine.rows.row import Row
 from backend.engine.rows.scheduler import Scheduler
-from backend.engine.snapshot import take_snapshot
 from backend.engine.suspects import Suspects
 from backend.errors import (
     BackendError,

@@ -19,7 +19,7 @@ from backend.engine.rows.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from backend.engine.prefixes.store import PrefixStore
+    from backend.engine.prefix_store import PrefixStore
 
 log = logging.getLogger(__name__)
 

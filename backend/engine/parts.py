@@ -1,10 +1,14 @@
-"""The parts of a loop: those that it is given, and those that it makes."""
+"""The parts of a loop: those that it is given, those that it makes, and their snapshot."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import mlx.core as mx
+
 from backend.config import TuningOptions
+from backend.core.metric_table import Number, added
+from backend.core.status import EngineState, EngineStatus
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.pricing import PassCosts
@@ -13,9 +17,9 @@ from backend.engine.memory import Memory
 from backend.engine.passes.batch import Batch
 from backend.engine.plan import BatchPlan
 from backend.engine.prefilling import Prefilling
-from backend.engine.prefixes.store import PrefixStore
+from backend.engine.prefix_store import PrefixStore
 from backend.engine.rows.admission import Reservations
-from backend.engine.rows.counters import Counters
+from backend.engine.rows.pacing import Counters
 from backend.engine.rows.scheduler import Scheduler
 from backend.engine.trials.batch_check import Planning
 from backend.engine.trials.draft_model import LoadedDraft
@@ -88,3 +92,45 @@ def make_drafting(
     costs, vocab_size = PassCosts(plan.pass_seconds), model.card.vocab_size
     writer = resources.draft.batch(vocab_size) if resources.draft else None
     return Drafting(costs, counters, vocab_size, tuning.speculation, writer)
+
+
+def take_snapshot(loop: LoopParts) -> EngineStatus:
+    """Return the status of a loop."""
+    rows = loop.scheduler.rows()
+    media, prompt_cache = loop.prefilling.media, loop.prefixes.metrics()
+    draft_bytes = loop.resources.draft_bytes
+    # A pass may still be in flight for an ended request; its result is dropped.
+    is_ready = not rows and not loop.background.is_computing
+    return EngineStatus(
+        state=EngineState.READY if is_ready else EngineState.BUSY,
+        memory_bytes={
+            "weights": loop.model.card.weights_bytes,
+            **({"draft_weights": draft_bytes} if draft_bytes else {}),
+            "kv_active": loop.batch.cache_bytes() + sum(row.cache_bytes() for row in rows),
+            **loop.memory.status(),
+            "prompt_cache": int(prompt_cache["prompt_cache.bytes"]),
+            "media": media.nbytes if media else 0,
+            "mlx_active": mx.get_active_memory(),
+            "mlx_cache": mx.get_cache_memory(),
+            "mlx_peak": mx.get_peak_memory(),
+        },
+        metrics=added([loop.counters.values, prompt_cache, _numbers(loop, is_ready=is_ready)]),
+        requests=tuple(
+            row.status(phase, *loop.memory.held_bytes(row))
+            for phase, rows in loop.scheduler.phases().items()
+            for row in rows
+        ),
+    )
+
+
+def _numbers(loop: LoopParts, *, is_ready: bool) -> dict[str, Number]:
+    """Return the numbers that are measured, or counted elsewhere."""
+    counters, media = loop.counters, loop.prefilling.media
+    rate = counters.rate.of_late(int(counters.values["generated_tokens"]))
+    return {
+        "slots_taken": loop.scheduler.slots_taken,
+        "waiting": loop.scheduler.waiting_count + loop.background.count,
+        "prompt_tokens": loop.background.computed_tokens,
+        "media_encoded": media.runs if media else 0,
+        "tokens_per_s": 0.0 if is_ready else rate,
+    }

@@ -1,8 +1,30 @@
-"""How the rows of a model may be batched, as plain values."""
+"""The engine's interface to a model and its caches, and how its rows may be batched."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+Caches: TypeAlias = list[Any]
+"""One upstream cache object per layer."""
+
+FreshCaches: TypeAlias = Callable[[], Caches]
+"""Creates the empty caches of one sequence."""
+
+MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of a network that cannot compute with its caches."""
+
+
+class Network(Protocol):
+    """A decoder: token ids [B, T] and the caches of earlier tokens -> logits [B, T, V]."""
+
+    def __call__(self, inputs: mx.array, cache: Caches) -> mx.array:
+        """Append the inputs to the caches and return the logits."""
 
 
 class Batching(Enum):
@@ -56,7 +78,7 @@ class BatchPlan:
         """Whether every row has its own length."""
         return self.batching in (Batching.RAGGED, Batching.LATENT)
 
-    def become(self, other: "BatchPlan") -> None:
+    def become(self, other: BatchPlan) -> None:
         """Take over all values of another plan."""
         for each in fields(self):
             setattr(self, each.name, getattr(other, each.name))

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from backend.cache.layout import trim_windows
 from backend.engine.drafts.drafting import Drafting
-from backend.engine.passes.feeder import Feeder
-from backend.engine.passes.media_memo import MediaMemo
+from backend.engine.passes.feeder import Feeder, MediaMemo
 from backend.engine.plan import BatchPlan
-from backend.engine.prefixes.store import PrefixStore
+from backend.engine.prefix_store import PrefixStore
 from backend.engine.rows.pacing import ChunkLimit, PrefillPacer
 from backend.engine.rows.row import Row
 

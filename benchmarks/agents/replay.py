@@ -23,8 +23,8 @@ from backend.config import ModelOptions
 from backend.core.model import Reuse
 from backend.core.prompt import Message, Prompt
 from backend.core.request import GenerationCall, GenerationParams, GenerationRequest
-from backend.engine.messages.commands import DiskNews, Fetched
-from backend.engine.prefixes.store import DiskSettings, PrefixStore, make_prefix_store
+from backend.engine.messages.protocol import DiskNews, Fetched
+from backend.engine.prefix_store import DiskSettings, PrefixStore, make_prefix_store
 from backend.engine.rows.row import Row
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.loader import load

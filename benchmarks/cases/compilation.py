@@ -15,8 +15,7 @@ from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.core.guide import Guide, ReplyRule
-from backend.engine.grammars.pool import GrammarPool
-from backend.engine.grammars.workshop import GrammarWorkshop
+from backend.engine.grammars.pool import GrammarPool, GrammarWorkshop
 from backend.errors import BackendError
 from backend.model.loader import load
 from backend.pipeline.generate import render

@@ -25,9 +25,9 @@ from backend.cache.kv import MAX_NODE_TOKENS
 from backend.cache.row_kv import Part, RowKV
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
-from backend.engine.network import Caches, Network
 from backend.engine.passes.batch import Batch
 from backend.engine.passes.caches import CacheFactory
+from backend.engine.plan import Caches, Network
 from backend.engine.rows.row import Row
 from backend.engine.trials.batch_check import batch_plan
 

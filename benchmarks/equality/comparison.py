@@ -324,7 +324,7 @@ def _build_with_head(subject: Subject) -> None:
 
 def _row_bytes(subject: Subject) -> int:
     """Return the size of the KV caches of a whole context."""
-    from backend.engine.forecast import forecast
+    from backend.engine.footprint import forecast
 
     draft = str(subject.drafter) if subject.drafter else None
     tuning = TuningOptions.of(draft_model=draft)

@@ -18,8 +18,8 @@ from backend.cache.layout import CacheLayout
 from backend.cache.packing import Packing
 from backend.config import TuningOptions
 from backend.demo import MODEL_DIR, WEATHER_TOOL
-from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import make_cache_factory
+from backend.engine.plan import Caches, Network
 from scripts.tiny_models import VOCAB_SIZE, build
 
 REPLY_TOKENS = 64

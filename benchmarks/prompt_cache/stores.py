@@ -19,8 +19,8 @@ from mlx_lm.utils import load_model
 from backend.cache.packing import UNPACKED
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
-from backend.engine.network import Caches, FreshCaches, Network
-from backend.engine.prefixes.store import DiskSettings, make_prefix_store
+from backend.engine.plan import Caches, FreshCaches, Network
+from backend.engine.prefix_store import DiskSettings, make_prefix_store
 from backend.engine.rows.row import Row
 
 BUDGET_BYTES = 2**40

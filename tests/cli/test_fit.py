@@ -35,7 +35,7 @@ def printed(foretold):
 @pytest.fixture(scope="module")
 def foretold():
     from backend.config import ModelOptions
-    from backend.engine.forecast import forecast
+    from backend.engine.footprint import forecast
 
     return forecast(ModelOptions(model="demo"), MODEL_DIR)
 

@@ -5,14 +5,14 @@ import pkgutil
 import pytest
 
 import backend.core
-import backend.engine.messages.commands
+import backend.engine.messages.protocol
 
 MODULES = [
     *(
         importlib.import_module(f"backend.core.{m.name}")
         for m in pkgutil.iter_modules(backend.core.__path__)
     ),
-    backend.engine.messages.commands,
+    backend.engine.messages.protocol,
 ]
 VALUES = [
     value

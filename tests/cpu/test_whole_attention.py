@@ -8,7 +8,7 @@ import pytest
 from backend.cpu import exponentials, whole_attention
 from backend.cpu.install import install
 from backend.cpu.whole_attention import attend_whole
-from backend.engine.kv import attention
+from backend.engine.kv import layer as attention
 from backend.model.device import Device
 
 pytestmark = pytest.mark.mlx

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from backend.config import ModelOptions
-from backend.engine.distributed.gathering import gather, software
-from backend.engine.distributed.messages import Form, Hello, make_codec
+from backend.engine.distributed.gathering import Form, Hello, gather, make_codec, software
 from backend.engine.distributed.topology import Endpoint, Host, Topology, local_hosts
-from backend.engine.messages.channel import Channel, ChannelClosedError
+from backend.engine.messages.codec import Channel, ChannelClosedError
 from backend.engine.messages.protocol import Failed
 from backend.errors import GroupNotFormedError
 

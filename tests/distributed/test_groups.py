@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from backend.config import TuningOptions
 from backend.core.status import EngineStatus
-from backend.engine.distributed.budgets import agreement
-from backend.engine.distributed.families import divisible_families, require_divisible, shares
-from backend.engine.distributed.linking import usable_backend
-from backend.engine.distributed.members import TokenCheck
-from backend.engine.distributed.messages import Ready, Report, Start
+from backend.engine.distributed.gathering import Ready, Report, Start
+from backend.engine.distributed.linking import agreement, usable_backend
+from backend.engine.distributed.members import (
+    TokenCheck,
+    divisible_families,
+    require_divisible,
+    shares,
+)
 from backend.engine.distributed.topology import (
     FIRST_PORT,
     Parallelism,

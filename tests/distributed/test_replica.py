@@ -10,9 +10,8 @@ from backend.core.metric_table import nested
 from backend.core.prompt import Prompt
 from backend.core.request import SamplingParams
 from backend.core.scoring import ScoreRequest
-from backend.engine.distributed.messages import Turn, make_codec
-from backend.engine.messages.commands import Cancel, Submit
-from backend.engine.messages.protocol import Job, PrepareMedium
+from backend.engine.distributed.gathering import Turn, make_codec
+from backend.engine.messages.protocol import Cancel, Job, PrepareMedium, Submit
 from backend.engine.port import Pace
 from backend.engine.rows.pacing import ChunkLimit, PrefillPace
 

@@ -36,22 +36,23 @@ from backend.core.scoring import Judgement, Scores
 from backend.core.status import EngineStatus
 from backend.core.step import PrefillDone, StepLogprobs, Steps, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
-from backend.engine.distributed.messages import Turn, make_codec
-from backend.engine.grammars.workshop import GrammarWorkshop
-from backend.engine.messages.channel import Channel, ChannelClosedError
+from backend.engine.distributed.gathering import Turn, make_codec
+from backend.engine.grammars.pool import GrammarWorkshop
 from backend.engine.messages.codec import (
     MAX_BUFFERS,
     MAX_FRAME_BYTES,
+    Channel,
+    ChannelClosedError,
     Codec,
     Frame,
     FrameReader,
     WireError,
 )
-from backend.engine.messages.commands import Cancel, Submit
-from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
     Answered,
+    Cancel,
     Failed,
+    Failure,
     Job,
     Load,
     News,
@@ -60,6 +61,7 @@ from backend.engine.messages.protocol import (
     PreparedInputs,
     Snapshot,
     Stop,
+    Submit,
     Told,
 )
 from backend.engine.port import Pace

@@ -41,7 +41,7 @@ def wait_until(condition):
 
 def share_of_machine():
     """Return the share of this machine's memory with which a backend sees a small one."""
-    from backend.engine.rows.memory_budget import working_set_bytes
+    from backend.engine.rows.admission import working_set_bytes
 
     return USABLE_BYTES / working_set_bytes()
 

@@ -12,8 +12,8 @@ from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.prompt import Prompt
 from backend.core.scoring import ScoreRequest
 from backend.engine.background import jobs as background_jobs
-from backend.engine.background.embedder import find_decoder
 from backend.engine.background.jobs import BackgroundJobs
+from backend.engine.background.work import find_decoder
 from backend.engine.messages.protocol import Leave
 from backend.errors import GenerationFailedError, UnsupportedError
 

@@ -9,7 +9,7 @@ from serving import until
 from backend.cache.disk.folder import FOLDER_NAME
 from backend.core.request import Remembered
 from backend.engine import loop as engine_loop
-from backend.engine.prefixes.store import DiskLink, DiskSettings
+from backend.engine.prefix_store import DiskLink, DiskSettings
 from backend.engine.rows.row import Row
 
 pytestmark = pytest.mark.mlx

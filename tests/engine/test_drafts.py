@@ -12,7 +12,7 @@ from backend.config import SpeculationOptions
 from backend.engine.drafts.drafter import MATCH_TOKENS, MAX_MATCH_TOKENS, Lookup
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.pricing import MAX_PASS_TOKENS, Offer, PassCosts, Prices, Source, Trust
-from backend.engine.rows.counters import Counters
+from backend.engine.rows.pacing import Counters
 
 
 def test_what_followed_the_latest_tokens_before_is_drafted():

@@ -12,8 +12,7 @@ from backend.core.prompt import Prompt
 from backend.core.scoring import JudgeRequest, ScoreRequest, TokenPair
 from backend.core.status import EngineState
 from backend.engine.encoder_loop import EncoderLoop
-from backend.engine.messages.commands import Submit
-from backend.engine.messages.protocol import Job, Leave
+from backend.engine.messages.protocol import Job, Leave, Submit
 from backend.errors import GenerationFailedError, UnsupportedError
 from backend.model.loaded import RunnableModel
 

@@ -8,9 +8,12 @@ import msgspec
 import pytest
 
 from backend.core.media import MediaKind
+from backend.engine import findings as findings_store
 from backend.engine.findings import (
     MAX_BEGUN,
+    MAX_MODELS,
     Findings,
+    FindingsStore,
     MediaFindings,
     Notebook,
     Page,
@@ -18,8 +21,6 @@ from backend.engine.findings import (
     encoded,
 )
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.supervision import findings_store
-from backend.engine.supervision.findings_store import MAX_MODELS, FindingsStore
 
 FOUND = Findings(
     is_sound=True,

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from backend.cli.fit.report import table, values
 from backend.config import MemoryOptions, ModelOptions, TuningOptions
-from backend.engine.forecast import forecast
+from backend.engine.footprint import forecast
 from backend.engine.passes.caches import make_cache_factory
-from backend.engine.rows.row_states import MOST_TOKENS
-from backend.engine.trials.drafter import load_draft
-from backend.engine.trials.kv_profile import measure
+from backend.engine.rows.row import MOST_TOKENS
+from backend.engine.trials.draft_model import load_draft
+from backend.engine.trials.pass_costs import measure
 from backend.model.loader import load
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head

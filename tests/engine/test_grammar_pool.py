@@ -19,8 +19,7 @@ from backend.core.guide import (
     ThoughtTexts,
 )
 from backend.core.model import ModelCard
-from backend.engine.grammars.pool import GrammarPool
-from backend.engine.grammars.workshop import GrammarWorkshop
+from backend.engine.grammars.pool import GrammarPool, GrammarWorkshop
 from backend.engine.grammars.writer_process import (
     WriterProcess,
     WritingTooLongError,

@@ -10,13 +10,10 @@ from engine_driver import make_request
 from backend.core.guide import Guide, ReplyRule
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
-from backend.engine.grammars.pool import GrammarPool
-from backend.engine.grammars.workshop import GrammarWorkshop
-from backend.engine.leading.intake import Intake
-from backend.engine.messages.channel import Channel
-from backend.engine.messages.codec import Codec
-from backend.engine.messages.commands import Submit
-from backend.engine.messages.protocol import Job, News, Order, PrepareMedium, Told
+from backend.engine.grammars.pool import GrammarPool, GrammarWorkshop
+from backend.engine.leading.boot import Intake
+from backend.engine.messages.codec import Channel, Codec
+from backend.engine.messages.protocol import Job, News, Order, PrepareMedium, Submit, Told
 from backend.errors import GenerationFailedError, InvalidRequestError
 
 pytestmark = pytest.mark.mlx
@@ -54,7 +51,7 @@ class Line:
 def lines(monkeypatch):
     # The thread that listens ends the process when the connection does.
     ends = queue.SimpleQueue()
-    monkeypatch.setattr("backend.engine.leading.intake.exit_at_once", ends.put)
+    monkeypatch.setattr("backend.engine.leading.boot.exit_at_once", ends.put)
     made = []
 
     def make(media=None):

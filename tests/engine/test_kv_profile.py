@@ -7,7 +7,7 @@ from backend.cache.row_kv import ALLOCATION_STEP_TOKENS
 from backend.config import TuningOptions
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.rows.admission import KvProfile
-from backend.engine.trials.kv_profile import measure
+from backend.engine.trials.pass_costs import measure
 
 pytestmark = pytest.mark.mlx
 

@@ -16,8 +16,8 @@ from backend.core.request import SamplingParams
 from backend.core.status import RequestPhase
 from backend.core.step import PrefillDone
 from backend.engine.loop import TURNS_PER_CLEAR
-from backend.engine.messages.commands import Submit
-from backend.engine.prefixes.store import CachingPrefixStore
+from backend.engine.messages.protocol import Submit
+from backend.engine.prefix_store import CachingPrefixStore
 from backend.engine.rows.row import Row
 from backend.errors import GenerationFailedError
 from scripts.tiny_models import FAMILIES

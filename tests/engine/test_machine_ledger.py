@@ -17,11 +17,18 @@ from msgspec.structs import replace as changed
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.status import EngineStatus
-from backend.engine.machine.entry import DamagedEntryError, Entry, decoded, encoded
-from backend.engine.machine.ledger import Books, MemoryLedger
-from backend.engine.machine.shares import free_bytes, pool_bytes, shares
-from backend.engine.messages.commands import Resize
-from backend.engine.messages.protocol import Load
+from backend.engine.machine_ledger import (
+    Books,
+    DamagedEntryError,
+    Entry,
+    MemoryLedger,
+    decoded,
+    encoded,
+    free_bytes,
+    pool_bytes,
+    shares,
+)
+from backend.engine.messages.protocol import Load, Resize
 from common.locked_directory import LockedDirectory
 
 USABLE = 10_000
@@ -291,7 +298,7 @@ def test_a_directory_that_is_not_ours_is_no_ledger(path):
 
 @pytest.mark.mlx
 def test_a_backend_without_a_ledger_takes_a_cautious_share(path, caplog):
-    from backend.engine.leading.machine_share import MachineShare
+    from backend.engine.leading.server_port import MachineShare
 
     path.mkdir()
     path.chmod(0o777)
@@ -302,7 +309,7 @@ def test_a_backend_without_a_ledger_takes_a_cautious_share(path, caplog):
 
 @pytest.mark.mlx
 def test_a_backend_says_which_ledger_it_joined_and_how_many_it_met(path, caplog):
-    from backend.engine.leading.machine_share import MachineShare
+    from backend.engine.leading.server_port import MachineShare
 
     first, second = MachineShare(), MachineShare()
     load = Load(ModelOptions(model="m"), path, path)
@@ -316,7 +323,7 @@ def test_a_backend_says_which_ledger_it_joined_and_how_many_it_met(path, caplog)
 @pytest.mark.mlx
 @pytest.mark.parametrize("is_on", [True, False])
 def test_an_option_of_the_model_switches_it_off(path, is_on):
-    from backend.engine.leading.machine_share import MachineShare
+    from backend.engine.leading.server_port import MachineShare
 
     options = ModelOptions(model="m", tuning=TuningOptions.of(memory_ledger=is_on))
     status = EngineStatus(memory_bytes={"weights": 1_000, "kv_budget": 5_000})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from backend.core.prompt import MediaSpan
-from backend.engine.passes.media_memo import MAX_LENGTHS, MediaMemo
+from backend.engine.passes.feeder import MAX_LENGTHS, MediaMemo
 
 pytestmark = pytest.mark.mlx
 

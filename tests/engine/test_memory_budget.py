@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from backend.config import ModelOptions, TuningOptions
-from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
+from backend.engine.rows.admission import kv_budget_bytes, working_set_bytes
 
 pytestmark = pytest.mark.mlx
 

@@ -13,7 +13,7 @@ from backend.engine.kv.layer import RaggedKV
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.plan import Batching
 from backend.engine.trials.batch_check import batch_plan
-from backend.engine.trials.kv_profile import measure
+from backend.engine.trials.pass_costs import measure
 from backend.model.checkpoint.upstream import import_mlx_lm
 
 pytestmark = pytest.mark.mlx

@@ -2,8 +2,7 @@ import time
 
 import pytest
 
-from backend.engine.rows.counters import Counters, RateMeter
-from backend.engine.rows.pacing import ChunkSizer, PrefillPacer
+from backend.engine.rows.pacing import ChunkSizer, Counters, PrefillPacer, RateMeter
 
 
 def make_pacer(**overrides: float) -> PrefillPacer:

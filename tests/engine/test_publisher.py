@@ -2,7 +2,7 @@ import time
 
 from backend.core.step import TokenStep
 from backend.engine.messages.protocol import Told
-from backend.engine.messages.publisher import Publisher
+from backend.engine.port import Publisher
 from backend.errors import GenerationFailedError
 
 

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from backend.engine.rows.row_states import MOST_TOKENS, RowStates
+from backend.engine.rows.row import MOST_TOKENS, RowStates
 
 pytestmark = pytest.mark.mlx
 

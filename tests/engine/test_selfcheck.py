@@ -6,15 +6,15 @@ import pytest
 from engine_driver import VOCAB
 from whole_trial import WholeTrial
 
+from backend.engine.passes.agreement import OtherRankError, Ranks
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.passes.ranks import OtherRankError, Ranks
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.trials.batch_check import batch_plan
-from backend.engine.trials.self_check import (
+from backend.engine.trials.trial_steps import (
+    difference,
     require_sense,
     trial_lengths,
 )
-from backend.engine.trials.trial_steps import difference
 from backend.errors import LoadError
 from backend.model.checkpoint.config import attention_spans
 from backend.model.checkpoint.mends import mend

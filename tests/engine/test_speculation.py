@@ -15,7 +15,7 @@ from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.pricing import PassCosts
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.plan import Batching
-from backend.engine.rows.counters import Counters
+from backend.engine.rows.pacing import Counters
 from backend.engine.rows.row import Row
 from backend.engine.trials.batch_check import batch_plan
 

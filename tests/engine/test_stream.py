@@ -7,8 +7,7 @@ from engine_driver import make_request
 
 from backend.core.delta import FinishReason
 from backend.core.step import PrefillDone, StepLogprobs, Steps
-from backend.engine.messages.failure import Failure
-from backend.engine.messages.protocol import Told
+from backend.engine.messages.protocol import Failure, Told
 from backend.engine.supervision.open_calls import OpenCalls, OpenRequest
 from backend.errors import GenerationFailedError
 

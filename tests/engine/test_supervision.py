@@ -22,8 +22,8 @@ from backend.core.status import (
 )
 from backend.engine.engine import Engine
 from backend.engine.messages.codec import MAX_FRAME_BYTES
+from backend.engine.supervision.engine_process import EngineProcess
 from backend.engine.supervision.open_calls import OpenCalls
-from backend.engine.supervision.process import EngineProcess
 from backend.errors import (
     EngineFailedError,
     InvalidRequestError,

@@ -4,7 +4,7 @@ import asyncio
 
 from serving import until
 
-from backend.engine.turn_watch import TurnWatch
+from backend.engine.supervision.supervisor import TurnWatch
 
 
 class Watched:

@@ -14,7 +14,7 @@ from backend.core.metric_table import Metric, MetricKind, added
 from backend.core.status import EngineStatus
 from backend.engine.messages.codec import Codec
 from backend.engine.messages.protocol import News, Snapshot
-from backend.engine.rows.counters import Counters
+from backend.engine.rows.pacing import Counters
 from backend.engine.supervision.supervisor import Losses
 from backend.pb import backend_pb2 as pb
 from backend.rpc.metrics import MetricsServer

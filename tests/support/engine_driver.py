@@ -16,8 +16,7 @@ from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.drafts.pricing import PassCosts
-from backend.engine.messages.commands import DiskNews, Fetched, Resize
-from backend.engine.messages.protocol import Told
+from backend.engine.messages.protocol import DiskNews, Fetched, Resize, Told
 from backend.errors import BackendError
 from scripts.tiny_models import VOCAB_SIZE
 
@@ -150,9 +149,9 @@ class Driver:
         from backend.engine.parts import Resources
         from backend.engine.passes.caches import make_cache_factory
         from backend.engine.plan import Batching, BatchPlan
-        from backend.engine.prefixes.store import DiskSettings, make_prefix_store
+        from backend.engine.prefix_store import DiskSettings, make_prefix_store
         from backend.engine.rows.admission import KvProfile, Reservations
-        from backend.engine.trials.kv_profile import measure
+        from backend.engine.trials.pass_costs import measure
 
         model = model_of(network, vocab, batches=batches)
         self.desk = Desk(is_shared=is_replicated)
@@ -267,7 +266,7 @@ def prompt_of(length: int, salt: int = 0) -> list[int]:
 def room_for(network: Any, tokens: int, *, rows: int = 1) -> int:
     """Return the bytes of so many rows that hold so many tokens each."""
     from backend.engine.passes.caches import make_cache_factory
-    from backend.engine.trials.kv_profile import measure
+    from backend.engine.trials.pass_costs import measure
 
     profile = measure(network, make_cache_factory(network, TuningOptions()))
     return rows * profile.row_bytes(tokens)

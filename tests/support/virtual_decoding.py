@@ -9,7 +9,7 @@ from engine_driver import VOCAB, make_request
 from backend.config import SpeculationOptions
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.pricing import PassCosts
-from backend.engine.rows.counters import Counters
+from backend.engine.rows.pacing import Counters
 from backend.engine.rows.row import Row
 
 

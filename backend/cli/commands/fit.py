@@ -43,7 +43,7 @@ def command(
     # MLX and transformers take a second to import: not for --help.
     from backend.cli.fit.report import table, values
     from backend.cpu.install import install
-    from backend.engine.forecast import forecast
+    from backend.engine.footprint import forecast
 
     # As the server on this machine would have it.
     if is_wanted(os.environ) and (library := find_openblas()):

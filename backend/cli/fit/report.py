@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
-from backend.engine.forecast import Forecast, KvForecast
+from backend.engine.footprint import Forecast, KvForecast
 
 LENGTHS = (2_048, 8_192, 32_768, 131_072)
 # A request of common length; the report warns if not even one fits.

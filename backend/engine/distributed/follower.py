@@ -8,24 +8,25 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from backend.engine.distributed.budgets import assemble_shared_loop, readiness
-from backend.engine.distributed.gathering import software
-from backend.engine.distributed.linking import load_shard, synchronise
-from backend.engine.distributed.messages import (
+from backend.engine.distributed.gathering import (
     CHECK_INTERVAL_TURNS,
     Hello,
     Join,
     Report,
     Turn,
+    software,
+)
+from backend.engine.distributed.linking import (
+    assemble_shared_loop,
+    load_shard,
+    readiness,
+    synchronise,
 )
 from backend.engine.distributed.topology import Endpoint
-from backend.engine.grammars.workshop import GrammarWorkshop
+from backend.engine.grammars.pool import GrammarWorkshop
 from backend.engine.loop import EngineLoop
-from backend.engine.messages.channel import Channel, ChannelClosedError
-from backend.engine.messages.codec import Codec
-from backend.engine.messages.commands import DiskNews, Resize
-from backend.engine.messages.failure import Failure
-from backend.engine.messages.protocol import Failed, Told
+from backend.engine.messages.codec import Channel, ChannelClosedError, Codec
+from backend.engine.messages.protocol import DiskNews, Failed, Failure, Resize, Told
 from backend.engine.port import Command, Pace, Reportable
 from backend.errors import BackendError, GroupLostError
 from backend.model.checkpoint.weights import memory_bytes

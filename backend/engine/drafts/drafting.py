@@ -21,8 +21,8 @@ from backend.engine.drafts.pricing import (
     Prices,
     Source,
 )
-from backend.engine.network import MODEL_ERRORS
-from backend.engine.rows.counters import Counters
+from backend.engine.plan import MODEL_ERRORS
+from backend.engine.rows.pacing import Counters
 from backend.engine.rows.row import Row
 
 # The weight of a row's latest draft in the initial trust of the next row; for a draft model it is

@@ -10,7 +10,7 @@ from msgspec import Struct
 from backend.config import MAX_WRITING_S
 from backend.core.guide import ReplyRule
 from backend.engine.messages.codec import MAX_FRAME_BYTES
-from backend.engine.messages.failure import Failure
+from backend.engine.messages.protocol import Failure
 from backend.errors import GrammarError, HelperLostError
 from backend.model.text.isolated.helper import (
     START_S,

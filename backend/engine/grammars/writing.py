@@ -11,7 +11,7 @@ import msgspec
 
 from backend.core.guide import ReplyRule
 from backend.engine.grammars.writer_process import Answer, Begin, Order, Write, Written
-from backend.engine.messages.failure import Failure
+from backend.engine.messages.protocol import Failure
 from backend.engine.processes import die_first
 from backend.errors import BackendError, GenerationFailedError, GrammarError
 from backend.model.text.isolated.child import serve

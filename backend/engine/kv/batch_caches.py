@@ -16,13 +16,10 @@ from backend.cache.layers import (
     with_leaves,
 )
 from backend.cache.row_kv import RowKV
-from backend.engine.kv.attention import install
-from backend.engine.kv.layer import LatentKV, QuantizedKV, RaggedKV
+from backend.engine.kv.layer import LatentKV, QuantizedKV, RaggedKV, install
 from backend.engine.kv.ledger import Joining, Ledger
-from backend.engine.kv.packed import Column
-from backend.engine.kv.spans import Reference
-from backend.engine.network import Caches, Network
-from backend.engine.plan import Batching, BatchPlan
+from backend.engine.kv.spans import Column, Reference
+from backend.engine.plan import Batching, BatchPlan, Caches, Network
 
 # An upstream cache, or a list of some.
 Untyped: TypeAlias = Any

@@ -1,39 +1,175 @@
 """Rank 0, the engine process: it loads the model that the server names, and runs its loop.
 
-The main thread computes. One thread listens to the server, one to each other rank; see `intake`
-for the rest. An unrecoverable error ends the process, and with it the group: the server starts
-another.
+The main thread computes. One thread listens to the server, one to each other rank; the intake has
+grammars made and media prepared. An unrecoverable error ends the process, and with it the group:
+the server starts another.
 """
 
 import contextlib
 import logging
 import os
+import queue
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from backend.engine.assembly import assemble_any_loop, load_whole
 from backend.engine.encoder_loop import EncoderLoop
 from backend.engine.findings import Notebook
-from backend.engine.grammars.pool import GrammarPool
-from backend.engine.grammars.workshop import GrammarWorkshop
-from backend.engine.leading.intake import Intake
-from backend.engine.leading.machine_share import MachineShare
-from backend.engine.leading.server_port import ServerPort
+from backend.engine.grammars.pool import GrammarPool, GrammarWorkshop, Outcome
+from backend.engine.leading.server_port import MachineShare, ServerPort
 from backend.engine.loop import EngineLoop
-from backend.engine.messages.channel import Channel, ChannelClosedError
-from backend.engine.messages.failure import Failure
-from backend.engine.messages.protocol import Compiling, Failed, Found, Load, Loaded, MediaFacts
-from backend.errors import BackendError, GroupLostError
+from backend.engine.messages.codec import Channel, ChannelClosedError
+from backend.engine.messages.protocol import (
+    Answered,
+    Cancel,
+    Compiling,
+    Failed,
+    Failure,
+    Found,
+    Job,
+    Leave,
+    Load,
+    Loaded,
+    MediaFacts,
+    PreparedInputs,
+    PrepareMedium,
+    Submit,
+    Told,
+)
+from backend.engine.port import Command
+from backend.errors import (
+    BackendError,
+    GenerationFailedError,
+    GroupLostError,
+    InvalidRequestError,
+    RefusedMediumError,
+)
 from backend.model.loaded import RunnableModel
 from backend.model.loader import tokenizer_defaults
+from backend.model.vision.media_processor import MediaPreparer, ProcessorError, content_of
 from common.memory.garbage import LASTING
 from common.process.lifecycle import exit_at_once
 
+log = logging.getLogger(__name__)
+
+
+class Intake:
+    """Listens to the server, on separate threads."""
+
+    def __init__(
+        self,
+        server: Channel,
+        media: MediaPreparer | None,
+        grammars: GrammarPool,
+        commands: "queue.SimpleQueue[Command]",
+        fail: Callable[[BaseException], NoReturn],
+    ) -> None:
+        """Create an intake; see `start`.
+
+        Args:
+            server: Sends orders.
+            media: Prepares media; `None` for a text model.
+            grammars: Makes grammars.
+            commands: Receives orders that concern a turn.
+            fail: Ends the process.
+        """
+        self._server = server
+        self._media = media
+        self._grammars = grammars
+        self._commands = commands
+        self._fail = fail
+        self._jobs: queue.SimpleQueue[tuple[int, PrepareMedium]] = queue.SimpleQueue()
+        self._wanted: set[int] = set()
+
+    def start(self) -> None:
+        """Start the threads."""
+        for work in (self._listen, self._prepare):
+            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ChannelClosedError:
+            exit_at_once(0)
+        except Exception as error:  # noqa: BLE001 (the top of a thread)
+            self._fail(error)
+
+    def _listen(self) -> None:
+        while True:
+            self._route(self._server.receive())
+
+    def _route(self, order: Command) -> None:
+        match order:
+            case Submit(request) if request.guide is not None:
+                admit = partial(self._admit, order)
+                self._grammars.submit(request.request_id, request.guide, admit)
+            case Cancel(request_id):
+                self._grammars.cancel(request_id)
+                self._commands.put(order)
+            case Job(number, PrepareMedium() as request):
+                self._wanted.add(number)
+                self._jobs.put((number, request))
+            case Leave(number):
+                self._wanted.discard(number)
+                self._commands.put(order)
+            case _:
+                self._commands.put(order)
+
+    def _admit(self, order: Submit, made: Outcome) -> None:
+        """Pass a request on with its grammar, or end it with the error."""
+        if isinstance(made, BackendError):
+            self._commands.put(Told(failures={order.request.request_id: Failure.of(made)}))
+            return
+        request = replace(order.request, guide=None, grammar=made)
+        self._commands.put(Submit(request, order.generated))
+
+    def _prepare(self) -> None:
+        while True:
+            number, request = self._jobs.get()
+            if number in self._wanted:
+                self._answer(number, request)
+            self._wanted.discard(number)
+
+    def _answer(self, number: int, request: PrepareMedium) -> None:
+        try:
+            self._server.send(Answered(number, self._prepared(request)))
+        except ChannelClosedError:
+            raise
+        except ProcessorError as error:
+            self._server.send(Answered(number, Failure.of(RefusedMediumError(str(error)))))
+        except Exception as error:  # noqa: BLE001 (any error of one medium)
+            failure = _failure("the medium could not be prepared", error)
+            self._server.send(Answered(number, failure))
+
+    def _prepared(self, request: PrepareMedium) -> PreparedInputs:
+        if self._media is None:
+            raise InvalidRequestError("Images", "the loaded model reads text only")
+        content = content_of(request.kind, request.content, request.fps)
+        medium = self._media.prepare(request.kind, content, request.digest)
+        return PreparedInputs(
+            text=medium.text,
+            token_ids=medium.token_ids,
+            inputs=medium.inputs,
+            marks=medium.marks,
+            lead=medium.lead,
+            rules=tuple(medium.rules),
+        )
+
+
+def _failure(problem: str, error: Exception) -> Failure:
+    """Return an error of one request as a message; unexpected ones are logged."""
+    if isinstance(error, BackendError):
+        return Failure.of(error)
+    log.error("%s", problem, exc_info=error)
+    return Failure.of(GenerationFailedError(f"{problem}: {error}"))
+
+
 # Another rank that fails is reported by the thread that listens to it, if given this time.
 _NEWS_DELAY_S = 2.0
-
-log = logging.getLogger(__name__)
 
 
 class Boot:
@@ -92,7 +228,7 @@ class Boot:
         tuning = load.options.tuning
         if not tuning.group.is_named:
             return None
-        from backend.engine.distributed.messages import Form
+        from backend.engine.distributed.gathering import Form
         from backend.engine.distributed.topology import topology_of
         from backend.engine.leading.group_port import join_group
 

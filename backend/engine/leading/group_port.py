@@ -8,16 +8,14 @@ from typing import NoReturn
 import mlx.core as mx
 
 from backend.core.status import EngineStatus
-from backend.engine.distributed.budgets import assemble_shared_loop
+from backend.engine.distributed.gathering import CHECK_INTERVAL_TURNS, Form, GroupCommand, Turn
+from backend.engine.distributed.linking import assemble_shared_loop
 from backend.engine.distributed.members import Members, form_group
-from backend.engine.distributed.messages import CHECK_INTERVAL_TURNS, Form, GroupCommand, Turn
 from backend.engine.distributed.topology import Topology
-from backend.engine.leading.machine_share import MachineShare
-from backend.engine.leading.server_port import ServerPort
+from backend.engine.leading.server_port import MachineShare, ServerPort
 from backend.engine.loop import EngineLoop
-from backend.engine.messages.channel import Channel
-from backend.engine.messages.commands import Cancel, Expect, Submit
-from backend.engine.messages.protocol import Job, Leave
+from backend.engine.messages.codec import Channel
+from backend.engine.messages.protocol import Cancel, Expect, Job, Leave, Submit
 from backend.engine.port import Command, Pace, Reportable
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel

@@ -6,23 +6,123 @@ server <--Failed-- engine
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
+from backend import errors
 from backend.config import ModelOptions
-from backend.core.classification import Labels
-from backend.core.embedding import Embedding
+from backend.core.classification import ClassifyRequest, Labels
+from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
-from backend.core.prompt_cache import PromptCacheListing
-from backend.core.scoring import Judgement, Scores
+from backend.core.prompt_cache import ListingRequest, PromptCacheListing
+from backend.core.request import GenerationRequest
+from backend.core.scoring import Judgement, JudgeRequest, ScoreRequest, Scores
 from backend.core.status import EngineStatus
 from backend.core.step import Steps
 from backend.engine.findings import Findings
-from backend.engine.messages.commands import Cancel, Expect, SessionRequest, Submit
-from backend.engine.messages.failure import Failure
+from backend.errors import BackendError, EngineFailedError
+
+if TYPE_CHECKING:
+    from backend.cache.disk.node_directory import StoredNode
+
+_KINDS: Mapping[str, type[BackendError]] = {
+    kind.__name__: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, BackendError)
+}
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An error of the backend; its other attributes stay where it was raised."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """Return an error as a message; one that is not the backend's is the engine's failure."""
+        if isinstance(error, BackendError):
+            # The other process knows only the classes of that one module.
+            known = next(kind for kind in type(error).__mro__ if kind in _KINDS.values())
+            return cls(known.__name__, str(error))
+        return cls(EngineFailedError.__name__, f"{type(error).__name__}: {error}")
+
+    def error(self) -> BackendError:
+        """Return the error to raise here."""
+        kind = _KINDS.get(self.kind, BackendError)
+        return kind.__new__(kind, self.text)
+
+
+BackgroundRequest: TypeAlias = EmbeddingRequest | ScoreRequest | JudgeRequest | ClassifyRequest
+"""Background work."""
+
+SessionRequest: TypeAlias = BackgroundRequest | ListingRequest
+"""Everything that a loop answers with one result."""
+
+
+class Submit(Struct, frozen=True, tag=True, array_like=True):
+    """Queue a request.
+
+    Attributes:
+        generated: Tokens of its reply drawn earlier: the row continues after them.
+    """
+
+    request: GenerationRequest
+    generated: tuple[int, ...] = ()
+
+
+class Cancel(Struct, frozen=True, tag=True, array_like=True):
+    """End a request before the next step or chunk; no effect if it has ended."""
+
+    request_id: str
+
+
+class Expect(Struct, frozen=True, tag=True, array_like=True):
+    """An ended request will be continued: its reply calls tools.
+
+    Attributes:
+        is_again: The caller left before the end of the reply, and will send the prompt again.
+    """
+
+    request_id: str
+    is_again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The nodes on disk for a request; sent by the disk's thread."""
+
+    request_id: str
+    nodes: "tuple[StoredNode, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskChanged:
+    """All queued nodes were written, so the status is out of date; sent by the disk's thread."""
+
+
+DiskNews: TypeAlias = Fetched | DiskChanged
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Apply another budget; sent by the thread that reads the machine's ledger.
+
+    Attributes:
+        number: Of the order; the first is 1.
+        budget_bytes: The new limit for requests and prompt cache; memory that running requests
+            have reserved beyond it stays theirs until they end.
+        attainable_bytes: The budget once the others have given their due.
+    """
+
+    number: int
+    budget_bytes: int
+    attainable_bytes: int
 
 
 class Load(Struct, frozen=True, tag=True, array_like=True):

@@ -14,9 +14,9 @@ import mlx.core as mx
 from backend.core.step import StepLogprobs, TokenStep
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.kv.batch_caches import BatchCaches
-from backend.engine.kv.packed import Column
-from backend.engine.network import Caches, Network
+from backend.engine.kv.spans import Column
 from backend.engine.passes.caches import CacheFactory
+from backend.engine.plan import Caches, Network
 from backend.engine.rows.row import Row
 from backend.model.device import DEVICE
 from backend.sampling.sampler import History, LogitsAdjuster, Sampler, TokenMasks, largest

@@ -12,10 +12,9 @@ from backend.cache.layers import UpstreamCache, cache_leaves, class_of, with_lea
 from backend.cache.packing import group_size_for
 from backend.cache.row_kv import RowKV
 from backend.config import DEFAULT_TUNING, TuningOptions
-from backend.engine.kv.attention import install
-from backend.engine.network import MODEL_ERRORS, Caches, Network
-from backend.engine.passes.ranks import ALONE, Ranks
-from backend.engine.plan import BatchPlan
+from backend.engine.kv.layer import install
+from backend.engine.passes.agreement import ALONE, Ranks
+from backend.engine.plan import MODEL_ERRORS, BatchPlan, Caches, Network
 from backend.model.checkpoint.failures import one_line
 
 _TRIAL_PROMPT = tuple(range(8))

@@ -10,10 +10,9 @@ import mlx.core as mx
 from backend.cache.layers import cache_bytes
 from backend.engine.drafts.pricing import ByRow, PassCosts
 from backend.engine.kv.batch_caches import BatchCaches
-from backend.engine.network import Caches, Network
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.rows.row import Row
-from backend.engine.rows.row_states import padded
+from backend.engine.plan import Caches, Network
+from backend.engine.rows.row import Row, padded
 from backend.model.heads.network import HeadNetwork, HiddenTap
 from backend.sampling.sampler import History, LogitsAdjuster, Sampler
 

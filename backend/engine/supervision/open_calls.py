@@ -17,18 +17,20 @@ from typing import Any, TypeAlias
 from backend.core.request import GenerationRequest
 from backend.core.step import Steps
 from backend.engine.messages.codec import WireError
-from backend.engine.messages.commands import Cancel, SessionRequest, Submit
-from backend.engine.messages.failure import Failure
 from backend.engine.messages.protocol import (
+    Cancel,
+    Failure,
     Job,
     Leave,
     Order,
     Passing,
     PrepareMedium,
     Result,
+    SessionRequest,
+    Submit,
     Told,
 )
-from backend.engine.supervision.process import EngineProcess
+from backend.engine.supervision.engine_process import EngineProcess
 from backend.errors import BackendError, GenerationFailedError, InvalidRequestError
 
 MAX_LOSSES = 2

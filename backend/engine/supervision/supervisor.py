@@ -1,7 +1,7 @@
 """Keeps one engine process at work on a model, and replaces a lost one.
 
 The open calls resume in the next process with the same tokens: a draw depends only on seed and
-position. Their callers see a pause.
+position. Their callers see a pause. A turn that takes too long is reported.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from pathlib import Path
 from backend.config import ModelOptions
 from backend.core.metric_table import added, counters_of
 from backend.core.status import EngineState, EngineStatus, ProcessStatus, Restart
+from backend.engine.findings import FindingsStore
 from backend.engine.messages.protocol import (
     Answered,
     Compiling,
@@ -26,11 +27,8 @@ from backend.engine.messages.protocol import (
     Snapshot,
     Told,
 )
-from backend.engine.supervision.findings_store import FindingsStore
+from backend.engine.supervision.engine_process import Charge, EngineProcess, Starter
 from backend.engine.supervision.open_calls import OpenCalls
-from backend.engine.supervision.process import Charge, EngineProcess
-from backend.engine.supervision.starting import Starter
-from backend.engine.turn_watch import TurnWatch
 from backend.errors import (
     BackendError,
     EngineFailedError,
@@ -40,14 +38,66 @@ from backend.errors import (
 from common.memory.resident import resident_bytes
 from common.process.own_thread import in_own_thread
 
+LOOKS_PER_LIMIT = 24
+
+log = logging.getLogger(__name__)
+
+
+class TurnWatch:
+    """Checks an engine regularly, until it ends; belongs to an event loop."""
+
+    def __init__(
+        self,
+        turn_s: Callable[[], float],
+        is_alive: Callable[[], bool],
+        limit_s: float,
+        *,
+        lost_after_s: float = 0.0,
+        give_up: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Create a watch; `look` starts it.
+
+        Args:
+            turn_s: Duration of the present turn; 0 between turns.
+            is_alive: Whether the engine still exists.
+            limit_s: A longer turn is too long, in seconds.
+            lost_after_s: After a longer turn the engine is given up; 0 is never.
+            give_up: Called with the duration of the turn.
+        """
+        self._turn_s = turn_s
+        self._is_alive = is_alive
+        self._limit_s = limit_s
+        self._lost_after_s = lost_after_s
+        self._give_up = give_up
+        self._told_s = 0.0
+
+    def look(self) -> None:
+        """Log a turn that is too long, and again whenever it has doubled; check again later."""
+        if not self._is_alive():
+            return
+        turn_s = self._turn_s()
+        self._judge(turn_s)
+        if self._lost_after_s and turn_s >= self._lost_after_s:
+            self._give_up(turn_s)
+            return
+        limit_s = min(self._limit_s, self._lost_after_s or self._limit_s)
+        asyncio.get_running_loop().call_later(limit_s / LOOKS_PER_LIMIT, self.look)
+
+    def _judge(self, turn_s: float) -> None:
+        if turn_s < self._told_s:
+            log.warning("the engine goes on, after more than %.0f s in one turn", self._told_s)
+            self._told_s = 0.0
+        if turn_s >= max(self._limit_s, 2 * self._told_s):
+            log.error("the engine has been in one turn for %.0f s: it may be stuck", turn_s)
+            self._told_s = turn_s
+
+
 MAX_FAILED_STARTS = 3
 # A process lost this early, without any message, counts as a failed start.
 _EARLY_S = 2.0
 _STOP_TIMEOUT_S = 3.0
 _WRITE_TIMEOUT_S = 1.0
 _KEPT_RESTARTS = 16
-
-log = logging.getLogger(__name__)
 
 
 class Losses:

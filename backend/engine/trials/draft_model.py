@@ -1,8 +1,10 @@
-"""Loads a draft model, and checks whether it can draft for the model."""
+"""Loads the drafter of a model, a draft model or a head, and checks whether it can draft."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
@@ -10,16 +12,26 @@ from backend.engine.drafts.pricing import PassCosts
 from backend.engine.findings import Notebook, Page
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.passes.draft_batch import DraftBatch
+from backend.engine.passes.draft_batch import DraftBatch, HeadBatch
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.rows.admission import KvProfile
+from backend.engine.rows.row import MOST_TOKENS
 from backend.engine.trials.batch_check import BatchTrial, planning
-from backend.engine.trials.kv_profile import foresee
-from backend.engine.trials.model_key import model_key
-from backend.engine.trials.self_check import require_sense
-from backend.engine.trials.trial_steps import at_once
+from backend.engine.trials.model_key import files_digest, model_key
+from backend.engine.trials.pass_costs import foresee
+from backend.engine.trials.trial_steps import at_once, require_sense
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.weights import MakeRoom, need_no_room
+from backend.model.checkpoint.draft import asks_for_several, draft_options
+from backend.model.checkpoint.weights import (
+    MakeRoom,
+    evaluate,
+    memory_bytes,
+    need_no_room,
+    require_memory,
+    weights_bytes,
+)
+from backend.model.heads.kinds import HeadKind, build_head, head_alone, head_beside
+from backend.model.heads.network import HeadNetwork, HiddenTap
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load, look
 from backend.model.text.tokenizer import Tokenizer
@@ -192,3 +204,192 @@ def require_same_vocabulary(draft: Tokenizer, model: Tokenizer) -> None:
         raise LoadError(
             f"it has another vocabulary than the model: {len(both)} of {len(ours)} tokens are there"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead(LoadedDraft):
+    """A head, ready to draft.
+
+    Attributes:
+        tap: Keeps the states of the model for the head.
+    """
+
+    tap: HiddenTap
+
+    def batch(self, vocab_size: int) -> HeadBatch:
+        """Return the drafter for the batches of the model."""
+        return HeadBatch(
+            self.model.network,
+            self.tap,
+            self.fresh_caches,
+            PassCosts(self.fresh_caches.plan.pass_seconds),
+            vocab_size=vocab_size,
+        )
+
+
+def load_head(
+    kind: HeadKind,
+    directory: Path,
+    own: ModelOptions,
+    model: RunnableModel,
+    surroundings: Surroundings,
+) -> LoadedHead:
+    """Return the head of a directory.
+
+    Args:
+        kind: The kind of the head.
+        directory: The directory of the head alone, or of the checkpoint that contains it.
+        own: The options of the model.
+        model: The model that it drafts for, in memory.
+        surroundings: What it is loaded and tried with.
+
+    Raises:
+        LoadError: It cannot be loaded alongside the model, or cannot draft for it.
+    """
+    head = build_head(kind, directory, model.network, own.dtype)
+    needed, own_bytes = weights_bytes(head), model.card.weights_bytes
+    require_memory(needed, memory_bytes() - own_bytes)
+    surroundings.make_room(own_bytes + needed)
+    evaluate(head)
+    part = replace(model, network=head, card=_card(kind, directory, model, needed))
+    page = surroundings.notebook.page(
+        f"{model_key(own, model)}-{kind.name}-{files_digest(directory)}"
+    )
+    look = look_at_draft(part, surroundings.sample, page, batches=model.card.batches)
+    profile = _with_states(look.profile, head)
+    return LoadedHead(look.model, look.fresh_caches, profile, HiddenTap(head.tapped))
+
+
+def foresee_head(
+    kind: HeadKind, directory: Path, dtype: str | None, model: RunnableModel
+) -> tuple[ModelCard, KvProfile]:
+    """Return the card and memory profile of `load_head`'s result without reading weights.
+
+    Raises:
+        LoadError: It cannot be loaded alongside the model.
+    """
+    head = build_head(kind, directory, model.network, dtype)
+    card = _card(kind, directory, model, weights_bytes(head))
+    return card, _with_states(foresee(head, CacheFactory(head)), head)
+
+
+def _with_states(profile: KvProfile, head: HeadNetwork) -> KvProfile:
+    """Add the states of the model that a row keeps until the head has read them."""
+    states_bytes = MOST_TOKENS * head.token_bytes
+    return replace(profile, fixed_bytes=profile.fixed_bytes + states_bytes)
+
+
+def _card(kind: HeadKind, directory: Path, model: RunnableModel, own_bytes: int) -> ModelCard:
+    return replace(model.card, path=str(directory), model_type=kind.name, weights_bytes=own_bytes)
+
+
+Found = TypeVar("Found")
+
+log = logging.getLogger(__name__)
+
+
+def load_draft(
+    options: ModelOptions,
+    model: RunnableModel,
+    sample: Sequence[int],
+    make_room: MakeRoom = need_no_room,
+    notebook: Notebook | None = None,
+) -> LoadedDraft | None:
+    """Return the drafter named by the options, else the head in the model's checkpoint, if any.
+
+    Args:
+        options: The options of the LoadModel, with the directory of the draft model.
+        model: The model that it drafts for, in memory.
+        sample: Tokens of a text.
+        make_room: Called with the size of both weights before those of the drafter are read.
+        notebook: What earlier loads found.
+
+    Raises:
+        LoadError: It cannot be loaded alongside the model, or cannot draft for it.
+    """
+    surroundings = Surroundings(sample, make_room, notebook or Notebook())
+    loaded = _found(
+        options,
+        model,
+        lambda own: load_draft_model(own, model, surroundings),
+        lambda kind, directory: load_head(kind, directory, options, model, surroundings),
+    )
+    if loaded is not None:
+        part = loaded.model.card
+        size_gb = part.weights_bytes / 1e9
+        log.info("%s (%s, %.2f GB) drafts", part.path, part.model_type, size_gb)
+    return loaded
+
+
+def wants_drafter(options: ModelOptions, model: RunnableModel) -> bool:
+    """Tell whether a drafter is to be loaded with a model; a wrong one too."""
+    if draft_options(options) is not None:
+        return True
+    if not _may_have_head(options):
+        return False
+    try:
+        has_own = head_beside(Path(model.card.path)) is not None
+    except LoadError:
+        return True
+    return has_own or options.tuning.speculation.speculation == "mtp"
+
+
+def foresee_draft(
+    options: ModelOptions, model: RunnableModel
+) -> tuple[ModelCard, KvProfile] | None:
+    """Return the card and memory profile of `load_draft`'s result without reading weights.
+
+    Raises:
+        LoadError: It cannot be loaded, or cannot draft for the model.
+    """
+    return _found(
+        options,
+        model,
+        lambda own: foresee_draft_model(own, model),
+        lambda kind, directory: foresee_head(kind, directory, options.dtype, model),
+    )
+
+
+def _found(
+    options: ModelOptions,
+    model: RunnableModel,
+    take_model: Callable[[ModelOptions], Found],
+    take_head: Callable[[HeadKind, Path], Found],
+) -> Found | None:
+    own = draft_options(options)
+    if own is None:
+        return _own_head(options, model, take_head)
+    directory = Path(own.model)
+    try:
+        if kind := head_alone(directory):
+            return take_head(kind, directory)
+        if options.tuning.speculation.speculation == "mtp":
+            raise UnsupportedModelError(f"{directory} is no head, and speculation is mtp")
+        return take_model(own)
+    except LoadError as error:
+        raise type(error)(f"draft_model: {error}") from error
+
+
+def _own_head(
+    options: ModelOptions, model: RunnableModel, take_head: Callable[[HeadKind, Path], Found]
+) -> Found | None:
+    """Return the head of the model's own checkpoint; it must exist only if requested."""
+    wanted, directory = options.tuning.speculation.speculation, Path(model.card.path)
+    if not _may_have_head(options):
+        return None
+    try:
+        if kind := head_beside(directory):
+            return take_head(kind, directory)
+        if wanted == "mtp":
+            raise UnsupportedModelError(f"{directory} brings no MTP head that can be used")
+    except LoadError as error:
+        if wanted == "mtp":
+            raise type(error)(f"speculation: {error}") from error
+        log.warning("the MTP head of %s is not used: %s", model.card.name, error)
+    return None
+
+
+def _may_have_head(options: ModelOptions) -> bool:
+    """Tell whether the options allow a head of the model's own checkpoint."""
+    wanted = options.tuning.speculation.speculation
+    return wanted in ("auto", "mtp") and not asks_for_several(options)

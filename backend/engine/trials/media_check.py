@@ -15,8 +15,8 @@ from backend.core.media import MediaKind
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.findings import MediaFindings, Page
-from backend.engine.network import FreshCaches
 from backend.engine.passes.feeder import MediaFeeder
+from backend.engine.plan import FreshCaches
 from backend.engine.rows.row import Row
 from backend.model.checkpoint.failures import one_line
 from backend.model.vision.media_processor import PROCESSOR_FAILURES, ProcessorError

@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from backend.config import ModelOptions
-from backend.engine.rows.memory_budget import device_name
+from backend.engine.rows.admission import device_name
 from backend.model.checkpoint.fingerprint import fingerprint, weight_files
 from backend.model.checkpoint.weights import weight_types
 from backend.model.loaded import RunnableModel

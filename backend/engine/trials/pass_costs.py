@@ -1,13 +1,20 @@
-"""Measures the cost of passes of several tokens."""
+"""Measures a model: the cost of passes and of groups of rows, and the memory of its caches."""
 
 import math
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import mlx.core as mx
 
-from backend.engine.network import Caches, FreshCaches, Network
-from backend.engine.passes.ranks import ALONE
+from backend.cache.layers import cache_leaves, growth_of
+from backend.cache.row_kv import RowKV
+from backend.engine.kv.layer import RaggedKV
+from backend.engine.kv.ledger import Joining, Ledger
+from backend.engine.passes.agreement import ALONE
+from backend.engine.plan import Caches, FreshCaches, Network
+from backend.engine.rows.admission import KvProfile, WindowProfile
 from backend.engine.trials.trial_steps import Pieces, computed, cut, prefilled
 
 _PROMPT_TOKENS = 16
@@ -42,3 +49,103 @@ def _pass_s(network: Network, caches: Caches, tokens: Sequence[int]) -> float:
     started = perf_counter()
     computed(ALONE, lambda: network(mx.array([tokens]), cache=caches))
     return perf_counter() - started
+
+
+_PROBE = (0, 1)
+
+
+def measure(network: Network, fresh_caches: FreshCaches) -> KvProfile:
+    """Return the memory of one sequence's caches; computes two tokens."""
+    caches = fresh_caches()
+    mx.eval(network(mx.array([_PROBE]), cache=caches), [cache.state for cache in caches])
+    return _profile(caches)
+
+
+def foresee(network: Network, fresh_caches: FreshCaches) -> KvProfile:
+    """Return the result of `measure` from shapes alone, without reading weights."""
+    caches = fresh_caches()
+    network(mx.array([_PROBE]), cache=caches)
+    return _profile(caches)
+
+
+def _profile(caches: Caches) -> KvProfile:
+    growths = [growth_of(leaf) for leaf in cache_leaves(caches)]
+    windows: Counter[int] = Counter()
+    for growth in growths:
+        if growth.window:
+            windows[growth.window] += growth.bytes_per_token
+    return KvProfile(
+        bytes_per_token=sum(each.bytes_per_token for each in growths if not each.window),
+        fixed_bytes=sum(each.fixed_bytes for each in growths),
+        windows=tuple(WindowProfile(total, size) for size, total in sorted(windows.items())),
+    )
+
+
+_ROWS = 4
+_SHORT, _LONG = 16, 1040
+_LAYERS = 2
+_GROUP_REPEATS = 5
+_ONE_GROUP, _A_GROUP_EACH = float("inf"), 0.0
+# Bounds against a busy machine: a group never costs less than a few positions, or more than
+# all of a long row.
+_BOUNDS = (32.0, 16384.0)
+
+
+def measured_overhead(keys: mx.array, values: mx.array) -> float:
+    """Return the positions of a row that cost as much as one more group.
+
+    Args:
+        keys: Of a layer, [1, kv heads, positions, width]; gives heads, width and data type.
+        values: The same.
+    """
+    like = (keys, values)
+    together = _step_seconds(like, _SHORT, _ONE_GROUP)
+    apart = _step_seconds(like, _SHORT, _A_GROUP_EACH)
+    longer = _step_seconds(like, _LONG, _ONE_GROUP)
+    group_s = (apart - together) / (_ROWS - 1)
+    position_s = (longer - together) / (_ROWS * (_LONG - _SHORT))
+    least, most = _BOUNDS
+    return min(max(group_s / position_s, least), most) if position_s > 0 else most
+
+
+def _step_seconds(like: Sequence[mx.array], length: int, overhead: float) -> float:
+    """Return the time of attention in a step of some rows, the fastest of several runs."""
+    keys, values = (_random(array, length) for array in like)
+    layers = []
+    ledger = Ledger(overhead)
+    recipes = ledger.regroup([], [Joining(length)] * _ROWS)
+    for _ in range(_LAYERS):
+        layer = RaggedKV(ledger, RowKV())
+        layer.regroup(recipes, [_row(keys, values) for _ in range(_ROWS)])
+        layers.append(layer)
+    new = [mx.contiguous(mx.repeat(a[:, :, :1], _ROWS, axis=0)) for a in (keys, values)]
+    mx.eval(new, [layer.state for layer in layers])
+    return min(_timed(lambda: _step(ledger, layers, new)) for _ in range(_GROUP_REPEATS))
+
+
+def _step(ledger: Ledger, layers: Sequence[RaggedKV], new: Sequence[mx.array]) -> None:
+    keys, values = new
+    ledger.begin(1)
+    queries = keys
+    for layer in layers:
+        layer.update_and_fetch(keys, values)
+        output = layer.attend(queries, 1.0, None, None)
+        queries = queries + output.sum(axis=-1, keepdims=True)
+    ledger.advance()
+    mx.eval(queries)
+
+
+def _timed(action: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def _row(keys: mx.array, values: mx.array) -> RowKV:
+    row = RowKV()
+    row.keys, row.values, row.tail = keys, values, keys.shape[2]
+    return row
+
+
+def _random(like: mx.array, length: int) -> mx.array:
+    return mx.random.normal((1, like.shape[1], length, like.shape[3])).astype(like.dtype)

@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.engine.kv.grouping import COPY_COST, HORIZON_PASSES, max_padding, regrouped
-from backend.engine.kv.ledger import with_spare
+from backend.engine.kv.ledger import COPY_COST, HORIZON_PASSES, max_padding, regrouped, with_spare
 from backend.engine.rows.admission import PADDING_SHARE, _room
 
 OVERHEAD = 100.0

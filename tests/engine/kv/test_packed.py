@@ -8,7 +8,7 @@ from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.trials.batch_check import batch_plan
-from backend.engine.trials.self_check import SHORT_PROMPTS
+from backend.engine.trials.trial_steps import SHORT_PROMPTS
 
 pytestmark = pytest.mark.mlx
 

@@ -9,11 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mlx_lm.models.cache import KVCache
 
 from backend.cache.row_kv import Part, RowKV
-from backend.engine.kv.attention import attend_row
 from backend.engine.kv.batch_caches import _joining
-from backend.engine.kv.layer import RaggedKV, Window
+from backend.engine.kv.layer import RaggedKV, Window, attend_row
 from backend.engine.kv.ledger import Ledger
-from backend.engine.kv.packed import Column
+from backend.engine.kv.spans import Column
 
 pytestmark = pytest.mark.mlx
 

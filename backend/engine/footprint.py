@@ -5,12 +5,11 @@ from pathlib import Path
 
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, ModelOptions, TuningOptions
 from backend.core.model import ModelCard
-from backend.engine.network import MODEL_ERRORS, Network
 from backend.engine.passes.caches import foreseen_cache_factory
-from backend.engine.rows.admission import KvProfile
-from backend.engine.rows.memory_budget import kv_budget_bytes, working_set_bytes
-from backend.engine.trials.drafter import foresee_draft
-from backend.engine.trials.kv_profile import foresee
+from backend.engine.plan import MODEL_ERRORS, Network
+from backend.engine.rows.admission import KvProfile, kv_budget_bytes, working_set_bytes
+from backend.engine.trials.draft_model import foresee_draft
+from backend.engine.trials.pass_costs import foresee
 from backend.model.checkpoint.config import read_config
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.encoder import is_encoder

@@ -1,24 +1,142 @@
 """The memory of a machine, divided between a user's backends by a directory of locked files.
 
-A growing budget is written before it is used, and a shrinking one after it has shrunk, both
-with the directory locked: the sum of all entries never grows beyond the memory.
+All compute the same division from the same entries. A growing budget is written before it is used,
+and a shrinking one after it has shrunk, both with the directory locked: the sum of all entries
+never grows beyond the memory.
 """
 
 import logging
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from backend.config import RESERVE_SHARE
 from backend.core.status import BackendStatus, MachineStatus
-from backend.engine.machine.entry import DamagedEntryError, Entry, decoded, encoded
-from backend.engine.machine.shares import free_bytes, shares
-from backend.engine.messages.commands import Resize
+from backend.engine.messages.protocol import Resize
 from common.locked_directory import LockedDirectory
+
+MAX_NAME_CHARS = 256
+Bytes = Annotated[int, Meta(ge=0, le=2**56)]
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A backend in the ledger; sizes are in bytes.
+
+    Attributes:
+        process_id: Of its engine.
+        device: The memory that it shares: one GPU's, or the machine's.
+        held: By weights and media, while the model is loaded.
+        reserved: By running requests.
+        wanted: Additionally, by requests that wait or grow.
+        cached: By the part of the prompt cache that no running request uses.
+        budget: The limit for requests and prompt cache.
+        least: The smallest useful budget.
+        wish: The budget without other backends.
+        is_busy: Whether there are requests.
+    """
+
+    process_id: Bytes
+    model: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+    device: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+    held: Bytes = 0
+    reserved: Bytes = 0
+    wanted: Bytes = 0
+    cached: Bytes = 0
+    budget: Bytes = 0
+    least: Bytes = 0
+    wish: Bytes = 0
+    is_busy: bool = False
+
+
+class DamagedEntryError(Exception):
+    """A file of the ledger does not contain an entry."""
+
+
+_decoder = msgspec.json.Decoder(Entry)
+
+
+def encoded(entry: Entry) -> bytes:
+    """Return an entry as one line of JSON."""
+    return msgspec.json.encode(entry) + b"\n"
+
+
+def decoded(data: bytes) -> Entry:
+    """Return the entry in a file.
+
+    Raises:
+        DamagedEntryError: It contains something else.
+    """
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedEntryError(str(error)) from None
+
+
+def pool_bytes(usable_bytes: int, entries: Sequence[Entry]) -> int:
+    """Return the memory for all KV caches: the part not taken by weights and media.
+
+    Args:
+        usable_bytes: The memory for all of them together.
+        entries: Of all.
+    """
+    held = sum(entry.held for entry in entries)
+    return int(max(usable_bytes - held, 0) * (1.0 - RESERVE_SHARE))
+
+
+def free_bytes(usable_bytes: int, entries: Sequence[Entry]) -> int:
+    """Return the memory outside all budgets; below 0 if weights took memory of budgets."""
+    return pool_bytes(usable_bytes, entries) - sum(entry.budget for entry in entries)
+
+
+def shares(usable_bytes: int, entries: Sequence[Entry]) -> Sequence[int]:
+    """Return the target budget of each.
+
+    The memory of running requests comes first, then the demand of waiting ones, then the demand of
+    busy backends and the prompt caches of idle ones. If one of these levels cannot be met,
+    the backend with the least gets some first.
+
+    Args:
+        usable_bytes: The memory for all of them together.
+        entries: Of all.
+
+    Returns:
+        In the order of the entries; none is below the smallest useful budget.
+    """
+    pool = pool_bytes(usable_bytes, entries)
+    budgets = [0] * len(entries)
+    for limits in zip(*map(_demands, entries), strict=True):
+        budgets = _raised(budgets, limits, pool)
+    return [max(budget, entry.least) for budget, entry in zip(budgets, entries, strict=True)]
+
+
+def _demands(entry: Entry) -> tuple[int, ...]:
+    """Return a backend's demands, the most pressing first; each includes the previous ones."""
+    needed = max(entry.reserved, entry.least)
+    wanted = max(entry.reserved + entry.wanted, needed)
+    pleasant = entry.wish if entry.is_busy else max(entry.reserved + entry.cached, wanted)
+    return tuple(min(demand, entry.wish) for demand in (needed, wanted, pleasant, entry.wish))
+
+
+def _raised(budgets: Sequence[int], limits: Sequence[int], pool: int) -> list[int]:
+    """Raise budgets towards their limits, the lowest first, while there is memory left."""
+
+    def raised_to(level: int) -> list[int]:
+        return [
+            max(budget, min(limit, level)) for budget, limit in zip(budgets, limits, strict=True)
+        ]
+
+    levels = range(max(limits, default=0) + 1)
+    below = bisect_right(levels, pool, key=lambda level: sum(raised_to(level)))
+    return raised_to(max(below - 1, 0))
+
 
 LOOK_INTERVAL_S = 0.25
 # While a budget is on its way from another backend.

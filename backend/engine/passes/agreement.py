@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
-from backend.engine.network import MODEL_ERRORS
+from backend.engine.plan import MODEL_ERRORS
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from backend.core.model import Reuse
 from backend.core.prompt import Place
 from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.request import CacheHint
-from backend.engine.messages.commands import DiskChanged, DiskNews, Fetched
-from backend.engine.network import Caches, FreshCaches
+from backend.engine.messages.protocol import DiskChanged, DiskNews, Fetched
+from backend.engine.plan import Caches, FreshCaches
 from backend.engine.rows.admission import Sharing
 from backend.engine.rows.row import Row
 

@@ -1,1 +1,0 @@
-"""The backends on one machine: the memory and the share of each."""

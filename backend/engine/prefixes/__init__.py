@@ -1,1 +1,0 @@
-"""The engine's side of the prompt cache."""
