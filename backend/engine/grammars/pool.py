@@ -35,8 +35,8 @@ from backend.engine.grammars.writer_process import (
 from backend.errors import BackendError, GenerationFailedError, GrammarError
 from backend.model.text.isolated.helper import ProcessEndedError
 from backend.model.text.tokenizer import Tokenizer
-from backend.sampling.grammar.writer import LarkGrammar
 from backend.sampling.grammar.last_used import LastUsed
+from backend.sampling.grammar.writer import LarkGrammar
 
 if TYPE_CHECKING:
     from backend.sampling.grammar.compiler import GrammarCompiler
