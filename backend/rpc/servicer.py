@@ -224,14 +224,15 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
 
     @contextmanager
     def _clearing_up(self) -> Iterator[None]:
-        """Give back the memory of the model that has gone in the end, if one has."""
+        """Give back the memory of a model that has gone, and what a load leaves behind."""
         before = self._engine.model
         try:
             yield
         finally:
+            if before is None or before is not self._engine.model:
+                self._heap.trim_soon()
             if before is not None and before is not self._engine.model:
                 worker_pool.renew_threads()
-                self._heap.trim_soon()
 
     async def _model(self) -> ServedModel:
         """Return the loaded model; while one is being loaded, wait for it."""

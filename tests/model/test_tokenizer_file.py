@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -9,14 +10,22 @@ from tempfile import mkdtemp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_tokenizers import KINDS, TEXTS, TURN_END, write
+from published_tokenizers import KINDS, TEXTS, TURN_END, UNKNOWN, write
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from backend.config import ModelOptions
+from backend.errors import UnreadableTokenizerError
+from backend.model.checkpoint.upstream import HfTokenizer
 from backend.model.text.hf_tokenizer import read_tokenizer
 from backend.model.text.tokenizer import Tokenizer
-from backend.model.text.tokenizer_file import follow_held, follow_wrapped, keep_files
+from backend.model.text.tokenizer_file import (
+    follow_file,
+    follow_held,
+    follow_wrapped,
+    keep_files,
+    read_by_file,
+)
 from backend.output.reply import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -174,6 +183,74 @@ def test_defaults_of_a_class_that_no_file_names_are_no_tokens(tmp_path: Path):
     assert "<|endoftext|>" not in tokenizer.vocabulary
     assert hf_tokenizer.unk_token is hf_tokenizer.bos_token is None
     assert hf_tokenizer.eos_token_id == published.token_to_id(TURN_END)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_excerpt_of_the_vocabulary_gives_the_same_tokenizer(kind: str, tmp_path: Path):
+    token = {"content": "<tool>", "lstrip": False, "rstrip": False, "single_word": False}
+    write(
+        kind,
+        tmp_path,
+        added_tokens_decoder={"500": token | {"normalized": False, "special": False}},
+        extra_special_tokens=["<seen>"],
+        model_max_length=77,
+        padding_side="left",
+    )
+    seen: list[FastTokenizer] = []
+
+    def read_folder(directory: Path) -> HfTokenizer:
+        seen.append(FastTokenizer.from_file(str(directory / "tokenizer.json")))
+        return AutoTokenizer.from_pretrained(directory)
+
+    ours = read_by_file(tmp_path, read_folder)
+    whole = follow_file(AutoTokenizer.from_pretrained(tmp_path), tmp_path)
+    (excerpt,) = seen
+    added = {token.content for token in excerpt.get_added_tokens_decoder().values()}
+    words = {one for one in excerpt.get_vocab() if len(one.strip("#▁")) > 1} - added
+    assert all(one.startswith("<0x") or one in {"[UNK]", UNKNOWN} for one in words)
+    assert ours.backend_tokenizer.to_str() == whole.backend_tokenizer.to_str()
+    assert type(ours) is type(whole)
+    for name in ("special_tokens_map", "added_tokens_decoder", "all_special_ids", "name_or_path"):
+        assert getattr(ours, name) == getattr(whole, name)
+    for name in ("model_max_length", "padding_side", "model_input_names", "chat_template"):
+        assert getattr(ours, name) == getattr(whole, name)
+
+
+def test_a_class_that_cannot_take_an_excerpt_gets_the_whole_vocabulary(tmp_path: Path):
+    published = write("single digits", tmp_path)
+
+    def read_whole(directory: Path) -> HfTokenizer:
+        if directory != tmp_path:
+            raise KeyError(directory)
+        return AutoTokenizer.from_pretrained(directory)
+
+    hf_tokenizer = read_by_file(tmp_path, read_whole)
+    assert hf_tokenizer.encode(TEXTS[0], add_special_tokens=False) == bare(published, TEXTS[0])
+
+
+def test_a_class_that_does_more_than_pass_texts_on_gets_the_whole_vocabulary(tmp_path: Path):
+    class Own(PreTrainedTokenizerFast):
+        def encode(self, *arguments, **options):
+            return super().encode(*arguments, **options)
+
+    write("no class", tmp_path)
+    places: list[Path] = []
+
+    def read_own(directory: Path) -> HfTokenizer:
+        places.append(directory)
+        return Own.from_pretrained(directory)
+
+    assert isinstance(read_by_file(tmp_path, read_own), Own)
+    assert places[-1] == tmp_path
+
+
+def test_a_file_that_no_library_can_read_is_named(tmp_path: Path):
+    write("no class", tmp_path)
+    path = tmp_path / "tokenizer.json"
+    broken = json.loads(path.read_text(encoding="utf-8")) | {"decoder": {"type": "Nonsense"}}
+    path.write_text(json.dumps(broken), encoding="utf-8")
+    with pytest.raises(UnreadableTokenizerError, match=re.escape(f"{tmp_path} has no readable")):
+        read(tmp_path)
 
 
 def test_limits_of_the_file_cut_nothing_off(tmp_path: Path):

@@ -371,6 +371,8 @@ async def test_what_large_requests_and_a_model_leave_behind_goes_back(monkeypatc
         await until(lambda: len(asked) == 2)
         await stub(channel).Free(pb.HealthMessage())
         assert len(asked) == 3
+        await stub(channel).LoadModel(pb.ModelOptions(Model="one"))
+        assert len(asked) == 4
 
 
 @pytest.mark.parametrize(

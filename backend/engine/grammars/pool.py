@@ -37,6 +37,7 @@ from backend.model.text.isolated.helper import ProcessEndedError
 from backend.model.text.tokenizer import Tokenizer
 from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.writer import LarkGrammar
+from common.memory.heap import trim
 
 if TYPE_CHECKING:
     from backend.sampling.grammar.compiler import GrammarCompiler
@@ -138,6 +139,7 @@ class GrammarWorkshop:
         vocabulary = Vocabulary.of(self._tokenizer, self._card)
         # Made here, because other threads share it.
         tokenizer_of(vocabulary)
+        trim()
         return GrammarCompiler(vocabulary)
 
 

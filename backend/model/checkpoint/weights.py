@@ -75,6 +75,8 @@ def evaluate(network: Network) -> None:
         mx.eval(piece)
     # Private arrays too: another thread cannot evaluate lazy ones.
     mx.eval(network.state)
+    # Of weights that were cast.
+    mx.clear_cache()
 
 
 def _pieces(network: Network, piece_bytes: int) -> Iterator[list[mx.array]]:

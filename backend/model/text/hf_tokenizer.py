@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
 from backend.model.text.hf_renderer import is_jinja, jinja_source, make_renderer, template_text
 from backend.model.text.isolated.template import PROCESSES, IsolatedTemplate
 from backend.model.text.template import ChatTemplate
-from backend.model.text.tokenizer import Tokenizer
-from backend.model.text.tokenizer_file import follow_file
+from backend.model.text.tokenizer import Tokenizer, vocabulary_of
+from backend.model.text.tokenizer_file import follow_file, read_by_file
+from common.memory.heap import trim
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ def load_bare_tokenizer(
 ) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
     """Do the same as `load_tokenizer` without a template, for a process that never renders."""
     hf_tokenizer = read_tokenizer(options, directory, is_told=False)
+    # Reading 260,000 tokens leaves 200 MB of free memory, and the weights come next.
+    trim()
     return _finished(options, hf_tokenizer, defaults, ChatTemplate(None))
 
 
@@ -60,7 +64,10 @@ def read_tokenizer(options: ModelOptions, directory: Path, *, is_told: bool = Tr
         LoadError: There is no tokenizer.
     """
     source = tokenizer_directory(options, directory)
-    return follow_file(_read(options, source), source, is_told=is_told)
+    if options.trusts_remote_code:
+        # Code of a checkpoint may look at the whole vocabulary.
+        return follow_file(_read(options, source), source, is_told=is_told)
+    return read_by_file(source, partial(_read, options), is_told=is_told)
 
 
 def tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
@@ -150,8 +157,7 @@ def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
 
 def _require_words(hf_tokenizer: HfTokenizer, directory: Path) -> None:
     """Refuse the vocabulary that transformers invents for some model types without files."""
-    added = {token.content for token in hf_tokenizer.added_tokens_decoder.values()}
-    if hf_tokenizer.get_vocab().keys() <= added:
+    if len(hf_tokenizer) <= len(hf_tokenizer.added_tokens_decoder):
         raise LoadError(f"{directory} has no tokenizer: none of its files has a vocabulary")
 
 
@@ -159,7 +165,7 @@ def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int 
     """Assign a role, such as EOS, to a token of the vocabulary; return its id."""
     if text is None:
         return None
-    token_id: int | None = hf_tokenizer.get_vocab().get(text)
+    token_id = vocabulary_of(hf_tokenizer).get(text)
     if token_id is None:
         raise LoadError(f"{role}: {text!r} is not a token of this model")
     setattr(hf_tokenizer, role, text)

@@ -83,12 +83,12 @@ class Reader(ABC):
 
 def reader_of(hf_tokenizer: HfTokenizer) -> Reader:
     """Return the reader of a tokenizer."""
-    if hf_tokenizer.is_fast and _is_plain(type(hf_tokenizer)):
+    if hf_tokenizer.is_fast and is_plain(type(hf_tokenizer)):
         return DirectReader(hf_tokenizer)
     return LockedReader(hf_tokenizer)
 
 
-def _is_plain(kind: type) -> bool:
+def is_plain(kind: type) -> bool:
     """Tell whether a class of transformers only passes texts on to its Rust tokenizer."""
     from transformers import PreTrainedTokenizerFast
 

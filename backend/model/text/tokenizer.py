@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 
@@ -37,16 +37,15 @@ class Tokenizer:
         self._hf = hf_tokenizer
         self._reader = reader_of(hf_tokenizer)
         self._visible: dict[frozenset[int], Sequence[bytes]] = {}
-        self.vocabulary: Mapping[str, int] = MappingProxyType(hf_tokenizer.get_vocab())
-        self._ids = frozenset(self.vocabulary.values())
+        self.vocabulary = vocabulary_of(hf_tokenizer)
+        self._is_known = _known_ids(hf_tokenizer)
         self.special_ids = _special_ids(hf_tokenizer)
         self.added_texts: Mapping[int, str] = {
             token_id: token.content for token_id, token in hf_tokenizer.added_tokens_decoder.items()
         }
         self.special_texts: Mapping[int, str] = {
-            token_id: text
-            for text, token_id in self.vocabulary.items()
-            if token_id in self.special_ids
+            token_id: hf_tokenizer.convert_ids_to_tokens(token_id)
+            for token_id in sorted(self.special_ids)
         }
         self._prefix = list(self.added_ids[0]) if bos_id is None else [bos_id]
 
@@ -69,7 +68,7 @@ class Tokenizer:
     @cached_property
     def _table(self) -> PieceTable | None:
         """Read on first use: 260,000 tokens take a second, and engines may never need it."""
-        return _piece_table(self._hf, self.vocabulary)
+        return _piece_table(self._hf)
 
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
         """Return the token ids of `text`; markers in it become special tokens.
@@ -129,8 +128,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, including special tokens; ids without a token are skipped."""
-        known = [token_id for token_id in ids if token_id in self._ids]
-        return self._reader.decode(known)
+        return self._reader.decode(list(filter(self._is_known, ids)))
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token with exactly this text, if there is one."""
@@ -185,15 +183,51 @@ class Tokenizer:
         return added_ids(self._reader.encode)
 
 
+class FastVocabulary(Mapping[str, int]):
+    """The tokens of a Rust tokenizer, which are in its memory only: 260,000 in Python take 60 MB.
+
+    Going through all of them copies them.
+    """
+
+    def __init__(self, hf_tokenizer: HfTokenizer) -> None:
+        self._fast = hf_tokenizer.backend_tokenizer
+
+    def __getitem__(self, token: str) -> int:
+        token_id: int | None = self._fast.token_to_id(token)
+        if token_id is None:
+            raise KeyError(token)
+        return token_id
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fast.get_vocab())
+
+    def __len__(self) -> int:
+        return int(self._fast.get_vocab_size())
+
+
+def vocabulary_of(hf_tokenizer: HfTokenizer) -> Mapping[str, int]:
+    """Return all tokens with their ids, including added ones."""
+    if hf_tokenizer.is_fast:
+        return FastVocabulary(hf_tokenizer)
+    return MappingProxyType(hf_tokenizer.get_vocab())
+
+
+def _known_ids(hf_tokenizer: HfTokenizer) -> Callable[[int], bool]:
+    """Return what tells whether an id can be decoded; a Rust tokenizer skips unknown ones."""
+    if hf_tokenizer.is_fast:
+        return range(2**32).__contains__
+    return frozenset(hf_tokenizer.get_vocab().values()).__contains__
+
+
 def _special_ids(hf_tokenizer: HfTokenizer) -> frozenset[int]:
     added = hf_tokenizer.added_tokens_decoder
     marked = (token_id for token_id, token in added.items() if token.special)
     return frozenset(marked) | frozenset(hf_tokenizer.all_special_ids)
 
 
-def _piece_table(hf_tokenizer: HfTokenizer, vocabulary: Mapping[str, int]) -> PieceTable | None:
+def _piece_table(hf_tokenizer: HfTokenizer) -> PieceTable | None:
     if not hf_tokenizer.is_fast or hf_tokenizer.backend_tokenizer.decoder is None:
         return None
     # A decoder's state is its JSON; the whole tokenizer's would be megabytes.
     decoder = json.loads(hf_tokenizer.backend_tokenizer.decoder.__getstate__())
-    return piece_table(decoder, vocabulary)
+    return piece_table(decoder, hf_tokenizer.get_vocab())
