@@ -72,8 +72,6 @@ def load_whole(
     """Load a model into this process alone.
 
     Args:
-        options: The options of its LoadModel.
-        directory: The model's directory.
         make_room: Told the size of the weights before they are read.
 
     Raises:
@@ -119,12 +117,7 @@ def assemble_loop(
     """Return the idle loop of a model that generates, after checking its abilities.
 
     Args:
-        model: This process's part of it.
-        options: The options of its LoadModel.
-        port: Gives commands, and takes results.
-        notebook: What loads have found of models.
         make_room: Told the size of a draft model's weights before they are read.
-        ranks: The ranks of the model, whose loops are equal.
     """
     tuning = options.tuning
     # Ranks on one machine share its cores.

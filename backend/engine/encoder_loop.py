@@ -119,7 +119,6 @@ class EncoderLoop:
 
         Args:
             model: A model that only reads texts.
-            port: Gives commands, and takes results and refusals.
         """
         self.model = model
         self._port = port

@@ -92,7 +92,6 @@ class Engine(Generic[HandleT]):
         Args:
             serve: Creates the handle of a model when its load ends; all work must carry it.
             locate: Finds the directory of a model, downloading it if necessary.
-            long_turn_s: A longer turn of the engine is reported.
             environment: Of the engine's processes; `None` is this process's.
             memory_ledger: The directory where backends share the machine's memory; `None` does not
                 share it.

@@ -32,7 +32,6 @@ class Adoption:
 
         Args:
             plan: Of the loop; it changes.
-            loop: Its parts follow the plan.
             new_drafting: Returns the drafting of the plan, if it drafts.
         """
         self._plan = plan
@@ -77,7 +76,6 @@ class Examination:
 
         Args:
             loop: Its resources name the trials that are open, and the page for the result.
-            adoption: Changes the loop to a plan.
             knows_drafts: Whether the trials find out about drafts too.
         """
         self._make, self._page = loop.resources.trials, loop.resources.page

@@ -76,7 +76,6 @@ class Notebook:
     """The findings of all models, as one process knows them.
 
     Attributes:
-        known: By the keys of models.
         tell: Called with what was found.
     """
 
@@ -101,7 +100,6 @@ class Page:
         """Start with what is known.
 
         Args:
-            key: Of the model and the way it is run.
             findings: Of an earlier load; `None` are none.
             tell: Receives what is found.
         """

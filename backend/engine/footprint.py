@@ -36,7 +36,6 @@ class Forecast:
     """A model on this machine; sizes are in bytes.
 
     Attributes:
-        files_bytes: Of the safetensors files in its directory.
         draft: The card of its draft model, if one was named; its KV is a part of each profile.
         media_bytes: Kept for images and audio; 0 for a text model.
         memory_bytes: The device's memory.
@@ -73,7 +72,6 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
 
     Args:
         options: Of the future load; a draft model is named by its directory.
-        directory: Of the model.
 
     Raises:
         LoadError: It cannot be loaded; or its draft model cannot be, is an encoder, or cannot

@@ -69,13 +69,11 @@ class EngineLoop:
     """A decoder at work; belongs to the main thread of its process.
 
     Attributes:
-        model: Its part that this process computes.
         scheduler: The open requests, and the phase of each.
         batch: The rows that decode.
         prefixes: Stored prefixes of prompts.
         memory: What rows and prefixes may take.
         background: Embeddings and scores.
-        counters: Of tokens.
         resources: The rest of what it was given.
     """
 
@@ -92,9 +90,6 @@ class EngineLoop:
         Args:
             model: A model that belongs to this thread.
             fresh_caches: Creates its caches; their plan may change, see `Adoption`.
-            resources: Prefixes, memory and what is known of the model.
-            tuning: Its limits.
-            port: Gives commands, and takes results.
         """
         self.model, self.resources, self._port = model, resources, port
         plan, limits = fresh_caches.plan, tuning.scheduling
@@ -194,7 +189,6 @@ class EngineLoop:
         """Queue a request, or refuse it at once if its KV cache could never fit.
 
         Args:
-            request: A request with a new id.
             generated: Tokens of its reply drawn earlier: the row continues after them.
         """
         row = Row.resumed(request, generated)

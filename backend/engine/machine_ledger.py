@@ -81,12 +81,7 @@ def decoded(data: bytes) -> Entry:
 
 
 def pool_bytes(usable_bytes: int, entries: Sequence[Entry]) -> int:
-    """Return the memory for all KV caches: the part not taken by weights and media.
-
-    Args:
-        usable_bytes: The memory for all of them together.
-        entries: Of all.
-    """
+    """Return the memory for all KV caches: the part not taken by weights and media."""
     held = sum(entry.held for entry in entries)
     return int(max(usable_bytes - held, 0) * (1.0 - RESERVE_SHARE))
 
@@ -102,10 +97,6 @@ def shares(usable_bytes: int, entries: Sequence[Entry]) -> Sequence[int]:
     The memory of running requests comes first, then the demand of waiting ones, then the demand of
     busy backends and the prompt caches of idle ones. If one of these levels cannot be met,
     the backend with the least gets some first.
-
-    Args:
-        usable_bytes: The memory for all of them together.
-        entries: Of all.
 
     Returns:
         In the order of the entries; none is below the smallest useful budget.
@@ -179,8 +170,6 @@ class MemoryLedger:
 
         Args:
             directory: Used by nothing else in this process.
-            entry: Identifies this backend.
-            usable_bytes: The memory for all backends together.
         """
         self._directory = directory
         self._entry = entry
@@ -200,11 +189,6 @@ class MemoryLedger:
     @classmethod
     def opened(cls, path: Path, entry: Entry, usable_bytes: int) -> Self:
         """Return the ledger in a directory, entered and read once.
-
-        Args:
-            path: The directory.
-            entry: Identifies this backend.
-            usable_bytes: The memory for all backends together.
 
         Raises:
             OSError: It cannot be read and written.
@@ -259,7 +243,6 @@ class MemoryLedger:
         """Divide the memory for the first time; see `start`.
 
         Args:
-            held: The size of weights and media.
             wish: The budget without other backends.
             post: Receives orders for the session; called on the thread that reads the ledger.
         """

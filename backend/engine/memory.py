@@ -39,8 +39,6 @@ class Memory:
         """Start with nothing reserved.
 
         Args:
-            reservations: Of the running rows, with the budget.
-            scheduler: Knows the running rows, and the one to pause.
             prefixes: Frees memory, and stores the tokens of a pausing row.
         """
         self._reservations = reservations
@@ -59,7 +57,6 @@ class Memory:
 
         Args:
             budget_bytes: The limit for rows and prompt cache.
-            attainable_bytes: The largest possible budget.
         """
         self._reservations.resize(budget_bytes, attainable_bytes)
         self._share()

@@ -57,7 +57,6 @@ class LoopParts(Protocol):
     """The parts of a running loop, as those see them that look at several of them.
 
     Attributes:
-        model: Its part that this process computes.
         resources: Given to the loop.
         scheduler: The open requests, and the phase of each.
         batch: The rows that decode.
@@ -65,7 +64,6 @@ class LoopParts(Protocol):
         prefilling: Computes chunks of prompts.
         memory: What rows and prefixes may take.
         background: Embeddings and scores.
-        counters: Of tokens.
     """
 
     model: RunnableModel

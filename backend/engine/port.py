@@ -85,7 +85,6 @@ class Port(Protocol):
         """Tell the server about the next pass, in case that it ends the process.
 
         Args:
-            request_ids: The requests of its rows.
             has_job: Whether it is a piece of a background computation.
         """
 
@@ -99,7 +98,6 @@ class Port(Protocol):
         """End a turn: send a status if it is time.
 
         Args:
-            loop: Asked for it.
             is_idle: Whether there is nothing left to do.
         """
 

@@ -29,9 +29,7 @@ class Prefilling:
         """Create the prefilling.
 
         Args:
-            feeder: Feeds the model.
             prefixes: Restores the beginning of a prompt, and stores computed tokens.
-            pacer: Learns the time of chunks.
             plan: Tells whether several prompts may be fed in one pass.
             drafting: Notified of the ends of prompts.
         """
@@ -59,9 +57,7 @@ class Prefilling:
         """Restore the stored part of a row's prompt, and return the rows to feed in one pass.
 
         Args:
-            row: The first row.
             companions: Rows that may be fed with it, while the chunk has room.
-            limit: Of the chunk.
 
         Returns:
             No rows if all of the row's prompt was stored.
@@ -74,7 +70,6 @@ class Prefilling:
 
         Args:
             rows: The result of `choose`.
-            limit: Of the chunk.
 
         Returns:
             The number of tokens fed.

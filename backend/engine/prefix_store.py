@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from os.path import realpath
 from pathlib import Path
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -64,7 +63,6 @@ class DiskLink:
         """Open the directory of the options, if any.
 
         Args:
-            settings: Its settings.
             ends_at_snapshots: Whether a prefix can be resumed only at snapshots.
         """
         self._settings = settings
@@ -146,18 +144,23 @@ class DiskLink:
             )
 
 
-class PrefixStore(Protocol):
-    """Restores rows from a prompt cache and saves them to it; belongs to the main thread."""
+class PrefixStore:
+    """Restores rows from a prompt cache and saves them to it; belongs to the main thread.
+
+    This one is for models without a prompt cache: it stores nothing.
+    """
 
     @property
     def reuse(self) -> Reuse:
         """Where prefixes can be resumed."""
+        return Reuse.ANYWHERE
 
     def refer(self) -> None:
         """Let rows use the store in place from now on; none has caches at present."""
 
-    def fetch(self, row: Row) -> bool:
+    def fetch(self, row: Row) -> bool:  # noqa: ARG002
         """Start reading a new row's prefix from disk; false if no wait is needed."""
+        return False
 
     def take_in(self, fetched: Fetched) -> None:
         """Store nodes read from disk for a row."""
@@ -165,8 +168,9 @@ class PrefixStore(Protocol):
     def claim(self, row: Row) -> None:
         """Protect the stored part of a row's prompt: others are evicted first."""
 
-    def sharable(self, row: Row) -> Sharing:
+    def sharable(self, row: Row) -> Sharing:  # noqa: ARG002
         """Return the part of the store that a new row would use in place."""
+        return Sharing()
 
     def use(self, row: Row, tokens: int) -> None:
         """Pin the first positions of a row until it leaves; 0 is none."""
@@ -174,6 +178,7 @@ class PrefixStore(Protocol):
     @property
     def used_tokens(self) -> int:
         """The tokens of the store that rows use in place, shared ones once."""
+        return 0
 
     def restore(self, row: Row) -> None:
         """Restore the stored part of a prefilling row's prompt, if it has less.
@@ -183,6 +188,7 @@ class PrefixStore(Protocol):
 
     def room(self, row: Row) -> int:
         """Return how many tokens the row may prefill before it must be saved."""
+        return row.prefill_left
 
     def save(self, row: Row) -> None:
         """Store a row's prefilled tokens, if it is time."""
@@ -202,6 +208,7 @@ class PrefixStore(Protocol):
     @property
     def wants_rest(self) -> bool:
         """Whether `rest` would have something to do."""
+        return False
 
     def rest(self) -> None:
         """Write nodes to disk that are not there yet; called when the engine is idle."""
@@ -211,79 +218,14 @@ class PrefixStore(Protocol):
 
     def metrics(self) -> Values:
         """Return its numbers."""
-
-    def listing(self, request: ListingRequest) -> PromptCacheListing:
-        """List the nodes in memory."""
-
-    def check(self) -> None:
-        """Raise AssertionError unless the counts are right."""
-
-
-class NoPrefixStore:
-    """The prefix store of a model without a prompt cache."""
-
-    reuse = Reuse.ANYWHERE
-    used_tokens = 0
-    wants_rest = False
-
-    def refer(self) -> None:
-        """Use nothing."""
-
-    def fetch(self, row: Row) -> bool:  # noqa: ARG002 (the protocol's)
-        """Never wait."""
-        return False
-
-    def take_in(self, fetched: Fetched) -> None:
-        """Store nothing."""
-
-    def claim(self, row: Row) -> None:
-        """Hold nothing."""
-
-    def sharable(self, row: Row) -> Sharing:  # noqa: ARG002 (the protocol's)
-        """Share nothing."""
-        return Sharing()
-
-    def use(self, row: Row, tokens: int) -> None:
-        """Share nothing."""
-
-    def restore(self, row: Row) -> None:
-        """Leave the row as it is."""
-
-    def room(self, row: Row) -> int:
-        """Never stop a prefill."""
-        return row.prefill_left
-
-    def save(self, row: Row) -> None:
-        """Store nothing."""
-
-    def leave(self, row: Row) -> None:
-        """Store nothing."""
-
-    def expect(self, request_id: str, *, is_again: bool = False) -> None:
-        """Store nothing anyway."""
-
-    def record(self, row: Row) -> None:
-        """Count nothing."""
-
-    def leave_room(self, nbytes: int) -> None:
-        """Hold nothing anyway."""
-
-    def rest(self) -> None:
-        """Write nothing."""
-
-    def close(self) -> None:
-        """Write nothing."""
-
-    def metrics(self) -> Values:
-        """Return zeros."""
         return zeros()
 
     def listing(self, request: ListingRequest) -> PromptCacheListing:  # noqa: ARG002
-        """Return an empty listing."""
+        """List the nodes in memory."""
         return PromptCacheListing()
 
     def check(self) -> None:
-        """Have nothing to check."""
+        """Raise AssertionError unless the counts are right."""
 
 
 SAVE_INTERVAL_TOKENS = 2048
@@ -309,16 +251,14 @@ def make_prefix_store(
     """Return the prefix store of a model, or one that stores nothing if storing is impossible.
 
     Args:
-        fresh_caches: Creates caches of the model.
         budget_bytes: The maximum size of the store.
-        packing: How keys and values are stored.
         disk: Receives evicted and idle nodes, if set.
         forecast: The likelihood of future requests; `None` learns it from past ones.
         is_replicated: Whether other ranks keep the same store.
     """
     layout = CacheLayout.of(fresh_caches(), packing) if budget_bytes else None
     if layout is None:
-        return NoPrefixStore()
+        return PrefixStore()
     return CachingPrefixStore(
         fresh_caches,
         layout,
@@ -329,7 +269,7 @@ def make_prefix_store(
     )
 
 
-class CachingPrefixStore:
+class CachingPrefixStore(PrefixStore):
     """Stores the prefixes of one loaded model in a prompt cache."""
 
     def __init__(
@@ -345,8 +285,6 @@ class CachingPrefixStore:
         """Start with an empty store.
 
         Args:
-            fresh_caches: Creates caches of the model.
-            layout: The layout of the caches.
             budget_bytes: The maximum size of the store.
             disk: Receives evicted and idle nodes, if set.
             forecast: The likelihood of future requests; `None` learns it from past ones.

@@ -40,11 +40,7 @@ class Suspects:
         """Start without suspects.
 
         Args:
-            scheduler: Takes back rows that have lost their caches.
-            memory: Queues rows that were about to pause.
             batch: Emptied when one of its passes fails.
-            feeder: Feeds the prompts of suspects.
-            new_batch: Creates a batch for a single row.
             port: Told the requests of each pass.
         """
         self._scheduler = scheduler

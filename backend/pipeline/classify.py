@@ -99,7 +99,6 @@ def entities_of(
     unless the later one starts a new entity; labels are BIO, BIOES, or bare groups.
 
     Args:
-        text: The text that the tokens refer to.
         tokens: Its tokens, in order.
         labels: One per token.
         names: Label names, by index.

@@ -56,10 +56,6 @@ class Constraints:
     def guide(self, call: GenerationCall, prompt: Prompt) -> Guide | None:
         """Return what guides the reply, or `None` if it is free.
 
-        Args:
-            call: The call with its requirements.
-            prompt: Shows whether the reply begins inside a thought.
-
         Raises:
             GrammarError: A requirement cannot be enforced for this model.
         """

@@ -14,7 +14,6 @@ class Quota:
 
         Args:
             limit: Limit of concurrent calls.
-            calls: Their name in error messages, in the plural.
         """
         self._limit = limit
         self._calls = calls

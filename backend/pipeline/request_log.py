@@ -34,8 +34,6 @@ class RequestLog:
         """Record newly arrived steps; return the counts and times so far.
 
         Args:
-            steps: Those since the last call.
-            completion_tokens: Tokens generated so far.
             finish: The end of the reply, if reached.
         """
         now = time.monotonic()

@@ -58,7 +58,6 @@ class Lane:
         """Start without work.
 
         Args:
-            threads: Threads to run the work on.
             count: Number of threads that this lane may occupy.
             max_waiting: Limit of queued work, by number.
             max_bytes: Size limit of queued and running work; a single piece may exceed it.
@@ -81,7 +80,6 @@ class Lane:
 
         Args:
             function: Must not touch the event loop.
-            size_bytes: Size of its input.
 
         Raises:
             OverloadedError: The queue is full.

@@ -52,7 +52,6 @@ class BackgroundJobs:
     """The waiting and running jobs, first come, first served; belongs to the main thread.
 
     Attributes:
-        jobs: Those that wait, the running one first.
         ended: Those that have ended since they were taken, with their results or errors.
     """
 

@@ -41,7 +41,6 @@ class TextCall:
 
     Attributes:
         texts: In their order.
-        number: Of the job.
     """
 
     def __init__(
@@ -53,8 +52,6 @@ class TextCall:
         """Create a call whose texts all wait.
 
         Args:
-            number: Of the job.
-            texts: The texts to compute.
             conclude: Turns the results of all texts, in order, into the answer.
         """
         self.texts = texts
@@ -100,7 +97,6 @@ class TextQueue:
     """Calls with waiting texts; every call leads a pass in turn, however many texts others have."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._calls: deque[TextCall] = deque()
 
     def add(self, call: TextCall) -> None:
@@ -134,13 +130,7 @@ class TextQueue:
 
 
 def gather(lead: AnyText, others: Sequence[AnyText], max_tokens: int) -> list[AnyText]:
-    """Return the other texts that share a pass with a text: those closest to it in length.
-
-    Args:
-        lead: The text that runs in any case.
-        others: The candidates.
-        max_tokens: Of a pass with padding.
-    """
+    """Return the other texts that share a pass with a text: those closest to it in length."""
     lengths = [lead.length]
     company = []
     for text in heapq.nsmallest(MAX_ROWS - 1, others, key=lambda t: abs(t.length - lead.length)):

@@ -47,11 +47,6 @@ class Pool:
     """
 
     def __init__(self, request: EmbeddingRequest) -> None:
-        """Create an empty pool.
-
-        Args:
-            request: The request whose tokens will be added.
-        """
         self.vector: mx.array | None = None
         self._request = request
         self._values = array("f")
@@ -171,8 +166,6 @@ class Embedder:
         """Create an embedder.
 
         Args:
-            model: Computes the hidden states to pool.
-            fresh_caches: Makes its caches.
             jobs: The queue of the texts: a pass ends the jobs of all texts that it computes.
         """
         self._model = model
@@ -291,7 +284,6 @@ def find_decoder(network: Network, fresh_caches: FreshCaches, vocab_size: int) -
 
     Args:
         network: Returns logits.
-        fresh_caches: Makes its caches.
         vocab_size: Width of the logits: a part of this width has its own head.
     """
     part = _inner(network)
@@ -341,8 +333,6 @@ class Scorer:
         """Create a scorer.
 
         Args:
-            model: Computes the scores.
-            fresh_caches: Makes its caches.
             prefixes: Stores prefixes that were computed before.
             chunk_size: Returns the number of tokens of the next pass.
         """
@@ -465,8 +455,6 @@ class JobFactory:
         """Create a factory.
 
         Args:
-            model: Computes the jobs.
-            fresh_caches: Makes its caches.
             prefixes: Stores prefixes that were computed before.
             jobs: The queue of the jobs; gives the number of tokens of the next pass.
         """

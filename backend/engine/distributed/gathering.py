@@ -164,11 +164,6 @@ class Member:
 def gather(form: Form, codec: Codec, children: Mapping[int, Process]) -> list[Member]:
     """Return all other ranks, in order.
 
-    Args:
-        form: The group.
-        codec: Of the connections to them.
-        children: Those started here.
-
     Raises:
         GroupNotFormedError: Some did not join in time; the message names them.
     """

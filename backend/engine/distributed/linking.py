@@ -40,8 +40,6 @@ def link(topology: Topology, rank: int, *, timeout_s: float) -> mx.distributed.G
     """Return the group, once every rank is linked; the process dies by SIGALRM if one is not.
 
     Args:
-        topology: Of the group, with a backend that MLX supports.
-        rank: Of this process.
         timeout_s: How long to wait for the others.
 
     Raises:
@@ -166,14 +164,7 @@ _PLENTY = 2**50
 def assemble_shared_loop(
     model: RunnableModel, options: ModelOptions, start: Start, port: Port
 ) -> EngineLoop:
-    """Return the idle loop of one rank of several, which all admit and evict the same.
-
-    Args:
-        model: This rank's shard.
-        options: The options of the LoadModel.
-        start: The budgets that the ranks agreed on.
-        port: Of this rank.
-    """
+    """Return the idle loop of one rank of several, which all admit and evict the same."""
     layers = len(make_cache_factory(model.network, DEFAULT_TUNING)())
     tuning = options.tuning.updated(
         max_kv_bytes=start.kv_bytes_per_layer * layers,

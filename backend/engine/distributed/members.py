@@ -52,12 +52,7 @@ _TOLERANCE = 0.1
 
 
 def pipeline_split(form: Form, memory_bytes: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers of every rank; none if an even split is as good.
-
-    Args:
-        form: The group and its model.
-        memory_bytes: The memory of each rank.
-    """
+    """Return the layers of every rank; none if an even split is as good."""
     if form.topology.parallelism is not Parallelism.PIPELINE:
         return ()
     if min(memory_bytes) >= (1.0 - _TOLERANCE) * max(memory_bytes):
@@ -105,7 +100,6 @@ def require_divisible(network: Network, config: Mapping[str, Any], topology: Top
 
     Args:
         network: Not loaded into memory yet.
-        config: Its config.json.
         topology: The group that will share it.
 
     Raises:
@@ -240,8 +234,6 @@ class Members:
         """Start listening to each of them.
 
         Args:
-            form: The group.
-            members: By rank.
             fail: Called when one fails or hangs up: the group is lost.
         """
         self.form = form
@@ -285,7 +277,6 @@ class Members:
         """Compare the tokens drawn by others with those of rank 0.
 
         Args:
-            turn_number: Of the latest turn.
             checksum: Of rank 0 after that turn, if it is one to be compared.
 
         Raises:
@@ -333,10 +324,6 @@ def form_group(
     form: Form, fail: Callable[[BackendError], NoReturn]
 ) -> tuple[Members, RunnableModel, Start]:
     """Gather a group and load its shards; return both, and the budgets.
-
-    Args:
-        form: The group, as the options request it.
-        fail: Ends the group.
 
     Raises:
         InvalidRequestError: MLX has no such backend here.

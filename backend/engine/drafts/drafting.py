@@ -54,11 +54,7 @@ class Drafting:
         """Start without rows.
 
         Args:
-            costs: The cost of passes.
-            counters: Count drafted tokens.
-            vocab_size: The vocabulary size of the model.
             options: The sources that draft, and their limit.
-            model: Drafts for rows whose text and grammar predict nothing.
         """
         self.costs = costs
         self._counters = counters
@@ -170,7 +166,6 @@ class Drafting:
         """Handle the end of a step that did not let the next pass follow the one in flight.
 
         Args:
-            seconds: The step took so long.
             passes: Its rows got the tokens of so many passes without drafts, and accepted ones.
         """
         plain_s, rows = self._current_prices().plain_s, len(self._rows)
@@ -214,7 +209,6 @@ class Drafting:
         """Plan a pass, and remove the drafts that it does not take from `found`.
 
         Args:
-            found: Drafts already found.
             ready: Rows for which a draft model may write a draft.
             leave: What the sources may do.
         """

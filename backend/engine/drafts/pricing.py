@@ -238,7 +238,6 @@ class DraftModel(Protocol):
         """Handle a pass of the model.
 
         Args:
-            rows: Those of the pass.
             counts: The number of its tokens that each row keeps.
             by_row: Returns an output of a module in the pass as [B, T, n].
         """
@@ -369,7 +368,6 @@ class Prices:
         """Return the plan with the most tokens per second; it is empty if no draft helps.
 
         Args:
-            offers: Of the rows that have one.
             writing: The rows whose drafts the draft model has yet to write.
         """
         if self.packs and not writing:
@@ -487,7 +485,6 @@ class Budget:
         """Return what the sources may do now.
 
         Args:
-            own: The cost of a trial, in passes.
             writing: The same for a source whose drafts a model writes.
         """
         drafts, trials = [], []
@@ -547,7 +544,6 @@ class Budget:
         """Charge the sources of a step with what it lost, or credit what it saved.
 
         Args:
-            seconds: The step took so long.
             passes: Its rows got the tokens of so many passes without drafts, and accepted ones.
             plain_s: The seconds of a pass without drafts.
             rows: Their number.

@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 
 
 class SentGrammar:
-    """A grammar from rank 0 that is compiled on first use; safe from any thread.
-
-    Attributes:
-        parts: Its source.
-    """
+    """A grammar from rank 0 that is compiled on first use; safe from any thread."""
 
     def __init__(self, parts: GrammarParts, workshop: "GrammarWorkshop") -> None:
         self.parts = parts
@@ -182,11 +178,9 @@ class GrammarPool:
         """Create a pool; see `start`.
 
         Args:
-            workshop: Compiles for the model.
             note: Called with the requests for which grammars are being compiled, whenever they
                 change: a crash would be due to one of them.
             slots: Number of grammars in work at once.
-            start_process: Starts a process that writes them.
         """
         self._workshop = workshop
         self._note = note
@@ -211,8 +205,6 @@ class GrammarPool:
         """Make what guides a request: at once if it is known, or else on a thread.
 
         Args:
-            request_id: The request.
-            guide: What the request asks for.
             done: Receives it; not called after `cancel`. Must not block.
         """
         job, key = _Job(request_id, guide, done), _key(guide.rule)

@@ -76,7 +76,6 @@ class WriterProcess(HelperProcess):
         """Start it.
 
         Args:
-            begin: What the model's vocabulary can write.
             limit_s: Limit of the time for one grammar; a process that takes longer is killed.
         """
         start = partial(start_python, _MODULE, is_heard=True)
@@ -89,7 +88,6 @@ class WriterProcess(HelperProcess):
         """Return the grammar of a rule, which has passed its trial.
 
         Args:
-            rule: The rule.
             is_suspect: Whether a process has been lost over it.
 
         Raises:

@@ -69,7 +69,6 @@ class BatchCaches:
     """
 
     def __init__(self, plan: BatchPlan) -> None:
-        """Start without rows."""
         self.layers: Caches = []
         self.count = 0
         self.keeps_parts = self.can_go_back = self._is_ragged = True
@@ -97,8 +96,6 @@ class BatchCaches:
         """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily.
 
         Args:
-            network: The model.
-            tokens: Of each row.
             is_idle: Whether the device has nothing else to compute.
         """
         self._column = None
@@ -110,10 +107,6 @@ class BatchCaches:
         """Append unlike numbers of tokens to the rows, at least one each; `keep` follows.
 
         The device has nothing else to compute.
-
-        Args:
-            network: The model.
-            inputs: The tokens of each row.
 
         Returns:
             The logits [N, V] of all tokens, row by row, lazily.

@@ -55,7 +55,6 @@ def over_shared(
         queries: [rows, heads, width, head width].
         keys: [1, kv heads, positions, head width].
         values: [1, kv heads, positions, value width].
-        scale: Of the scores.
         mask: [rows, 1, width or 1, positions], the visible positions; `None` is all.
     """
     rows, heads, width, _ = queries.shape
@@ -94,7 +93,6 @@ def merged(partials: Sequence[Partial], sinks: mx.array | None, dtype: mx.Dtype)
     Args:
         partials: Of the same rows; each row sees a key in at least one of them.
         sinks: [heads] scores of an empty position.
-        dtype: Of the result.
     """
     if len(partials) == 1 and sinks is None:
         return (partials[0].output / partials[0].total).astype(dtype)
@@ -124,7 +122,6 @@ def over_pieces(
     Args:
         queries: [1, heads, width, head width].
         pieces: For each in order, the number of its positions, its keys and its values.
-        scale: Of the scores.
         visible: Returns the visible ones of some positions, as `over_shared` takes them.
         sinks: [heads] scores of an empty position.
     """
@@ -286,7 +283,6 @@ class RaggedKV:
         Args:
             queries: [B, heads, width, head width]; in a packed pass [T, heads, 1, head width],
                 and the attention alike.
-            scale: Of the scores.
             mask: As `make_mask` gave it.
             sinks: [heads] scores of an empty position, for families that have one.
 
@@ -331,7 +327,6 @@ class RaggedKV:
         """Build the buffers of new groups; the others are not touched.
 
         Args:
-            recipes: The source of each group.
             arrivals: The caches of joining rows, whose arrays are taken over.
         """
         self._keep_references(arrivals)
@@ -544,7 +539,6 @@ class LatentKV(RaggedKV):
 
         Args:
             queries: [T, heads, 1, compressed width].
-            scale: Of their scores.
             mask: The queries of positions [T, heads, 1, R], scaled.
             sinks: No family has any.
         """
@@ -629,7 +623,6 @@ def attend_row(
     Args:
         row: With references; its tail holds the positions of the queries.
         queries: [1, heads, width, head width].
-        scale: Of the scores.
         mask: [width, positions], for layers with a window; `None` is causal.
         sinks: [heads] scores of an empty position.
     """

@@ -94,7 +94,6 @@ class Joining:
     """A row that joins.
 
     Attributes:
-        tail: Its own positions.
         path: References to the earlier ones.
     """
 
@@ -195,7 +194,6 @@ class Ledger:
 
         Args:
             staying: Indices of the rows that stay, in their new order.
-            arrivals: The rows that join.
         """
         self._passes = 0
         origin = self._origins(staying, len(arrivals))

@@ -51,7 +51,6 @@ class Span:
     """The positions that a group's rows write, and see of their tails.
 
     Attributes:
-        group: The group.
         take: Selects its rows in an array of the batch.
         longest: Positions of the longest tail, including this pass.
     """
@@ -110,7 +109,6 @@ class SharedSpan:
         """Take the rows.
 
         Args:
-            source: Identifies the arrays.
             start: The position of the first one in every row.
             users: Number of these positions in each row, by its index in the batch.
             everyone: The rows with references, in order.
@@ -149,10 +147,8 @@ class WideRow:
 
     Attributes:
         group: The group of its tail.
-        place: Its index there.
         path: The references before its tail.
         length: Positions of its tail before the pass.
-        count: Its tokens.
         tokens: Selects them in the column.
     """
 
@@ -208,9 +204,7 @@ class Pass:
     Attributes:
         offset: Positions before each row of the network, which is a row of the batch.
         offset_after: The same after the pass.
-        spans: Of all groups.
         plain: Of groups without references.
-        referring: Of groups with references.
         shared: The references, each once.
         wide: Rows that take more tokens than the spans have.
     """

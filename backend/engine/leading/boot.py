@@ -73,9 +73,7 @@ class Intake:
         Args:
             server: Sends orders.
             media: Prepares media; `None` for a text model.
-            grammars: Makes grammars.
             commands: Receives orders that concern a turn.
-            fail: Ends the process.
         """
         self._server = server
         self._media = media

@@ -27,13 +27,6 @@ class GroupPort(ServerPort):
     is_shared = True
 
     def __init__(self, server: Channel, share: MachineShare, members: Members) -> None:
-        """Create a port.
-
-        Args:
-            server: As for a loop that is alone.
-            share: As for a loop that is alone.
-            members: All other ranks.
-        """
         super().__init__(server, share)
         self._members = members
         self._latest = Turn(0, (), None)
@@ -81,14 +74,7 @@ def join_group(
     share: MachineShare,
     fail: Callable[[BaseException], NoReturn],
 ) -> tuple[RunnableModel, EngineLoop, GroupPort]:
-    """Form a group, load its shards, and return rank 0's shard, loop and port.
-
-    Args:
-        form: The group, as the options request it.
-        server: The connection to the server.
-        share: Of this machine's memory.
-        fail: Ends the process, and with it the group.
-    """
+    """Form a group, load its shards, and return rank 0's shard, loop and port."""
     members, model, start = form_group(form, fail)
     port = GroupPort(server, share, members)
     loop = assemble_shared_loop(model, members.form.options, start, port)

@@ -96,7 +96,6 @@ class MachineShare:
         """Start dividing the memory.
 
         Args:
-            status: Of the idle session.
             post: Receives orders for the session.
             has_media: Whether media are kept too.
         """
@@ -160,7 +159,6 @@ class ServerPort:
         """Create a port.
 
         Args:
-            server: Takes events, results and statuses.
             share: Told about the memory in every status, and about each order carried out.
         """
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()

@@ -104,7 +104,6 @@ class Codec:
         """Create a codec.
 
         Args:
-            messages: A union of tagged structs.
             read_grammar: Creates the grammars in messages; `None` refuses them.
         """
         self.read_grammar = read_grammar
@@ -215,7 +214,6 @@ class Channel:
     """Messages to and from one peer; many threads may send, one receives."""
 
     def __init__(self, connection: socket.socket, codec: Codec) -> None:
-        """Take over a connected socket."""
         self._socket = connection
         self._codec = codec
         self._reader = FrameReader()

@@ -211,7 +211,6 @@ class Told(Struct, frozen=True, tag=True, array_like=True):
     """What requests did since the last such message, by their ids: all rows together.
 
     Attributes:
-        steps: Of each request.
         failures: Errors that end requests, after their steps.
     """
 

@@ -124,7 +124,6 @@ class Attempt:
 
         Args:
             rows: All rows of the batch; their tokens have been read.
-            drafts: Of each.
             keeps_parts: Whether a row may keep a part of its inputs; otherwise all or none.
         """
         self._rows = rows
@@ -216,7 +215,6 @@ class Draws:
 
         Args:
             logits: [N, V] float32, row by row.
-            attempt: The pass.
         """
         counts = attempt.column.counts
         adjusted = self._adjuster.adjust_all(logits, attempt.inputs)
@@ -288,9 +286,6 @@ class Batch:
         """Start without rows.
 
         Args:
-            network: The model.
-            fresh_caches: Makes its caches.
-            vocab_size: Width of its logits.
             drafting: Drafts tokens; `None` if every pass takes one token per row.
         """
         self._network = network

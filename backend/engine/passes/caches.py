@@ -28,7 +28,6 @@ class CacheFactory:
 
     Attributes:
         network: The network of the caches.
-        bits: Of a quantised value.
         group_sizes: Values that share a scale, for each leaf of the caches in order; `None`
             leaves it as it is. An empty tuple leaves all as they are.
         plan: How caches of several sequences are batched.
@@ -71,8 +70,6 @@ def make_cache_factory(
     A network that does not support quantised caches keeps its own, with a warning.
 
     Args:
-        network: The network of the caches.
-        tuning: Its options.
         ranks: The ranks of the model: either all of them quantise or none.
         known: The group sizes that an earlier load found; `None` finds them.
     """

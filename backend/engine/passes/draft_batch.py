@@ -43,11 +43,8 @@ class DraftBatch:
         """Start without rows.
 
         Args:
-            network: The draft model.
             fresh_caches: Creates its caches, which keep every position.
-            costs: The times of its passes at load.
             own_vocab_size: Width of its logits; it reads larger ids as another token.
-            vocab_size: Of the main model.
         """
         self.costs = costs
         self._clock = perf_counter

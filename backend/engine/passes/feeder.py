@@ -34,7 +34,6 @@ class MediaMemo:
         """Start empty.
 
         Args:
-            network: The network with the towers.
             budget_bytes: The maximum size of all features; the latest stay even above it.
         """
         self._network = network
@@ -45,12 +44,7 @@ class MediaMemo:
         self.nbytes = 0
 
     def features(self, span: MediaSpan, token_ids: Sequence[int]) -> MediaFeatures:
-        """Return the language model's input for a medium.
-
-        Args:
-            span: Identifies the medium.
-            token_ids: Its placeholder tokens.
-        """
+        """Return the language model's input for a medium."""
         known = self._features.get(span.digest)
         if known is not None:
             self._features.move_to_end(span.digest)
@@ -91,9 +85,7 @@ def prefill_chunk(network: Network, fresh_caches: FreshCaches, row: Row, count: 
     The chunk is computed on return: a cancel takes effect before the next one.
 
     Args:
-        network: The model.
         fresh_caches: Creates caches for a row without any.
-        row: The row of the prompt.
         count: The number of tokens.
     """
     caches = row.own_caches(fresh_caches)
@@ -112,7 +104,6 @@ def prefill_together(
     The shorter ones are padded on the right; the padding is dropped.
 
     Args:
-        network: The model.
         fresh_caches: Creates caches for rows without any.
         plan: The batch plan of the model, whose rows may take different numbers of tokens.
         rows: The rows of the prompts, two or more.
@@ -137,7 +128,6 @@ class TextFeeder:
         """Create a feeder.
 
         Args:
-            network: The model.
             fresh_caches: Creates caches for a row without any.
         """
         self._network = network
@@ -166,7 +156,6 @@ class MediaFeeder:
         """Create a feeder.
 
         Args:
-            network: The model.
             fresh_caches: Creates caches for a row without any.
         """
         self._network = network
@@ -177,7 +166,6 @@ class MediaFeeder:
         """Feed the next tokens of a row: text, or tokens of one medium; computed on return.
 
         Args:
-            row: The row of the prompt.
             count: The maximum tokens; an indivisible medium is fed as a whole.
         """
         span = row.media_at(row.fed)

@@ -48,7 +48,6 @@ class Sharing:
     """The part of the prompt cache that a row would use in place.
 
     Attributes:
-        tokens: Its first positions.
         used_tokens: Tokens of the prompt cache that would then be in use by any row, counted once.
     """
 
@@ -78,7 +77,6 @@ class KvProfile:
         """Return the maximum size of the caches of rows that decode together.
 
         Args:
-            tokens: Of each row.
             shared: Tokens of each in the prompt cache, which are not counted; none if
                 omitted.
         """
@@ -130,7 +128,6 @@ class Reservations:
         """Start empty.
 
         Args:
-            profile: The size of a sequence.
             budget_bytes: The limit for all rows together.
             expected_tokens: The likely reply length of a row without a limit.
         """
@@ -180,7 +177,6 @@ class Reservations:
 
         Args:
             budget_bytes: The limit for all rows together.
-            attainable_bytes: The largest possible budget.
         """
         self._goal_bytes = budget_bytes
         self._attainable_bytes = attainable_bytes
@@ -196,11 +192,7 @@ class Reservations:
                 self._set_budget(max(self._goal_bytes, taken))
 
     def wanted_bytes(self, waiting: Iterable[Row]) -> int:
-        """Return the bytes that rows would reserve additionally, if there were room.
-
-        Args:
-            waiting: Waiting rows with a free slot.
-        """
+        """Return the bytes that rows would reserve additionally, if there were room."""
         rows = [(self._grown(row, count), row.shared) for row, count in self.tokens.items()] + [
             (len(row.token_ids) + self._expected(row), 0) for row in waiting
         ]
@@ -227,7 +219,6 @@ class Reservations:
         """Reserve a row's memory if there is room; a single row takes whatever fits.
 
         Args:
-            row: The row to run.
             sharing: Its use of the prompt cache; `None` leaves that unchanged.
         """
         tokens = len(row.token_ids) + self._expected(row)
@@ -323,8 +314,6 @@ def kv_budget_bytes(
     """Return the memory for the KV caches of running requests and the prompt cache together.
 
     Args:
-        options: The host's options.
-        weights_bytes: The size of the weights.
         working_set_bytes: The memory that the device can hold without harm.
         media_bytes: The maximum size of remembered media.
     """

@@ -33,7 +33,6 @@ class Counters(Counts):
 
     Attributes:
         checksum: Of the drawn tokens, in order.
-        rate: Of generated tokens.
     """
 
     def __init__(self) -> None:
@@ -135,7 +134,6 @@ class PrefillPacer:
 
         Args:
             cap: The largest chunk while other requests decode.
-            cap_alone: The largest chunk otherwise.
             pause_s: The maximum wait of decoding rows.
         """
         self._cap = cap

@@ -54,7 +54,6 @@ class RowStates:
     """
 
     def __init__(self) -> None:
-        """Begin without any."""
         self.stop = 0
         self._parts: deque[_Part] = deque()
         self._count = 0
@@ -69,8 +68,6 @@ class RowStates:
 
         Args:
             layers: Of each layer that is read, states [B, T, D] of all rows.
-            place: Of this one.
-            count: How many tokens of the pass it keeps.
             stop: The place of the token after the last of those.
         """
         part = _Part(layers, place, count)

@@ -97,7 +97,6 @@ class Scheduler:
         """Start empty.
 
         Args:
-            max_slots: Rows prefilling and active together.
             max_active: Rows that may decode together; 1 for a model that cannot be batched.
         """
         self.max_slots = max_slots

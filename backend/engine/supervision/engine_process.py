@@ -116,10 +116,6 @@ class EngineProcess(asyncio.Protocol):
     async def load(self, charge: Charge, known: Mapping[str, Findings]) -> Loaded:
         """Have it load a model.
 
-        Args:
-            charge: The model.
-            known: What earlier loads found.
-
         Raises:
             LoadError: It failed, with the reason; the process ends.
             InvalidRequestError: An option cannot be met.
@@ -249,9 +245,6 @@ class Starter:
     async def started(self, variables: Mapping[str, str] | None = None) -> EngineProcess:
         """Return a new process.
 
-        Args:
-            variables: Added to its environment.
-
         Raises:
             LoadFailedError: The system cannot start one.
         """
@@ -267,10 +260,6 @@ class Starter:
         self, charge: Charge, known: Mapping[str, Findings]
     ) -> tuple[EngineProcess, Loaded]:
         """Return a process that has loaded a model, and the facts about it.
-
-        Args:
-            charge: The model.
-            known: What earlier loads found.
 
         Raises:
             LoadError: It could not be loaded; the message gives the reason.

@@ -144,8 +144,6 @@ class OpenCalls:
 
     Attributes:
         process: Gets them; without one they wait for the next.
-        requests: By their ids.
-        jobs: By their numbers.
         preparing: Ids of requests on their way to the engine.
     """
 
@@ -276,8 +274,6 @@ class OpenCalls:
 
         Args:
             passing: The pass that it was in, if any.
-            compiling: Requests for which it compiled grammars.
-            reason: The loss.
         """
         for call in self:
             call.losses += call.is_sent and _was_in(call, passing, compiling)

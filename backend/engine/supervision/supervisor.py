@@ -144,7 +144,6 @@ class Supervisor:
 
         Args:
             note_fault: Called when no process can load the model any more.
-            long_turn_s: A longer turn is reported.
             environment: Of the processes; `None` is this process's.
             memory_ledger: The directory where they share the machine's memory with others.
             findings: Keeps what they find of models; `None` keeps it as long as this object.
@@ -199,7 +198,6 @@ class Supervisor:
         """End the process and all open calls, after writing pending nodes to disk.
 
         Args:
-            reason: The error for the callers.
             drops_spare: Whether the spare process ends too.
         """
         process = self.calls.pause()

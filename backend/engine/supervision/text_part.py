@@ -46,9 +46,7 @@ class RemoteMedia:
         """Start with an empty cache.
 
         Args:
-            facts: About the processor.
             prepare: Reaches it; on the event loop.
-            loop: The event loop.
         """
         self.snippets = facts.snippets
         self.takes_parts = facts.takes_parts
@@ -63,8 +61,6 @@ class RemoteMedia:
         """Return a medium's text, tokens and arrays; not to be called on the event loop.
 
         Args:
-            kind: One that has a snippet.
-            content: The medium.
             digest: Identifies it: a cached medium is not prepared again.
 
         Raises:
@@ -140,10 +136,7 @@ async def loaded_model(
     """Return the server's view of a model loaded by a process.
 
     Args:
-        options: Of the load.
-        loaded: The facts reported by the process.
         text: The result of `read_text_part`.
-        prepare: Has the process prepare a medium.
     """
     from backend.model.text.hf_tokenizer import chat_template
 

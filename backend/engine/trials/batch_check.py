@@ -50,8 +50,6 @@ def is_shareable(
     """Tell whether rows that share a prefix compute the same as each row alone.
 
     Args:
-        network: The model.
-        fresh_caches: Creates the caches of one sequence.
         token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
         ranks: The ranks of the model, which all get the same answer.
         page: Gets the reason if not.
@@ -187,7 +185,6 @@ def planning(
 
     Args:
         trial: Of the model, not begun; its ranks all get the same plan.
-        page: Gets the limits.
         drafts: Whether to check that rows may take drafted tokens.
         known: The result of an earlier trial without drafts.
     """
@@ -246,7 +243,6 @@ class BatchTrial:
     """Decodes prompts of unlike length for some steps, alone and in batches.
 
     Attributes:
-        network: The model.
         fresh_caches: Creates the caches of one sequence.
         token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
         ranks: The ranks of the model.
@@ -264,11 +260,7 @@ class BatchTrial:
         """Choose the prompts.
 
         Args:
-            network: The model.
-            fresh_caches: Creates its caches.
-            token_ids: Tokens of a text.
             lengths: The lengths of the prompts, in tokens.
-            ranks: The ranks of the model.
         """
         self.network = network
         # Those of a running session would change with its plan.
@@ -311,7 +303,6 @@ class BatchTrial:
         """Return why rows may not be batched by a plan, or `None` if they may.
 
         Args:
-            plan: How they are batched.
             width: Tokens per pass; of several, some rows do not keep all.
             rows: The rows of the batch; `None` means all.
         """

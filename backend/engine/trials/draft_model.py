@@ -46,7 +46,6 @@ class LoadedDraft:
     """A draft model, ready to draft.
 
     Attributes:
-        model: Its network and facts.
         fresh_caches: Creates its caches.
         profile: The memory of the caches of one row.
     """
@@ -89,11 +88,6 @@ def load_draft_model(
     own: ModelOptions, model: RunnableModel, surroundings: Surroundings
 ) -> LoadedDraft:
     """Return a draft model.
-
-    Args:
-        own: Its options, with its directory.
-        model: The model that it drafts for, in memory.
-        surroundings: What it is loaded and tried with.
 
     Raises:
         LoadError: It cannot be loaded alongside the model, or cannot draft for it.
@@ -142,9 +136,6 @@ def look_at_draft(
     """Measure the passes of a draft model, and check that its rows can go back.
 
     Args:
-        draft: A decoder, in memory.
-        sample: Tokens of a text that it knows.
-        page: What is known of it.
         batches: Whether it must draft for several rows at once.
 
     Raises:
@@ -237,11 +228,7 @@ def load_head(
     """Return the head of a directory.
 
     Args:
-        kind: The kind of the head.
         directory: The directory of the head alone, or of the checkpoint that contains it.
-        own: The options of the model.
-        model: The model that it drafts for, in memory.
-        surroundings: What it is loaded and tried with.
 
     Raises:
         LoadError: It cannot be loaded alongside the model, or cannot draft for it.
@@ -299,10 +286,7 @@ def load_draft(
 
     Args:
         options: The options of the LoadModel, with the directory of the draft model.
-        model: The model that it drafts for, in memory.
-        sample: Tokens of a text.
         make_room: Called with the size of both weights before those of the drafter are read.
-        notebook: What earlier loads found.
 
     Raises:
         LoadError: It cannot be loaded alongside the model, or cannot draft for it.

@@ -33,14 +33,7 @@ log = logging.getLogger(__name__)
 def media_faults(
     network: VisionNetwork, fresh_caches: FreshCaches, examiner: Examiner, page: Page
 ) -> MediaFindings:
-    """Return the kinds of media to refuse, and those limited to one per prompt, with reasons.
-
-    Args:
-        network: The model, in memory.
-        fresh_caches: Creates the caches of one sequence.
-        examiner: Creates trials for the model.
-        page: Gets them too.
-    """
+    """Return the kinds of media to refuse, and those limited to one per prompt, with reasons."""
     refused: dict[MediaKind, str] = {}
     single: dict[MediaKind, str] = {}
     for kind in examiner.processor.snippets:
@@ -57,13 +50,7 @@ def media_faults(
 def text_fault(
     network: VisionNetwork, fresh_caches: FreshCaches, token_ids: Sequence[int]
 ) -> str | None:
-    """Return why a model does not even read text correctly, or `None` if it does.
-
-    Args:
-        network: The model, in memory.
-        fresh_caches: Creates the caches of one sequence.
-        token_ids: A prompt.
-    """
+    """Return why a model does not even read text correctly, or `None` if it does."""
     prompt = Prompt(tuple(token_ids))
     try:
         fault = _difference(network, fresh_caches, prompt, {})

@@ -33,7 +33,6 @@ def model_key(options: ModelOptions, model: RunnableModel) -> str:
     """Return the key of a model on this machine.
 
     Args:
-        options: The options of its load.
         model: The model in memory; its path is that of its files.
     """
     tuning = options.tuning

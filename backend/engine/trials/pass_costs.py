@@ -26,13 +26,7 @@ _REPEATS = 3
 def measured_pass_seconds(
     network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]
 ) -> Pieces[dict[int, float]]:
-    """Return the seconds of a pass over one row by its number of tokens, on one process.
-
-    Args:
-        network: The model.
-        fresh_caches: Creates the caches of one sequence.
-        token_ids: Tokens of a text.
-    """
+    """Return the seconds of a pass over one row by its number of tokens, on one process."""
     prompt = cut(token_ids, 0, _PROMPT_TOKENS)
     caches = yield from prefilled(ALONE, network, fresh_caches(), prompt)
     fastest = dict.fromkeys(_WIDTHS, math.inf)
@@ -96,7 +90,6 @@ def measured_overhead(keys: mx.array, values: mx.array) -> float:
 
     Args:
         keys: Of a layer, [1, kv heads, positions, width]; gives heads, width and data type.
-        values: The same.
     """
     like = (keys, values)
     together = _step_seconds(like, _SHORT, _ONE_GROUP)

@@ -93,11 +93,6 @@ SHORT_PROMPTS = (4, 11)
 def require_sense(network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]) -> None:
     """Refuse a model that would answer every prompt with the same meaningless token.
 
-    Args:
-        network: The model.
-        fresh_caches: Creates the caches of one sequence.
-        token_ids: A short prompt of different tokens.
-
     Raises:
         LoadError: Logits are not finite, equal for all tokens, or equal after every token.
     """

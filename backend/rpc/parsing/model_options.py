@@ -44,10 +44,6 @@ def model_options(
 ) -> ModelOptions:
     """Return the options of a LoadModel. Fields of other engines are ignored.
 
-    Args:
-        request: The message of the host.
-        defaults: Used for options that it leaves out.
-
     Raises:
         InvalidRequestError: A field is malformed, out of range or missing.
     """

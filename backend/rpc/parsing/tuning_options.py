@@ -81,8 +81,6 @@ def tuning_options(
 
     Args:
         options: Of the form `key:value`; a bare key means true.
-        engine_args: A JSON object.
-        defaults: Used for options that neither sets.
 
     Raises:
         InvalidRequestError: A value does not fit, or `EngineArgs` has an unknown key.
