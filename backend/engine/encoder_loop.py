@@ -115,11 +115,6 @@ class EncoderLoop:
     """
 
     def __init__(self, model: RunnableModel, port: Port) -> None:
-        """Start idle.
-
-        Args:
-            model: A model that only reads texts.
-        """
         self.model = model
         self._port = port
         self._commands: deque[Command] = deque()

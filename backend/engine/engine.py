@@ -58,11 +58,7 @@ HandleT = TypeVar("HandleT", bound=Handle)
 
 @dataclass(frozen=True, slots=True)
 class _Served(Generic[HandleT]):
-    """The latest loaded model: its handle, the options of its load, and where it is.
-
-    Attributes:
-        own: The options with absolute paths.
-    """
+    """The latest loaded model: its handle, the options of its load, and where it is."""
 
     model: HandleT
     options: ModelOptions

@@ -20,20 +20,11 @@ class Adoption:
     """Changes how the rows of a running loop are batched, without a change of their tokens.
 
     All parts of the loop share one plan, and look at it when rows join.
-
-    Attributes:
-        is_due: Whether stored prefixes are to be used in place.
     """
 
     def __init__(
         self, plan: BatchPlan, loop: LoopParts, new_drafting: Callable[[], Drafting | None]
     ) -> None:
-        """Start with the present plan.
-
-        Args:
-            plan: Of the loop; it changes.
-            new_drafting: Returns the drafting of the plan, if it drafts.
-        """
         self._plan = plan
         self._loop = loop
         self._new_drafting = new_drafting
@@ -64,20 +55,9 @@ class Adoption:
 
 
 class Examination:
-    """Finds how rows may be batched, a pass at a time; belongs to the main thread.
-
-    Attributes:
-        is_pending: Whether it has yet to begin.
-        is_running: Whether there are passes to compute.
-    """
+    """Finds how rows may be batched, a pass at a time; belongs to the main thread."""
 
     def __init__(self, loop: LoopParts, adoption: Adoption, *, knows_drafts: bool) -> None:
-        """Create an examination; see `begin_if_due`.
-
-        Args:
-            loop: Its resources name the trials that are open, and the page for the result.
-            knows_drafts: Whether the trials find out about drafts too.
-        """
         self._make, self._page = loop.resources.trials, loop.resources.page
         self.is_pending = self._make is not None
         self._loop = loop

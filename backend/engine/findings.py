@@ -88,11 +88,7 @@ class Notebook:
 
 
 class Page:
-    """The findings of one model while it is tried; belongs to the main thread.
-
-    Attributes:
-        findings: What is known by now.
-    """
+    """The findings of one model while it is tried; belongs to the main thread."""
 
     def __init__(
         self, key: str = "", findings: Findings | None = None, tell: Told = forget
@@ -101,7 +97,6 @@ class Page:
 
         Args:
             findings: Of an earlier load; `None` are none.
-            tell: Receives what is found.
         """
         self.findings = findings or Findings()
         self._key = key

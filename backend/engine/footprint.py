@@ -24,7 +24,6 @@ class KvForecast:
 
     Attributes:
         bits: The option `kv_bits`; `None` leaves the model's own type.
-        profile: How a sequence's caches grow.
     """
 
     bits: int | None
@@ -38,7 +37,6 @@ class Forecast:
     Attributes:
         draft: The card of its draft model, if one was named; its KV is a part of each profile.
         media_bytes: Kept for images and audio; 0 for a text model.
-        memory_bytes: The device's memory.
         budget_bytes: For the KV caches of all requests and of the prompt cache.
         caches: For each useful width, the widest first; none of an encoder.
     """

@@ -69,12 +69,7 @@ class EngineLoop:
     """A decoder at work; belongs to the main thread of its process.
 
     Attributes:
-        scheduler: The open requests, and the phase of each.
-        batch: The rows that decode.
-        prefixes: Stored prefixes of prompts.
         memory: What rows and prefixes may take.
-        background: Embeddings and scores.
-        resources: The rest of what it was given.
     """
 
     def __init__(

@@ -227,7 +227,6 @@ class MemoryLedger:
         """Announce weights before they are read, and let the others free memory.
 
         Args:
-            held: The future size of weights and media.
             timeout_s: The maximum time to wait.
         """
         self._entry = replace(self._entry, held=held, wish=self._entry.least, is_busy=True)

@@ -36,11 +36,6 @@ class Memory:
     def __init__(
         self, reservations: Reservations, scheduler: Scheduler, prefixes: PrefixStore
     ) -> None:
-        """Start with nothing reserved.
-
-        Args:
-            prefixes: Frees memory, and stores the tokens of a pausing row.
-        """
         self._reservations = reservations
         self._scheduler = scheduler
         self._prefixes = prefixes

@@ -32,11 +32,8 @@ class Resources:
     """The resources of a loop other than its model.
 
     Attributes:
-        prefixes: Stores its prefixes.
-        reservations: The memory for its KV caches.
         draft: Its drafter, if any.
         trials: Returns the trials that are open; `None` if there are none.
-        page: What is known of its model.
         threads: Of matrix products; `None` leaves their number as it is.
     """
 
@@ -57,13 +54,7 @@ class LoopParts(Protocol):
     """The parts of a running loop, as those see them that look at several of them.
 
     Attributes:
-        resources: Given to the loop.
-        scheduler: The open requests, and the phase of each.
-        batch: The rows that decode.
-        prefixes: Stored prefixes of prompts.
-        prefilling: Computes chunks of prompts.
         memory: What rows and prefixes may take.
-        background: Embeddings and scores.
     """
 
     model: RunnableModel

@@ -70,7 +70,6 @@ class Port(Protocol):
         """Return the commands that have arrived.
 
         Args:
-            waits: Whether to wait for one.
             timeout_s: For so long; `None` is forever.
         """
 
@@ -82,11 +81,7 @@ class Port(Protocol):
         """
 
     def note_pass(self, request_ids: Sequence[str], /, *, has_job: bool = False) -> None:
-        """Tell the server about the next pass, in case that it ends the process.
-
-        Args:
-            has_job: Whether it is a piece of a background computation.
-        """
+        """Tell the server about the next pass, in case that it ends the process."""
 
     def hand_over(self, told: Told, /) -> None:
         """Send events of requests, in order."""
@@ -95,11 +90,7 @@ class Port(Protocol):
         """Send the results, or errors, of jobs by their numbers."""
 
     def report(self, loop: Reportable, *, is_idle: bool) -> None:
-        """End a turn: send a status if it is time.
-
-        Args:
-            is_idle: Whether there is nothing left to do.
-        """
+        """End a turn: send a status if it is time."""
 
     def send_status(self, loop: Reportable) -> None:
         """Send a status now, because something has ended."""

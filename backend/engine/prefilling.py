@@ -26,13 +26,6 @@ class Prefilling:
         plan: BatchPlan,
         drafting: Drafting | None = None,
     ) -> None:
-        """Create the prefilling.
-
-        Args:
-            prefixes: Restores the beginning of a prompt, and stores computed tokens.
-            plan: Tells whether several prompts may be fed in one pass.
-            drafting: Notified of the ends of prompts.
-        """
         self._feeder = feeder
         self._plan = plan
         self._prefixes = prefixes

@@ -254,7 +254,6 @@ def make_prefix_store(
         budget_bytes: The maximum size of the store.
         disk: Receives evicted and idle nodes, if set.
         forecast: The likelihood of future requests; `None` learns it from past ones.
-        is_replicated: Whether other ranks keep the same store.
     """
     layout = CacheLayout.of(fresh_caches(), packing) if budget_bytes else None
     if layout is None:
@@ -288,7 +287,6 @@ class CachingPrefixStore(PrefixStore):
             budget_bytes: The maximum size of the store.
             disk: Receives evicted and idle nodes, if set.
             forecast: The likelihood of future requests; `None` learns it from past ones.
-            is_replicated: Whether other ranks keep the same store.
         """
         self._fresh_caches = fresh_caches
         self._overlooked = () if is_replicated else _FAILURES

@@ -40,7 +40,6 @@ def start_follower(rank: int, control: str, *, size: int = 0, device: int = 0) -
     """Start another rank, in the process group of this one.
 
     Args:
-        rank: Its number.
         control: Address and port of rank 0.
         size: Of the group; 0 if rank 0 will tell.
         device: The index of its GPU, if there are several.

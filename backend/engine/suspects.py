@@ -37,12 +37,6 @@ class Suspects:
         new_batch: Callable[[], Batch],
         port: Port,
     ) -> None:
-        """Start without suspects.
-
-        Args:
-            batch: Emptied when one of its passes fails.
-            port: Told the requests of each pass.
-        """
         self._scheduler = scheduler
         self._memory = memory
         self._batch = batch

@@ -163,11 +163,6 @@ class Embedder:
     def __init__(
         self, model: RunnableModel, fresh_caches: CacheFactory, jobs: BackgroundJobs
     ) -> None:
-        """Create an embedder.
-
-        Args:
-            jobs: The queue of the texts: a pass ends the jobs of all texts that it computes.
-        """
         self._model = model
         self._fresh_caches = fresh_caches
         self._jobs = jobs
@@ -330,12 +325,6 @@ class Scorer:
         prefixes: PrefixStore,
         chunk_size: ChunkSize,
     ) -> None:
-        """Create a scorer.
-
-        Args:
-            prefixes: Stores prefixes that were computed before.
-            chunk_size: Returns the number of tokens of the next pass.
-        """
         self._network: Network = model.network
         self._fresh_caches = fresh_caches
         self._plan = fresh_caches.plan
@@ -452,12 +441,6 @@ class JobFactory:
         prefixes: PrefixStore,
         jobs: BackgroundJobs,
     ) -> None:
-        """Create a factory.
-
-        Args:
-            prefixes: Stores prefixes that were computed before.
-            jobs: The queue of the jobs; gives the number of tokens of the next pass.
-        """
         self._embedder = Embedder(model, fresh_caches, jobs)
         self._scorer = Scorer(model, fresh_caches, prefixes, jobs.chunk_size)
 

@@ -54,11 +54,6 @@ class FollowerPort:
     is_shared = True
 
     def __init__(self, leader: Channel) -> None:
-        """Create the port.
-
-        Args:
-            leader: The connection to rank 0.
-        """
         self._leader = leader
         self._turn = Turn(0, (), None)
 
@@ -99,7 +94,6 @@ class Follower:
         """Create a follower.
 
         Args:
-            rank: Its number.
             size: Of the group; 0 if unknown.
             leader: The connection to rank 0.
             codec: Of the connection; learns grammars when the model is loaded.

@@ -48,7 +48,6 @@ class Hello(Struct, frozen=True, tag=True, array_like=True):
 
     Attributes:
         size: Of the group it was started for; 0 if only its starter knows.
-        memory_bytes: The memory for its weights.
         software: The versions that must be equal on all ranks.
     """
 
@@ -76,9 +75,6 @@ class Ready(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
 
     Attributes:
         layers: Number of caches of one sequence.
-        cache_kinds: Their kinds, sorted.
-        kv_budget_bytes: The memory for KV caches.
-        cache_budget_bytes: The part of it for the prompt cache.
     """
 
     layers: int

@@ -39,9 +39,6 @@ _PREFERENCE = (GroupBackend.NCCL, GroupBackend.JACCL, GroupBackend.RING)
 def link(topology: Topology, rank: int, *, timeout_s: float) -> mx.distributed.Group:
     """Return the group, once every rank is linked; the process dies by SIGALRM if one is not.
 
-    Args:
-        timeout_s: How long to wait for the others.
-
     Raises:
         LoadFailedError: The links cannot be established.
     """

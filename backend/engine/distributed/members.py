@@ -181,14 +181,9 @@ def _listed(sizes: list[int]) -> str:
 
 
 class TokenCheck:
-    """The checksums of rank 0, until every other rank has confirmed them.
-
-    Attributes:
-        statuses: The latest status of every other rank.
-    """
+    """The checksums of rank 0, until every other rank has confirmed them."""
 
     def __init__(self, reports: Mapping[int, Report]) -> None:
-        """Start with a report of every other rank."""
         self.statuses: dict[int, EngineStatus] = {}
         self._turns = dict.fromkeys(reports, 0)
         self._checksums: dict[int, int] = {}
@@ -222,20 +217,11 @@ NEWS_DELAY_S = 2.0
 
 
 class Members:
-    """All ranks of a group but the first.
-
-    Attributes:
-        form: The group, with all open choices decided.
-    """
+    """All ranks of a group but the first."""
 
     def __init__(
         self, form: Form, members: Sequence[Member], fail: Callable[[BackendError], NoReturn]
     ) -> None:
-        """Start listening to each of them.
-
-        Args:
-            fail: Called when one fails or hangs up: the group is lost.
-        """
         self.form = form
         self._members = members
         self._codec = make_codec()

@@ -68,7 +68,6 @@ class Draft(NamedTuple):
     """Tokens that may come next.
 
     Attributes:
-        trust: The trust in this source for this row.
         is_cut: Whether one more token was drafted that cannot be right.
     """
 

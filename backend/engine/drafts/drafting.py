@@ -51,11 +51,6 @@ class Drafting:
         options: SpeculationOptions,
         model: DraftModel | None = None,
     ) -> None:
-        """Start without rows.
-
-        Args:
-            options: The sources that draft, and their limit.
-        """
         self.costs = costs
         self._counters = counters
         self._vocab_size = vocab_size
@@ -98,7 +93,6 @@ class Drafting:
 
         Args:
             rows: The rows of the pass; the tokens that they keep count as fed.
-            counts: The number of its tokens that each row keeps.
             by_row: Returns an output of a module in the pass as [B, T, n].
         """
         if self._source is not None:

@@ -92,8 +92,6 @@ class Trust:
         """Learn from a draft.
 
         Args:
-            offered: The number of its tokens.
-            accepted: The number of right tokens.
             position: The number of tokens that the row has drawn so far.
         """
         for n in range(min(accepted + 1, offered)):
@@ -120,7 +118,6 @@ class _Kind:
     """Passes of one number of rows and about as many tokens: their time relative to the curve."""
 
     def __init__(self, guess: float) -> None:
-        """Start with a guess, which counts as a pass."""
         self._latest = deque([guess], maxlen=_LATEST_PASSES)
         self.ratio = guess
 
@@ -238,7 +235,6 @@ class DraftModel(Protocol):
         """Handle a pass of the model.
 
         Args:
-            counts: The number of its tokens that each row keeps.
             by_row: Returns an output of a module in the pass as [B, T, n].
         """
 
@@ -256,7 +252,6 @@ class ModelSource:
     """The drafts of a draft model, with their price in seconds."""
 
     def __init__(self, model: DraftModel) -> None:
-        """Wrap a model that has read nothing."""
         self.model = model
 
     def is_ready(self, row: Row) -> bool:
@@ -468,7 +463,6 @@ class Budget:
     """
 
     def __init__(self, sources: Iterable[Source]) -> None:
-        """Open an account for each source."""
         self._left = dict.fromkeys(sources, _GRANT)
         self._debts: dict[Row, float] = {}
         self._begin_step()
@@ -546,7 +540,6 @@ class Budget:
         Args:
             passes: Its rows got the tokens of so many passes without drafts, and accepted ones.
             plain_s: The seconds of a pass without drafts.
-            rows: Their number.
             asked: The latest source that a step waited for; it pays for a step without drafts.
         """
         lost_s = self._own_s(seconds, max(passes, 1) * plain_s) - passes * plain_s - self._lent_s

@@ -53,7 +53,6 @@ class Written(Struct, frozen=True, tag=True, array_like=True):
     Attributes:
         rules: Its start, then its definitions; none if the reply is free.
         objection: Why its calls are free; empty if they are not.
-        told: Lines for the log.
     """
 
     rules: tuple[str, ...]
@@ -86,9 +85,6 @@ class WriterProcess(HelperProcess):
 
     def written(self, rule: ReplyRule, *, is_suspect: bool = False) -> Written:
         """Return the grammar of a rule, which has passed its trial.
-
-        Args:
-            is_suspect: Whether a process has been lost over it.
 
         Raises:
             GrammarError: The rule is malformed, or cannot be enforced.

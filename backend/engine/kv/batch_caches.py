@@ -62,8 +62,6 @@ class BatchCaches:
     A single row keeps its own caches.
 
     Attributes:
-        layers: The caches for the network.
-        count: The number of rows.
         keeps_parts: Whether a row may keep a part of a pass; otherwise it keeps all of it, or none.
         can_go_back: Whether every layer can return to the state before a pass.
     """
@@ -93,11 +91,7 @@ class BatchCaches:
         return sum(counts) if self.packs else len(counts) * max(counts)
 
     def forward(self, network: Network, tokens: mx.array, *, is_idle: bool = False) -> mx.array:
-        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily.
-
-        Args:
-            is_idle: Whether the device has nothing else to compute.
-        """
+        """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily."""
         self._column = None
         if tokens.shape[1] > 1:
             self._order_windows()

@@ -235,7 +235,6 @@ class RaggedKV:
         """Start without rows.
 
         Args:
-            ledger: Lengths and groups, shared with the other layers.
             like: A cache of one row; leaving rows get one of its class.
         """
         self._ledger = ledger
@@ -493,7 +492,6 @@ class QuantizedKV(RaggedKV):
     """Quantised keys and values: words, scales and biases of each."""
 
     def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
-        """Start without rows, with the group size and the bits of `like`."""
         super().__init__(ledger, like)
         self._packing = {"group_size": like.group_size, "bits": like.bits}
 

@@ -91,11 +91,7 @@ PASSES_PER_REVIEW = 256
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """A row that joins.
-
-    Attributes:
-        path: References to the earlier ones.
-    """
+    """A row that joins."""
 
     tail: int
     path: Path = ()
@@ -132,7 +128,6 @@ class Ledger:
 
     Attributes:
         lengths: Positions of each row's tail.
-        paths: References of each row.
         groups: A partition of the rows; those with and without references are separate.
         current: The pass being built, if any.
     """

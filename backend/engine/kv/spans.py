@@ -23,7 +23,6 @@ class Reference:
 
     Attributes:
         source: Identifies the array; the same in all layers.
-        tokens: The number of positions.
     """
 
     source: int
@@ -40,7 +39,6 @@ class Group:
 
     Attributes:
         members: Their indices in the batch, in the order of the buffer.
-        capacity: Positions allocated in the buffers.
     """
 
     members: tuple[int, ...]
@@ -52,11 +50,9 @@ class Span:
 
     Attributes:
         take: Selects its rows in an array of the batch.
-        longest: Positions of the longest tail, including this pass.
     """
 
     def __init__(self, group: Group, lengths: Sequence[int], width: int) -> None:
-        """Take the lengths of all tails before the pass."""
         self.group = group
         self.take = index_of(group.members)
         self._lengths = [lengths[row] for row in group.members]
@@ -109,7 +105,6 @@ class SharedSpan:
         """Take the rows.
 
         Args:
-            start: The position of the first one in every row.
             users: Number of these positions in each row, by its index in the batch.
             everyone: The rows with references, in order.
         """
@@ -134,7 +129,6 @@ class SharedSpan:
         """Return the positions visible to each query, [rows, 1, width, tokens].
 
         Args:
-            window: Number of latest positions.
             latest: [B, width] the position of each query of the batch.
         """
         positions = self._start + mx.arange(self.tokens, dtype=mx.int32)
@@ -146,7 +140,6 @@ class WideRow:
     """A row that takes several tokens in a packed pass.
 
     Attributes:
-        group: The group of its tail.
         path: The references before its tail.
         length: Positions of its tail before the pass.
         tokens: Selects them in the column.
@@ -155,7 +148,6 @@ class WideRow:
     def __init__(
         self, group: Group, place: int, path: Path, length: int, first: int, count: int
     ) -> None:
-        """Take its length before the pass, and the index of its first token in the column."""
         self.group = group
         self.place = place
         self.path = path
@@ -271,16 +263,9 @@ def _tokens(path: Path) -> int:
 
 
 class Column:
-    """The tokens of all rows, row by row.
-
-    Attributes:
-        counts: The number of tokens of each row.
-        width: The largest of them.
-        firsts: The index of each row's first token.
-    """
+    """The tokens of all rows, row by row."""
 
     def __init__(self, counts: Sequence[int]) -> None:
-        """Take the number of tokens of each row, at least one."""
         self.counts = list(counts)
         self.width = max(counts)
         self.firsts = [0, *accumulate(counts)][:-1]

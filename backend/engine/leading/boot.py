@@ -68,13 +68,6 @@ class Intake:
         commands: "queue.SimpleQueue[Command]",
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create an intake; see `start`.
-
-        Args:
-            server: Sends orders.
-            media: Prepares media; `None` for a text model.
-            commands: Receives orders that concern a turn.
-        """
         self._server = server
         self._media = media
         self._grammars = grammars
@@ -174,11 +167,6 @@ class Boot:
     """Loads one model into this process, and serves it until the process ends."""
 
     def __init__(self, server: Channel) -> None:
-        """Create it; see `run`.
-
-        Args:
-            server: Sends orders and receives events.
-        """
         self._server = server
         self._share = MachineShare()
         self._port = ServerPort(server, self._share)

@@ -51,7 +51,6 @@ class MachineShare:
     """This engine's share of the machine's memory; does nothing without a ledger."""
 
     def __init__(self) -> None:
-        """Create a share without a ledger; see `join`."""
         self._ledger: MemoryLedger | None = None
         self._answered = 0
 
@@ -93,12 +92,7 @@ class MachineShare:
     def begin(
         self, status: EngineStatus, post: Callable[[Resize], None], *, has_media: bool
     ) -> None:
-        """Start dividing the memory.
-
-        Args:
-            post: Receives orders for the session.
-            has_media: Whether media are kept too.
-        """
+        """Start dividing the memory."""
         if self._ledger is None:
             return
         parts = status.memory_bytes
@@ -156,11 +150,6 @@ class ServerPort:
     is_shared = False
 
     def __init__(self, server: Channel, share: MachineShare) -> None:
-        """Create a port.
-
-        Args:
-            share: Told about the memory in every status, and about each order carried out.
-        """
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._server = server
         self._share = share

@@ -130,7 +130,6 @@ class Load(Struct, frozen=True, tag=True, array_like=True):
 
     Attributes:
         ledger: The directory where backends divide the memory; `None` for none.
-        known: What earlier loads found of models, by their keys.
     """
 
     options: ModelOptions
@@ -145,7 +144,6 @@ class PrepareMedium(Struct, frozen=True, tag=True, kw_only=True, array_like=True
     Attributes:
         content: Of an image [H, W, 3], of a video [T, H, W, 3], or samples [N].
         fps: Frames per second of a video.
-        digest: Identifies the medium.
     """
 
     kind: MediaKind
@@ -197,7 +195,6 @@ class Loaded(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     """The model is loaded.
 
     Attributes:
-        tokenizer_defaults: The model code's defaults for its tokenizer.
         media: `None` for a text model.
     """
 
@@ -241,12 +238,7 @@ class Answered(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Passing(Struct, frozen=True, tag=True, array_like=True):
-    """A pass over other rows than the last one starts.
-
-    Attributes:
-        requests: The requests of the rows.
-        has_job: Whether it is a piece of a job.
-    """
+    """A pass over other rows than the last one starts."""
 
     requests: Sequence[str]
     has_job: bool = False

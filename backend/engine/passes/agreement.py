@@ -19,18 +19,9 @@ class Ranks:
     """All processes of one model, or the only one.
 
     Every rank must make the same calls in the same order: each of them waits for the others.
-
-    Attributes:
-        are_several: Whether there are others.
     """
 
     def __init__(self, gather: Gather, *, are_several: bool = True) -> None:
-        """Create the group.
-
-        Args:
-            gather: Exchanges one number.
-            are_several: Whether there are others.
-        """
         self._gather = gather
         self.are_several = are_several
 

@@ -84,7 +84,6 @@ class Drawn:
     Attributes:
         tokens: [N] ids.
         logprobs: Of the tokens whose requests want them, by index.
-        arrays: The arrays to evaluate.
     """
 
     tokens: mx.array
@@ -113,7 +112,6 @@ class Attempt:
     Attributes:
         inputs: [B] of each row.
         starts: [B] own tokens before the latest.
-        column: All inputs, row by row.
         drafts: [B] of each row.
         accepted: [B] accepted tokens of each draft, once known.
         kept: [B] inputs that stay in the KV cache of each row.
@@ -174,14 +172,9 @@ _T = TypeVar("_T")
 
 
 class Draws:
-    """The chain of each row of a batch; created again whenever the rows change.
-
-    Attributes:
-        has_grammars: Whether a row follows a grammar.
-    """
+    """The chain of each row of a batch; created again whenever the rows change."""
 
     def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
-        """Create the chains of rows with at most one token in flight."""
         self._rows = rows
         self._params = [row.params.sampling for row in rows]
         self._wanted = [row.params.top_logprobs for row in rows]
@@ -270,11 +263,7 @@ class _Flight:
 
 
 class Batch:
-    """The rows being decoded; belongs to the main thread.
-
-    Attributes:
-        note_step: Learns from undisturbed steps.
-    """
+    """The rows being decoded; belongs to the main thread."""
 
     def __init__(
         self,

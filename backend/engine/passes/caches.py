@@ -27,10 +27,8 @@ class CacheFactory:
     """Creates the caches of one sequence: the network's own, or quantised ones.
 
     Attributes:
-        network: The network of the caches.
         group_sizes: Values that share a scale, for each leaf of the caches in order; `None`
             leaves it as it is. An empty tuple leaves all as they are.
-        plan: How caches of several sequences are batched.
     """
 
     network: Network

@@ -26,9 +26,6 @@ class DraftBatch:
     """The `DraftModel` of a batch; belongs to the main thread.
 
     A draft is the row's own draw, with its own keys, if the draft model were the model.
-
-    Attributes:
-        costs: The times of the draft model's passes.
     """
 
     def __init__(

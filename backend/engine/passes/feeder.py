@@ -27,7 +27,6 @@ class MediaMemo:
 
     Attributes:
         runs: The number of tower runs.
-        nbytes: The size of the remembered outputs.
     """
 
     def __init__(self, network: VisionNetwork, budget_bytes: int) -> None:
@@ -86,7 +85,6 @@ def prefill_chunk(network: Network, fresh_caches: FreshCaches, row: Row, count: 
 
     Args:
         fresh_caches: Creates caches for a row without any.
-        count: The number of tokens.
     """
     caches = row.own_caches(fresh_caches)
     chunk = row.token_ids[row.fed : row.fed + count]
@@ -119,17 +117,12 @@ def prefill_together(
     mx.eval([cache.state for row in rows for cache in row.cache or ()])
 
 
-class TextFeeder:
+class Feeder:
     """Feeds prompts to a network that reads text only; belongs to the main thread."""
 
     media: MediaMemo | None = None
 
     def __init__(self, network: Network, fresh_caches: FreshCaches) -> None:
-        """Create a feeder.
-
-        Args:
-            fresh_caches: Creates caches for a row without any.
-        """
         self._network = network
         self._fresh_caches = fresh_caches
 
@@ -138,28 +131,23 @@ class TextFeeder:
         prefill_chunk(self._network, self._fresh_caches, row, count)
 
     def feed_together(self, rows: Sequence[Row], plan: BatchPlan) -> None:
-        """Feed the rest of two or more prompts in one pass; computed on return."""
+        """Feed the rest of two or more text prompts in one pass; computed on return."""
         prefill_together(self._network, self._fresh_caches, plan, rows)
+        for row in rows:
+            self.align(row)
 
     def align(self, row: Row) -> None:
-        """Leave the row as it is: in text, positions count tokens."""
+        """Set the position of the next token; in text, positions count tokens anyway."""
 
 
-class MediaFeeder:
-    """Feeds prompts to a network with towers; belongs to the main thread.
+class MediaFeeder(Feeder):
+    """Feeds prompts to a network with towers; belongs to the main thread."""
 
-    Attributes:
-        media: The towers' outputs.
-    """
+    _network: VisionNetwork
+    media: MediaMemo
 
     def __init__(self, network: VisionNetwork, fresh_caches: FreshCaches) -> None:
-        """Create a feeder.
-
-        Args:
-            fresh_caches: Creates caches for a row without any.
-        """
-        self._network = network
-        self._fresh_caches = fresh_caches
+        super().__init__(network, fresh_caches)
         self.media = MediaMemo(network, MEDIA_MEMO_BYTES)
 
     def feed(self, row: Row, count: int) -> None:
@@ -170,17 +158,10 @@ class MediaFeeder:
         """
         span = row.media_at(row.fed)
         if span is None:
-            text = row.next_media_start - row.fed
-            prefill_chunk(self._network, self._fresh_caches, row, min(count, text))
+            super().feed(row, min(count, row.next_media_start - row.fed))
         else:
             self._feed_medium(row, span, count)
         self.align(row)
-
-    def feed_together(self, rows: Sequence[Row], plan: BatchPlan) -> None:
-        """Feed the rest of two or more text prompts in one pass; computed on return."""
-        prefill_together(self._network, self._fresh_caches, plan, rows)
-        for row in rows:
-            self.align(row)
 
     def align(self, row: Row) -> None:
         """Set the position of the next token by the media before it."""
@@ -210,11 +191,8 @@ class MediaFeeder:
         return self.media.rope_length(span, token_ids) - len(token_ids)
 
 
-Feeder = TextFeeder | MediaFeeder
-
-
 def make_feeder(network: Network, fresh_caches: FreshCaches) -> Feeder:
     """Return the feeder of a network."""
     if isinstance(network, VisionNetwork):
         return MediaFeeder(network, fresh_caches)
-    return TextFeeder(network, fresh_caches)
+    return Feeder(network, fresh_caches)

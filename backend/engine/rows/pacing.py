@@ -60,7 +60,6 @@ class ChunkSizer:
     the tokens that fit, and the size moves from one full pass to the next until the time fits.
 
     Attributes:
-        target_s: The target duration of a pass.
         cap: The maximum tokens of a pass.
     """
 
@@ -112,9 +111,7 @@ class PrefillPace:
     """The prefill that the clock allows in the next turn, as a plain value.
 
     Attributes:
-        has_room: Whether decoding rows can wait for another chunk.
         shared: The chunk while rows decode.
-        alone: The chunk otherwise.
     """
 
     has_room: bool
@@ -170,7 +167,6 @@ class PrefillPacer:
 
         Args:
             tokens: Of text; 0 for a medium, which costs more than its tokens suggest.
-            seconds: Its duration.
         """
         self._is_pause_used = True
         self._sizer.record(tokens, seconds)

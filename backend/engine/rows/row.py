@@ -108,9 +108,7 @@ class Row:
     """One request from submission to finish; belongs to the main thread.
 
     Attributes:
-        params: The caller's.
         max_tokens: The most tokens of its reply; less than the request's once it is curtailed.
-        prompt_tokens: The length of its prompt.
         token_ids: Prompt, then every generated token that has been read.
         cache: The caches of all layers while the row is alone; `None` before prefill and
             while the row is part of a batch.
@@ -122,14 +120,9 @@ class Row:
         may_share_passes: Whether its prompt may be fed in one pass with others.
         may_reuse: Whether its prefix may come from the prompt cache.
         seen_version: The prompt cache's version when the prompt was looked up.
-        cached_tokens: Prompt tokens that came from the prompt cache.
         shared: The first positions, used in place in the prompt cache.
         parted_at: Where the prompt left a stored one that continues differently; 0 is nowhere.
         branch: Where the prompt left the stored one, if that is well after the restored part.
-        saved: The number of tokens offered to it.
-        is_system_pinned: Whether its system prompt was marked there.
-        drafted: Tokens drafted for it.
-        accepted: The accepted ones among them.
         states: The hidden states of its latest tokens, if a head reads them.
     """
 

@@ -30,9 +30,6 @@ class AdmissionQueue:
     The first of a priority may be overtaken: by a higher priority, and by rows that fit into
     memory when it does not. After `MAX_TIMES_OVERTAKEN` times it is the next
     to go in any case.
-
-    Attributes:
-        count: The number of rows.
     """
 
     def __init__(self) -> None:

@@ -48,9 +48,7 @@ class EngineProcess(asyncio.Protocol):
     """Lives on one event loop; loads one model and ends with it.
 
     Attributes:
-        charge: The model that it was told to load.
         silent_since: Time of its last message, by the monotonic clock.
-        is_mute: Whether it has sent no message yet.
     """
 
     def __init__(
@@ -226,7 +224,6 @@ class Starter:
         note_end: Callable[[EngineProcess, BackendError], None],
         environment: Mapping[str, str] | None,
     ) -> None:
-        """Create a starter; the arguments are those of `EngineProcess`."""
         self._hear = hear
         self._note_end = note_end
         self._environment = environment

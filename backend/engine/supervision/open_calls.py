@@ -43,16 +43,10 @@ class OpenRequest(AsyncIterator[Steps]):
     raised after the steps before it.
 
     Attributes:
-        request: What was asked.
-        generated: Tokens of the reply so far.
-        has_ended: Whether the engine is done with it.
-        is_sent: Whether the present engine process has it.
         losses: Number of processes in a row lost over it without a token in between.
-        has_left: Whether its caller is gone.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
-        """Open a request that no process has yet."""
         self.request = request
         self.generated: list[int] = []
         self.has_ended = False
@@ -144,7 +138,6 @@ class OpenCalls:
 
     Attributes:
         process: Gets them; without one they wait for the next.
-        preparing: Ids of requests on their way to the engine.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,6 @@ class TurnWatch:
 
         Args:
             turn_s: Duration of the present turn; 0 between turns.
-            is_alive: Whether the engine still exists.
             limit_s: A longer turn is too long, in seconds.
             lost_after_s: After a longer turn the engine is given up; 0 is never.
             give_up: Called with the duration of the turn.
@@ -195,11 +194,7 @@ class Supervisor:
         return loaded
 
     async def end(self, reason: BackendError, *, drops_spare: bool = False) -> None:
-        """End the process and all open calls, after writing pending nodes to disk.
-
-        Args:
-            drops_spare: Whether the spare process ends too.
-        """
+        """End the process and all open calls, after writing pending nodes to disk."""
         process = self.calls.pause()
         recovery, self._recovery = self._recovery, None
         self._status = EngineStatus()

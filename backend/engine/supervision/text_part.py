@@ -43,11 +43,6 @@ class RemoteMedia:
         prepare: Prepare,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Start with an empty cache.
-
-        Args:
-            prepare: Reaches it; on the event loop.
-        """
         self.snippets = facts.snippets
         self.takes_parts = facts.takes_parts
         self.sampling_rate = facts.sampling_rate
@@ -97,12 +92,7 @@ class RemoteMedia:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """What is known of a checkpoint's text before its process has read the weights.
-
-    Attributes:
-        hf_tokenizer: As transformers reads it.
-        tokenizer: With its tables.
-    """
+    """What is known of a checkpoint's text before its process has read the weights."""
 
     hf_tokenizer: Any
     tokenizer: Tokenizer

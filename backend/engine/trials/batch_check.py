@@ -245,7 +245,6 @@ class BatchTrial:
     Attributes:
         fresh_caches: Creates the caches of one sequence.
         token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
-        ranks: The ranks of the model.
     """
 
     def __init__(
@@ -257,11 +256,6 @@ class BatchTrial:
         *,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Choose the prompts.
-
-        Args:
-            lengths: The lengths of the prompts, in tokens.
-        """
         self.network = network
         # Those of a running session would change with its plan.
         self.fresh_caches = replace(fresh_caches, plan=BatchPlan())

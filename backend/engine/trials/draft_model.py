@@ -43,23 +43,14 @@ _LEAST_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft model, ready to draft.
-
-    Attributes:
-        fresh_caches: Creates its caches.
-        profile: The memory of the caches of one row.
-    """
+    """A draft model, ready to draft."""
 
     model: RunnableModel
     fresh_caches: CacheFactory
     profile: KvProfile
 
     def batch(self, vocab_size: int) -> DraftBatch:
-        """Return the drafter for the batches of a model.
-
-        Args:
-            vocab_size: The width of that model's logits.
-        """
+        """Return the drafter for the batches of a model."""
         return DraftBatch(
             self.model.network,
             self.fresh_caches,
@@ -74,9 +65,7 @@ class Surroundings:
     """What a drafter is loaded and tried with.
 
     Attributes:
-        sample: Tokens of a text.
         make_room: Called with the size of both weights before those of the drafter are read.
-        notebook: What earlier loads found.
     """
 
     sample: Sequence[int]
@@ -199,11 +188,7 @@ def require_same_vocabulary(draft: Tokenizer, model: Tokenizer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead(LoadedDraft):
-    """A head, ready to draft.
-
-    Attributes:
-        tap: Keeps the states of the model for the head.
-    """
+    """A head, ready to draft."""
 
     tap: HiddenTap
 

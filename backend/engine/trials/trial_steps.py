@@ -67,7 +67,6 @@ def difference(expected: Sequence[mx.array], found: Sequence[mx.array]) -> str |
 
     Args:
         expected: Logits [..., V] of each row.
-        found: Logits that should be equal.
     """
     largest = max(_gap(a, b) for a, b in zip(expected, found, strict=True))
     is_near = largest <= _TOLERANCE.get(expected[0].dtype, max(_TOLERANCE.values()))
