@@ -47,6 +47,9 @@ from backend.model.loaded import RunnableModel
 Output: TypeAlias = Any
 
 
+log = logging.getLogger(__name__)
+
+
 class Encoder:
     """One loaded encoder; belongs to the main thread."""
 
@@ -104,8 +107,6 @@ class Encoder:
 
 MAX_PASS_TOKENS = 8192
 PASSES_PER_CLEAR = 32
-
-log = logging.getLogger(__name__)
 
 
 class EncoderLoop:

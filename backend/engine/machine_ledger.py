@@ -27,6 +27,9 @@ MAX_NAME_CHARS = 256
 Bytes = Annotated[int, Meta(ge=0, le=2**56)]
 
 
+log = logging.getLogger(__name__)
+
+
 class Entry(Struct, frozen=True, kw_only=True):
     """A backend in the ledger; sizes are in bytes.
 
@@ -138,8 +141,6 @@ NEWS_INTERVAL_S = 1.0
 _LOCK_TIMEOUT_S = 0.2
 
 _GIB = 2**30
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ from backend.model.loaded import RunnableModel
 FLOAT_BYTES = 4
 
 
+log = logging.getLogger(__name__)
+
+
 class Pool:
     """The vectors of one text, gathered as its tokens are computed; belongs to the main thread.
 
@@ -140,8 +143,6 @@ _TRIAL = ((3, 1, 4), (2, 7, 1, 8, 2, 8, 1, 8))
 _TOLERANCE = 0.02
 # Names of the decoder in the modules of mlx-lm 0.32, wrappers of vision models outermost.
 _INNER_NAMES = ("language_model", "model", "transformer", "backbone")
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -30,6 +30,9 @@ CHECK_INTERVAL_TURNS = 32
 """Turns between comparisons of the tokens of all ranks."""
 
 
+log = logging.getLogger(__name__)
+
+
 class Form(Struct, frozen=True, kw_only=True):
     """A group, and the model that it will load.
 
@@ -135,8 +138,6 @@ def software() -> str:
 
 _LOOK_INTERVAL_S = 0.1
 _HELLO_TIMEOUT_S = 5.0
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

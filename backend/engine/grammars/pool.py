@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from backend.sampling.grammar.thought_marks import ThoughtMarks
 
 
+log = logging.getLogger(__name__)
+Made = TypeVar("Made")
+
+
 class SentGrammar:
     """A grammar from rank 0 that is compiled on first use; safe from any thread."""
 
@@ -148,12 +152,9 @@ def _lark(parts: GrammarParts) -> LarkGrammar:
 _WARM_UP_DELAY_S = 2.0
 _FREE = Written(())
 
-log = logging.getLogger(__name__)
 
 Outcome: TypeAlias = ReplyGrammar | BackendError | None
 """What guides a reply, `None` if nothing does, or the error of its request."""
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,6 +21,8 @@ from backend.engine.rows.row import Row
 from backend.model.device import DEVICE
 from backend.sampling.sampler import History, LogitsAdjuster, Sampler, TokenMasks, largest
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobsInFlight:
@@ -166,9 +168,6 @@ def taken(row: Row, token_id: int, logprobs: StepLogprobs | None) -> RowStep:
         return RowStep(row, TokenStep(token_id, None, logprobs))
     row.finish()
     return RowStep(row, TokenStep(token_id, reason, logprobs, row.drafted, row.accepted))
-
-
-_T = TypeVar("_T")
 
 
 class Draws:

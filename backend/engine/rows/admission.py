@@ -35,6 +35,9 @@ _ENDLESS = 2**40
 _MIB = 2**20
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class WindowProfile:
     """Layers that keep the latest `size` positions."""
@@ -303,9 +306,6 @@ class Reservations:
 def _room(tokens: int) -> int:
     """Return the maximum allocated positions of a row's caches."""
     return tokens + ALLOCATION_STEP_TOKENS
-
-
-log = logging.getLogger(__name__)
 
 
 def kv_budget_bytes(

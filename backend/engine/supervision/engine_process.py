@@ -35,6 +35,9 @@ _REAP_TIMEOUT_S = 5.0
 _REFUSALS = (LoadError, InvalidRequestError, UnsupportedError)
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Charge:
     """The model of a process, and the directory where backends divide the memory, if any."""
@@ -210,9 +213,6 @@ class EngineProcess(asyncio.Protocol):
         deadline = time.monotonic() + timeout_s
         while self.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
             await asyncio.sleep(_POLL_INTERVAL_S)
-
-
-log = logging.getLogger(__name__)
 
 
 class Starter:

@@ -41,6 +41,10 @@ _PROBE_TOKENS = 8
 _LEAST_SHARE = 0.9
 
 
+Found = TypeVar("Found")
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
     """A draft model, ready to draft."""
@@ -253,11 +257,6 @@ def _with_states(profile: KvProfile, head: HeadNetwork) -> KvProfile:
 
 def _card(kind: HeadKind, directory: Path, model: RunnableModel, own_bytes: int) -> ModelCard:
     return replace(model.card, path=str(directory), model_type=kind.name, weights_bytes=own_bytes)
-
-
-Found = TypeVar("Found")
-
-log = logging.getLogger(__name__)
 
 
 def load_draft(
