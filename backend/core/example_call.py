@@ -18,7 +18,5 @@ EXAMPLE_TOOL = Tool(
     },
 )
 EXAMPLE_CALL = ToolCall(
-    call_id="probe0001",
-    name=EXAMPLE_TOOL.name,
-    arguments='{"probe_key": "probe_value"}',
+    call_id="probe0001", name=EXAMPLE_TOOL.name, arguments='{"probe_key": "probe_value"}'
 )

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -36,12 +36,7 @@ from backend.engine.trials.draft_model import LoadedDraft, load_draft, wants_dra
 from backend.engine.trials.media_check import media_faults, text_fault
 from backend.engine.trials.model_key import model_key
 from backend.engine.trials.pass_costs import foresee
-from backend.engine.trials.trial_steps import (
-    at_once,
-    require_numbers,
-    require_sense,
-    trial_lengths,
-)
+from backend.engine.trials.trial_steps import at_once, require_numbers, require_sense, trial_lengths
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.fingerprint import fingerprint
 from backend.model.checkpoint.libraries import is_known_to_mlx_lm
@@ -157,6 +152,7 @@ def assemble_loop(
     return EngineLoop(model, fresh_caches, resources, tuning, port)
 
 
+@dataclass(slots=True)
 class _Batching:
     """How the rows of a model may be batched: known, tried now, or to be tried later.
 
@@ -164,42 +160,36 @@ class _Batching:
         is_open: Whether it has yet to be tried, once the plan was asked for.
     """
 
-    def __init__(
-        self,
-        model: RunnableModel,
-        options: ModelOptions,
-        fresh_caches: CacheFactory,
-        sample: Sequence[int],
-        ranks: Ranks,
-        page: Page,
-    ) -> None:
-        self.is_open = False
-        self._model = model
-        self._options = options
-        self._fresh_caches = fresh_caches
-        self._sample = sample
-        self._ranks = ranks
-        self._page = page
-        self._drafts = options.tuning.speculation.speculation != "off"
+    model: RunnableModel
+    options: ModelOptions
+    fresh_caches: CacheFactory
+    sample: Sequence[int]
+    ranks: Ranks
+    page: Page
+    is_open: bool = False
+
+    @property
+    def _drafts(self) -> bool:
+        return self.options.tuning.speculation.speculation != "off"
 
     def plan(self) -> BatchPlan:
         """Return the plan to start with: if it has yet to be tried, a safe one."""
-        if not self._options.tuning.scheduling.batching:
+        if not self.options.tuning.scheduling.batching:
             return BatchPlan(Batching.NONE)
-        known = self._page.findings
+        known = self.page.findings
         if known.plan is not None and (known.knows_drafts or not self._drafts):
             return replace(known.plan, pass_seconds=known.plan.pass_seconds if self._drafts else {})
         if self._must_wait:
             log.info(
                 "trying how requests of %s can be computed together, once for this checkpoint: "
                 "this takes some seconds on a CPU",
-                self._model.card.name,
+                self.model.card.name,
             )
             plan = at_once(self.planning())
-            self._page.add(plan=plan, knows_drafts=self._drafts, begun=0)
+            self.page.add(plan=plan, knows_drafts=self._drafts, begun=0)
             return replace(plan)
-        self.is_open = not self._page.has_failed
-        if self._page.has_failed:
+        self.is_open = not self.page.has_failed
+        if self.page.has_failed:
             log.warning(
                 "this model runs one request at a time, without drafts: engines have ended while "
                 "they tried more (check_at_load:true tries again)"
@@ -209,19 +199,19 @@ class _Batching:
     @property
     def _must_wait(self) -> bool:
         """Whether the load has to wait: ranks act alike, and a drafter is refused at load."""
-        at_load = self._options.tuning.process.check_at_load or self._ranks.are_several
-        return at_load or (self._drafts and wants_drafter(self._options, self._model))
+        at_load = self.options.tuning.process.check_at_load or self.ranks.are_several
+        return at_load or (self._drafts and wants_drafter(self.options, self.model))
 
     def planning(self) -> Planning:
         """Return the trials; the log says what they leave out."""
-        spans = [n for n in self._model.card.attention_spans if n <= _LONGEST_TRIED_SPAN]
-        if len(spans) < len(self._model.card.attention_spans):
+        spans = [n for n in self.model.card.attention_spans if n <= _LONGEST_TRIED_SPAN]
+        if len(spans) < len(self.model.card.attention_spans):
             text = "windows of more than %d tokens are not tried"
-            self._page.say(logging.INFO, text, _LONGEST_TRIED_SPAN)
-        network, lengths = self._model.network, trial_lengths(spans)
-        trial = BatchTrial(network, self._fresh_caches, self._sample, lengths, ranks=self._ranks)
-        known = self._page.findings.plan
-        return planning(trial, self._page, drafts=self._drafts, known=known)
+            self.page.say(logging.INFO, text, _LONGEST_TRIED_SPAN)
+        network, lengths = self.model.network, trial_lengths(spans)
+        trial = BatchTrial(network, self.fresh_caches, self.sample, lengths, ranks=self.ranks)
+        known = self.page.findings.plan
+        return planning(trial, self.page, drafts=self._drafts, known=known)
 
 
 def _kv_budget_bytes(options: ModelOptions, model: RunnableModel, draft: LoadedDraft | None) -> int:

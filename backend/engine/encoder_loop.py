@@ -34,12 +34,7 @@ from backend.engine.messages.protocol import (
 )
 from backend.engine.port import Command, Port
 from backend.engine.rows.pacing import ChunkSizer
-from backend.errors import (
-    BackendError,
-    DeviceLostError,
-    GenerationFailedError,
-    UnsupportedError,
-)
+from backend.errors import BackendError, DeviceLostError, GenerationFailedError, UnsupportedError
 from backend.model.checkpoint.upstream import Network
 from backend.model.loaded import RunnableModel
 

@@ -259,17 +259,12 @@ def make_prefix_store(
     if layout is None:
         return PrefixStore()
     return CachingPrefixStore(
-        fresh_caches,
-        layout,
-        budget_bytes,
-        disk,
-        forecast,
-        is_replicated=is_replicated,
+        fresh_caches, layout, budget_bytes, disk, forecast, is_replicated=is_replicated
     )
 
 
 class CachingPrefixStore(PrefixStore):
-    """Stores the prefixes of one loaded model in a prompt cache."""
+    """Stores the prefixes of one loaded model in a prompt cache; see `make_prefix_store`."""
 
     def __init__(
         self,
@@ -281,13 +276,6 @@ class CachingPrefixStore(PrefixStore):
         *,
         is_replicated: bool = False,
     ) -> None:
-        """Start with an empty store.
-
-        Args:
-            budget_bytes: The maximum size of the store.
-            disk: Receives evicted and idle nodes, if set.
-            forecast: The likelihood of future requests; `None` learns it from past ones.
-        """
         self._fresh_caches = fresh_caches
         self._overlooked = () if is_replicated else _FAILURES
         self._layout = layout

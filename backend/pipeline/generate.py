@@ -104,9 +104,7 @@ async def tokenize(call: GenerationCall, model: ServedModel) -> Sequence[int]:
     The result may exceed the context: callers use it to find out.
     """
     return await worker_pool.run(
-        lambda: token_ids_of(call, model),
-        size_bytes=call.size_bytes,
-        reads_media=bool(call.media),
+        lambda: token_ids_of(call, model), size_bytes=call.size_bytes, reads_media=bool(call.media)
     )
 
 

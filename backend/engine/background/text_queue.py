@@ -44,10 +44,7 @@ class TextCall:
     """
 
     def __init__(
-        self,
-        number: int,
-        texts: Sequence[Text],
-        conclude: Callable[[Sequence[Any]], object],
+        self, number: int, texts: Sequence[Text], conclude: Callable[[Sequence[Any]], object]
     ) -> None:
         """Create a call whose texts all wait.
 

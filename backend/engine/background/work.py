@@ -313,8 +313,6 @@ MAX_COPIES_BYTES = 2**30
 # Tokens of a group with padding, per token without.
 MAX_PADDED = 1.25
 
-"""Natural-log probabilities, per continuation and token."""
-
 
 class Scorer:
     """Scores with one loaded model; belongs to the main thread."""

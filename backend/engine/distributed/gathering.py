@@ -184,12 +184,7 @@ class _Gathering:
         refusal: Describes the last one that was refused, if any.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        codec: Codec,
-        children: Mapping[int, Process],
-    ) -> None:
+    def __init__(self, topology: Topology, codec: Codec, children: Mapping[int, Process]) -> None:
         self.members: dict[int, Member] = {}
         self._topology = topology
         self._codec = codec

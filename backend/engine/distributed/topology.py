@@ -129,9 +129,7 @@ def topology_of(tuning: TuningOptions) -> Topology | None:
             "Options: hosts", f"the first one, {hosts[0]}, must be an address of this machine"
         )
     return Topology(
-        hosts,
-        Parallelism(tuning.group.distributed),
-        GroupBackend(tuning.group.distributed_backend),
+        hosts, Parallelism(tuning.group.distributed), GroupBackend(tuning.group.distributed_backend)
     )
 
 

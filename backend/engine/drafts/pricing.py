@@ -43,12 +43,7 @@ SOURCES: Mapping[str, Sequence[Source]] = {
 }
 """The sources that draft, by the option `speculation`."""
 
-FIRST_CHANCES = {
-    Source.FORCED: 0.9,
-    Source.MATCH: 0.5,
-    Source.LONG_MATCH: 0.8,
-    Source.MODEL: 0.7,
-}
+FIRST_CHANCES = {Source.FORCED: 0.9, Source.MATCH: 0.5, Source.LONG_MATCH: 0.8, Source.MODEL: 0.7}
 """The assumed chance that a drafted token is right, until the source has been measured."""
 
 

@@ -610,11 +610,7 @@ def _routed(upstream: Attention) -> Attention:
 
 
 def attend_row(
-    row: RowKV,
-    queries: mx.array,
-    scale: float,
-    mask: mx.array | None,
-    sinks: mx.array | None,
+    row: RowKV, queries: mx.array, scale: float, mask: mx.array | None, sinks: mx.array | None
 ) -> mx.array:
     """Return the attention [1, heads, width, value width] of a single row.
 

@@ -300,11 +300,7 @@ class PackedPass(Pass):
     """The arrays of a packed pass; its spans are those of each row's first token."""
 
     def __init__(
-        self,
-        lengths: Sequence[int],
-        paths: Sequence[Path],
-        groups: Sequence[Group],
-        column: Column,
+        self, lengths: Sequence[int], paths: Sequence[Path], groups: Sequence[Group], column: Column
     ) -> None:
         """Take lengths of tails, and references, before the pass."""
         super().__init__(lengths, paths, groups, 1)

@@ -69,10 +69,7 @@ class GroupPort(ServerPort):
 
 
 def join_group(
-    form: Form,
-    server: Channel,
-    share: MachineShare,
-    fail: Callable[[BaseException], NoReturn],
+    form: Form, server: Channel, share: MachineShare, fail: Callable[[BaseException], NoReturn]
 ) -> tuple[RunnableModel, EngineLoop, GroupPort]:
     """Form a group, load its shards, and return rank 0's shard, loop and port."""
     members, model, start = form_group(form, fail)

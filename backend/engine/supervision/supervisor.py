@@ -29,12 +29,7 @@ from backend.engine.messages.protocol import (
 )
 from backend.engine.supervision.engine_process import Charge, EngineProcess, Starter
 from backend.engine.supervision.open_calls import OpenCalls
-from backend.errors import (
-    BackendError,
-    EngineFailedError,
-    EngineStuckError,
-    LoadFailedError,
-)
+from backend.errors import BackendError, EngineFailedError, EngineStuckError, LoadFailedError
 from common.memory.resident import resident_bytes
 from common.process.own_thread import in_own_thread
 
@@ -179,13 +174,7 @@ class Supervisor:
         self._starter.prepare()
 
     async def load(self, options: ModelOptions, directory: Path) -> Loaded:
-        """Load a model into a process without one.
-
-        Raises:
-            LoadError: It could not be loaded; the message gives the reason.
-            InvalidRequestError: An option cannot be met.
-            UnsupportedError: The model cannot be loaded as asked.
-        """
+        """Load a model into a process without one; fails as `EngineProcess.load`."""
         self._losses, self._failed_starts = Losses(), 0
         self._findings.forgive()
         charge = Charge(options, directory, self._memory_ledger)

@@ -15,12 +15,7 @@ from backend.errors import RefusedMediumError
 from backend.model.loaded import LoadedModel
 from backend.model.text.pattern_trial import direct_chars
 from backend.model.text.tokenizer import Tokenizer
-from backend.model.vision.media_processor import (
-    Content,
-    PreparedMedium,
-    ProcessorError,
-    raw,
-)
+from backend.model.vision.media_processor import Content, PreparedMedium, ProcessorError, raw
 from common.memory.garbage import LASTING
 from common.process.own_thread import in_own_thread
 
@@ -38,10 +33,7 @@ class RemoteMedia:
     """
 
     def __init__(
-        self,
-        facts: MediaFacts,
-        prepare: Prepare,
-        loop: asyncio.AbstractEventLoop,
+        self, facts: MediaFacts, prepare: Prepare, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.snippets = facts.snippets
         self.takes_parts = facts.takes_parts

@@ -170,8 +170,7 @@ def _placed(
     counts = model.placements.place(messages, digests)
     return [
         replace(
-            message,
-            media=tuple(Placement(0, kind) for kind, n in count.items() for _ in range(n)),
+            message, media=tuple(Placement(0, kind) for kind, n in count.items() for _ in range(n))
         )
         for message, count in zip(messages, counts, strict=True)
     ]

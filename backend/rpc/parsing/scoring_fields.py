@@ -47,9 +47,7 @@ def rerank_call(request: pb.RerankRequest) -> RerankCall:
     if request.top_n < 0:
         raise InvalidRequestError("top_n", f"is negative: {request.top_n}")
     return RerankCall(
-        query=request.query,
-        documents=tuple(request.documents),
-        max_results=request.top_n or None,
+        query=request.query, documents=tuple(request.documents), max_results=request.top_n or None
     )
 
 
