@@ -256,7 +256,7 @@ class Starter:
     async def loaded(
         self, charge: Charge, known: Mapping[str, Findings]
     ) -> tuple[EngineProcess, Loaded]:
-        """Return a process that has loaded a model, and the facts; fails as `EngineProcess.load`."""
+        """Return a process with a loaded model, and its facts; fails as `EngineProcess.load`."""
         variables = dict(charge.options.environment)
         # A process that is running keeps the environment in which it began.
         process = None if variables else await self._taken_spare()
