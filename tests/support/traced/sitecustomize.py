@@ -13,13 +13,16 @@ WANTED_REPLIES = "MLX_TRACED_REPLIES"
 """The same for the replies of the server."""
 
 WANTED_LOAD = "MLX_TRACED_LOAD"
-"""The environment variable with the folder for the modules that a load visits, by process."""
+"""The environment variable with the folder for the modules that walks visit, a file for each."""
 
 LOADS = {
     "engine": (("backend.engine.leading.boot", "_load"), ("backend.engine.loop", "run")),
     "server": (("backend.rpc.servicer", "LoadModel"), ("backend.pipeline.generate", "tell_format")),
 }
 """By the name of a process: the calls that begin and end a load."""
+
+REQUEST = (("backend.rpc.servicer", "PredictStream"), ("backend.engine.engine", "submit"))
+"""The calls that begin and end the walk of a request in the server."""
 
 TURN = ("backend.engine.loop", "turn")
 REPLY = ("backend.rpc.replies", "increment_reply")
@@ -85,12 +88,11 @@ class ServerTracer(Tracer):
         super().begin()
 
 
-class LoadTracer:
-    """Keeps the modules that a load visits, on all threads."""
+class WalkTracer:
+    """Keeps the modules that a walk visits, on all threads, in the order of the first visits."""
 
-    def __init__(self, folder, name):
-        self.file = Path(folder, name)
-        self.first, self.last = LOADS[name]
+    def __init__(self, file, first, last):
+        self.file, self.first, self.last = file, first, last
         self.modules = None
 
     def note(self, frame, event, _argument):
@@ -99,19 +101,27 @@ class LoadTracer:
             return
         if call == self.first and self.modules is None:
             # A coroutine that goes on is called again.
-            self.modules = set()
+            self.modules = {}
         if self.modules is None or call[1] == "<module>":
             return
-        self.modules.add(call[0])
+        self.modules[call[0]] = None
         if call == self.last:
-            self.file.write_text(json.dumps(sorted(self.modules)), encoding="utf-8")
+            self.file.write_text(json.dumps(list(self.modules)), encoding="utf-8")
             self.modules = None
 
 
 if folder := os.environ.get(WANTED_LOAD):
-    tracer = LoadTracer(folder, "engine" if "--server-fd" in sys.orig_argv else "server")
-    threading.setprofile(tracer.note)
-    sys.setprofile(tracer.note)
+    name = "engine" if "--server-fd" in sys.orig_argv else "server"
+    tracers = [WalkTracer(Path(folder, name), *LOADS[name])]
+    if name == "server":
+        tracers.append(WalkTracer(Path(folder, "request"), *REQUEST))
+
+    def note_all(frame, event, argument):
+        for each in tracers:
+            each.note(frame, event, argument)
+
+    threading.setprofile(note_all)
+    sys.setprofile(note_all)
 
 if "--server-fd" not in sys.orig_argv and (wanted := os.environ.get(WANTED_REPLIES)):
     path, _, count = wanted.rpartition(":")
