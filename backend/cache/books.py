@@ -14,8 +14,7 @@ from backend.cache.node_store import NodeStore
 from backend.cache.radix import Match
 from backend.cache.token_key import BYTES_PER_TOKEN, TokenKey
 from backend.core.metric_table import Counts, Values
-from backend.core.prompt import Place
-from backend.core.prompt_cache import (
+from backend.core.prefix_listing import (
     HitKind,
     ListingRequest,
     PromptCacheListing,
@@ -23,6 +22,7 @@ from backend.core.prompt_cache import (
     ReuseSpan,
     StoredPrefix,
 )
+from backend.core.prompt import Place
 
 MAX_KNOWN = 256
 # What is told of a prefix at most.

@@ -18,8 +18,8 @@ from backend.cache.node_store import NodeStore
 from backend.cache.radix import Match
 from backend.cache.token_key import TokenKey
 from backend.core.metric_table import Values
+from backend.core.prefix_listing import HitKind, ListingRequest, PromptCacheListing
 from backend.core.prompt import Place
-from backend.core.prompt_cache import HitKind, ListingRequest, PromptCacheListing
 
 # A prefix of one token is only the BOS that all prompts share.
 MIN_HIT_TOKENS = 2

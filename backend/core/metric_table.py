@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from backend.core.prompt_cache import HitKind
+from backend.core.prefix_listing import HitKind
 
 Number: TypeAlias = int | float
 Values: TypeAlias = Mapping[str, Number]

@@ -1,4 +1,4 @@
-"""The input of a model: messages, tools, and their tokens."""
+"""The input of a model: messages, tools, their tokens, and the example call of templates."""
 
 import hashlib
 import uuid
@@ -204,3 +204,23 @@ def _scope_number(scope: str) -> int:
     """Return a number above 0 that lifts keys above every vocabulary, within 63 bits."""
     digest = hashlib.sha256(scope.encode()).digest()
     return 1 + int.from_bytes(digest[:_SCOPE_BYTES], "big")
+
+
+EXAMPLE_TOOL = Tool(
+    name="probe_tool",
+    schema={
+        "type": "function",
+        "function": {
+            "name": "probe_tool",
+            "description": "probe",
+            "parameters": {
+                "type": "object",
+                # Some templates demand a description here too.
+                "properties": {"probe_key": {"type": "string", "description": "probe"}},
+            },
+        },
+    },
+)
+EXAMPLE_CALL = ToolCall(
+    call_id="probe0001", name=EXAMPLE_TOOL.name, arguments='{"probe_key": "probe_value"}'
+)

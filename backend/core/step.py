@@ -5,7 +5,7 @@ from typing import Self, TypeAlias
 from msgspec import Struct
 
 from backend.core.delta import FinishReason
-from backend.core.prompt_cache import HitKind
+from backend.core.prefix_listing import HitKind
 
 
 class StepLogprobs(Struct, frozen=True, array_like=True):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar, cast
 
 from backend.config import LONG_TURN_S, ModelOptions, SchedulingOptions
+from backend.core.engine_status import EngineState, EngineStatus
 from backend.core.model import ModelCard
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
-from backend.core.status import EngineState, EngineStatus
 from backend.core.step import Steps
 from backend.engine.findings import FindingsStore
 from backend.engine.messages.protocol import (

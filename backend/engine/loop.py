@@ -16,10 +16,10 @@ from typing import assert_never
 import mlx.core as mx
 
 from backend.config import MEMORY_WAIT_S, TuningOptions
+from backend.core.engine_status import EngineStatus
 from backend.core.model import ModelCard
-from backend.core.prompt_cache import ListingRequest
+from backend.core.prefix_listing import ListingRequest
 from backend.core.request import GenerationRequest
-from backend.core.status import EngineStatus
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.work import JobFactory
 from backend.engine.examination import DELAY_S, Adoption, Examination

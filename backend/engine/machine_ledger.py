@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from backend.config import RESERVE_SHARE
-from backend.core.status import BackendStatus, MachineStatus
+from backend.core.engine_status import BackendStatus, MachineStatus
 from backend.engine.messages.protocol import Resize
 from common.locked_directory import LockedDirectory
 

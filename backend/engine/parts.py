@@ -7,8 +7,8 @@ from typing import Protocol
 import mlx.core as mx
 
 from backend.config import TuningOptions
+from backend.core.engine_status import EngineState, EngineStatus
 from backend.core.metric_table import Number, added
-from backend.core.status import EngineState, EngineStatus
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.pricing import PassCosts

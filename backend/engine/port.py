@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from backend.core.status import EngineStatus
+from backend.core.engine_status import EngineStatus
 from backend.core.step import EngineEvent, Steps, TokenStep
 from backend.engine.background.jobs import BackgroundPace
 from backend.engine.messages.protocol import (

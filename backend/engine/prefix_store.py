@@ -24,8 +24,8 @@ from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.token_key import TokenKey, agrees_again
 from backend.core.metric_table import Values, zeros
 from backend.core.model import Reuse
+from backend.core.prefix_listing import ListingRequest, PromptCacheListing
 from backend.core.prompt import Place
-from backend.core.prompt_cache import ListingRequest, PromptCacheListing
 from backend.core.request import CacheHint
 from backend.engine.messages.protocol import DiskChanged, DiskNews, Fetched
 from backend.engine.plan import Caches, FreshCaches

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from backend.core.delta import Delta, ToolCallDelta
-from backend.core.example_call import EXAMPLE_CALL, EXAMPLE_TOOL
+from backend.core.prompt import EXAMPLE_CALL, EXAMPLE_TOOL
 from backend.formats.evidence import FORCED, FormatEvidence
 from backend.formats.format import NO_REASONING, NO_TOOLS, ReasoningFormat, ToolFormat
 from backend.formats.grammar import Frame

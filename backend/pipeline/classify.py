@@ -17,9 +17,8 @@ from backend.core.classification import (
 from backend.core.model import ModelKind
 from backend.errors import ContextLengthError, UnsupportedError
 from backend.pipeline import worker_pool
-from backend.pipeline.context_limit import require_bounded
-from backend.pipeline.engines import ComputeEngine
-from backend.pipeline.served_model import ServedModel
+from backend.pipeline.served_model import ComputeEngine, ServedModel
+from backend.pipeline.validation import require_bounded
 
 _OUTSIDE = "O"
 _BEGINS, _INSIDE = frozenset("BS"), frozenset("IE")

@@ -8,10 +8,13 @@ from backend.config import MAX_TOKEN_IDS
 from backend.core.embedding import Embedding, EmbeddingCall, EmbeddingRequest, Pooling
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.pipeline import worker_pool
-from backend.pipeline.context_limit import require_bounded, require_fit, require_possible_fit
-from backend.pipeline.engines import ComputeEngine
-from backend.pipeline.served_model import ServedModel
-from backend.pipeline.validation import require_ids
+from backend.pipeline.served_model import ComputeEngine, ServedModel
+from backend.pipeline.validation import (
+    require_bounded,
+    require_fit,
+    require_ids,
+    require_possible_fit,
+)
 
 BYTES_PER_ID = 8
 

@@ -20,10 +20,9 @@ from backend.output.reply import (
 )
 from backend.output.reply_format import OutputFormat
 from backend.pipeline import worker_pool
-from backend.pipeline.engines import GenerationEngine
 from backend.pipeline.prompt.rendering import render, token_ids_of
 from backend.pipeline.request_log import RequestLog
-from backend.pipeline.served_model import ServedModel
+from backend.pipeline.served_model import GenerationEngine, ServedModel
 from backend.pipeline.validation import require_generation, require_ids
 
 BYTES_PER_ID = 8

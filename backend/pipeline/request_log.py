@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from backend.core.delta import Finish, FinishReason, Usage
-from backend.core.prompt_cache import HitKind
+from backend.core.prefix_listing import HitKind
 from backend.core.step import PrefillDone, Steps
 
 FAILED = "error"

@@ -27,10 +27,13 @@ from backend.errors import UnsupportedError
 from backend.model.text.guard import unguarded
 from backend.model.text.prefix import common_length
 from backend.pipeline import worker_pool
-from backend.pipeline.context_limit import require_bounded, require_fit, require_possible_fit
-from backend.pipeline.engines import ComputeEngine
-from backend.pipeline.served_model import ServedModel
-from backend.pipeline.validation import require_decoder
+from backend.pipeline.served_model import ComputeEngine, ServedModel
+from backend.pipeline.validation import (
+    require_bounded,
+    require_decoder,
+    require_fit,
+    require_possible_fit,
+)
 from common.rpc.caller import require_caller
 
 log = logging.getLogger(__name__)

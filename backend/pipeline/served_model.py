@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from backend.config import MAX_TRANSCRIPTIONS
 from backend.core.model import ModelKind
 from backend.core.prompt import new_scope
+from backend.core.request import ComputeRequest, GenerationRequest, ResultT
+from backend.core.step import Steps
 from backend.formats.evidence import FormatEvidence
 from backend.formats.marks import TASK_MARKS
 from backend.formats.turns import TURN_STARTS
@@ -16,7 +20,7 @@ from backend.model.text.guard import NO_GUARD, Guard, Marks
 from backend.output.detection import detect
 from backend.pipeline.constraints import Constraints
 from backend.pipeline.media_placement import PlacementMemory
-from backend.pipeline.quota import Quota
+from backend.pipeline.worker_pool import Quota
 
 if TYPE_CHECKING:
     from backend.config import ModelOptions, TuningOptions
@@ -117,3 +121,31 @@ def _guard(loaded: LoadedModel, output_format: OutputFormat, options: ModelOptio
     return Guard(
         Marks(marks, tokenizer.normalized), Marks(marks - (own - turns), tokenizer.normalized)
     )
+
+
+class GenerationEngine(Protocol):
+    """Generates tokens."""
+
+    def preparation(self, request_id: str) -> AbstractContextManager[None]:
+        """Announce a request: a closing engine waits for it."""
+
+    def submit(self, model: ServedModel, request: GenerationRequest) -> AsyncIterator[Steps]:
+        """Queue a request; yields all its steps since the last look together."""
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request; does nothing if it has ended or is unknown."""
+
+    def expect(self, request_id: str, *, is_again: bool = False) -> None:
+        """Note that another request will continue the reply of an ended one.
+
+        Args:
+            request_id: The ended one.
+            is_again: Whether the other one sends its prompt again instead.
+        """
+
+
+class ComputeEngine(Protocol):
+    """Computes vectors, scores and labels; cancelling a call abandons its work."""
+
+    async def compute(self, model: ServedModel, request: ComputeRequest[ResultT]) -> ResultT:
+        """Return the result of a request."""

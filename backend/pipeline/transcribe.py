@@ -16,9 +16,8 @@ from backend.core.transcription import Transcript, TranscriptionCall, Transcript
 from backend.errors import UnsupportedError
 from backend.media.speech import Passage, passages, read_speech
 from backend.pipeline import worker_pool
-from backend.pipeline.engines import GenerationEngine
 from backend.pipeline.generate import generate
-from backend.pipeline.served_model import ServedModel
+from backend.pipeline.served_model import GenerationEngine, ServedModel
 from backend.pipeline.validation import require_decoder
 
 FIELD = "dst"

@@ -3,13 +3,15 @@
 Three lanes keep light, heavy and media work apart. In each, callers take turns, and the queue is
 limited in number and bytes. Work whose caller has left is dropped before it starts; running work
 ends at its next `require_caller`.
+
 """
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +26,38 @@ from backend.config import (
 )
 from backend.errors import OverloadedError
 from common.rpc.caller import enter_work, present_peer
+
+
+class Quota:
+    """Refuses calls beyond a number of concurrent ones; belongs to one event loop."""
+
+    def __init__(self, limit: int, calls: str) -> None:
+        """Start with no calls.
+
+        Args:
+            limit: Limit of concurrent calls.
+        """
+        self._limit = limit
+        self._calls = calls
+        self._taken = 0
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Count a call until the block ends.
+
+        Raises:
+            OverloadedError: The limit is reached.
+        """
+        if self._taken >= self._limit:
+            raise OverloadedError(
+                f"{self._taken} {self._calls} are running, at most {self._limit} may: try later"
+            )
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+
 
 Result = TypeVar("Result")
 

@@ -12,8 +12,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.core import Metric as Family
 
+from backend.core.engine_status import EngineState, EngineStatus, RequestPhase
 from backend.core.metric_table import METRICS, Metric, MetricKind, Values
-from backend.core.status import EngineState, EngineStatus, RequestPhase
 from backend.pipeline.served_model import ServedModel
 from common.address import AddressError, bind_problem, split_address
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES, MAX_REQUEST_ID_CHARS
 from backend.core.metric_table import Values
-from backend.core.prompt_cache import ListingCall, PromptCacheListing, StoredPrefix
+from backend.core.prefix_listing import ListingCall, PromptCacheListing, StoredPrefix
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.generation_fields import named_scope
 from backend.rpc.parsing.limits import require_printable
-from backend.rpc.parsing.requests import named_scope
 from backend.rpc.reports import prompt_cache_report
 
 _NOT_SHOWN = "prompts are shown only by a backend that has a token (LOCALAI_GRPC_AUTH_TOKEN)"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from backend.core.engine_status import EngineState, EngineStatus, MachineStatus, RequestStatus
 from backend.core.media import MEDIA_MARKER
 from backend.core.metric_table import METRICS, Values, nested
 from backend.core.prompt import Message
-from backend.core.status import EngineState, EngineStatus, MachineStatus, RequestStatus
 from backend.errors import InvalidRequestError
 from backend.model.text.template import ChatTemplate
 from backend.output.reply_format import OutputFormat

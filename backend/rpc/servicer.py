@@ -17,9 +17,9 @@ from backend.config import (
     TuningOptions,
 )
 from backend.core.delta import Increment
+from backend.core.engine_status import EngineStatus
 from backend.core.model import ModelCard
 from backend.core.request import GenerationCall
-from backend.core.status import EngineStatus
 from backend.errors import BackendError, ModelNotLoadedError
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
@@ -27,21 +27,22 @@ from backend.pb import backend_pb2_grpc
 from backend.pipeline import worker_pool
 from backend.pipeline.classify import classify
 from backend.pipeline.embed import embed
-from backend.pipeline.engines import ComputeEngine, GenerationEngine
 from backend.pipeline.generate import detokenize, generate, tell_format, tokenize
 from backend.pipeline.rerank import rerank
 from backend.pipeline.score import score
-from backend.pipeline.served_model import ServedModel
+from backend.pipeline.served_model import ComputeEngine, GenerationEngine, ServedModel
 from backend.pipeline.transcribe import transcribe
 from backend.rpc.health import FallibleEngine
 from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs, unmet_wishes
 from backend.rpc.job_servicer import JobServicer
-from backend.rpc.parsing.classify_fields import classify_call, classify_response
-from backend.rpc.parsing.embedding_fields import embedding_call, embedding_result
+from backend.rpc.parsing.generation_fields import generation_call, prompt_part
 from backend.rpc.parsing.limits import require_at_most
 from backend.rpc.parsing.model_options import model_options
-from backend.rpc.parsing.requests import generation_call, prompt_part
 from backend.rpc.parsing.scoring_fields import (
+    classify_call,
+    classify_response,
+    embedding_call,
+    embedding_result,
     rerank_call,
     rerank_result,
     score_call,

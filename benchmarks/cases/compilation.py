@@ -20,7 +20,7 @@ from backend.errors import BackendError
 from backend.model.loader import load
 from backend.pipeline.generate import render
 from backend.pipeline.served_model import ServedModel
-from backend.rpc.parsing.requests import generation_call
+from backend.rpc.parsing.generation_fields import generation_call
 from benchmarks.cases.demands import Demand, Reply, request
 
 

@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=["backend", "common"]):
     from backend.output.reply_format import OutputFormat
     from backend.pb import backend_pb2 as pb
     from backend.rpc.decoding import decode_request
-    from backend.rpc.parsing.sampling_fields import sampling_params
+    from backend.rpc.parsing.generation_fields import sampling_params
     from backend.rpc.parsing.tool_fields import offer, tool_choice
     from backend.rpc.parsing.tuning_options import tuning_options
     from backend.sampling.grammar.gbnf import gbnf_to_lark

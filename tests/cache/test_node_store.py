@@ -17,7 +17,7 @@ from token_blocks import (
 from backend.cache.eviction.worth import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
-from backend.core.prompt_cache import HitKind
+from backend.core.prefix_listing import HitKind
 
 pytestmark = pytest.mark.mlx
 

@@ -14,7 +14,7 @@ from token_blocks import (
 from backend.cache.kv import Block, Segment
 from backend.cache.prompt_cache import PromptCache
 from backend.core.metric_table import nested
-from backend.core.prompt_cache import HitKind
+from backend.core.prefix_listing import HitKind
 
 pytestmark = pytest.mark.mlx
 

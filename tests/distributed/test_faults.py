@@ -15,8 +15,8 @@ from groups import Outcome, descendants, grouped, is_alive, take, workers, worke
 from serving import Stub, until
 
 from backend.config import ModelOptions, TuningOptions
+from backend.core.engine_status import EngineState, RequestPhase
 from backend.core.request import SamplingParams
-from backend.core.status import EngineState, RequestPhase
 from backend.engine.engine import Engine
 from backend.engine.processes import ending
 from backend.errors import (

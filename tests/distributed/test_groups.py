@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.config import TuningOptions
-from backend.core.status import EngineStatus
+from backend.core.engine_status import EngineStatus
 from backend.engine.distributed.gathering import Ready, Report, Start
 from backend.engine.distributed.linking import agreement, usable_backend
 from backend.engine.distributed.members import (

@@ -19,6 +19,7 @@ from backend.config import ModelOptions, TuningOptions
 from backend.core.classification import Labels, TokenLabel
 from backend.core.delta import FinishReason
 from backend.core.embedding import Embedding, EmbeddingRequest, Pooling
+from backend.core.engine_status import EngineStatus
 from backend.core.guide import (
     GrammarParts,
     Guide,
@@ -29,11 +30,10 @@ from backend.core.guide import (
     ThoughtTexts,
 )
 from backend.core.metric_table import zeros
+from backend.core.prefix_listing import HitKind, PromptCacheListing
 from backend.core.prompt import Prompt
-from backend.core.prompt_cache import HitKind, PromptCacheListing
 from backend.core.request import GenerationParams, GenerationRequest, SamplingParams
 from backend.core.scoring import Judgement, Scores
-from backend.core.status import EngineStatus
 from backend.core.step import PrefillDone, StepLogprobs, Steps, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.distributed.gathering import Turn, make_codec

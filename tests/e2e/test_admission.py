@@ -8,7 +8,7 @@ import pytest
 from engine_driver import room_for
 from serving import UNENDING, Stderr, code_of, served, stream, until
 
-from backend.core.status import RequestPhase
+from backend.core.engine_status import RequestPhase
 from backend.model.checkpoint.weights import memory_bytes
 from backend.pb import backend_pb2 as pb
 

@@ -10,7 +10,7 @@ import pytest
 from serving import code_of, served, stream, until
 from transformers import AutoTokenizer
 
-from backend.core.status import EngineState
+from backend.core.engine_status import EngineState
 from backend.pb import backend_pb2 as pb
 from scripts.tiny_retrieval import build_embedder, strip_head
 

@@ -12,7 +12,7 @@ import pytest
 from adapters import write_adapter
 from serving import UNENDING, Stderr, code_of, served, stream, until
 
-from backend.core.status import EngineState
+from backend.core.engine_status import EngineState
 from backend.pb import backend_pb2 as pb
 from scripts.sweep.text_models import build_text_model
 from scripts.tiny_models import build

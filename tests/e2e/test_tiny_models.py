@@ -10,7 +10,7 @@ import grpc
 import pytest
 from serving import UNENDING, chat, code_of, served, stream, until, user
 
-from backend.core.status import EngineState
+from backend.core.engine_status import EngineState
 from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx

@@ -15,8 +15,8 @@ from serving import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import FinishReason
+from backend.core.engine_status import EngineState
 from backend.core.model import Reuse
-from backend.core.status import EngineState
 from backend.core.step import PrefillDone
 from backend.engine.engine import Engine
 from backend.errors import (

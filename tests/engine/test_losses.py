@@ -2,8 +2,8 @@
 
 import pytest
 
+from backend.core.engine_status import EngineStatus
 from backend.core.metric_table import METRICS, MetricKind, zeros
-from backend.core.status import EngineStatus
 from backend.engine.supervision.supervisor import Losses
 from backend.errors import EngineFailedError
 

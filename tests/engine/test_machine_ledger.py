@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 from msgspec.structs import replace as changed
 
 from backend.config import ModelOptions, TuningOptions
-from backend.core.status import EngineStatus
+from backend.core.engine_status import EngineStatus
 from backend.engine.machine_ledger import (
     Books,
     DamagedEntryError,

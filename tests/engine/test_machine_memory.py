@@ -4,7 +4,7 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of, room_for
 
 from backend.core.delta import FinishReason
-from backend.core.status import RequestPhase
+from backend.core.engine_status import RequestPhase
 from backend.engine import loop as engine_loop
 from backend.engine.messages.protocol import Resize
 from backend.errors import OverloadedError

@@ -7,7 +7,7 @@ from engine_driver import Driver, make_request, prompt_of
 from exact_network import ExactNetwork
 from wrapped_network import WrappedNetwork
 
-from backend.core.prompt_cache import HitKind
+from backend.core.prefix_listing import HitKind
 
 pytestmark = pytest.mark.mlx
 

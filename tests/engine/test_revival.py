@@ -13,9 +13,9 @@ from serving import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.embedding import EmbeddingRequest, Pooling
+from backend.core.engine_status import EngineState
 from backend.core.guide import Guide, ReplyRule
 from backend.core.request import SamplingParams
-from backend.core.status import EngineState
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.engine import Engine
 from backend.errors import (

@@ -15,11 +15,11 @@ from groups import is_alive, workers
 from serving import until
 
 from backend.config import ModelOptions, TuningOptions
-from backend.core.guide import Guide, ReplyRule
-from backend.core.prompt import MediaSpan
-from backend.core.status import (
+from backend.core.engine_status import (
     EngineState,
 )
+from backend.core.guide import Guide, ReplyRule
+from backend.core.prompt import MediaSpan
 from backend.engine.engine import Engine
 from backend.engine.messages.codec import MAX_FRAME_BYTES
 from backend.engine.supervision.engine_process import EngineProcess

@@ -1,7 +1,7 @@
 import pytest
 
 from backend.errors import OverloadedError
-from backend.pipeline.quota import Quota
+from backend.pipeline.worker_pool import Quota
 
 
 def test_calls_beyond_the_quota_are_refused_until_one_ends():

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from backend.core.delta import Finish, FinishReason, Usage
-from backend.core.prompt_cache import HitKind
+from backend.core.prefix_listing import HitKind
 from backend.core.step import PrefillDone, Steps
 from backend.pipeline.request_log import RequestLog
 

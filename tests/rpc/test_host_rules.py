@@ -11,7 +11,7 @@ from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Message, ToolCall
 from backend.pb import backend_pb2 as pb
 from backend.rpc.host_rules import AnswerlessReply, restore_tool_results, unmet_wishes
-from backend.rpc.parsing.requests import generation_call
+from backend.rpc.parsing.generation_fields import generation_call
 
 CALLS = tuple(
     ToolCall(call_id=call_id, name=name, arguments="{}")

@@ -5,7 +5,7 @@ import grpc
 from scripted_engine import STATUS, ScriptedEngine, inspector, served, stub
 from serving import code_of
 
-from backend.core.status import RequestStatus
+from backend.core.engine_status import RequestStatus
 from backend.pb import backend_pb2 as pb
 
 CODE = grpc.StatusCode

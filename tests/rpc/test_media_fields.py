@@ -6,7 +6,7 @@ from backend.config import MAX_IMAGE_BYTES, MediaLimits
 from backend.core.media import MediaKind, Medium
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.media_fields import media
+from backend.rpc.parsing.message_fields import media
 from backend.rpc.parsing.model_options import model_options
 
 

@@ -10,8 +10,8 @@ from scripted_engine import STATUS, ScriptedEngine, inspector, served, server_of
 
 from backend.cli.app import main
 from backend.core import metric_table
+from backend.core.engine_status import EngineStatus
 from backend.core.metric_table import Metric, MetricKind, added
-from backend.core.status import EngineStatus
 from backend.engine.messages.codec import Codec
 from backend.engine.messages.protocol import News, Snapshot
 from backend.engine.rows.pacing import Counters

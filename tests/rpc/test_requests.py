@@ -7,7 +7,7 @@ from backend.core.prompt import Message
 from backend.core.request import CacheHint, Priority, SamplingParams
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.requests import generation_call
+from backend.rpc.parsing.generation_fields import generation_call
 
 NAN, INF = math.nan, math.inf
 USER = pb.Message(role="user", content="hi")

@@ -22,7 +22,7 @@ from backend.core.delta import FinishReason
 from backend.core.step import TokenStep
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.requests import generation_call
+from backend.rpc.parsing.generation_fields import generation_call
 from common.memory.heap import Heap
 
 CODE = grpc.StatusCode

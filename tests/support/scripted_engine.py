@@ -10,11 +10,7 @@ import grpc.aio
 
 from backend.config import ModelOptions, ServerConfig
 from backend.core.delta import FinishReason
-from backend.core.metric_table import zeros
-from backend.core.model import ModelCard
-from backend.core.prompt_cache import HitKind
-from backend.core.request import GenerationRequest
-from backend.core.status import (
+from backend.core.engine_status import (
     BackendStatus,
     EngineState,
     EngineStatus,
@@ -24,6 +20,10 @@ from backend.core.status import (
     RequestStatus,
     Restart,
 )
+from backend.core.metric_table import zeros
+from backend.core.model import ModelCard
+from backend.core.prefix_listing import HitKind
+from backend.core.request import GenerationRequest
 from backend.core.step import EngineEvent, PrefillDone, StepLogprobs, Steps, TokenStep
 from backend.errors import BackendError
 from backend.model.loaded import LoadedModel

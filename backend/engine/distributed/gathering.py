@@ -16,7 +16,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from backend.config import ModelOptions
-from backend.core import status
+from backend.core import engine_status as status
 from backend.engine.distributed.topology import Endpoint, Host, Topology
 from backend.engine.messages.codec import Channel, ChannelClosedError, Codec
 from backend.engine.messages.protocol import Cancel, Expect, Failed, Failure, Job, Leave, Submit

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.core.status import EngineStatus
+from backend.core.engine_status import EngineStatus
 from backend.engine.distributed.gathering import (
     Form,
     Join,

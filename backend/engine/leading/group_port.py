@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import mlx.core as mx
 
-from backend.core.status import EngineStatus
+from backend.core.engine_status import EngineStatus
 from backend.engine.distributed.gathering import CHECK_INTERVAL_TURNS, Form, GroupCommand, Turn
 from backend.engine.distributed.linking import assemble_shared_loop
 from backend.engine.distributed.members import Members, form_group

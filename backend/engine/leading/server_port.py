@@ -18,7 +18,7 @@ from backend.config import (
     PREPARED_MEDIA_BYTES,
     UNTOLD_MEMORY_SHARE,
 )
-from backend.core.status import EngineState, EngineStatus
+from backend.core.engine_status import EngineState, EngineStatus
 from backend.engine.machine_ledger import MAX_NAME_CHARS, Books, Entry, MemoryLedger
 from backend.engine.messages.codec import Channel
 from backend.engine.messages.protocol import (

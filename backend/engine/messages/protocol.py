@@ -17,12 +17,12 @@ from backend import errors
 from backend.config import ModelOptions
 from backend.core.classification import ClassifyRequest, Labels
 from backend.core.embedding import Embedding, EmbeddingRequest
+from backend.core.engine_status import EngineStatus
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
-from backend.core.prompt_cache import ListingRequest, PromptCacheListing
+from backend.core.prefix_listing import ListingRequest, PromptCacheListing
 from backend.core.request import GenerationRequest
 from backend.core.scoring import Judgement, JudgeRequest, ScoreRequest, Scores
-from backend.core.status import EngineStatus
 from backend.core.step import Steps
 from backend.engine.findings import Findings
 from backend.errors import BackendError, EngineFailedError

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from backend.core.engine_status import RequestPhase
 from backend.core.request import Priority
-from backend.core.status import RequestPhase
 from backend.engine.rows.row import Row
 
 MAX_TIMES_PASSED_OVER = 8

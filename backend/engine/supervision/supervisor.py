@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from backend.config import ModelOptions
+from backend.core.engine_status import EngineState, EngineStatus, ProcessStatus, Restart
 from backend.core.metric_table import added, counters_of
-from backend.core.status import EngineState, EngineStatus, ProcessStatus, Restart
 from backend.engine.findings import FindingsStore
 from backend.engine.messages.protocol import (
     Answered,

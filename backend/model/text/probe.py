@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from backend.core.example_call import EXAMPLE_CALL, EXAMPLE_TOOL
-from backend.core.prompt import Message
+from backend.core.prompt import EXAMPLE_CALL, EXAMPLE_TOOL, Message
 from backend.model.text.prefix import common_length
 from backend.model.text.renderer import (
     Renderer,

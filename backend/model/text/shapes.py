@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.core.example_call import EXAMPLE_CALL, EXAMPLE_TOOL
-from backend.core.prompt import Message
+from backend.core.prompt import EXAMPLE_CALL, EXAMPLE_TOOL, Message
 from backend.model.text import conversation
 from backend.model.text.conversation import AFTER_CALLS, BEFORE_CALLS
 from backend.model.text.renderer import Renderer, RenderError, Schema, render

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from backend.core.example_call import EXAMPLE_CALL
-from backend.core.prompt import Message, Tool
+from backend.core.prompt import EXAMPLE_CALL, Message, Tool
 from backend.errors import InvalidRequestError
 from backend.model.text.probe import Abilities, probe
 from backend.model.text.renderer import (

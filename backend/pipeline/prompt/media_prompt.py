@@ -9,13 +9,13 @@ from backend.core.media import MEDIA_MARKER, MediaKind
 from backend.core.prompt import Placement
 from backend.errors import InvalidRequestError
 from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decode
+from backend.model.text.disarming import Disarmer
 from backend.model.text.snippets import written_out
 from backend.model.vision.media_processor import ProcessorError, film
-from backend.pipeline.prompt.placeholders import Placeholders
 from common.rpc.caller import require_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from backend.core.media import Medium
     from backend.core.model import ModelCard
@@ -24,6 +24,27 @@ if TYPE_CHECKING:
     from backend.media.decode import Decoded
     from backend.model.vision.media_processor import Content, MediaPreparer, PreparedMedium
     from backend.pipeline.served_model import ServedModel
+
+# An invisible character of zero width.
+_WORD_JOINER = "\u2060"
+
+
+class Placeholders(Disarmer):
+    """The texts that represent media, or parts of them, in a model's prompts."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Compile the texts.
+
+        Args:
+            texts: Each part precedes the texts that contain it.
+        """
+        self._texts = tuple(dict.fromkeys(texts))
+
+    def disarmed(self, text: str) -> str:
+        """Return the text with every placeholder broken by an invisible character."""
+        for placeholder in self._texts:
+            text = text.replace(placeholder, placeholder[0] + _WORD_JOINER + placeholder[1:])
+        return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from itertools import groupby
 from msgspec import structs
 
 from backend.core.model import ModelKind
+from backend.core.prefix_listing import ListingCall, ListingRequest, PromptCacheListing
 from backend.core.prompt import Hidden, token_of_key
-from backend.core.prompt_cache import ListingCall, ListingRequest, PromptCacheListing
 from backend.errors import UnsupportedError
 from backend.pipeline import worker_pool
-from backend.pipeline.engines import ComputeEngine
-from backend.pipeline.served_model import ServedModel
+from backend.pipeline.served_model import ComputeEngine, ServedModel
 
 # Tokens of a prefix shown as its first words.
 _HEAD_TOKENS = 24

@@ -11,7 +11,7 @@ from backend.errors import InvalidRequestError
 from backend.model.text.guard import unguarded
 from backend.model.text.prefix import TokenizedText
 from backend.model.vision.media_spans import LostMediumError, as_processed, find_spans
-from backend.pipeline.context_limit import require_bounded, require_fit, require_possible_fit
+from backend.pipeline.validation import require_bounded, require_fit, require_possible_fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,10 +2,15 @@
 
 import logging
 import math
+import re
+from collections.abc import Iterable
 from pathlib import Path
+
+from google.protobuf.message import DecodeError
 
 from backend.config import (
     DEFAULT_TUNING,
+    MAX_ENVIRONMENT_BYTES,
     MEMORY_UTILIZATION,
     Adapter,
     MediaLimits,
@@ -14,10 +19,100 @@ from backend.config import (
 )
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.cache_types import kv_bits
-from backend.rpc.parsing.environment_fields import environment_of
 from backend.rpc.parsing.limits import require_path
 from backend.rpc.parsing.tuning_options import check_range, tuning_options
+
+_FLOAT_BITS = 16
+_BITS = {
+    **dict.fromkeys(("f16", "bf16", "f32"), _FLOAT_BITS),
+    **dict.fromkeys(("q8_0", "q8"), 8),
+    **dict.fromkeys(("q4_0", "q4_1", "q4"), 4),
+}
+# The digit is the width: q5_1, iq4_nl, q6_k.
+_OTHER_NAME = re.compile(r"[it]?q([1-8])(_[a-z0-9]+)*")
+_WIDTHS = (8, 4)
+
+log = logging.getLogger(__name__)
+
+
+def kv_bits(key_type: str, value_type: str) -> int | None:
+    """Return the bits of a quantised KV cache; `None` leaves it as it is.
+
+    If one is empty, the other decides for both.
+
+    Raises:
+        InvalidRequestError: A name is not one of llama.cpp's.
+    """
+    key_bits = _bits("CacheTypeKey", key_type)
+    value_bits = _bits("CacheTypeValue", value_type)
+    given = [bits for bits in (key_bits, value_bits) if bits is not None]
+    widest = max(given, default=_FLOAT_BITS)
+    if min(given, default=widest) < widest:
+        text = "CacheTypeKey %s and CacheTypeValue %s: MLX has one width for both, which is %d bits"
+        log.warning(text, key_type, value_type, widest)
+    return None if widest == _FLOAT_BITS else widest
+
+
+def _bits(field: str, name: str) -> int | None:
+    name = name.strip().lower()
+    if not name:
+        return None
+    if name in _BITS:
+        return _BITS[name]
+    match = _OTHER_NAME.fullmatch(name)
+    if match is None:
+        problem = f"{name!r} is unknown; known are {', '.join(_BITS)}"
+        raise InvalidRequestError(field, problem)
+    nearest = min(_WIDTHS, key=lambda bits: abs(bits - int(match[1])))
+    log.warning("%s: MLX has no %s, using q%d_0", field, name, nearest)
+    return nearest
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+
+
+def environment_of(entries: Iterable[bytes]) -> tuple[tuple[str, str], ...]:
+    """Return names and values, sorted by name; a later entry wins.
+
+    Args:
+        entries: Entries of a `map<string, string>` on the wire, or texts of the form NAME=value.
+
+    Raises:
+        InvalidRequestError: An entry is neither, a name cannot be one, or there are too many.
+    """
+    found = {}
+    for index, entry in enumerate(entries):
+        name, value = _map_entry(entry) or _assignment(f"EnvVars[{index}]", entry)
+        if not _NAME.fullmatch(name):
+            raise InvalidRequestError(f"EnvVars[{index}]", f"{name!r} is not a name of a variable")
+        if "\0" in value:
+            raise InvalidRequestError("EnvVars", f"the value of {name} contains a zero byte")
+        found[name] = value
+    size = sum(len(name) + len(value) for name, value in found.items())
+    if size > MAX_ENVIRONMENT_BYTES:
+        problem = f"holds {size} characters, more than {MAX_ENVIRONMENT_BYTES}"
+        raise InvalidRequestError("EnvVars", problem)
+    return tuple(sorted(found.items()))
+
+
+def _map_entry(entry: bytes) -> tuple[str, str] | None:
+    """Return the key and the value of a map's entry; `None` for other bytes."""
+    try:
+        pair = pb.ModelOptions.EnvVar.FromString(entry)
+    except DecodeError:
+        return None
+    return (pair.key, pair.value) if pair.key and pair.ByteSize() == len(entry) else None
+
+
+def _assignment(field: str, entry: bytes) -> tuple[str, str]:
+    try:
+        name, equals, value = entry.decode().partition("=")
+    except UnicodeDecodeError:
+        raise InvalidRequestError(field, "is neither UTF-8 nor an entry of a map") from None
+    if not equals:
+        raise InvalidRequestError(field, f"{name[:64]!r} is not of the form NAME=value")
+    return name, value
+
 
 DTYPES = {
     "": None,
@@ -35,8 +130,6 @@ DTYPES = {
 }
 
 PATH_FIELDS = ("Model", "ModelFile", "ModelPath", "Tokenizer", "DraftModel")
-
-log = logging.getLogger(__name__)
 
 
 def model_options(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from backend.core.metric_table import Values, zeros
-from backend.core.prompt_cache import HitKind
+from backend.core.prefix_listing import HitKind
 
 
 class EngineState(Enum):
