@@ -15,19 +15,19 @@ a CPU, over the socket. It is compared token by token with its library alone: a 
 the prompt cache, on a second turn, after a cancelled request, and in a batch. Where this backend
 fixes a bug of a library, the comparison fixes it on both sides.
 
-| word | meaning |
-| --- | --- |
-| equal | the same tokens |
-| tie | a first difference at two tokens that the library itself rates alike, with the gap between their log-probabilities; or any difference, if the library replies differently when it splits a prompt |
-| yes, for audio and video | the trial of [vision](../guides/vision.md) at load has passed |
+- *Equal*: the same tokens.
+- A *tie*: a first difference at two tokens that the library itself rates alike, with the gap
+  between their log-probabilities; or any, if the library replies differently when it splits a
+  prompt.
+- *Yes*, for audio and video: the trial of [vision](../guides/vision.md) at load has passed.
 
 The format of tool calls follows from a checkpoint's chat template: see
 [output formats](output-formats.md).
 
 """
 _FURTHER = (
-    "Other model types that a library knows: other names of the above, parts of other models, models "
-    "that generate no text (refused at load), and some that were not tried."
+    "Other model types that a library knows: other names of the above, parts of other models, "
+    "models that generate no text (refused at load), and some that were not tried."
 )
 _VARIANTS = """## Quantised and adapted
 
