@@ -30,6 +30,7 @@ from backend.engine.trials.trial_steps import (
     computed,
     cut,
     difference,
+    largest_gap,
     prefilled,
 )
 from backend.model.checkpoint.failures import one_line
@@ -267,9 +268,15 @@ class BatchTrial:
         ]
         self._prefilled: list[Caches] = []
         self._alone: list[mx.array] = []
+        self._exact: BatchTrial | None = None
+        if fresh_caches.group_sizes:
+            own = CacheFactory(network)
+            self._exact = BatchTrial(network, own, token_ids, lengths, ranks=ranks)
 
     def prefill(self) -> Pieces[None]:
         """Compute the prompts, before anything else."""
+        if self._exact is not None:
+            yield from self._exact.prefill()
         for tokens, n in zip(self._tokens, self._lengths, strict=True):
             caches = self.fresh_caches()
             yield from prefilled(self.ranks, self.network, caches, tokens[:n])
@@ -296,10 +303,16 @@ class BatchTrial:
     ) -> Pieces[str | None]:
         """Return why rows may not be batched by a plan, or `None` if they may.
 
+        Quantised caches are tried after exact ones. Rounding that differs a little may make the
+        next code of a value, which may change logits as much as their quantisation does.
+
         Args:
             width: Tokens per pass; of several, some rows do not keep all.
             rows: The rows of the batch; `None` means all.
         """
+        exact = self._exact
+        if exact is not None and (fault := (yield from exact.fault(plan, width=width, rows=rows))):
+            return fault
         if plan.batching is Batching.PADDED and (fault := self.ranks.fault(self._merge_fault())):
             return fault
         rows = range(len(self._lengths)) if rows is None else rows
@@ -310,8 +323,14 @@ class BatchTrial:
         if not self._alone:
             self._alone = yield from self._computed_alone()
         alone = [self._alone[row][: len(t)] for row, t in zip(rows, together, strict=True)]
-        gap = self.ranks.fault(difference(alone, together))
+        noise = 0.0 if exact is None else self.ranks.largest(largest_gap(self._alone, exact.alone))
+        gap = self.ranks.fault(difference(alone, together, noise))
         return gap and f"{gap} in a batch"
+
+    @property
+    def alone(self) -> Sequence[mx.array]:
+        """The logits [S, V] of each row alone, once there has been a batch."""
+        return self._alone
 
     @property
     def keeps_positions(self) -> bool:

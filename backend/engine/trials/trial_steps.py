@@ -60,17 +60,26 @@ def prefilled(
     return caches
 
 
-def difference(expected: Sequence[mx.array], found: Sequence[mx.array]) -> str | None:
+def difference(
+    expected: Sequence[mx.array], found: Sequence[mx.array], noise: float = 0.0
+) -> str | None:
     """Return the difference of log-probabilities as text, or `None` if rounding explains it.
 
     NaN differs from everything; a token that both rule out is equal in both.
 
     Args:
         expected: Logits [..., V] of each row.
+        noise: A difference that is explained too.
     """
-    largest = max(_gap(a, b) for a, b in zip(expected, found, strict=True))
-    is_near = largest <= _TOLERANCE.get(expected[0].dtype, max(_TOLERANCE.values()))
+    largest = largest_gap(expected, found)
+    tolerance = _TOLERANCE.get(expected[0].dtype, max(_TOLERANCE.values()))
+    is_near = largest <= max(tolerance, noise) < math.inf
     return None if is_near else f"log-probabilities differ by {largest:.2g}"
+
+
+def largest_gap(expected: Sequence[mx.array], found: Sequence[mx.array]) -> float:
+    """Return the largest difference of log-probabilities; `difference` tells of what."""
+    return max(_gap(a, b) for a, b in zip(expected, found, strict=True))
 
 
 def _gap(one: mx.array, other: mx.array) -> float:
