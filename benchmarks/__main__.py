@@ -17,13 +17,13 @@ from benchmarks.cases import (
     prefill,
     quantised,
     ragged,
+    real,
     router,
     speculation,
     startup,
     storm,
     streams,
     structure,
-    weight_types,
 )
 from benchmarks.harness.figure import Figure, Settings
 from benchmarks.harness.models import ensure_built
@@ -43,7 +43,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "prompt_cache": prompt_cache.measure,
     "ragged": ragged.measure,
     "quantised": quantised.measure,
-    "weight_types": weight_types.measure,
+    "real": real.measure,
     "speculation": speculation.measure,
     "heads": speculation.measure_heads,
     "agents": agents.measure,
@@ -68,7 +68,8 @@ def main(
     *, as_json: bool, quick: bool, only: tuple[str, ...], directories: tuple[Path, ...]
 ) -> None:
     """Measure the backend against raw mlx-lm, on this machine, in this run."""
-    if only != ("load",) or not directories:
+    given = {"real", "load"} if directories else {"real"}
+    if set(only or BENCHMARKS) - given:
         ensure_built()
     before = machine()  # its load before ours
     started = time.monotonic()

@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.harness.models import ROOT, BenchModel
+from benchmarks.harness.models import ROOT, BenchModel, PublishedModel
 from benchmarks.harness.workload import Speed, Workload
 
 QUIET = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
@@ -22,7 +23,7 @@ class BaselineError(Exception):
 class Baseline:
     """A process with a loaded model that computes only on request."""
 
-    def __init__(self, model: BenchModel, environment: Mapping[str, str]) -> None:
+    def __init__(self, model: BenchModel | PublishedModel, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.harness.raw", model.directory],
             cwd=ROOT,
@@ -49,15 +50,24 @@ class Baseline:
         Raises:
             BaselineError: The process is gone.
         """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
+        _ = self.threads  # what it says first
+        if (stdin := self._process.stdin) is None:
             raise BaselineError("the raw process has no pipes")
         stdin.write(workload.to_json() + "\n")
         stdin.flush()
-        line = stdout.readline()
-        if not line:
+        return Speed(**self._answer())
+
+    @cached_property
+    def threads(self) -> int:
+        """The number for matrix products that it has found to be the best."""
+        return int(self._answer())
+
+    def _answer(self) -> Any:  # noqa: ANN401 (JSON)
+        if (stdout := self._process.stdout) is None:
+            raise BaselineError("the raw process has no pipes")
+        if not (line := stdout.readline()):
             raise BaselineError(f"raw mlx-lm exited with code {self._process.wait()}")
-        return Speed(**json.loads(line))
+        return json.loads(line)
 
 
 def answer_of(

@@ -3,8 +3,6 @@
 import shutil
 from pathlib import Path
 
-from mlx_lm import convert
-
 from benchmarks.harness.models import ALL, BenchModel
 from scripts.draft_pair import split_off
 from scripts.eagle_head import add_eagle
@@ -64,17 +62,6 @@ def _build_with_eagle(model: BenchModel) -> None:
     part.rename(model.directory)
 
 
-def _build_stored(model: BenchModel) -> None:
-    hidden, layers, vocab, bits = model.shape
-    part = _empty(model)
-    wide = part.with_suffix(".draft")
-    build_llama(wide, hidden=hidden, layers=layers, vocab=vocab)
-    is_quantised = bits < 16
-    convert(str(wide), str(part), quantize=is_quantised, q_bits=bits, dtype="bfloat16")
-    shutil.rmtree(wide)
-    part.rename(model.directory)
-
-
 def _empty(model: BenchModel) -> Path:
     """Return a directory to build a model in, without what an earlier attempt left."""
     part = model.directory.with_suffix(".part")
@@ -87,7 +74,6 @@ SPECIAL = {
     "paired_llama": _build_pair,
     "mtp_qwen3_5": _build_with_mtp,
     "eagle_llama": _build_with_eagle,
-    "stored_llama": _build_stored,
 }
 
 

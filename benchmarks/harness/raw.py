@@ -1,7 +1,7 @@
 """Raw mlx-lm, in a separate process: `python -m benchmarks.harness.raw MODEL_DIRECTORY`.
 
-Reads one workload per line and answers each with one line: its speed. One row runs through
-`stream_generate`, several through `BatchGenerator`.
+Writes its number of threads, then reads one workload per line and answers each with one line: its
+speed. One row runs through `stream_generate`, several through `BatchGenerator`.
 """
 
 import json
@@ -23,7 +23,11 @@ PROMPT = tuple(range(8))
 
 
 class RawModel:
-    """A model as mlx-lm loads it; it ignores end tokens."""
+    """A model as mlx-lm loads it; it ignores end tokens.
+
+    Attributes:
+        threads: For matrix products.
+    """
 
     def __init__(self, directory: str) -> None:
         self._model, self._tokenizer = load(directory)[:2]
@@ -31,7 +35,8 @@ class RawModel:
         cache = make_prompt_cache(self._model)
         mx.eval(self._model(mx.array([PROMPT]), cache=cache))
         # mlx-lm's users set the number that is best for them.
-        set_best_threads(lambda: mx.eval(self._model(mx.array([PROMPT[:1]]), cache=cache)))
+        token = mx.array([PROMPT[:1]])
+        self.threads = set_best_threads(lambda: mx.eval(self._model(token, cache=cache)))
 
     def generate(self, workload: Workload) -> Speed:
         """Generate a workload, and return its speed."""
@@ -77,11 +82,15 @@ class RawModel:
 def main() -> None:
     """Answer workloads until standard input ends."""
     raw = RawModel(sys.argv[1])
+    _say(raw.threads)
     for line in sys.stdin:
-        result = raw.generate(Workload.from_json(line))
-        sys.stdout.write(json.dumps(asdict(result)) + "\n")
-        sys.stdout.flush()
+        _say(asdict(raw.generate(Workload.from_json(line))))
         mx.clear_cache()
+
+
+def _say(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 def _sampler(sampling: Sampling) -> Callable[[mx.array], mx.array]:

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.figure import Figure
+from benchmarks.harness.models import ROOT
 
 PLAIN_WIDTH = 140
 
@@ -20,6 +22,13 @@ def load() -> str:
     return f"{os.getloadavg()[0]:.1f}"
 
 
+def revision() -> str:
+    """Return the commit of this checkout, marked if files differ from it; empty outside of git."""
+    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return asked.stdout.strip()
+
+
 def machine() -> dict[str, str]:
     """Return the properties of this machine that affect figures."""
     return {
@@ -27,6 +36,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "cores": f"{os.cpu_count()} cores",
         "load": f"load {load()}",
+        "revision": revision(),
         "python": f"Python {platform.python_version()}",
         **{name: f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "grpcio")},
     }

@@ -15,7 +15,7 @@ import grpc.aio
 from backend.cli.server_process import ServerProcess
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
-from benchmarks.harness.models import BenchModel
+from benchmarks.harness.models import BenchModel, PublishedModel
 from benchmarks.harness.processor import processor_seconds
 from benchmarks.harness.workload import Sampling, Speed, Timeline, Workload, speed, words
 
@@ -36,7 +36,7 @@ def started_server(environment: Mapping[str, str] | None = None) -> Iterator[Ser
 
 
 @asynccontextmanager
-async def served(model: BenchModel, *options: str) -> AsyncIterator["Served"]:
+async def served(model: BenchModel | PublishedModel, *options: str) -> AsyncIterator["Served"]:
     """Start a server and load a model with `key:value` options."""
     with started_server() as process:
         await process.wait_until_ready()
@@ -56,7 +56,7 @@ class Served:
         self._sent_tokens = 0
         self._new_seeds = itertools.count(NEW_SEEDS_START)
 
-    async def load(self, model: BenchModel, options: Sequence[str] = ()) -> None:
+    async def load(self, model: BenchModel | PublishedModel, options: Sequence[str] = ()) -> None:
         """Load a model with `key:value` options, replacing the previous one."""
         await self._stub.LoadModel(
             pb.ModelOptions(

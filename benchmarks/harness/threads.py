@@ -11,16 +11,21 @@ _REPEATS = 5
 _LONG_PASS_S = 0.3
 
 
-def set_best_threads(run_step: Callable[[], object]) -> None:
+def set_best_threads(run_step: Callable[[], object]) -> int:
     """Set the number with which a step is fastest; nothing changes without OpenBLAS.
 
     Nor does it if the environment sets more than one thread.
 
     Args:
         run_step: Computes one token.
+
+    Returns:
+        The number; 1 without OpenBLAS.
     """
-    if not openblas.has_openblas() or openblas.threads() > 1:
-        return
+    if not openblas.has_openblas():
+        return 1
+    if openblas.threads() > 1:
+        return openblas.threads()
 
     def step_s(threads: int) -> float:
         openblas.set_threads(threads)
@@ -30,7 +35,8 @@ def set_best_threads(run_step: Callable[[], object]) -> None:
 
     most = usable_cores()
     numbers = sorted({min(2**n, most) for n in range(most.bit_length() + 1)})
-    openblas.set_threads(min(numbers, key=step_s))
+    openblas.set_threads(best := min(numbers, key=step_s))
+    return best
 
 
 def _seconds(run_step: Callable[[], object]) -> float:

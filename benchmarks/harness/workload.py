@@ -68,7 +68,7 @@ class Speed:
 
     Attributes:
         whole: From the request to the last token, prefill included.
-        decode: While every row was generating.
+        decode: While every row was generating; 0 if they never were at the same time.
         first_s: Seconds from the request to a row's first token, mean of all rows.
         last_first_s: The same of the row that waited longest.
     """
@@ -88,7 +88,7 @@ def speed(started: float, rows: Sequence[Timeline]) -> Speed:
     decoded = sum(row.tokens_until(end) - row.tokens_until(begin) for row in rows)
     return Speed(
         whole=tokens / (finished - started),
-        decode=decoded / (end - begin),
+        decode=decoded / (end - begin) if end > begin else 0.0,
         first_s=mean(row.times[0] for row in rows) - started,
         last_first_s=begin - started,
     )

@@ -1,9 +1,11 @@
 """Answers prompts with llama.cpp, in an environment that has it: JSON in, JSON out.
 
+With the arguments FILE, PORT and THREADS it serves a model by HTTP, as llama.cpp does by default.
 No import from this project: the reference shares nothing with what it is compared to.
 """
 
 import json
+import signal
 import sys
 from typing import Any
 from urllib.request import Request, urlopen
@@ -23,6 +25,19 @@ def start(path: str, *, embeds: bool) -> xllamacpp.Server:
     settings.flash_attn_type = off
     settings.cpuparams.n_threads = 1
     return xllamacpp.Server(settings)
+
+
+def serve(path: str, port: int, threads: int) -> None:
+    """Serve a model with eight slots until this process is killed; what is not said is default."""
+    settings = xllamacpp.CommonParams()
+    settings.model.path = path
+    settings.port = port
+    settings.n_parallel = 8
+    settings.n_ctx = settings.n_parallel * 2048
+    settings.cpuparams.n_threads = threads
+    server = xllamacpp.Server(settings)
+    while server:
+        signal.pause()
 
 
 def call(server: xllamacpp.Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +85,10 @@ def embed(server: xllamacpp.Server, tokens: list[int]) -> list[float]:
 
 
 def main() -> None:
-    """Answer the question on standard input."""
+    """Answer the question on standard input, or serve."""
+    if sys.argv[1:]:
+        path, port, threads = sys.argv[1:]
+        serve(path, int(port), int(threads))
     question = json.load(sys.stdin)
     embedded = question.get("embedded", [])
     server = start(question["model"], embeds=bool(embedded))

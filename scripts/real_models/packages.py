@@ -10,6 +10,8 @@ from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
 
 TOOLS = ("gguf==0.19.0",)
+LLAMA_CPP = "xllamacpp==2026.10.11549"
+_PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
 class PackageMissingError(Exception):
@@ -25,13 +27,29 @@ def bring(requirements: Sequence[str], folder: Path) -> None:
     missing = [one for one in requirements if not _is_there(one, folder)]
     if not missing:
         return
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     target = ["--no-deps", "--upgrade", "--target", str(folder)]
-    ended = subprocess.run(  # noqa: S603 (fixed words)
-        [*command, *target, *missing], capture_output=True, text=True, check=False
-    )
+    _run([sys.executable, *_PIP, *target, *missing])
+
+
+def llama_cpp_python(folder: Path) -> Path:
+    """Return the Python of an environment in a folder that has llama.cpp; it is made if missing.
+
+    Raises:
+        PackageMissingError: With the last line that pip wrote.
+    """
+    place = folder / "llama-cpp"
+    python = place / "bin" / "python"
+    if not (place / LLAMA_CPP).exists():
+        _run([sys.executable, "-m", "venv", "--clear", str(place)])
+        _run([str(python), *_PIP, LLAMA_CPP])
+        (place / LLAMA_CPP).touch()
+    return python
+
+
+def _run(command: Sequence[str]) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:
-        said = ended.stderr.strip().splitlines() or [f"pip ended with {ended.returncode}"]
+        said = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
         raise PackageMissingError(said[-1])
 
 

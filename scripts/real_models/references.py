@@ -7,7 +7,6 @@ order of its sums differs from ours.
 
 import json
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,25 +16,16 @@ from tokenizers import Tokenizer
 
 from scripts.real_models import checkpoint, minilm, recipes
 from scripts.real_models.__main__ import TARGET
+from scripts.real_models.packages import LLAMA_CPP, llama_cpp_python
 from scripts.real_models.prompts import LONG_PROMPTS, PROMPTS, TEXTS
 from scripts.real_models.recipes import Recipe
 from scripts.real_models.source import Source, read, write
 
 PACKAGES = TARGET / "packages"
 REFERENCES = Path(__file__).parents[2] / "tests" / "real" / "references"
-_LLAMA_CPP = "xllamacpp==2026.10.11549"
 _ASKING = Path(__file__).with_name("llama_cpp.py")
 # Of each reply: how many tokens, and with how many alternatives.
 _TOKENS, _TOP = 16, 5
-
-
-def _environment(folder: Path) -> Path:
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)  # noqa: S603
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, _LLAMA_CPP], check=True)  # noqa: S603
-    return python
 
 
 def _ask(python: Path, source: Source, question: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +40,7 @@ def _ask(python: Path, source: Source, question: dict[str, Any]) -> dict[str, An
         check=True,
     )
     path.unlink()
-    return {"made_by": _LLAMA_CPP, **json.loads(answered.stdout)}
+    return {"made_by": LLAMA_CPP, **json.loads(answered.stdout)}
 
 
 def _decoder(python: Path, recipe: Recipe) -> dict[str, Any]:
@@ -82,7 +72,7 @@ def _encoder(python: Path) -> dict[str, Any]:
 @click.argument("names", nargs=-1)
 def main(names: tuple[str, ...]) -> None:
     """Write one file for each model, or for those that are named."""
-    python = _environment(TARGET / "llama-cpp")
+    python = llama_cpp_python(TARGET)
     REFERENCES.mkdir(exist_ok=True)
     makers = {one.name: partial(_decoder, python, one) for one in recipes.DECODERS}
     makers[recipes.ENCODER] = partial(_encoder, python)

@@ -1,0 +1,171 @@
+"""A published model through the socket, next to raw mlx-lm, mlx-lm's server and llama.cpp."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from statistics import median
+
+from benchmarks.harness.baseline import Baseline, environment_of
+from benchmarks.harness.figure import Figure, Settings, Target, at_least
+from benchmarks.harness.models import REAL, SMOLLM2, SMOLLM2_4BIT, PublishedModel
+from benchmarks.harness.other_servers import llama_cpp_server, mlx_lm_server
+from benchmarks.harness.served import Served, served
+from benchmarks.harness.workload import Sampling, Speed, Workload
+from common.process.cores import usable_cores
+from scripts.real_models.packages import PackageMissingError, llama_cpp_python
+
+OURS, WITHOUT_DRAFTS, RAW = "this backend", "drafts off", "raw mlx-lm"
+UPSTREAM, LLAMA_CPP = "mlx-lm's server", "llama.cpp Q4_1"
+# Its runs of eight streams take half a minute.
+RUNS = 3
+PROMPT_TOKENS = 1000
+TOPICS = ("a bridge", "two foxes", "a baker", "the sea", "a train", "an old map", "snow", "bees")
+LINES = "\n".join(f"{n}. A story of {topic}, in {n * 70} words" for n, topic in enumerate(TOPICS))
+
+Run = Callable[[Workload], Awaitable[Speed]]
+"""Generates a workload with one of those that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Streams that run at the same time.
+
+    Attributes:
+        text: Of a prompt, with places for a number and a topic.
+        targets: Of our tokens/s, over those of others by name.
+    """
+
+    name: str
+    text: str
+    rows: int
+    new_tokens: int
+    targets: Mapping[str, Target]
+
+
+TASKS = (
+    Task("one stream", "{}. Write a long story about {}.", 1, 32, {RAW: at_least(1.0)}),
+    Task(
+        "one stream that copies",
+        f"{{}}. Repeat this list, and nothing else, for {{}}:\n{LINES}",
+        1,
+        48,
+        {RAW: at_least(1.0)},
+    ),
+    Task("eight streams", "{}. Write a long story about {}.", 8, 32, {UPSTREAM: at_least(3.0)}),
+)
+QUICK_TOKENS = 16
+
+
+async def measure(settings: Settings) -> list[Figure]:
+    """Measure each type of weights in turn; a quick run measures one, with short replies."""
+    figures = []
+    for model in (SMOLLM2,) if settings.is_quick else (SMOLLM2, SMOLLM2_4BIT):
+        if model.directory.is_dir():
+            async with _contenders(model) as (runs, server):
+                figures += await _speeds(settings, model, runs)
+                figures += await _first_tokens(settings, model, runs, server)
+        else:
+            _say(f"{model.name}: SKIPPED, run `make real-models` first")
+    return figures
+
+
+@asynccontextmanager
+async def _contenders(model: PublishedModel) -> AsyncIterator[tuple[dict[str, Run], Served]]:
+    """Start all, each with the same BLAS and the number of threads that is best for raw mlx-lm."""
+    async with AsyncExitStack() as stack:
+        ours = await stack.enter_async_context(served(model))
+        without = await stack.enter_async_context(served(model, "speculation:off"))
+        environment = environment_of(ours.process.pid)
+        raw = stack.enter_context(Baseline(model, environment))
+        upstream = mlx_lm_server(model.directory, environment, raw.threads)
+        others = {RAW: raw.run, UPSTREAM: stack.enter_context(upstream).run}
+        try:
+            llama_cpp = llama_cpp_server(llama_cpp_python(REAL), model.file, usable_cores())
+            others[LLAMA_CPP] = stack.enter_context(llama_cpp).run
+        except PackageMissingError as error:
+            _say(f"{LLAMA_CPP}: SKIPPED, its wheel cannot be had here: {error}")
+        runs: dict[str, Run] = {OURS: ours.run, WITHOUT_DRAFTS: without.run}
+        yield runs | {name: _in_thread(run) for name, run in others.items()}, ours
+
+
+def _in_thread(run: Callable[[Workload], Speed]) -> Run:
+    return lambda workload: asyncio.to_thread(run, workload)
+
+
+async def _speeds(
+    settings: Settings, model: PublishedModel, runs: Mapping[str, Run]
+) -> list[Figure]:
+    numbers = count(1)
+    figures = []
+    for task in TASKS:
+        new_tokens = QUICK_TOKENS if settings.is_quick else task.new_tokens
+        samples: dict[str, list[float]] = {name: [] for name in runs}
+        await _in_turn(runs, _workload(replace(task, new_tokens=4), numbers))  # warms all up
+        for _ in range(min(settings.runs, RUNS)):
+            speeds = await _in_turn(runs, _workload(replace(task, new_tokens=new_tokens), numbers))
+            for name, speed in speeds.items():
+                samples[name].append(speed.whole)
+        figures += _figures(f"{model.name}, {task.name}", "tokens/s", samples)
+        figures += _ratios(f"{model.name}, {task.name}", task.targets, samples)
+    return figures
+
+
+async def _in_turn(runs: Mapping[str, Run], workload: Workload) -> dict[str, Speed]:
+    speeds = {}
+    for name, run in runs.items():
+        speeds[name] = await run(workload)
+        rows = len(workload.prompts)
+        _say(f"{name}: {rows} x {workload.new_tokens} at {speeds[name].whole:.1f} tokens/s")
+    return speeds
+
+
+def _workload(task: Task, numbers: Iterator[int]) -> Workload:
+    """Create prompts that none has seen, in the model's own turns."""
+    texts = (task.text.format(next(numbers), topic) for topic in TOPICS[: task.rows])
+    prompts = (f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in texts)
+    return Workload(tuple(prompts), (Sampling(),) * task.rows, task.new_tokens)
+
+
+async def _first_tokens(
+    settings: Settings, model: PublishedModel, runs: Mapping[str, Run], server: Served
+) -> list[Figure]:
+    """Measure the time to the first token of a prompt that is new, and of the same again."""
+    new: dict[str, list[float]] = {name: [] for name in runs if name != WITHOUT_DRAFTS}
+    stored: dict[str, list[float]] = {name: [] for name in new if name != RAW}
+    for _ in range(1 if settings.is_quick else RUNS - 1):
+        workload = Workload((await server.new_prompt(PROMPT_TOKENS),), (Sampling(),), 2)
+        for samples in (new, stored):
+            for name, own in samples.items():
+                own.append((await runs[name](workload)).first_s)
+    name = f"{model.name}, first token of a prompt of {PROMPT_TOKENS:,}"
+    return [*_figures(name, "s", new), *_figures(f"{name}, stored", "s", stored)]
+
+
+def _figures(name: str, unit: str, samples: Mapping[str, Sequence[float]]) -> list[Figure]:
+    return [
+        Figure(name=f"{name}: {who}", unit=unit, samples=tuple(own)) for who, own in samples.items()
+    ]
+
+
+def _ratios(
+    name: str, targets: Mapping[str, Target], samples: Mapping[str, Sequence[float]]
+) -> list[Figure]:
+    """Compare our speeds with those of others, run by run."""
+    return [
+        Figure(
+            name=f"{name}: {ours} / {other}",
+            unit="x",
+            samples=tuple(a / b for a, b in zip(samples[ours], samples[other], strict=True)),
+            target=target,
+            context={"tokens/s": median(samples[ours]), f"{other}": median(samples[other])},
+        )
+        for ours in (OURS, WITHOUT_DRAFTS)
+        for other, target in targets.items()
+    ]
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
