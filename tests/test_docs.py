@@ -11,6 +11,8 @@ from backend.config import TuningOptions
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+# Of all pages together, as `wc -w` counts them: longer ones are not read.
+MAX_WORDS = 36_000
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
 FENCE = re.compile(r"^```(?:sh|console)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\.venv/bin/)?(?:mlx-grpc-backend|python -m backend\.cli) (.+)$")
@@ -35,6 +37,13 @@ def test_pages_link_to_pages_that_exist():
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if not re.match(r"\w+:", target):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_all_pages_together_are_short_enough_to_be_read():
+    words = {
+        page.name: len(page.read_text(encoding="utf-8").split()) for page in DOCS.rglob("*.md")
+    }
+    assert sum(words.values()) <= MAX_WORDS, words
 
 
 def listed(entry):

@@ -26,8 +26,8 @@ The format of tool calls follows from a checkpoint's chat template: see
 
 """
 _FURTHER = (
-    "Other model types that a library knows: other names of the above, parts of other models, "
-    "models that generate no text (refused at load), and some that were not tried."
+    "{} other model types that a library knows were not tried: other names of the above, parts of "
+    "other models, and models that generate no text, which are refused at load."
 )
 _VARIANTS = """## Quantised and adapted
 
@@ -75,7 +75,7 @@ def page(rows: Sequence[Row], further: Sequence[str]) -> str:
     if variants:
         parts.append(_VARIANTS + _part("models", variants))
     if further:
-        parts += [_FURTHER, ", ".join(f"`{name}`" for name in further) + "."]
+        parts.append(_FURTHER.format(len(further)))
     return "\n\n".join(parts) + "\n"
 
 
