@@ -1,14 +1,40 @@
-"""Attention over keys that are one array, for some queries at a time."""
+"""Attention over keys that are one array, for some queries at a time.
+
+Long prompts compute most of what they cost here. NumPy takes a third of MLX's time for it: its
+exponentials use the widest registers, and products of blocks stay in a core's cache.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
 from backend.cpu.exponentials import pays
 from backend.engine.kv.layer import merged, over_own
+from common import openblas
+from common.process.cores import usable_cores
 
 # Computed at once: 1 MiB, which a core's cache holds.
 _PIECE_SCORES = 2**18
+# From so many scores on, those of several queries, blocks are worth waiting for their inputs.
+LEAST_SCORES = 2**20
+_LEAST_QUERIES = 16
+# The rows and columns of a block of scores.
+_ROWS, _COLUMNS = 384, 512
 _CAUSAL = "causal"
 _MATRIX = 2
+
+Numbers: TypeAlias = npt.NDArray[Any]
+"""Of float32."""
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Attend: TypeAlias = Callable[[mx.array, mx.array, mx.array], mx.array]
+"""Attention of queries to keys and values."""
 
 
 def attend_whole(
@@ -22,12 +48,206 @@ def attend_whole(
 ) -> mx.array:
     """Return the attention, as `mx.fast.scaled_dot_product_attention` does."""
     rows, heads, width, _ = queries.shape
-    positions = keys.shape[2]
-    scores = rows * heads * width * positions
+    scores = rows * heads * width * keys.shape[2]
     if not pays(scores, queries.dtype) or not _selects(mask):
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
+    terms: dict[str, Any] = {"scale": scale, "mask": mask, "sinks": sinks}
+    is_long = scores >= LEAST_SCORES and width >= _LEAST_QUERIES
+    given = [each for each in (queries, keys, values, sinks, mask) if isinstance(each, mx.array)]
+    if is_long and keys.dtype == values.dtype == queries.dtype and _is_computed(given):
+        return _with_gradient(partial(_in_blocks, **terms), terms)(queries, keys, values)
+    return _in_pieces(queries, keys, values, **terms)
+
+
+def _is_computed(arrays: list[mx.array]) -> bool:
+    """Compute arrays; false if MLX only traces a function, to compile it."""
+    try:
+        mx.eval(arrays)
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _with_gradient(computed: Attend, terms: dict[str, Any]) -> Attend:
+    """Return a function that MLX cannot see into, with the gradient of MLX's own."""
+
+    def backwards(given: Any, cotangent: mx.array, _output: mx.array) -> Any:  # noqa: ANN401 (trees)
+        attend = partial(mx.fast.scaled_dot_product_attention, **terms)
+        return tuple(mx.vjp(attend, list(given), [cotangent])[1])
+
+    attend = mx.custom_function(computed)
+    attend.vjp(backwards)
+    return cast(Attend, attend)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The arrays of a call as NumPy sees them, without a copy.
+
+    Attributes:
+        visible: [rows, 1, width, positions]; `None` is all, see `is_causal`.
+        before: The number of positions before the queries, if these are the latest.
+    """
+
+    queries: Numbers
+    keys: Numbers
+    values: Numbers
+    visible: Flags | None
+    is_causal: bool
+    before: int
+
+    @classmethod
+    def of(
+        cls, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None
+    ) -> "_Inputs":
+        """Take arrays that are computed."""
+        rows, _, width, _ = queries.shape
+        positions = keys.shape[2]
+        visible = None
+        if isinstance(mask, mx.array):
+            visible = np.broadcast_to(np.asarray(mask), (rows, 1, width, positions))
+        arrays = (np.asarray(queries), np.asarray(keys), np.asarray(values))
+        return cls(*arrays, visible, mask == _CAUSAL, positions - width)
+
+    def columns(self, row: int, start: int, stop: int) -> Iterator[tuple[int, int, Flags | None]]:
+        """Yield the blocks of positions that some queries see, with a mask if they see a part."""
+        last = self.before + stop if self.is_causal else self.keys.shape[2]
+        for first in range(0, last, _COLUMNS):
+            end = min(first + _COLUMNS, last)
+            seen = self._seen(row, slice(start, stop), slice(first, end))
+            if seen is None or seen.all():
+                yield first, end, None
+            elif seen.any():
+                yield first, end, seen
+
+    def _seen(self, row: int, queries: slice, positions: slice) -> Flags | None:
+        """Return the visible ones [queries, positions]; `None` is all."""
+        if self.visible is not None:
+            return self.visible[row, 0, queries, positions]
+        if not self.is_causal or positions.stop <= self.before + queries.start:
+            return None
+        own = np.arange(self.before + queries.start, self.before + queries.stop)
+        return np.arange(positions.start, positions.stop) <= own[:, None]
+
+
+def _in_blocks(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Return the attention of arrays that are computed, with some blocks for each thread."""
+    given = _Inputs.of(queries, keys, values, mask)
+    rows, heads, width, _ = given.queries.shape
+    kv_heads = given.keys.shape[1]
+    repeats, extra = heads // kv_heads, None if sinks is None else np.asarray(sinks, np.float32)
+    output = np.empty((rows, heads, width, given.values.shape[-1]), np.float32)
+    step = max(1, _ROWS // repeats)
+    blocks = list(product(range(rows), range(kv_heads), range(0, width, step)))
+
+    def compute(blocks: list[tuple[int, int, int]]) -> None:
+        for row, head, start in blocks:
+            own, stop = slice(head * repeats, (head + 1) * repeats), min(start + step, width)
+            sink = None if extra is None else extra[own]
+            block = _block(given, (row, head), (own, start, stop), scale, sink)
+            output[row, own, start:stop] = block
+
+    count = openblas.threads() if openblas.has_openblas() else 1
+    list(_threads().map(compute, (blocks[place::count] for place in range(count))))
+    return mx.array(output)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(usable_cores(), thread_name_prefix="attention")
+
+
+def _block(
+    given: _Inputs,
+    place: tuple[int, int],
+    taken: tuple[slice, int, int],
+    scale: float,
+    sinks: Numbers | None,
+) -> Numbers:
+    """Return the attention [heads, queries, value width] of some queries of a row.
+
+    Args:
+        given: All arrays.
+        place: The row, and the head of its keys.
+        taken: The heads of queries, and the first and the end of these.
+        scale: Of the scores.
+        sinks: [heads].
+    """
+    (row, head), (heads, start, stop) = place, taken
+    queries = given.queries[row, heads, start:stop] * np.float32(scale)
+    repeats, count, _ = queries.shape
+    flat = queries.reshape(repeats * count, -1)
+    softmax = _Softmax(len(flat), given.values.shape[-1])
+    for first, end, visible in given.columns(row, start, stop):
+        scores = flat @ given.keys[row, head, first:end].T
+        if visible is not None:
+            by_head = scores.reshape(repeats, count, -1)
+            np.copyto(by_head, np.float32(-np.inf), where=~visible)
+        softmax.add(scores, given.values[row, head, first:end])
+    if sinks is not None:
+        softmax.add_empty(np.repeat(sinks, count)[:, None])
+    return softmax.output.reshape(repeats, count, -1)
+
+
+class _Softmax:
+    """Values weighted by scores that arrive block by block."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self._top = np.full((rows, 1), -np.inf, np.float32)
+        self._total = np.zeros((rows, 1), np.float32)
+        self._weighted = np.zeros((rows, width), np.float32)
+
+    def add(self, scores: Numbers, values: Numbers) -> None:
+        """Add scores [rows, positions], which are overwritten, and values [positions, width]."""
+        fading = self._raise_top(scores.max(axis=1, keepdims=True))
+        scores -= self._safe_top
+        weights = np.exp(scores, out=scores)
+        self._total = self._total * fading + weights.sum(axis=1, keepdims=True)
+        self._weighted = self._weighted * fading + weights @ values
+
+    def add_empty(self, scores: Numbers) -> None:
+        """Add scores [rows, 1] of positions without values."""
+        fading = self._raise_top(scores)
+        self._total = self._total * fading + np.exp(scores - self._safe_top)
+        self._weighted *= fading
+
+    @property
+    def output(self) -> Numbers:
+        """The result [rows, width]; not a number for a row that sees nothing."""
+        with np.errstate(invalid="ignore"):
+            return self._weighted / self._total
+
+    @property
+    def _safe_top(self) -> Numbers:
+        """The largest score of each row; 0 if it has none."""
+        return np.where(np.isneginf(self._top), np.float32(0), self._top)
+
+    def _raise_top(self, scores: Numbers) -> Numbers:
+        """Take up the largest scores, and return by which factor the earlier weights fade."""
+        before, self._top = self._top, np.maximum(self._top, scores)
+        return np.exp(before - self._safe_top)
+
+
+def _in_pieces(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Return the attention, lazily, for as many queries at a time as a core's cache holds."""
+    rows, heads, width, _ = queries.shape
+    positions = keys.shape[2]
     step = max(1, _PIECE_SCORES // (rows * heads * positions))
     outputs = []
     for start in range(0, width, step):
@@ -35,10 +255,10 @@ def attend_whole(
         # No query of the piece sees a later position.
         seen = positions - width + stop if mask == _CAUSAL else positions
         visible = _visible(mask, slice(start, stop), slice(seen - stop + start, seen))
-        partial = over_own(
+        part = over_own(
             queries[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen], scale, visible
         )
-        outputs.append(merged([partial], sinks, queries.dtype))
+        outputs.append(merged([part], sinks, queries.dtype))
     return mx.concatenate(outputs, axis=2)
 
 

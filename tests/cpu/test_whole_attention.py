@@ -1,6 +1,7 @@
 """Attention over whole keys is that of MLX, also where it is computed in pieces."""
 
 import math
+import threading
 
 import mlx.core as mx
 import pytest
@@ -22,6 +23,15 @@ def pieces(monkeypatch):
     """However few scores there are, as many as those of three tokens are a piece."""
     monkeypatch.setattr(exponentials, "LEAST_NUMBERS", 0)
     monkeypatch.setattr(whole_attention, "_PIECE_SCORES", 3 * HEADS * POSITIONS)
+
+
+@pytest.fixture
+def in_blocks(monkeypatch):
+    """Refuse MLX's own function and pieces; blocks are small, and none ends where another does."""
+    for name, value in {"LEAST_SCORES": 0, "_LEAST_QUERIES": 1, "_ROWS": 7, "_COLUMNS": 9}.items():
+        monkeypatch.setattr(whole_attention, name, value)
+    monkeypatch.setattr(whole_attention, "over_own", None)
+    monkeypatch.setattr(whole_attention.mx, "fast", None)
 
 
 @pytest.fixture
@@ -60,17 +70,92 @@ MASKS = {
 }
 
 
+@pytest.mark.parametrize("way", ["in_pieces", "in_blocks"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-def test_it_is_that_of_mlx(request, mask, has_sinks, rows):
+def test_it_is_that_of_mlx(request, mask, has_sinks, rows, way):
     given, mask = arrays(rows), MASKS[mask](rows)
     sinks = mx.array([-1.0, 0.5, 2.0, 9.0]) if has_sinks else None
     expected = mlx_attention(given, mask, sinks)
-    request.getfixturevalue("in_pieces")
+    request.getfixturevalue(way)
     output = attend_whole(*given, scale=SCALE, mask=mask, sinks=sinks)
     assert output.shape == expected.shape
     assert mx.allclose(output, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("in_blocks")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_blocks_are_shared_by_as_many_threads_as_products_have(monkeypatch, threads):
+    blas = whole_attention.openblas
+    monkeypatch.setattr(blas, "has_openblas", lambda: True)
+    monkeypatch.setattr(blas, "threads", lambda: threads)
+    used, block, both = set(), whole_attention._block, threading.Barrier(threads, timeout=30)
+
+    def noted(*given):
+        if threading.get_ident() not in used:
+            used.add(threading.get_ident())
+            both.wait()
+        return block(*given)
+
+    expected = attend_whole(*arrays(1), scale=SCALE, mask="causal", sinks=None)
+    monkeypatch.setattr(whole_attention, "_block", noted)
+    monkeypatch.setattr(whole_attention, "usable_cores", lambda: threads)
+    whole_attention._threads.cache_clear()
+    output = attend_whole(*arrays(1), scale=SCALE, mask="causal", sinks=None)
+    whole_attention._threads.cache_clear()
+    assert len(used) == threads
+    assert mx.array_equal(output, expected)
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_blocks_that_no_query_sees_are_not_computed(monkeypatch):
+    given = arrays(1)
+    given[1][:, :, -9:] = mx.nan  # as keys and values of spare room may be
+    mask = mx.broadcast_to(mx.arange(POSITIONS) < POSITIONS - 9 - 5, (WIDTH, POSITIONS))
+    monkeypatch.setattr(whole_attention, "_COLUMNS", POSITIONS - 9)
+    assert mx.isfinite(attend_whole(*given, scale=SCALE, mask=mask, sinks=None)).all()
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_keys_may_be_part_of_a_larger_array():
+    queries, keys, values = arrays(1)
+    larger = [mx.concatenate([each, each], axis=2)[:, :, :POSITIONS] for each in (keys, values)]
+    whole, part = (
+        attend_whole(queries, *each, scale=SCALE, mask="causal", sinks=None)
+        for each in ((keys, values), larger)
+    )
+    assert mx.array_equal(whole, part)
+
+
+@pytest.fixture
+def however_few(monkeypatch):
+    monkeypatch.setattr(whole_attention, "LEAST_SCORES", 0)
+    monkeypatch.setattr(whole_attention, "_LEAST_QUERIES", 1)
+
+
+@pytest.mark.usefixtures("however_few")
+def test_a_function_that_is_compiled_gets_pieces(monkeypatch):
+    monkeypatch.setattr(whole_attention, "_in_blocks", None)
+    attend = mx.compile(lambda *given: attend_whole(*given, scale=SCALE, mask=None, sinks=None))
+    assert mx.allclose(attend(*arrays(1)), mlx_attention(arrays(1), None), atol=1e-6)
+
+
+@pytest.mark.usefixtures("however_few")
+@pytest.mark.parametrize("mask", ["causal", None])
+def test_blocks_have_the_gradient_of_attention(mask):
+    given = list(arrays(2))
+    weights = mx.random.normal((2, HEADS, WIDTH, VALUE_WIDTH))
+
+    def ours(given):
+        return (attend_whole(*given, scale=SCALE, mask=mask, sinks=None) * weights).sum()
+
+    def theirs(given):
+        return (mlx_attention(given, mask) * weights).sum()
+
+    for one, other in zip(mx.grad(ours)(given), mx.grad(theirs)(given), strict=True):
+        assert mx.abs(other).max() > 0.1
+        assert mx.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_no_query_of_a_causal_piece_computes_scores_of_later_positions(monkeypatch):
