@@ -18,7 +18,9 @@ VALUES = [
     value
     for module in MODULES
     for value in vars(module).values()
-    if dataclasses.is_dataclass(value) and value.__module__ == module.__name__
+    if isinstance(value, type)
+    and dataclasses.is_dataclass(value)
+    and value.__module__ == module.__name__
 ]
 
 
