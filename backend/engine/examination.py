@@ -39,7 +39,7 @@ class Adoption:
         loop, plan, drafted = self._loop, self._plan, bool(self._plan.pass_seconds)
         if plan.batching is not found.batching:
             loop.scheduler.max_active = loop.scheduler.max_slots if found.batches else 1
-            loop.memory.set_own_lengths(found.has_own_lengths)
+            loop.memory.reservations.set_own_lengths(found.has_own_lengths)
         self.is_due = found.shares_prefixes and not plan.shares_prefixes
         plan.become(replace(found, shares_prefixes=plan.shares_prefixes))
         if not drafted and (new := self._new_drafting()):

@@ -188,7 +188,7 @@ class EngineLoop:
         """
         row = Row.resumed(request, generated)
         try:
-            self.memory.require_fit(row)
+            self.memory.reservations.require_fit(row)
         except OverloadedError as error:
             self._publisher.put(row.request_id, error, is_urgent=True)
             self._publisher.flush()

@@ -30,13 +30,14 @@ class Memory:
     Its sums are as old as the latest change: see `note_change`.
 
     Attributes:
+        reservations: Of the running rows.
         has_changed: Whether `relieve` has something to look at.
     """
 
     def __init__(
         self, reservations: Reservations, scheduler: Scheduler, prefixes: PrefixStore
     ) -> None:
-        self._reservations = reservations
+        self.reservations = reservations
         self._scheduler = scheduler
         self._prefixes = prefixes
         self._starved_since: float | None = None
@@ -53,30 +54,18 @@ class Memory:
         Args:
             budget_bytes: The limit for rows and prompt cache.
         """
-        self._reservations.resize(budget_bytes, attainable_bytes)
+        self.reservations.resize(budget_bytes, attainable_bytes)
         self._share()
-
-    def set_own_lengths(self, has_own_lengths: bool) -> None:  # noqa: FBT001 (the only argument)
-        """Set whether rows that decode together keep their own lengths; at most one runs."""
-        self._reservations.set_own_lengths(has_own_lengths)
 
     def overdue(self, wait_s: float) -> list[Row]:
         """Return new rows that have waited this long for memory of other backends."""
-        if self._starved_since is None or not self._reservations.may_grow:
+        if self._starved_since is None or not self.reservations.may_grow:
             return []
         until = time.monotonic() - wait_s
         if self._starved_since > until:
             return []
         waiting = self._scheduler.waiting
         return [row for row in waiting if not row.generated and row.submitted_at <= until]
-
-    def require_fit(self, row: Row) -> None:
-        """Refuse a row that would not fit even alone.
-
-        Raises:
-            OverloadedError: The message has the numbers.
-        """
-        self._reservations.require_fit(row)
 
     def admit(self) -> list[Row]:
         """Admit rows while there are slots and memory, and return them."""
@@ -98,8 +87,8 @@ class Memory:
 
         A row that lost its part of the prompt cache needs its own memory for it.
         """
-        self._reservations.used_tokens = self._prefixes.used_tokens
-        while self._reservations.is_exceeded and (row := self._scheduler.yielding()):
+        self.reservations.used_tokens = self._prefixes.used_tokens
+        while self.reservations.is_exceeded and (row := self._scheduler.yielding()):
             self._pause(row)
         self._share()
         self.has_changed = False
@@ -109,7 +98,7 @@ class Memory:
 
         A row that pauses while it decodes leaves the batch with the next step: see `put_back`.
         """
-        reserved = self._reservations.tokens
+        reserved = self.reservations.tokens
         grown = False
         for row in self._scheduler.active.copy():
             if row.fed >= reserved.get(row, 0):
@@ -119,8 +108,8 @@ class Memory:
             self._share()
 
     def _extend(self, row: Row) -> None:
-        while row.wants_more and not self._reservations.extend(row):
-            if self._reservations.is_alone(row) and not self._reservations.may_grow:
+        while row.wants_more and not self.reservations.extend(row):
+            if self.reservations.is_alone(row) and not self.reservations.may_grow:
                 self._end(row)
                 break
             self._pause(self._scheduler.yielding() or row)
@@ -141,30 +130,26 @@ class Memory:
 
     def release(self, row: Row) -> None:
         """Release a row's reservation."""
-        self._reservations.release(row)
+        self.reservations.release(row)
         self._share()
 
     def status(self) -> Mapping[str, int]:
         """Return the reserved and the available bytes, as parts of `memory_bytes`."""
         return {
-            "kv_reserved": self._reservations.reserved_bytes,
-            "kv_shared": self._reservations.shared_bytes,
-            "kv_wanted": self._reservations.wanted_bytes(self._next_rows()),
-            "kv_budget": self._reservations.budget_bytes,
+            "kv_reserved": self.reservations.reserved_bytes,
+            "kv_shared": self.reservations.shared_bytes,
+            "kv_wanted": self.reservations.wanted_bytes(self._next_rows()),
+            "kv_budget": self.reservations.budget_bytes,
         }
 
     def _next_rows(self) -> Iterator[Row]:
         """Yield the waiting rows with a free slot."""
         return islice(self._scheduler.waiting, self._scheduler.free_slots)
 
-    def held_bytes(self, row: Row) -> tuple[int, int]:
-        """Return the size of a row's own KV cache, and of its part of the prompt cache."""
-        return self._reservations.held_bytes(row)
-
     def check(self) -> None:
         """Raise AssertionError unless exactly the running rows have reserved memory."""
         running = (*self._scheduler.prefilling, *self._scheduler.active)
-        self._reservations.check(row for row in running if not row.is_paused)
+        self.reservations.check(row for row in running if not row.is_paused)
 
     def _note_starvation(self) -> None:
         """Record since when rows wait and none runs, right after an attempt to admit one."""
@@ -176,7 +161,7 @@ class Memory:
     def _reserve(self, row: Row) -> bool:
         """Reserve a row's memory beyond its part of the prompt cache."""
         sharing = self._prefixes.sharable(row)
-        if not self._reservations.reserve(row, sharing):
+        if not self.reservations.reserve(row, sharing):
             return False
         self._prefixes.use(row, sharing.tokens)
         return True
@@ -184,8 +169,8 @@ class Memory:
     def _share(self) -> None:
         """Give the prompt cache the memory that the rows do not need."""
         self.has_changed = True
-        self._reservations.approach()
-        self._prefixes.leave_room(self._reservations.left_bytes)
+        self.reservations.approach()
+        self._prefixes.leave_room(self.reservations.left_bytes)
 
     def _pause(self, row: Row) -> None:
         log.warning(
@@ -194,9 +179,9 @@ class Memory:
             row.generated,
         )
         row.pause()
-        self._reservations.release(row)
+        self.reservations.release(row)
         self._prefixes.use(row, 0)
-        self._reservations.used_tokens = self._prefixes.used_tokens
+        self.reservations.used_tokens = self._prefixes.used_tokens
         if row in self._scheduler.prefilling:
             self._prefixes.leave(row)
             self.put_back(row)
@@ -208,5 +193,5 @@ class Memory:
             "that there are for it",
             row.request_id,
             row.max_tokens,
-            self._reservations.budget_bytes,
+            self.reservations.budget_bytes,
         )

@@ -105,7 +105,7 @@ def take_snapshot(loop: LoopParts) -> EngineStatus:
         },
         metrics=added([loop.counters.values, prompt_cache, _numbers(loop, is_ready=is_ready)]),
         requests=tuple(
-            row.status(phase, *loop.memory.held_bytes(row))
+            row.status(phase, *loop.memory.reservations.held_bytes(row))
             for phase, rows in loop.scheduler.phases().items()
             for row in rows
         ),

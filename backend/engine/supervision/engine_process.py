@@ -7,12 +7,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Self, cast
 
-from backend.config import ModelOptions
-from backend.engine.findings import Findings
 from backend.engine.messages.codec import Codec, FrameReader, WireError
 from backend.engine.messages.protocol import Failed, Load, Loaded, News, Order, Stop
 from backend.engine.processes import ending, kill_tree, start_engine
@@ -36,15 +32,6 @@ _REFUSALS = (LoadError, InvalidRequestError, UnsupportedError)
 
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """The model of a process, and the directory where backends divide the memory, if any."""
-
-    options: ModelOptions
-    directory: Path
-    ledger: Path | None = None
 
 
 class EngineProcess(asyncio.Protocol):
@@ -76,7 +63,7 @@ class EngineProcess(asyncio.Protocol):
         self._reason: BackendError | None = None
         self._is_ending = False
         self._farewell: asyncio.Task[None] | None = None
-        self.charge: Charge
+        self.order: Load
         self.silent_since = time.monotonic()
         self.is_mute = True
         # The kernel ends it with its starting thread, that of the event loop.
@@ -114,7 +101,7 @@ class EngineProcess(asyncio.Protocol):
         """Whether it is running."""
         return self._child.poll() is None
 
-    async def load(self, charge: Charge, known: Mapping[str, Findings]) -> Loaded:
+    async def load(self, order: Load) -> Loaded:
         """Have it load a model.
 
         Raises:
@@ -122,11 +109,11 @@ class EngineProcess(asyncio.Protocol):
             InvalidRequestError: An option cannot be met.
             UnsupportedError: The model cannot be loaded as asked.
         """
-        self.charge = charge
+        self.order = order
         self._loading = asyncio.get_running_loop().create_future()
         if self._farewell is not None:
             self._loading.set_exception(self._load_failure())
-        self.send(Load(charge.options, charge.directory, charge.ledger, known))
+        self.send(order)
         return await self._loading
 
     def send(self, order: Order) -> None:
@@ -253,23 +240,21 @@ class Starter:
         except (OSError, subprocess.SubprocessError) as error:
             raise LoadFailedError(f"the engine's process cannot be started: {error}") from error
 
-    async def loaded(
-        self, charge: Charge, known: Mapping[str, Findings]
-    ) -> tuple[EngineProcess, Loaded]:
+    async def loaded(self, order: Load) -> tuple[EngineProcess, Loaded]:
         """Return a process with a loaded model, and its facts; fails as `EngineProcess.load`."""
-        variables = dict(charge.options.environment)
+        variables = dict(order.options.environment)
         # A process that is running keeps the environment in which it began.
         process = None if variables else await self._taken_spare()
         if process is not None and process.is_alive:
             try:
-                return process, await _loaded(process, charge, known)
+                return process, await _loaded(process, order)
             except LoadFailedError as error:
                 # A silent one may have ended while it waited, which is not the load's fault.
                 if not process.is_mute:
                     raise
                 log.warning("%s; another process tries it", error)
         process = await self.started(variables)
-        return process, await _loaded(process, charge, known)
+        return process, await _loaded(process, order)
 
     async def _taken_spare(self) -> EngineProcess | None:
         """Return the spare process, if there is one and it has started."""
@@ -284,10 +269,10 @@ class Starter:
         return spare.result()
 
 
-async def _loaded(process: EngineProcess, charge: Charge, known: Mapping[str, Findings]) -> Loaded:
+async def _loaded(process: EngineProcess, order: Load) -> Loaded:
     """Have a process load a model; if it cannot, the process ends."""
     try:
-        return await process.load(charge, known)
+        return await process.load(order)
     except BaseException:
         await process.end()
         raise

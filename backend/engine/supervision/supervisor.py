@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from backend.config import ModelOptions
 from backend.core.engine_status import EngineState, EngineStatus, ProcessStatus, Restart
 from backend.core.metric_table import added, counters_of
@@ -21,13 +23,14 @@ from backend.engine.messages.protocol import (
     Answered,
     Compiling,
     Found,
+    Load,
     Loaded,
     News,
     Passing,
     Snapshot,
     Told,
 )
-from backend.engine.supervision.engine_process import Charge, EngineProcess, Starter
+from backend.engine.supervision.engine_process import EngineProcess, Starter
 from backend.engine.supervision.open_calls import OpenCalls
 from backend.errors import BackendError, EngineFailedError, EngineStuckError, LoadFailedError
 from common.memory.resident import resident_bytes
@@ -177,8 +180,7 @@ class Supervisor:
         """Load a model into a process without one; fails as `EngineProcess.load`."""
         self._losses, self._failed_starts = Losses(), 0
         self._findings.forgive()
-        charge = Charge(options, directory, self._memory_ledger)
-        process, loaded = await self._loaded(charge)
+        process, loaded = await self._loaded(Load(options, directory, self._memory_ledger))
         self._install(process, loaded)
         return loaded
 
@@ -231,7 +233,7 @@ class Supervisor:
             lambda: self._turn_s(process),
             lambda: self.calls.process is process,
             self._long_turn_s,
-            lost_after_s=process.charge.options.tuning.process.engine_timeout_s,
+            lost_after_s=process.order.options.tuning.process.engine_timeout_s,
             give_up=lambda turn_s: self._lose(
                 process, EngineStuckError(f"no turn has ended for {turn_s:.0f} s")
             ),
@@ -290,7 +292,7 @@ class Supervisor:
         await lost.end()
         while self._failed_starts < MAX_FAILED_STARTS:
             try:
-                process, loaded = await self._reloaded(lost.charge)
+                process, loaded = await self._reloaded(lost.order)
             except BackendError as error:
                 self._failed_starts += 1
                 reason = error
@@ -303,17 +305,18 @@ class Supervisor:
             return
         raise EngineFailedError(f"{MAX_FAILED_STARTS} in a row could not be started: {reason}")
 
-    async def _reloaded(self, charge: Charge) -> tuple[EngineProcess, Loaded]:
-        limit_s = charge.options.tuning.process.reload_timeout_s
+    async def _reloaded(self, order: Load) -> tuple[EngineProcess, Loaded]:
+        limit_s = order.options.tuning.process.reload_timeout_s
         try:
             async with asyncio.timeout(limit_s or None):
-                return await self._loaded(charge)
+                return await self._loaded(order)
         except TimeoutError:
             raise LoadFailedError(f"it was not loaded within {limit_s} s") from None
 
-    async def _loaded(self, charge: Charge) -> tuple[EngineProcess, Loaded]:
+    async def _loaded(self, order: Load) -> tuple[EngineProcess, Loaded]:
         """Have a process load a model with all that is known of it."""
-        return await self._starter.loaded(charge, await in_own_thread(self._findings.known))
+        known = await in_own_thread(self._findings.known)
+        return await self._starter.loaded(structs.replace(order, known=known))
 
     def _note_found(self, found: Found) -> None:
         """Keep what a process has found."""
