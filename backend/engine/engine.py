@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from backend.config import LONG_TURN_S, ModelOptions, SchedulingOptions
 from backend.core.engine_status import EngineState, EngineStatus
+from backend.core.media import PreparedMedium
 from backend.core.model import ModelCard
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.step import Steps
@@ -18,7 +19,6 @@ from backend.engine.findings import FindingsStore
 from backend.engine.messages.protocol import (
     Expect,
     Loaded,
-    PreparedInputs,
     PrepareMedium,
     SessionRequest,
 )
@@ -277,11 +277,11 @@ class Engine(Generic[HandleT]):
         reason = ShuttingDownError("the backend is shutting down")
         await self._supervisor.end(reason, drops_spare=True)
 
-    async def _prepared(self, request: PrepareMedium) -> PreparedInputs:
+    async def _prepared(self, request: PrepareMedium) -> PreparedMedium:
         """Have a medium prepared by the process with the model."""
         if self._model is None or not self._supervisor.is_serving:
             raise ModelNotLoadedError
-        prepared: PreparedInputs = await self._calls.compute(request)
+        prepared: PreparedMedium = await self._calls.compute(request)
         return prepared
 
     def _limits(self, model: HandleT) -> SchedulingOptions:

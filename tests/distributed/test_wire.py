@@ -29,6 +29,7 @@ from backend.core.guide import (
     ThoughtBudget,
     ThoughtTexts,
 )
+from backend.core.media import MediaKind, PreparedMedium
 from backend.core.metric_table import zeros
 from backend.core.prefix_listing import HitKind, PromptCacheListing
 from backend.core.prompt import Prompt
@@ -58,7 +59,6 @@ from backend.engine.messages.protocol import (
     News,
     Order,
     Passing,
-    PreparedInputs,
     Snapshot,
     Stop,
     Submit,
@@ -198,7 +198,7 @@ def test_a_grammar_of_other_parts_is_refused():
 def test_arrays_follow_a_message_as_raw_buffers(kinds):
     arrays = {str(n): np.ones(shape, kind) * n for n, (kind, shape) in enumerate(kinds)}
     arrays["transposed"] = np.arange(6, dtype=np.int32).reshape(2, 3).T
-    prepared = PreparedInputs(text="t", token_ids=(1,), inputs=arrays, marks=frozenset("m"))
+    prepared = PreparedMedium(MediaKind.IMAGE, b"d", "t", (1,), arrays, frozenset("m"))
     codec, reader = Codec(News), FrameReader()
     frame = codec.encode(Answered(1, prepared))
     assert len(frame.buffers) == len(arrays)
@@ -256,7 +256,7 @@ def test_what_is_no_message_cannot_be_sent():
     ids=["bytes", "arrays"],
 )
 def test_what_no_reader_would_take_is_not_sent(inputs):
-    prepared = PreparedInputs(text="t", token_ids=(1,), inputs=inputs, marks=frozenset())
+    prepared = PreparedMedium(MediaKind.IMAGE, b"d", "t", (1,), inputs)
     codec = Codec(News)
     with pytest.raises(WireError, match="may be one"):
         codec.encode(Answered(1, prepared))

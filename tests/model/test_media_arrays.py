@@ -2,8 +2,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.core.media import MediaKind
-from backend.model.vision.media_processor import PreparedMedium
+from backend.core.media import MediaKind, PreparedMedium
 from backend.model.vision.processor_call import as_numpy
 
 pytestmark = pytest.mark.mlx

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from backend.core.media import MediaKind
-from backend.model.vision.media_processor import PreparedMedium
+from backend.core.media import MediaKind, PreparedMedium
 from backend.model.vision.media_spans import LostMediumError, as_processed, with_own_tokens
 from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
 

@@ -10,11 +10,11 @@ from scripted_engine import ByteTokenizer, make_model
 from vision import as_base64, picture
 
 from backend.config import ModelOptions
-from backend.core.media import MediaKind, Medium
+from backend.core.media import MediaKind, Medium, PreparedMedium
 from backend.core.prompt import Message, Placement, Tool, ToolCall
 from backend.core.request import GenerationCall, GenerationParams
 from backend.errors import InvalidRequestError
-from backend.model.vision.media_processor import PreparedMedium, ProcessorError
+from backend.model.vision.media_processor import ProcessorError
 from backend.pipeline import worker_pool
 from backend.pipeline.prompt.media_prompt import media_prompt
 from backend.pipeline.prompt.tokens import WrittenPrompt, tokenize

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
+from backend.core.media import PreparedMedium
 from backend.engine.assembly import assemble_any_loop, load_whole
 from backend.engine.encoder_loop import EncoderLoop
 from backend.engine.findings import Notebook
@@ -35,7 +36,6 @@ from backend.engine.messages.protocol import (
     Load,
     Loaded,
     MediaFacts,
-    PreparedInputs,
     PrepareMedium,
     Submit,
     Told,
@@ -136,19 +136,11 @@ class Intake:
             failure = _failure("the medium could not be prepared", error)
             self._server.send(Answered(number, failure))
 
-    def _prepared(self, request: PrepareMedium) -> PreparedInputs:
+    def _prepared(self, request: PrepareMedium) -> PreparedMedium:
         if self._media is None:
             raise InvalidRequestError("Images", "the loaded model reads text only")
         content = content_of(request.kind, request.content, request.fps)
-        medium = self._media.prepare(request.kind, content, request.digest)
-        return PreparedInputs(
-            text=medium.text,
-            token_ids=medium.token_ids,
-            inputs=medium.inputs,
-            marks=medium.marks,
-            lead=medium.lead,
-            rules=tuple(medium.rules),
-        )
+        return self._media.prepare(request.kind, content, request.digest)
 
 
 def _failure(problem: str, error: Exception) -> Failure:

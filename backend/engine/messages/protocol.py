@@ -18,7 +18,7 @@ from backend.config import ModelOptions
 from backend.core.classification import ClassifyRequest, Labels
 from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.engine_status import EngineStatus
-from backend.core.media import MediaKind
+from backend.core.media import MediaKind, PreparedMedium
 from backend.core.model import ModelCard
 from backend.core.prefix_listing import ListingRequest, PromptCacheListing
 from backend.core.request import GenerationRequest
@@ -152,17 +152,6 @@ class PrepareMedium(Struct, frozen=True, tag=True, kw_only=True, array_like=True
     digest: bytes
 
 
-class PreparedInputs(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
-    """A medium prepared for a prompt; see `PreparedMedium`."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    inputs: Mapping[str, Any]
-    marks: frozenset[str]
-    lead: str = ""
-    rules: tuple[tuple[str, str], ...] = ()
-
-
 class Job(Struct, frozen=True, tag=True, array_like=True):
     """A request for one result or a medium to prepare, with a number."""
 
@@ -222,7 +211,7 @@ class Told(Struct, frozen=True, tag=True, array_like=True):
         )
 
 
-Result: TypeAlias = Embedding | Scores | Judgement | Labels | PromptCacheListing | PreparedInputs
+Result: TypeAlias = Embedding | Scores | Judgement | Labels | PromptCacheListing | PreparedMedium
 
 
 class Answered(Struct, frozen=True, tag=True, array_like=True):

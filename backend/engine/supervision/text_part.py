@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from backend.config import PREPARED_MEDIA_BYTES, ModelOptions
-from backend.core.media import MediaKind
-from backend.engine.messages.protocol import Loaded, MediaFacts, PreparedInputs, PrepareMedium
+from backend.core.media import MediaKind, PreparedMedium
+from backend.engine.messages.protocol import Loaded, MediaFacts, PrepareMedium
 from backend.errors import RefusedMediumError
 from backend.model.loaded import LoadedModel
 from backend.model.text.pattern_trial import direct_chars
 from backend.model.text.tokenizer import Tokenizer
-from backend.model.vision.media_processor import Content, PreparedMedium, ProcessorError, raw
+from backend.model.vision.media_processor import Content, ProcessorError, raw
 from common.memory.garbage import LASTING
 from common.process.own_thread import in_own_thread
 
-Prepare: TypeAlias = Callable[[PrepareMedium], Awaitable[PreparedInputs]]
+Prepare: TypeAlias = Callable[[PrepareMedium], Awaitable[PreparedMedium]]
 """Has a medium prepared by the process with the model."""
 
 
@@ -61,15 +61,13 @@ class RemoteMedia:
         array, fps = raw(kind, content)
         request = PrepareMedium(kind=kind, content=array, fps=fps, digest=digest)
         try:
-            inputs = asyncio.run_coroutine_threadsafe(self._call(request), self._loop).result()
+            medium = asyncio.run_coroutine_threadsafe(self._call(request), self._loop).result()
         except RefusedMediumError as error:
             raise ProcessorError(str(error)) from error
-        parts = (inputs.text, inputs.token_ids, inputs.inputs, inputs.marks)
-        medium = PreparedMedium(kind, digest, *parts, inputs.lead, inputs.rules)
         self._remember(medium)
         return medium
 
-    async def _call(self, request: PrepareMedium) -> PreparedInputs:
+    async def _call(self, request: PrepareMedium) -> PreparedMedium:
         return await self._prepare(request)
 
     def _remember(self, medium: PreparedMedium) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
 
-from backend.core.media import MediaKind
+from backend.core.media import MediaKind, PreparedMedium
 from backend.model.text.snippets import Snippets
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.hearing import most_heard_s
 from backend.model.vision.joins import join_of
 from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
-from backend.model.vision.processor_call import NO_TOKEN, HfProcessor, read_prompt, size_bytes
+from backend.model.vision.processor_call import NO_TOKEN, HfProcessor, read_prompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,45 +81,6 @@ def content_of(kind: MediaKind, array: np.ndarray, fps: float) -> Content:
             return Film(array, fps)
         case _:
             assert_never(kind)
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedMedium:
-    """A medium in the form that prompts need.
-
-    Attributes:
-        kind: Its kind.
-        digest: Identifies its content.
-        text: Represents it in the prompt's text.
-        token_ids: Tokens of that text that the tower's output replaces, with their brackets.
-        inputs: Arrays for the tower, by mlx-vlm's names; `input_ids` [1, T] among them if
-            mlx-vlm has other tokens for the medium.
-        marks: Special tokens among the ids, as texts.
-        lead: Text of the BOS token that the processor writes before every prompt with media.
-        rules: Patterns in a prompt with media that the processor replaces; see `Join`.
-    """
-
-    kind: MediaKind
-    digest: bytes
-    text: str
-    token_ids: tuple[int, ...]
-    inputs: Mapping[str, Any] = field(repr=False)
-    marks: frozenset[str] = frozenset()
-    lead: str = ""
-    rules: Sequence[tuple[str, str]] = ()
-
-    @property
-    def upstream_ids(self) -> Sequence[int]:
-        """The tokens that mlx-vlm has for the medium, `NO_TOKEN` for each that is none."""
-        if (found := self.inputs.get("input_ids")) is None:
-            return self.token_ids
-        ids: list[int] = found.reshape(-1).tolist()
-        return ids
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays, in bytes."""
-        return sum(map(size_bytes, self.inputs.values()))
 
 
 class MediaPreparer(Protocol):
@@ -289,7 +250,7 @@ class MediaProcessor:
         marks = frozenset(special[token_id] for token_id in core if token_id in special)
         begin = self._tokenizer.decode(lead)
         rules = self._join.rules
-        return PreparedMedium(kind, digest, text, tuple(core), inputs, marks, begin, rules)
+        return PreparedMedium(kind, digest, text, tuple(core), inputs, marks, begin, tuple(rules))
 
     def _lead(self, ids: Sequence[int]) -> Sequence[int]:
         """Return the BOS token at the start of some tokens, if there is one."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from backend.core.media import PreparedMedium
 from backend.core.prompt import MediaSpan
 from backend.model.vision.joins import joined
-from backend.model.vision.media_processor import PreparedMedium
 from backend.model.vision.medium_tokens import known_ids
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.core.media import MediaKind
+from backend.core.media import MediaKind, PreparedMedium
 from backend.core.prompt import MediaSpan, Message, Placement, Prompt
 from backend.errors import InvalidRequestError
 from backend.model.text.snippets import written_out
@@ -12,7 +12,6 @@ from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.media_processor import (
     MediaProcessor,
-    PreparedMedium,
     ProcessorError,
 )
 from backend.model.vision.media_spans import (

@@ -48,11 +48,3 @@ def as_numpy(value: Untyped) -> Untyped:
         return np.atleast_1d(np.array(value))
     except ValueError:
         return [as_numpy(each) for each in value]
-
-
-def size_bytes(value: Untyped) -> int:
-    """Return the size of a result of `as_numpy`."""
-    if isinstance(value, list):
-        return sum(map(size_bytes, value))
-    size: int = value.nbytes
-    return size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
-from backend.core.media import MEDIA_MARKER, MediaKind
+from backend.core.media import MEDIA_MARKER, MediaKind, PreparedMedium
 from backend.core.prompt import Placement
 from backend.errors import InvalidRequestError
 from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decode
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from backend.core.prompt import Message, Tool
     from backend.core.request import GenerationCall
     from backend.media.decode import Decoded
-    from backend.model.vision.media_processor import Content, MediaPreparer, PreparedMedium
+    from backend.model.vision.media_processor import Content, MediaPreparer
     from backend.pipeline.served_model import ServedModel
 
 # An invisible character of zero width.

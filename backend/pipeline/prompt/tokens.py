@@ -16,9 +16,8 @@ from backend.pipeline.validation import require_bounded, require_fit, require_po
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.core.media import MediaKind
+    from backend.core.media import MediaKind, PreparedMedium
     from backend.core.prompt import MediaSpan
-    from backend.model.vision.media_processor import PreparedMedium
     from backend.pipeline.prompt.media_prompt import PlacedMedia
     from backend.pipeline.served_model import ServedModel
 
