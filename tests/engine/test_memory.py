@@ -55,7 +55,7 @@ class Bench:
 
     def enqueue(self, *rows: Row) -> None:
         for row in rows:
-            self.watch.require_fit(row)
+            self.watch.reservations.require_fit(row)
             self.scheduler.enqueue(row)
 
     def turn(self) -> None:
