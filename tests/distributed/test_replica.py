@@ -22,8 +22,11 @@ class Ranks:
     """Two loops: one decides, the other one gets what it decides over the wire."""
 
     def __init__(self, network, rng):
-        self.decides = Driver(network, max_cache_bytes=40_000, max_slots=4)
-        self.follows = Driver(network, max_cache_bytes=40_000, max_slots=4)
+        # Like those of a group, they take the pace of their port.
+        self.decides, self.follows = (
+            Driver(network, is_replicated=True, max_cache_bytes=40_000, max_slots=4)
+            for _ in range(2)
+        )
         self.codec = make_codec()
         self.rng = rng
         self.turns = 0
@@ -44,6 +47,7 @@ class Ranks:
             driver.desk.paces.append(plan.pace)
             driver.loop.turn()
             driver.loop.check()
+            assert not driver.desk.paces
 
     def state(self, driver):
         status = driver.loop.status()
