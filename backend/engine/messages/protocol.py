@@ -203,13 +203,6 @@ class Told(Struct, frozen=True, tag=True, array_like=True):
     steps: Mapping[str, Steps] = {}
     failures: Mapping[str, Failure] = {}
 
-    @property
-    def has_end(self) -> bool:
-        """Whether a request ends."""
-        return bool(self.failures) or any(
-            each.finish_reason is not None for each in self.steps.values()
-        )
-
 
 Result: TypeAlias = Embedding | Scores | Judgement | Labels | PromptCacheListing | PreparedMedium
 

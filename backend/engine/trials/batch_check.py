@@ -41,28 +41,17 @@ _TAILS = (3, MIN_JOINED_TOKENS + 1)
 _SHARED_STEPS = 2
 
 
-def is_shareable(
-    network: Network,
-    fresh_caches: CacheFactory,
-    token_ids: Sequence[int],
-    ranks: Ranks = ALONE,
-    page: Page | None = None,
-) -> Pieces[bool]:
+def is_shareable(trial: "BatchTrial", page: Page) -> Pieces[bool]:
     """Tell whether rows that share a prefix compute the same as each row alone.
 
-    Args:
-        token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
-        ranks: The ranks of the model, which all get the same answer.
-        page: Gets the reason if not.
+    All ranks get the same answer; the page gets the reason if not.
     """
-    if fresh_caches.group_sizes:
+    if trial.fresh_caches.group_sizes:
         return False
-    page = page or Page()
-    trial = _SharingTrial(network, ranks)
-    prefix = cut(token_ids, 0, sum(_PARTS))
-    rows = [cut(token_ids, 5 * n, n + _SHARED_STEPS) for n in _TAILS]
+    prefix = cut(trial.token_ids, 0, sum(_PARTS))
+    rows = [cut(trial.token_ids, 5 * n, n + _SHARED_STEPS) for n in _TAILS]
     try:
-        gap = yield from _gap(trial, fresh_caches, prefix, rows)
+        gap = yield from _sharing_gap(trial, prefix, rows)
     except MODEL_ERRORS as error:
         gap = str(error)
     if gap:
@@ -70,62 +59,49 @@ def is_shareable(
     return gap is None
 
 
-def _gap(
-    trial: "_SharingTrial",
-    fresh_caches: CacheFactory,
-    prefix: Sequence[int],
-    rows: Sequence[Sequence[int]],
+def _sharing_gap(
+    trial: "BatchTrial", prefix: Sequence[int], rows: Sequence[Sequence[int]]
 ) -> Pieces[str | None]:
     """Return how rows differ that use a prefix in place; an empty text if none can."""
     expected: list[mx.array] = []
     for row in rows:
-        expected += [(yield from trial.alone(fresh_caches(), prefix, row))]
-    base = yield from trial.prefilled(_referring(fresh_caches)(), prefix)
+        expected += [(yield from _after(trial, trial.fresh_caches(), [*prefix, *row]))]
+    base = yield from trial.fed(_referring(trial.fresh_caches)(), prefix)
     # Some ranks of a pipeline may have such caches, and others none.
     if not trial.ranks.any(any(isinstance(leaf, RowKV) for leaf in cache_leaves(base))):
         return ""
     alone: list[mx.array] = []
     for caches, row in _on_parts(base, rows):
-        alone += [(yield from trial.alone(caches, [], row))]
-    together = yield from trial.together(_on_parts(base, rows))
+        alone += [(yield from _after(trial, caches, row))]
+    together = yield from _after_together(trial, _on_parts(base, rows))
     return trial.ranks.fault(difference(expected, alone) or difference(expected, together))
 
 
-class _SharingTrial:
-    def __init__(self, network: Network, ranks: Ranks) -> None:
-        self._network = network
-        self.ranks = ranks
+def _after(trial: "BatchTrial", caches: Caches, row: Sequence[int]) -> Pieces[mx.array]:
+    """Return the logits [S, V] of the last tokens of a row, each in its own pass."""
+    yield from trial.fed(caches, row[:-_SHARED_STEPS])
+    steps = []
+    for token_id in row[-_SHARED_STEPS:]:
+        steps.append(trial.stepped(caches, token_id))
+        yield
+    return mx.concatenate(steps)
 
-    def prefilled(self, caches: Caches, tokens: Sequence[int]) -> Pieces[Caches]:
-        return prefilled(self.ranks, self._network, caches, tokens)
 
-    def alone(self, caches: Caches, prefix: Sequence[int], row: Sequence[int]) -> Pieces[mx.array]:
-        """Return the logits [S, V] of the last tokens of a row, each in its own pass."""
-        yield from self.prefilled(caches, [*prefix, *row[:-_SHARED_STEPS]])
-        steps = []
-        for token_id in row[-_SHARED_STEPS:]:
-            steps.append(self._stepped(caches, token_id))
-            yield
-        return mx.concatenate(steps)
-
-    def together(self, rows: Sequence[tuple[Caches, Sequence[int]]]) -> Pieces[list[mx.array]]:
-        """Return the same logits for rows in one batch."""
-        batch = BatchCaches(BatchPlan())
-        ready: list[Caches] = []
-        for caches, row in rows:
-            ready += [(yield from self.prefilled(caches, row[:-_SHARED_STEPS]))]
-        self.ranks.attempt(lambda: batch.regroup([], ready))
-        steps = []
-        for i in range(-_SHARED_STEPS, 0):
-            steps.append(self._forwarded(batch, [[row[i]] for _, row in rows]))
-            yield
-        return list(mx.concatenate(steps, axis=1))
-
-    def _stepped(self, caches: Caches, token_id: int) -> mx.array:
-        return computed(self.ranks, lambda: self._network(mx.array([[token_id]]), cache=caches)[0])
-
-    def _forwarded(self, batch: BatchCaches, inputs: Sequence[Sequence[int]]) -> mx.array:
-        return computed(self.ranks, lambda: batch.forward(self._network, mx.array(inputs)))
+def _after_together(
+    trial: "BatchTrial", rows: Sequence[tuple[Caches, Sequence[int]]]
+) -> Pieces[list[mx.array]]:
+    """Return the same logits for rows in one batch."""
+    batch = BatchCaches(BatchPlan())
+    ready: list[Caches] = []
+    for caches, row in rows:
+        ready += [(yield from trial.fed(caches, row[:-_SHARED_STEPS]))]
+    trial.ranks.attempt(lambda: batch.regroup([], ready))
+    steps = []
+    for i in range(-_SHARED_STEPS, 0):
+        inputs = mx.array([[row[i]] for _, row in rows])
+        steps.append(computed(trial.ranks, partial(batch.forward, trial.network, inputs)))
+        yield
+    return list(mx.concatenate(steps, axis=1))
 
 
 def _referring(fresh_caches: CacheFactory) -> CacheFactory:
@@ -218,9 +194,7 @@ def _without_drafts(trial: "BatchTrial", page: Page) -> Planning:
 
 def _refined(plan: BatchPlan, trial: "BatchTrial", page: Page) -> Planning:
     """Return the plan with what rows of their own lengths may do besides."""
-    shares = yield from is_shareable(
-        trial.network, trial.fresh_caches, trial.token_ids, trial.ranks, page
-    )
+    shares = yield from is_shareable(trial, page)
     # A prompt that pauses midway, to store a window or a state, is fed alone.
     several = False
     if trial.keeps_positions:
@@ -279,7 +253,7 @@ class BatchTrial:
             yield from self._exact.prefill()
         for tokens, n in zip(self._tokens, self._lengths, strict=True):
             caches = self.fresh_caches()
-            yield from prefilled(self.ranks, self.network, caches, tokens[:n])
+            yield from self.fed(caches, tokens[:n])
             self._prefilled.append(caches)
 
     def ragged_fault(self, batching: Batching) -> Pieces[str | None]:
@@ -357,12 +331,17 @@ class BatchTrial:
         for caches, tokens, n in rows:
             steps = []
             for token_id in tokens[n:][:_COMPARED_TOKENS]:
-                steps.append(self._stepped(caches, token_id))
+                steps.append(self.stepped(caches, token_id))
                 yield
             logits.append(mx.concatenate(steps))
         return logits
 
-    def _stepped(self, caches: Caches, token_id: int) -> mx.array:
+    def fed(self, caches: Caches, tokens: Sequence[int]) -> Pieces[Caches]:
+        """Append tokens to caches, and return the caches."""
+        return prefilled(self.ranks, self.network, caches, tokens)
+
+    def stepped(self, caches: Caches, token_id: int) -> mx.array:
+        """Append a token to caches, and return the logits [1, V] after it."""
         return computed(self.ranks, lambda: self.network(mx.array([[token_id]]), cache=caches)[0])
 
     def _together(self, plan: BatchPlan, width: int, rows: Sequence[int]) -> Pieces[list[mx.array]]:

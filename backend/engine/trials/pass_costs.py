@@ -1,9 +1,9 @@
 """Measures a model: the cost of passes and of groups of rows, and the memory of its caches."""
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 import mlx.core as mx
@@ -33,16 +33,11 @@ def measured_pass_seconds(
     # All widths in turn: a busy moment does not hit all passes of one.
     for n in range(_REPEATS):
         for width in _WIDTHS:
-            seconds = _pass_s(network, caches, cut(token_ids, n, width))
+            tokens = mx.array([cut(token_ids, n, width)])
+            seconds = _timed(partial(computed, ALONE, partial(network, tokens, cache=caches)))
             fastest[width] = min(fastest[width], seconds)
             yield
     return fastest
-
-
-def _pass_s(network: Network, caches: Caches, tokens: Sequence[int]) -> float:
-    started = perf_counter()
-    computed(ALONE, lambda: network(mx.array([tokens]), cache=caches))
-    return perf_counter() - started
 
 
 _PROBE = (0, 1)
@@ -128,10 +123,10 @@ def _step(ledger: Ledger, layers: Sequence[RaggedKV], new: Sequence[mx.array]) -
     mx.eval(queries)
 
 
-def _timed(action: Callable[[], None]) -> float:
-    started = time.perf_counter()
+def _timed(action: Callable[[], object]) -> float:
+    started = perf_counter()
     action()
-    return time.perf_counter() - started
+    return perf_counter() - started
 
 
 def _row(keys: mx.array, values: mx.array) -> RowKV:
