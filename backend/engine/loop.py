@@ -334,7 +334,7 @@ class EngineLoop:
     def _compute_background(self, pace: Pace) -> None:
         """Run a piece of background work, if there is any and the rows have had their share."""
         is_alone = self.scheduler.is_idle
-        if self.background.is_computing and (is_alone or pace.background.has_rested):
+        if self.background.jobs and (is_alone or pace.background.has_rested):
             self._deliver()
             self._suspects.note_job()
             self.background.advance(pace.background, is_alone=is_alone)

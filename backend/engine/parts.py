@@ -89,7 +89,7 @@ def take_snapshot(loop: LoopParts) -> EngineStatus:
     media, prompt_cache = loop.prefilling.media, loop.prefixes.metrics()
     draft_bytes = loop.resources.draft_bytes
     # A pass may still be in flight for an ended request; its result is dropped.
-    is_ready = not rows and not loop.background.is_computing
+    is_ready = not rows and not loop.background.jobs
     return EngineStatus(
         state=EngineState.READY if is_ready else EngineState.BUSY,
         memory_bytes={
@@ -118,7 +118,7 @@ def _numbers(loop: LoopParts, *, is_ready: bool) -> dict[str, Number]:
     rate = counters.rate.of_late(int(counters.values["generated_tokens"]))
     return {
         "slots_taken": loop.scheduler.slots_taken,
-        "waiting": loop.scheduler.waiting_count + loop.background.count,
+        "waiting": loop.scheduler.waiting_count + len(loop.background.jobs),
         "prompt_tokens": loop.background.computed_tokens,
         "media_encoded": media.runs if media else 0,
         "tokens_per_s": 0.0 if is_ready else rate,

@@ -52,6 +52,7 @@ class BackgroundJobs:
     """The waiting and running jobs, first come, first served; belongs to the main thread.
 
     Attributes:
+        computed_tokens: By jobs that asked for a chunk size.
         ended: Those that have ended since they were taken, with their results or errors.
     """
 
@@ -71,7 +72,7 @@ class BackgroundJobs:
         self._limit = 0
         self._chunk = 0
         self._resumes_at = 0.0
-        self._computed_tokens = 0
+        self.computed_tokens = 0
 
     @property
     def is_idle(self) -> bool:
@@ -79,24 +80,9 @@ class BackgroundJobs:
         return not self.jobs and not self.ended
 
     @property
-    def is_computing(self) -> bool:
-        """Whether there is something to compute."""
-        return bool(self.jobs)
-
-    @property
     def has_begun(self) -> bool:
         """Whether a job may hold caches."""
         return any(getgeneratorstate(queued.job) != GEN_CREATED for queued in self.jobs)
-
-    @property
-    def count(self) -> int:
-        """Number of waiting and running jobs."""
-        return len(self.jobs)
-
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens computed by jobs that asked for a chunk size."""
-        return self._computed_tokens
 
     def pace(self) -> BackgroundPace:
         """Return the work allowed now: requests keep most of the time."""
@@ -141,7 +127,7 @@ class BackgroundJobs:
         if self._chunk:
             sizer = self._sizer_alone if is_alone else self._sizer_shared
             sizer.record(self._chunk, elapsed)
-            self._computed_tokens += self._chunk
+            self.computed_tokens += self._chunk
         self._resumes_at = time.monotonic() + elapsed * (1.0 / self._share - 1.0)
 
     def conclude(self, number: int, result: object) -> None:

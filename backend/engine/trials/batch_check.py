@@ -220,6 +220,7 @@ class BatchTrial:
     Attributes:
         fresh_caches: Creates the caches of one sequence.
         token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
+        alone: [S, V] the logits of each row alone, once there has been a batch.
     """
 
     def __init__(
@@ -241,7 +242,7 @@ class BatchTrial:
             cut(token_ids, start, n + _MAX_WIDTH * _WIDE_PASSES) for start, n in enumerate(lengths)
         ]
         self._prefilled: list[Caches] = []
-        self._alone: list[mx.array] = []
+        self.alone: list[mx.array] = []
         self._exact: BatchTrial | None = None
         if fresh_caches.group_sizes:
             own = CacheFactory(network)
@@ -294,17 +295,12 @@ class BatchTrial:
             together = yield from self._together(plan, width, rows)
         except MODEL_ERRORS as error:
             return f"a batch raises {type(error).__name__}: {one_line(error)}"
-        if not self._alone:
-            self._alone = yield from self._computed_alone()
-        alone = [self._alone[row][: len(t)] for row, t in zip(rows, together, strict=True)]
-        noise = 0.0 if exact is None else self.ranks.largest(largest_gap(self._alone, exact.alone))
+        if not self.alone:
+            self.alone = yield from self._computed_alone()
+        alone = [self.alone[row][: len(t)] for row, t in zip(rows, together, strict=True)]
+        noise = 0.0 if exact is None else self.ranks.largest(largest_gap(self.alone, exact.alone))
         gap = self.ranks.fault(difference(alone, together, noise))
         return gap and f"{gap} in a batch"
-
-    @property
-    def alone(self) -> Sequence[mx.array]:
-        """The logits [S, V] of each row alone, once there has been a batch."""
-        return self._alone
 
     @property
     def keeps_positions(self) -> bool:

@@ -6,7 +6,7 @@ answers without any error.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -34,12 +34,11 @@ def media_faults(
     network: VisionNetwork, fresh_caches: FreshCaches, examiner: Examiner, page: Page
 ) -> MediaFindings:
     """Return the kinds of media to refuse, and those limited to one per prompt, with reasons."""
-    refused: dict[MediaKind, str] = {}
+    reading, refused = _Reading(network, fresh_caches), dict[MediaKind, str]()
     single: dict[MediaKind, str] = {}
     for kind in examiner.processor.snippets:
         for count in range(1, examiner.most(kind) + 1):
-            fault = _media_fault(network, fresh_caches, examiner, kind, count)
-            if fault is not None:
+            if fault := _media_fault(reading, examiner, kind, count):
                 problem = "%d of the kind %s in a prompt: %s"
                 page.say(logging.WARNING, problem, count, kind.value, fault)
                 (refused if count == 1 else single)[kind] = fault
@@ -51,10 +50,10 @@ def text_fault(
     network: VisionNetwork, fresh_caches: FreshCaches, token_ids: Sequence[int]
 ) -> str | None:
     """Return why a model does not even read text correctly, or `None` if it does."""
-    prompt = Prompt(tuple(token_ids))
+    reading, prompt = _Reading(network, fresh_caches), Prompt(tuple(token_ids))
     try:
-        fault = _difference(network, fresh_caches, prompt, {})
-        if fault and _difference(network, fresh_caches, prompt, {}, pieces=1) is None:
+        fault = reading.difference(prompt, {})
+        if fault and reading.difference(prompt, {}, pieces=1) is None:
             return f"{fault} to a prompt that is fed in pieces"
         return fault
     except PROCESSOR_FAILURES:
@@ -63,15 +62,11 @@ def text_fault(
 
 
 def _media_fault(
-    network: VisionNetwork,
-    fresh_caches: FreshCaches,
-    examiner: Examiner,
-    kind: MediaKind,
-    count: int,
+    reading: "_Reading", examiner: Examiner, kind: MediaKind, count: int
 ) -> str | None:
     try:
         trial = examiner.trial(kind, count)
-        return _difference(network, fresh_caches, trial.prompt, trial.whole_inputs)
+        return reading.difference(trial.prompt, trial.whole_inputs)
     except PROCESSOR_FAILURES as error:
         level = logging.WARNING if count == 1 else logging.INFO
         log.log(level, "the model raises %s: %s", type(error).__name__, one_line(error))
@@ -87,45 +82,38 @@ def _media_fault(
     return None
 
 
-def _difference(
-    network: VisionNetwork,
-    fresh_caches: FreshCaches,
-    prompt: Prompt,
-    inputs: Mapping[str, Any],
-    *,
-    pieces: int = 2,
-) -> str | None:
-    """Compare the first tokens of a reply; errors of the model and mlx-vlm pass through."""
-    tokens, expected = network.reply_of_upstream(prompt.token_ids, inputs, _STEPS)
-    served = _served(network, fresh_caches, prompt, tokens[:-1], pieces)
-    moved = mx.abs(mx.softmax(served, axis=-1) - mx.exp(expected.astype(mx.float32)))
-    gap = mx.max(mx.sum(moved, axis=-1)).item() / 2
-    if gap <= _TOLERANCE[_precision(network)]:
-        return None
-    return f"its answers would not be those of mlx-vlm (probabilities differ by {gap:.2g})"
+class _Reading(NamedTuple):
+    """How a model reads media here, and in mlx-vlm."""
 
+    network: VisionNetwork
+    fresh_caches: FreshCaches
 
-def _served(
-    network: VisionNetwork,
-    fresh_caches: FreshCaches,
-    prompt: Prompt,
-    reply: Sequence[int],
-    pieces: int,
-) -> mx.array:
-    """Return logits [S, V] at the end of a prompt, fed in pieces, and after tokens of a reply."""
-    request = GenerationRequest(params=GenerationParams(request_id="trial"), prompt=prompt, room=1)
-    row, feeder = Row(request), MediaFeeder(network, fresh_caches)
-    # Media are split if they may be.
-    longest = max((span.stop - span.start for span in prompt.media), default=row.prefill_left)
-    piece = longest // pieces + 1
-    while left := row.prefill_left:
-        feeder.feed(row, min(left, piece))
-    caches = row.cache or fresh_caches()
-    logits = [
-        network(mx.array([[token]]), cache=caches)[0, -1]
-        for token in (prompt.token_ids[-1], *reply)
-    ]
-    return mx.stack(logits).astype(mx.float32)
+    def difference(
+        self, prompt: Prompt, inputs: Mapping[str, Any], *, pieces: int = 2
+    ) -> str | None:
+        """Compare the first tokens of a reply; errors of the model and mlx-vlm pass through."""
+        tokens, expected = self.network.reply_of_upstream(prompt.token_ids, inputs, _STEPS)
+        served = self._served(prompt, tokens[:-1], pieces)
+        moved = mx.abs(mx.softmax(served, axis=-1) - mx.exp(expected.astype(mx.float32)))
+        gap = mx.max(mx.sum(moved, axis=-1)).item() / 2
+        if gap <= _TOLERANCE[_precision(self.network)]:
+            return None
+        return f"its answers would not be those of mlx-vlm (probabilities differ by {gap:.2g})"
+
+    def _served(self, prompt: Prompt, reply: Sequence[int], pieces: int) -> mx.array:
+        """Return logits [S, V] at the end of a prompt, fed in pieces, and after a reply's tokens."""
+        params = GenerationParams(request_id="trial")
+        row = Row(GenerationRequest(params=params, prompt=prompt, room=1))
+        feeder = MediaFeeder(self.network, self.fresh_caches)
+        # Media are split if they may be.
+        longest = max((span.stop - span.start for span in prompt.media), default=row.prefill_left)
+        piece = longest // pieces + 1
+        while left := row.prefill_left:
+            feeder.feed(row, min(left, piece))
+        caches = row.own_caches(self.fresh_caches)
+        ids = (prompt.token_ids[-1], *reply)
+        logits = [self.network(mx.array([[token]]), cache=caches)[0, -1] for token in ids]
+        return mx.stack(logits).astype(mx.float32)
 
 
 def _precision(network: VisionNetwork) -> mx.Dtype:
