@@ -251,11 +251,7 @@ def _with_checked_media(
     sample: Sequence[int],
     page: Page,
 ) -> RunnableModel:
-    """Return the model with the kinds of media that it reads correctly.
-
-    Raises:
-        UnsupportedModelError: It does not even read text correctly.
-    """
+    """Return the model with the media that it reads correctly; text it must."""
     known = page.findings
     if not known.reads_text or (model.media and not known.media):
         log.info(

@@ -86,7 +86,7 @@ def make_drafting(
 def take_snapshot(loop: LoopParts) -> EngineStatus:
     """Return the status of a loop."""
     rows = loop.scheduler.rows()
-    media, prompt_cache = loop.prefilling.media, loop.prefixes.metrics()
+    media, prompt_cache = loop.prefilling.feeder.media, loop.prefixes.metrics()
     draft_bytes = loop.resources.draft_bytes
     # A pass may still be in flight for an ended request; its result is dropped.
     is_ready = not rows and not loop.background.jobs
@@ -114,7 +114,7 @@ def take_snapshot(loop: LoopParts) -> EngineStatus:
 
 def _numbers(loop: LoopParts, *, is_ready: bool) -> dict[str, Number]:
     """Return the numbers that are measured, or counted elsewhere."""
-    counters, media = loop.counters, loop.prefilling.media
+    counters, media = loop.counters, loop.prefilling.feeder.media
     rate = counters.rate.of_late(int(counters.values["generated_tokens"]))
     return {
         "slots_taken": loop.scheduler.slots_taken,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from backend.cache.layout import trim_windows
 from backend.engine.drafts.drafting import Drafting
-from backend.engine.passes.feeder import Feeder, MediaMemo
+from backend.engine.passes.feeder import Feeder
 from backend.engine.plan import BatchPlan
 from backend.engine.prefix_store import PrefixStore
 from backend.engine.rows.pacing import ChunkLimit, PrefillPacer
@@ -26,7 +26,7 @@ class Prefilling:
         plan: BatchPlan,
         drafting: Drafting | None = None,
     ) -> None:
-        self._feeder = feeder
+        self.feeder = feeder
         self._plan = plan
         self._prefixes = prefixes
         self._pacer = pacer
@@ -35,11 +35,6 @@ class Prefilling:
     def begin_drafts(self, drafting: Drafting) -> None:
         """Notify a drafting from now on."""
         self._drafting = drafting
-
-    @property
-    def media(self) -> MediaMemo | None:
-        """The remembered media; `None` for a model without towers."""
-        return self._feeder.media
 
     @property
     def takes_several(self) -> bool:
@@ -79,7 +74,7 @@ class Prefilling:
 
     def _restore(self, row: Row) -> None:
         self._prefixes.restore(row)
-        self._feeder.align(row)
+        self.feeder.align(row)
 
     def _fitting(self, row: Row, companions: Sequence[Row], limit: ChunkLimit) -> list[Row]:
         """Return the rows whose prompts fit into one chunk, with the padding between them."""
@@ -95,14 +90,14 @@ class Prefilling:
 
     def _feed_together(self, rows: Sequence[Row]) -> None:
         count, started = sum(row.prefill_left for row in rows), time.monotonic()
-        self._feeder.feed_together(rows, self._plan)
+        self.feeder.feed_together(rows, self._plan)
         for row in rows:
             self._prefixes.save(row)
         self._pacer.record(count, time.monotonic() - started)
 
     def _feed(self, row: Row, limit: ChunkLimit) -> None:
         fed, started = row.fed, time.monotonic()
-        self._feeder.feed(row, limit.chunk(self._prefixes.room(row)))
+        self.feeder.feed(row, limit.chunk(self._prefixes.room(row)))
         self._prefixes.save(row)
         trim_windows(row.cache or ())
         count, is_text = row.fed - fed, row.media_at(fed) is None

@@ -145,10 +145,10 @@ def test_a_row_that_leaves_copies_nothing_for_itself(networks, family):
     parts = driver.loop
     row = Row(request("leaves", 1, 2))
     while row.prefill_left:
-        parts.prefilling._feeder.feed(row, row.prefill_left)
+        parts.prefilling.feeder.feed(row, row.prefill_left)
     parts.prefixes.save(row)
     row.token_ids += prompt_of(40, salt=5)
-    parts.prefilling._feeder.feed(row, row.prefill_left)
+    parts.prefilling.feeder.feed(row, row.prefill_left)
     leaves = referring(row.cache)
     before = [(leaf.shared, leaf.keys) for leaf in leaves]
     parts.prefixes.leave(row)

@@ -80,11 +80,7 @@ class Surroundings:
 def load_draft_model(
     own: ModelOptions, model: RunnableModel, surroundings: Surroundings
 ) -> LoadedDraft:
-    """Return a draft model.
-
-    Raises:
-        LoadError: It cannot be loaded alongside the model, or cannot draft for it.
-    """
+    """Return a draft model."""
     draft = load(
         own,
         Path(own.model),
@@ -97,11 +93,7 @@ def load_draft_model(
 
 
 def foresee_draft_model(own: ModelOptions, model: RunnableModel) -> tuple[ModelCard, KvProfile]:
-    """Return the card and memory profile of `load_draft_model`'s result without reading weights.
-
-    Raises:
-        LoadError: It cannot be loaded, or cannot draft for the model.
-    """
+    """Return the card and memory profile of `load_draft_model`'s result without reading weights."""
     draft = look(own, Path(own.model), renders=False)
     require_same_vocabulary(draft.tokenizer, model.tokenizer)
     _require_positions(draft)
@@ -214,14 +206,7 @@ def load_head(
     model: RunnableModel,
     surroundings: Surroundings,
 ) -> LoadedHead:
-    """Return the head of a directory.
-
-    Args:
-        directory: The directory of the head alone, or of the checkpoint that contains it.
-
-    Raises:
-        LoadError: It cannot be loaded alongside the model, or cannot draft for it.
-    """
+    """Return the head in a directory of its own, or in that of the checkpoint that contains it."""
     head = build_head(kind, directory, model.network, own.dtype)
     needed, own_bytes = weights_bytes(head), model.card.weights_bytes
     require_memory(needed, memory_bytes() - own_bytes)
@@ -239,11 +224,7 @@ def load_head(
 def foresee_head(
     kind: HeadKind, directory: Path, dtype: str | None, model: RunnableModel
 ) -> tuple[ModelCard, KvProfile]:
-    """Return the card and memory profile of `load_head`'s result without reading weights.
-
-    Raises:
-        LoadError: It cannot be loaded alongside the model.
-    """
+    """Return the card and memory profile of `load_head`'s result without reading weights."""
     head = build_head(kind, directory, model.network, dtype)
     card = _card(kind, directory, model, weights_bytes(head))
     return card, _with_states(foresee(head, CacheFactory(head)), head)

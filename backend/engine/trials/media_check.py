@@ -101,7 +101,7 @@ class _Reading(NamedTuple):
         return f"its answers would not be those of mlx-vlm (probabilities differ by {gap:.2g})"
 
     def _served(self, prompt: Prompt, reply: Sequence[int], pieces: int) -> mx.array:
-        """Return logits [S, V] at the end of a prompt, fed in pieces, and after a reply's tokens."""
+        """Return logits [S, V] after a prompt that is fed in pieces, and after each of a reply."""
         params = GenerationParams(request_id="trial")
         row = Row(GenerationRequest(params=params, prompt=prompt, room=1))
         feeder = MediaFeeder(self.network, self.fresh_caches)
