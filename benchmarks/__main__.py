@@ -62,7 +62,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "directories",
     type=click.Path(exists=True, path_type=Path),
     multiple=True,
-    help="Measure loads of this one.",
+    help="Of `load` and `real`: measure this one.",
 )
 def main(
     *, as_json: bool, quick: bool, only: tuple[str, ...], directories: tuple[Path, ...]

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,11 +20,14 @@ from scripts.real_models.packages import PackageMissingError, llama_cpp_python
 
 OURS, WITHOUT_DRAFTS, RAW = "this backend", "drafts off", "raw mlx-lm"
 UPSTREAM, LLAMA_CPP = "mlx-lm's server", "llama.cpp Q4_1"
-# Its runs of eight streams take half a minute.
 RUNS = 3
+# A task of one kind of weights is repeated until it has taken so long.
+TASK_S = 30.0
 PROMPT_TOKENS = 1000
 TOPICS = ("a bridge", "two foxes", "a baker", "the sea", "a train", "an old map", "snow", "bees")
-LINES = "\n".join(f"{n}. A story of {topic}, in {n * 70} words" for n, topic in enumerate(TOPICS))
+LINES = "\n".join(f"{n}. A story of {topic}, {n * 70} words" for n, topic in enumerate(TOPICS[:4]))
+STORY = "{}. Write a long story about {}."
+COPY = f"{{}}. Repeat this list, and nothing else, for {{}}:\n{LINES}"
 
 Run = Callable[[Workload], Awaitable[Speed]]
 """Generates a workload with one of those that are compared."""
@@ -35,38 +39,40 @@ class Task:
 
     Attributes:
         text: Of a prompt, with places for a number and a topic.
-        targets: Of our tokens/s, over those of others by name.
+        others: Those that our tokens/s are compared with, and the target.
+        left_out: Those that are not measured.
     """
 
     name: str
     text: str
     rows: int
     new_tokens: int
-    targets: Mapping[str, Target]
+    others: Mapping[str, Target]
+    left_out: tuple[str, ...] = ()
 
 
 TASKS = (
-    Task("one stream", "{}. Write a long story about {}.", 1, 32, {RAW: at_least(1.0)}),
-    Task(
-        "one stream that copies",
-        f"{{}}. Repeat this list, and nothing else, for {{}}:\n{LINES}",
-        1,
-        48,
-        {RAW: at_least(1.0)},
-    ),
-    Task("eight streams", "{}. Write a long story about {}.", 8, 32, {UPSTREAM: at_least(3.0)}),
+    Task("one stream", STORY, 1, 32, {RAW: at_least(1.0)}),
+    Task("one stream that copies", COPY, 1, 32, {RAW: at_least(1.0)}),
+    # Raw mlx-lm computes a batch as its server does.
+    Task("eight streams", STORY, 8, 24, {UPSTREAM: at_least(3.0)}, (RAW,)),
 )
-QUICK_TOKENS = 16
+QUICK_TOKENS = 8
 
 
 async def measure(settings: Settings) -> list[Figure]:
-    """Measure each type of weights in turn; a quick run measures one, with short replies."""
+    """Measure each type of weights in turn, or those in `directories`; a quick run measures one."""
+    known = (SMOLLM2,) if settings.is_quick else (SMOLLM2, SMOLLM2_4BIT)
+    chosen = {directory.resolve() for directory in settings.directories}
     figures = []
-    for model in (SMOLLM2,) if settings.is_quick else (SMOLLM2, SMOLLM2_4BIT):
+    for model in known:
+        if chosen and model.directory not in chosen:
+            continue
         if model.directory.is_dir():
             async with _contenders(model) as (runs, server):
                 figures += await _speeds(settings, model, runs)
-                figures += await _first_tokens(settings, model, runs, server)
+                if model is SMOLLM2:
+                    figures += await _first_tokens(settings, model, runs, server)
         else:
             _say(f"{model.name}: SKIPPED, run `make real-models` first")
     return figures
@@ -99,17 +105,21 @@ async def _speeds(
     settings: Settings, model: PublishedModel, runs: Mapping[str, Run]
 ) -> list[Figure]:
     numbers = count(1)
+    await _in_turn(runs, _workload(replace(TASKS[0], new_tokens=4), numbers))  # warms all up
     figures = []
     for task in TASKS:
+        measured = {name: run for name, run in runs.items() if name not in task.left_out}
+        samples: dict[str, list[float]] = {name: [] for name in measured}
         new_tokens = QUICK_TOKENS if settings.is_quick else task.new_tokens
-        samples: dict[str, list[float]] = {name: [] for name in runs}
-        await _in_turn(runs, _workload(replace(task, new_tokens=4), numbers))  # warms all up
-        for _ in range(min(settings.runs, RUNS)):
-            speeds = await _in_turn(runs, _workload(replace(task, new_tokens=new_tokens), numbers))
-            for name, speed in speeds.items():
+        started = time.monotonic()
+        while len(samples[OURS]) < min(settings.runs, RUNS):
+            if samples[OURS] and time.monotonic() - started > TASK_S:
+                break
+            workload = _workload(replace(task, new_tokens=new_tokens), numbers)
+            for name, speed in (await _in_turn(measured, workload)).items():
                 samples[name].append(speed.whole)
         figures += _figures(f"{model.name}, {task.name}", "tokens/s", samples)
-        figures += _ratios(f"{model.name}, {task.name}", task.targets, samples)
+        figures += _ratios(f"{model.name}, {task.name}", task.others, samples)
     return figures
 
 
@@ -133,13 +143,14 @@ async def _first_tokens(
     settings: Settings, model: PublishedModel, runs: Mapping[str, Run], server: Served
 ) -> list[Figure]:
     """Measure the time to the first token of a prompt that is new, and of the same again."""
-    new: dict[str, list[float]] = {name: [] for name in runs if name != WITHOUT_DRAFTS}
-    stored: dict[str, list[float]] = {name: [] for name in new if name != RAW}
+    new: dict[str, list[float]] = {name: [] for name in runs if name not in (WITHOUT_DRAFTS, RAW)}
+    stored: dict[str, list[float]] = {name: [] for name in new}
     for _ in range(1 if settings.is_quick else RUNS - 1):
         workload = Workload((await server.new_prompt(PROMPT_TOKENS),), (Sampling(),), 2)
         for samples in (new, stored):
             for name, own in samples.items():
                 own.append((await runs[name](workload)).first_s)
+                _say(f"{name}: first token after {own[-1]:.1f} s")
     name = f"{model.name}, first token of a prompt of {PROMPT_TOKENS:,}"
     return [*_figures(name, "s", new), *_figures(f"{name}, stored", "s", stored)]
 
