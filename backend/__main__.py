@@ -17,15 +17,20 @@ from grpc.aio import ServerInterceptor
 
 from backend.config import MAX_SLOTS, ServerConfig
 from backend.rpc.server import BackendServer
+from common import log as logs
 from common.address import AddressError
-from common.arguments import ADDRESS_SYNONYMS, described, unknown_options
-from common.log import setup as logs
+from common.directories import state_directory
 from common.memory.garbage import LASTING
 from common.memory.heap import share_heaps
-from common.process.environment import for_children, withhold_secrets
-from common.process.lifecycle import StopRequest, exit_with_parent, parse_interval
-from common.process.own_thread import in_own_thread
-from common.user_directories import state_directory
+from common.options import ADDRESS_SYNONYMS, described, unknown_options
+from common.process import (
+    StopRequest,
+    exit_with_parent,
+    for_children,
+    in_own_thread,
+    parse_interval,
+    withhold_secrets,
+)
 
 if TYPE_CHECKING:
     from backend.engine.engine import Engine
@@ -168,7 +173,7 @@ async def _exit_code(
 async def _model_failed(config: ServerConfig, address: str) -> None:
     """Load the model of the command line; return if that fails, and never otherwise."""
     if config.model:
-        from backend.rpc.first_model import load
+        from backend.rpc.health import load
 
         if not await load(address, config.model, config.auth_token):
             return
@@ -200,7 +205,7 @@ def _page_served(config: ServerConfig, engine: "Engine[ServedModel]") -> Iterato
     if not config.dashboard_address:
         yield
         return
-    from backend.rpc.page.server import PageServer
+    from backend.rpc.page import PageServer
 
     with PageServer(config.dashboard_address, engine, config.auth_token) as server:
         log.info("dashboard on %s", server.url)
@@ -209,7 +214,7 @@ def _page_served(config: ServerConfig, engine: "Engine[ServedModel]") -> Iterato
 
 def _tracing() -> Sequence[ServerInterceptor]:
     try:
-        from backend.rpc.tracing import otlp_provider, tracing_interceptors
+        from backend.rpc.metrics import otlp_provider, tracing_interceptors
     except ImportError as error:
         from common.remedies import install_command
 

@@ -25,7 +25,7 @@ from backend.engine.distributed.topology import (
 )
 from backend.engine.processes import die_first, die_with_parent, start_follower
 from backend.errors import BackendError, LoadFailedError
-from common.log import setup as logs
+from common import log as logs
 
 if TYPE_CHECKING:
     from backend.engine.messages.codec import Channel

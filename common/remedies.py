@@ -5,11 +5,26 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from collections.abc import Iterable
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package, or an empty string if it is missing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def versions_of(packages: Iterable[str]) -> str:
+    """Return names and versions as one text."""
+    return ", ".join(f"{name} {version_of(name) or 'without version'}" for name in packages)
+
 
 DISTRIBUTION = "mlx-grpc-backend"
 CHECKOUT = "make install"

@@ -3,14 +3,165 @@
 It owns only shape and order: it knows no bytes, no budget and no MLX.
 """
 
-from collections.abc import Container, Iterator
+from array import array
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar, cast, overload
 
-from backend.cache.recency import Link, RecencyList
-from backend.cache.token_key import TokenKey
 from backend.core.prompt import Place
+
+BYTES_PER_TOKEN = 8
+MIN_LOST_TOKENS = 64
+_RUN_TOKENS = 16
+_SKIPS = (1, 2, 4, 8, 16, 32)
+_REACH_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """An immutable run of token ids; negative ones stand for media, such as images.
+
+    Attributes:
+        packed: The ids as signed 64-bit integers in the machine's byte order.
+    """
+
+    packed: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.packed) % BYTES_PER_TOKEN:
+            raise ValueError(f"{len(self.packed)} bytes are no whole number of tokens")
+
+    @classmethod
+    def from_ids(cls, ids: Sequence[int]) -> Self:
+        """Pack `ids`; raise ValueError if one needs more than 64 bits."""
+        try:
+            return cls(array("q", ids).tobytes())
+        except OverflowError as error:
+            raise ValueError("a token id does not fit in 64 signed bits") from error
+
+    @classmethod
+    def concat(cls, parts: Iterable["TokenKey"]) -> Self:
+        """Return the concatenation of `parts`."""
+        return cls(b"".join(part.packed for part in parts))
+
+    def __len__(self) -> int:
+        return len(self.packed) // BYTES_PER_TOKEN
+
+    def __repr__(self) -> str:
+        return f"<TokenKey of {len(self)} tokens>"
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(memoryview(self.packed).cast("q"))
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "TokenKey": ...
+
+    def __getitem__(self, index: int | slice) -> "int | TokenKey":
+        tokens = memoryview(self.packed).cast("q")
+        return TokenKey(tokens[index].tobytes()) if isinstance(index, slice) else tokens[index]
+
+    def common_prefix(self, other: "TokenKey", start: int = 0) -> int:
+        """Return the number of first tokens of `other` that match this key from `start` on.
+
+        Bisects the position of the first difference. Every probe is one `memcmp` without a copy,
+        and stops at that difference, so the tokens after it cost nothing.
+        """
+        theirs = memoryview(other.packed).cast("q")
+        agreed, limit = 0, min(len(other), len(self) - start)
+        probe = limit
+        while agreed < limit:
+            offset = (start + agreed) * BYTES_PER_TOKEN
+            if self.packed.startswith(theirs[agreed:probe], offset):
+                agreed = probe
+            else:
+                limit = probe - 1
+            probe = (agreed + limit + 1) // 2
+        return agreed
+
+
+def agrees_again(key: TokenKey, matched: int, beyond: TokenKey) -> bool:
+    """Tell whether a prompt goes on like a stored one soon after the place where they differ.
+
+    Then something made them differ early although they are the same: a date, an id, a counter.
+
+    Args:
+        key: The prompt.
+        matched: Where they differ.
+        beyond: The stored tokens from there on.
+    """
+    if len(key) - matched < MIN_LOST_TOKENS:
+        return False
+    stored = beyond[:_REACH_TOKENS].packed
+    runs = (key[matched + skip : matched + skip + _RUN_TOKENS] for skip in _SKIPS)
+    return any(len(run) == _RUN_TOKENS and _holds(stored, run.packed) for run in runs)
+
+
+def _holds(stored: bytes, run: bytes) -> bool:
+    place = stored.find(run)
+    while place >= 0 and place % BYTES_PER_TOKEN:
+        place = stored.find(run, place + 1)
+    return place >= 0
+
+
+class Link:
+    """Base class of an item of one `RecencyList`; in none at first."""
+
+    __slots__ = ("newer", "older")
+
+    def __init__(self) -> None:
+        self.older: Link | None = None
+        self.newer: Link | None = None
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether this is in a list."""
+        return self.newer is not None
+
+    def place_after(self, older: "Link") -> None:
+        """Move right after `older`, as the more recent of the two."""
+        self._place(older, older.newer)
+
+    def place_before(self, newer: "Link") -> None:
+        """Move right before `newer`, as the less recent of the two."""
+        self._place(newer.older, newer)
+
+    def unlink(self) -> None:
+        """Leave the list, if this is in one."""
+        if self.older is not None and self.newer is not None:
+            self.older.newer, self.newer.older = self.newer, self.older
+        self.older = self.newer = None
+
+    def _place(self, older: "Link | None", newer: "Link | None") -> None:
+        if older is None or newer is None:
+            raise ValueError("the neighbour stands in no list")
+        self.older, self.newer = older, newer
+        older.newer = newer.older = self
+
+
+LinkT = TypeVar("LinkT", bound=Link)
+
+
+class RecencyList(Generic[LinkT]):
+    """Items from the least to the most recent; must not change while it is iterated."""
+
+    def __init__(self) -> None:
+        self._ends = Link()
+        self._ends.older = self._ends.newer = self._ends
+
+    def __iter__(self) -> Iterator[LinkT]:
+        link = self._ends.newer
+        while link is not None and link is not self._ends:
+            yield cast("LinkT", link)
+            link = link.newer
+
+    def append(self, item: LinkT) -> None:
+        """Make `item` the most recent, wherever it was before."""
+        item.unlink()
+        item.place_before(self._ends)
 
 
 class Divisible(Protocol):

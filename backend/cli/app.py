@@ -7,21 +7,21 @@ import click
 
 from common.remedies import mlx_command
 
-# Each name with the module below `backend.cli.commands` and the variable that has its command.
+# Each name with the module below `backend.cli` and the variable that has its command.
 _COMMANDS = {
-    "serve": "serve:command",
+    "serve": "server_process:command",
     "chat": "chat:command",
     "status": "status:command",
     "cache": "cache:command",
     "bench": "bench:command",
-    "fit": "fit:command",
-    "pull": "hub:pull",
-    "list": "hub:list_models",
-    "rank": "serve:rank",
+    "fit": "commands.fit:command",
+    "pull": "pull:pull_command",
+    "list": "pull:list_models",
+    "rank": "server_process:rank",
     "doctor": "doctor:command",
     "demo": "demo:command",
-    "replay": "replay:command",
-    "version": "version:command",
+    "replay": "recordings:command",
+    "version": "doctor:version",
 }
 
 
@@ -35,7 +35,7 @@ class _LazyGroup(click.Group):
         if name not in _COMMANDS:
             return None
         module, _, variable = _COMMANDS[name].partition(":")
-        found = importlib.import_module(f"backend.cli.commands.{module}")
+        found = importlib.import_module(f"backend.cli.{module}")
         command: click.Command = getattr(found, variable)
         return command
 

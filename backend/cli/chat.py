@@ -1,19 +1,102 @@
 """A conversation at the terminal with any running backend."""
 
 import asyncio
-from collections.abc import Sequence
+import importlib
+import json
+import sys
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import click
+import grpc
+from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
-from backend.cli.client import BackendClient, CallError
-from backend.cli.conversation import encoded, named_pictures, user_message
-from backend.cli.render import ERROR_STYLE, QUIET_STYLE, print_reply, printable
-from backend.cli.tools import Toolbox, read_toolbox
+from backend.cli.client import BackendClient, CallError, explained
+from backend.cli.options import address_option, token_option
+from backend.cli.pull import DamagedError, cached_models, pull
+from backend.cli.render import (
+    ERROR_STYLE,
+    QUIET_STYLE,
+    Turn,
+    encoded,
+    model_options,
+    named_pictures,
+    print_labelled,
+    print_reply,
+    printable,
+    tool_message,
+    user_message,
+)
+from backend.cli.server_process import ServerError, ServerProcess
+from backend.cli.status import inspect
+from backend.config import ModelOptions
 from backend.core.delta import Usage
+from backend.core.prompt import ToolCall
+from backend.demo import WEATHER_TOOL
+from backend.errors import BackendError
+from backend.model.checkpoint.hub import HubModel, resolve
 from backend.pb import backend_pb2 as pb
+
+CONDITIONS = ("sunny", "rainy", "cloudy", "windy", "foggy")
+MILDEST, SPREAD = 8, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """Tools in OpenAI's format, as JSON text, and the function that answers a call.
+
+    An answer that the user did not type is printed.
+    """
+
+    schemas: str
+    answer: Callable[[ToolCall], str]
+
+    def answers(self, turn: Turn) -> list[pb.Message]:
+        """Answer the calls of a turn, in their order."""
+        return [tool_message(call, self.answer(call)) for call in turn.calls]
+
+
+def weather_toolbox(console: Console) -> Toolbox:
+    """Return the demo's weather tool; it makes the weather up."""
+
+    def answer(call: ToolCall) -> str:
+        result = made_up_weather(call)
+        print_labelled(console, "tool", result)
+        return result
+
+    return Toolbox(json.dumps([WEATHER_TOOL]), answer)
+
+
+def read_toolbox(console: Console, path: Path) -> Toolbox:
+    """Return the tools listed in a JSON file; the user types their results.
+
+    Raises:
+        ValueError: It is not a JSON array.
+    """
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(tools, list):
+        raise ValueError(f"{path}: not a JSON array of tools")
+    return Toolbox(
+        json.dumps(tools, ensure_ascii=False),
+        lambda call: console.input(f"{printable(call.name)} returns: ", markup=False),
+    )
+
+
+def made_up_weather(call: ToolCall) -> str:
+    """Return a fictional weather report as JSON, the same for the same arguments."""
+    digest = zlib.crc32(call.arguments.encode())
+    condition = CONDITIONS[digest % len(CONDITIONS)]
+    return json.dumps({"temperature": MILDEST + digest % SPREAD, "condition": condition})
+
 
 PROMPT = "> "
 CONTINUING_PROMPT = "… "
@@ -207,3 +290,211 @@ def _totals(usages: Sequence[Usage]) -> str:
     if seconds > 0.0:
         parts.append(f"{generated / seconds:.1f} tokens/s")
     return " · ".join(parts)
+
+
+CHAT_HINT = "chat with the embedded model: mlx-grpc-backend chat demo"
+
+
+class NoModelError(Exception):
+    """Nothing is loaded, and no model was named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The backend and the model that a chat was asked for.
+
+    Attributes:
+        model: To be loaded; empty for the loaded one.
+        is_chosen: Whether the address was given, so that no other backend will do.
+    """
+
+    address: str
+    token: str
+    model: str
+    is_chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """The backend that a chat talks to, and where it listens."""
+
+    client: BackendClient
+    address: str
+
+    async def described(self) -> str:
+        """Return the model and the address in one line."""
+        name = (await inspect(self.client)).report.model.name or "the loaded model"
+        return f"{name} at {self.address}"
+
+
+@asynccontextmanager
+async def partner_of(console: Console, wanted: Wanted) -> AsyncIterator[Partner]:
+    """Yield a backend that has the wanted model.
+
+    Raises:
+        CallError: No backend answers, or it cannot load the model.
+        NoModelError: It has no model.
+        ServerError: A server of its own does not start.
+    """
+    if await _will_do(wanted):
+        async with BackendClient(wanted.address, wanted.token) as client:
+            await _ensure_model(console, client, wanted.model)
+            yield Partner(client, wanted.address)
+        return
+    async with _own_backend(console, wanted) as partner:
+        yield partner
+
+
+@asynccontextmanager
+async def _own_backend(console: Console, wanted: Wanted) -> AsyncIterator[Partner]:
+    await _fetch(console, wanted.model)
+    with TemporaryDirectory(prefix="mlx-backend-chat-") as directory:
+        log = Path(directory) / "server.log"
+        with ServerProcess.start(log) as server:
+            try:
+                await server.wait_until_ready(wanted.token)
+                async with BackendClient(server.address, wanted.token) as client:
+                    await _ensure_model(console, client, wanted.model)
+                    yield Partner(client, server.address)
+            except (CallError, ServerError) as error:
+                raise ServerError(
+                    f"{error}\nThe server's log ends:\n{server.log_tail(5)}"
+                ) from None
+
+
+async def _will_do(wanted: Wanted) -> bool:
+    """Tell whether to talk to the backend at the address, answering or not."""
+    if wanted.is_chosen or not wanted.model:
+        return True
+    async with BackendClient(wanted.address, wanted.token) as client:
+        try:
+            loaded = (await inspect(client)).report.model.name
+        except CallError as error:
+            return error.code is not grpc.StatusCode.UNAVAILABLE
+    return loaded in ("", wanted.model)
+
+
+async def _ensure_model(console: Console, client: BackendClient, model: str) -> None:
+    await client.check_health()
+    if model:
+        with console.status(f"loading {model}"):
+            await client.load_model(model_options(model))
+    elif not await client.has_model():
+        raise NoModelError(f"no model is loaded there: name one, or {CHAT_HINT}")
+
+
+async def _fetch(console: Console, model: str) -> None:
+    """Fetch a model of the hub with a bar, if it is not on this machine.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        DownloadError: The hub cannot be reached.
+    """
+    place = await asyncio.to_thread(resolve, ModelOptions(model=model))
+    if isinstance(place, HubModel) and place.repo_id not in await asyncio.to_thread(_cached):
+        await pull(console, place.repo_id)
+
+
+def _cached() -> set[str]:
+    return {model.name for model in cached_models()}
+
+
+DEFAULT_TEMPERATURE = 0.7
+_UNCHOSEN = ParameterSource.DEFAULT
+
+
+@click.command("chat")
+@address_option
+@click.argument("name", metavar="[MODEL]", default="")
+@click.option("--model", default="", help="The same as MODEL.")
+@token_option
+@click.option("--system", default="", help="System message.")
+@click.option("--think/--no-think", "thinking", default=None, help="Override the model's default.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0.0),
+    default=DEFAULT_TEMPERATURE,
+    show_default=True,
+    help="0 is greedy.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Limit of a reply; without it the context is the limit.",
+)
+@click.option(
+    "--tools",
+    "tools_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON array of tools to offer; you type their results.",
+)
+@click.option("--weather", is_flag=True, help="Offer the demo's weather tool.")
+def command(  # noqa: PLR0913 - a parameter per option
+    *,
+    address: str,
+    name: str,
+    model: str,
+    token: str,
+    tools_path: Path | None,
+    weather: bool,
+    system: str,
+    thinking: bool | None,
+    temperature: float,
+    max_tokens: int,
+) -> None:
+    """Chat with a model; Ctrl-C cancels a reply.
+
+    MODEL is a path, a hub id, or demo; without it the loaded model answers. Unless --addr is
+    given, the chat starts a backend of its own if none runs, or if that has another model.
+    """
+    console = Console()
+    chosen = click.get_current_context().get_parameter_source("address") is not _UNCHOSEN
+    wanted = Wanted(address, token, name or model, is_chosen=chosen)
+    settings = ChatSettings(
+        system=system,
+        thinking=thinking,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        toolbox=_toolbox(console, tools_path, weather=weather),
+    )
+    try:
+        _hold(console, wanted, settings)
+    except NoModelError as error:
+        raise click.UsageError(str(error)) from None
+    except CallError as error:
+        text = f"{address}: {explained(error, CHAT_HINT)}"
+        raise click.ClickException(printable(text)) from None
+    except (BackendError, DamagedError, ServerError) as error:
+        raise click.ClickException(printable(str(error))) from None
+
+
+def _hold(console: Console, wanted: Wanted, settings: ChatSettings) -> None:
+    """Hold the conversation; each step runs on one event loop."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            partner = runner.run(stack.enter_async_context(partner_of(console, wanted)))
+            place = runner.run(partner.described())
+            _enable_line_editing()
+            Chat(console, partner.client, runner, settings, place).run()
+        finally:
+            runner.run(stack.aclose())
+
+
+def _toolbox(console: Console, path: Path | None, *, weather: bool) -> Toolbox | None:
+    if weather:
+        return weather_toolbox(console)
+    if path is None:
+        return None
+    try:
+        return read_toolbox(console, path)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _enable_line_editing() -> None:
+    """Enable cursor keys and a history, if Python was built with readline."""
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            importlib.import_module("readline")

@@ -1,17 +1,19 @@
 """The main job on the embedded model: a thought, a tool call, its answer, over a real socket."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import click
 from rich.console import Console
 
+from backend.cli.chat import weather_toolbox
 from backend.cli.client import BackendClient, CallError
-from backend.cli.conversation import model_options, user_message
-from backend.cli.render import print_labelled, print_reply
+from backend.cli.options import token_option
+from backend.cli.render import model_options, print_labelled, print_reply, printable, user_message
 from backend.cli.server_process import ServerError, ServerProcess
-from backend.cli.tools import weather_toolbox
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 
@@ -83,3 +85,16 @@ def _request(messages: Sequence[pb.Message], tools: str) -> pb.PredictOptions:
 
 def _since(started: float) -> str:
     return f"{time.monotonic() - started:.1f} s"
+
+
+@click.command("demo")
+@token_option
+def command(token: str) -> None:
+    """Run the embedded model once, from start to end.
+
+    A thought, a tool call and its answer, over a real socket.
+    """
+    try:
+        asyncio.run(run_demo(Console(), token))
+    except DemoError as error:
+        raise click.ClickException(printable(str(error))) from None

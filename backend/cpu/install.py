@@ -5,10 +5,8 @@ import sys
 
 import mlx.core as mx
 
-from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp
-from backend.cpu.gates import prepare_gates
-from backend.cpu.product_threads import choose_threads
-from backend.cpu.products import prepare_products, widen_experts
+from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp, prepare_gates
+from backend.cpu.products import choose_threads, prepare_products, widen_experts
 from backend.cpu.whole_attention import attend_whole
 from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE, Device

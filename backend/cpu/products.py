@@ -7,6 +7,9 @@ weights itself, on one thread; the latter take 8 (bfloat16) or 35 times (float16
 
 import logging
 import sys
+from collections import deque
+from collections.abc import Iterator
+from statistics import median
 
 import mlx.core as mx
 from mlx import nn
@@ -14,8 +17,142 @@ from mlx.utils import tree_flatten
 
 from backend.config import DEQUANTISED_MEMORY_SHARE, FLOAT32_MEMORY_SHARE, FLOAT32_MIN_BYTES
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import cast, memory_bytes
+from backend.model.checkpoint.weights import cast_weights, memory_bytes
+from common import openblas
 from common.openblas import has_openblas
+from common.process import usable_cores
+
+# To start with, if there are so many cores: few products gain from more.
+FIRST_THREADS = 4
+# Twice as many threads are taken if steps are faster by the first factor, and given up below the
+# second: other work wants the cores as well.
+LEAST_GAIN, LEAST_KEPT_GAIN = 1.15, 1.05
+# Steps with another number, and with the present one, whose medians are compared.
+TRIED_STEPS = 8
+# A much slower number is tried no longer than this.
+_TELLING_STEPS, _TELLING_FACTOR = 3, 1.5
+# Steps between trials; twice as many after each that changes nothing.
+FIRST_REST, LONGEST_REST = 16, 2048
+
+log = logging.getLogger(__name__)
+
+
+class ThreadChoice:
+    """The number of threads, as a policy: told the time of steps, it says what to use next.
+
+    Attributes:
+        count: For the next step.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Start with a usual number.
+
+        Args:
+            most: The largest number.
+        """
+        self._most = most
+        self._base = self.count = min(most, FIRST_THREADS)
+        self._rows = 0
+        self._latest: deque[float] = deque(maxlen=TRIED_STEPS)
+        self._tried: list[float] = []
+        self._rest = self._left = FIRST_REST
+        self._goes_up = False
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn the time of a step that gave one token to each of some rows."""
+        if rows != self._rows:
+            self._begin_with(rows)
+        if self.count == self._base:
+            self._latest.append(seconds)
+            self._left -= 1
+            if self._left <= 0 and len(self._latest) == TRIED_STEPS:
+                self._try_another()
+        else:
+            self._tried.append(seconds)
+            self._judge()
+
+    def _begin_with(self, rows: int) -> None:
+        """Forget times of steps with other numbers of rows, which cannot be compared."""
+        self._rows, self.count = rows, self._base
+        self._latest.clear()
+        self._tried.clear()
+
+    def _try_another(self) -> None:
+        """Use another number for some steps: more and fewer in turn."""
+        self._goes_up = not self._goes_up
+        others = [n for n in self._neighbours() if n != self._base]
+        if others:
+            self.count = others[0]
+        self._left = self._rest
+
+    def _neighbours(self) -> Iterator[int]:
+        more, fewer = min(2 * self._base, self._most), max(self._base // 2, 1)
+        yield from (more, fewer) if self._goes_up else (fewer, more)
+
+    def _judge(self) -> None:
+        """Compare, once that can be told."""
+        usual, tried = median(self._latest), median(self._tried)
+        is_telling = len(self._tried) >= _TELLING_STEPS and tried > _TELLING_FACTOR * usual
+        if len(self._tried) < TRIED_STEPS and not is_telling:
+            return
+        if self._is_better(usual, tried):
+            self._base, self._rest = self.count, FIRST_REST
+            log.info("threads for each matrix product: %d of at most %d", self._base, self._most)
+        else:
+            self._rest = min(2 * self._rest, LONGEST_REST)
+        self._left = self._rest
+        self._begin_with(self._rows)
+
+    def _is_better(self, usual: float, tried: float) -> bool:
+        """Tell whether the tried number is to be kept, by the seconds of steps."""
+        is_more = self.count > self._base
+        return usual >= LEAST_GAIN * tried if is_more else tried < LEAST_KEPT_GAIN * usual
+
+
+class ProductThreads:
+    """Sets the number of threads of this process; requires OpenBLAS."""
+
+    def __init__(self, most: int) -> None:
+        """Set the first number.
+
+        Args:
+            most: The maximum.
+        """
+        self._choice = ThreadChoice(most)
+        self._count = 0
+        self.change()
+        log.info("threads for each matrix product: %d of at most %d", self._count, most)
+
+    @property
+    def wants_change(self) -> bool:
+        """Whether to call `change` before the next pass, when nothing is being computed."""
+        return self._choice.count != self._count
+
+    def change(self) -> None:
+        """Use the due number; no product may be running."""
+        self._count = self._choice.count
+        openblas.set_threads(self._count)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn the time of a step; one before a due change was not with the due number."""
+        if not self.wants_change:
+            self._choice.observe(rows, seconds)
+
+
+def choose_threads(limit: int | None) -> ProductThreads | None:
+    """Begin to choose the threads of this process.
+
+    Args:
+        limit: The maximum; `None` is as many as there are cores.
+
+    Returns:
+        `None` without OpenBLAS, and if the environment sets more than one thread.
+    """
+    if not openblas.has_openblas() or openblas.threads() > 1:
+        return None
+    cores = usable_cores()
+    return ProductThreads(min(cores, limit) if limit else cores)
+
 
 _GB = 1e9
 _HALVES = (mx.bfloat16, mx.float16)
@@ -26,8 +163,6 @@ _GATHERED = "SwitchLinear"
 _LEAST_TOKENS = 5
 # Dequantised at once, as they are needed: 4 MiB.
 _PIECE_WEIGHTS = 2**20
-
-log = logging.getLogger(__name__)
 
 
 def widen_experts(network: Network) -> bool:
@@ -42,7 +177,7 @@ def widen_experts(network: Network) -> bool:
     experts = (m for _, m in network.named_modules() if type(m).__name__ == _GATHERED)
     if all(module.weight.dtype == mx.float32 for module in experts):
         return False
-    cast(network, "float32")
+    cast_weights(network, "float32")
     return True
 
 
@@ -95,14 +230,14 @@ def _dequantise(network: Network) -> None:
             *(after / _GB, before / _GB),
         )
         if _widened_size(network) <= FLOAT32_MEMORY_SHARE * memory_bytes():
-            cast(network, "float32")
+            cast_weights(network, "float32")
         return
     for (module, plain), weight in zip(layers, weights, strict=True):
         for name in _QUANTISED:
             module.pop(name, None)
         module.weight = weight
         module.__class__ = plain
-    cast(network, "float32")
+    cast_weights(network, "float32")
     log.info(
         "quantised weights are dequantised to float32, which this CPU computes several times "
         "faster: %.2f GB of weights instead of %.2f (option dequantize:false keeps them)",
@@ -138,7 +273,7 @@ def _widen(network: Network) -> None:
             *(name, after / _GB),
         )
         return
-    cast(network, "float32")
+    cast_weights(network, "float32")
     log.info(
         "%s is cast to float32, which this CPU computes many times faster: %.2f GB of weights "
         "instead of %.2f (DType %s keeps it)",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from backend.cpu.exponentials import pays
 from backend.engine.kv.layer import merged, over_own
 from common import openblas
-from common.process.cores import usable_cores
+from common.process import usable_cores
 
 # Computed at once: 1 MiB, which a core's cache holds.
 _PIECE_SCORES = 2**18

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from backend.cache.packing import Packing
+from backend.cache.kv import Packing
 from backend.config import (
     MEDIA_MEMO_BYTES,
     PREPARED_MEDIA_BYTES,
@@ -38,14 +38,14 @@ from backend.engine.trials.model_key import model_key
 from backend.engine.trials.pass_costs import foresee
 from backend.engine.trials.trial_steps import at_once, require_numbers, require_sense, trial_lengths
 from backend.errors import UnsupportedModelError
-from backend.model.checkpoint.fingerprint import fingerprint
-from backend.model.checkpoint.libraries import is_known_to_mlx_lm
+from backend.model.checkpoint.adapter_files import fingerprint
+from backend.model.checkpoint.upstream import is_known_to_mlx_lm
 from backend.model.checkpoint.weights import MakeRoom, need_no_room, weight_types
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load
 from backend.model.text.isolated.template import PROCESSES
-from backend.model.vision.media_trial import Examiner
+from backend.model.vision.media_support import Examiner
 from backend.model.vision.vision_network import VisionNetwork
 
 _EXAMPLE_TOKENS = 4096

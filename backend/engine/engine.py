@@ -35,12 +35,11 @@ from backend.errors import (
     ShuttingDownError,
     UnreadableTokenizerError,
 )
-from backend.model.checkpoint.draft import draft_options
-from backend.model.checkpoint.hub import locate
-from backend.model.checkpoint.paths import rooted
-from backend.model.checkpoint.preflight import require_loadable
+from backend.model.checkpoint.config_file import draft_options
+from backend.model.checkpoint.gate import require_loadable
+from backend.model.checkpoint.hub import locate, rooted
 from backend.model.loaded import LoadedModel
-from common.process.own_thread import in_own_thread
+from common.process import in_own_thread
 
 log = logging.getLogger(__name__)
 

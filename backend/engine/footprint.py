@@ -10,7 +10,7 @@ from backend.engine.plan import MODEL_ERRORS, Network
 from backend.engine.rows.admission import KvProfile, kv_budget_bytes, working_set_bytes
 from backend.engine.trials.draft_model import foresee_draft
 from backend.engine.trials.pass_costs import foresee
-from backend.model.checkpoint.config import read_config
+from backend.model.checkpoint.config_file import read_config
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.encoder import is_encoder
 from backend.model.loader import load, look

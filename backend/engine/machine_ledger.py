@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from backend.config import RESERVE_SHARE
 from backend.core.engine_status import BackendStatus, MachineStatus
 from backend.engine.messages.protocol import Resize
-from common.locked_directory import LockedDirectory
+from common.directories import LockedDirectory
 
 MAX_NAME_CHARS = 256
 Bytes = Annotated[int, Meta(ge=0, le=2**56)]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from backend.cache.layout import trim_windows
+from backend.cache.layers import trim_windows
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.passes.feeder import Feeder
 from backend.engine.plan import BatchPlan

@@ -12,16 +12,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from backend.cache.disk.node_directory import NodeDirectory, StoredNode
-from backend.cache.disk.node_file import NodeHeader
-from backend.cache.disk.tier import DiskTier
-from backend.cache.eviction.forecast import Forecast
-from backend.cache.kv import LooseNode, Segment, evaluate
-from backend.cache.layout import CacheLayout, CaptureError
-from backend.cache.packing import Packing
-from backend.cache.plain import from_plain, to_plain
+from backend.cache.disk_tier import DiskTier, NodeDirectory, StoredNode
+from backend.cache.eviction import Forecast
+from backend.cache.kv import LooseNode, Packing, Segment, evaluate, from_plain, to_plain
+from backend.cache.layers import CacheLayout, CaptureError
+from backend.cache.node_files import NodeHeader
 from backend.cache.prompt_cache import PrefixHit, PromptCache
-from backend.cache.token_key import TokenKey, agrees_again
+from backend.cache.radix import TokenKey, agrees_again
 from backend.core.metric_table import Values, zeros
 from backend.core.model import Reuse
 from backend.core.prefix_listing import ListingRequest, PromptCacheListing

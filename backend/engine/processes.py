@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from common.process.lifeline import Process, tied
+from common.process import Process, tied
 
 _PR_SET_PDEATHSIG = 1
 # It has another working directory, so Python would not find this package.

@@ -15,10 +15,18 @@ from io import FileIO
 import msgspec
 
 from backend.errors import BackendError
-from backend.jobs.job import FAILED, Export, FineTuning, Job, Progress, Quantization, Report
-from backend.jobs.process import SAVE_AND_STOP
+from backend.jobs.job import (
+    FAILED,
+    SAVE_AND_STOP,
+    Export,
+    FineTuning,
+    Job,
+    Progress,
+    Quantization,
+    Report,
+)
 from backend.jobs.scratch import remove_all
-from common.log import setup as logs
+from common import log as logs
 
 _LOWEST_PRIORITY = 19
 _STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -93,7 +101,7 @@ def _run(job: Job, report: Report, stopping: threading.Event) -> Progress:
 
             return fine_tune(job, report, stopping)
         case Export():
-            from backend.jobs.export import export
+            from backend.jobs.quantization import export
 
             return export(job, report)
 

@@ -35,8 +35,7 @@ from backend.jobs.checkpoints import (
 )
 from backend.jobs.datasets import Dataset, read_dataset
 from backend.jobs.job import COMPLETED, STOPPED, FineTuning, Progress, Report
-from backend.jobs.models import find_model, written_whole
-from backend.jobs.scratch import leftovers, scratch
+from backend.jobs.scratch import find_model, leftovers, scratch, written_whole
 from backend.model.device import DEVICE
 from backend.model.text.tokenizer_file import follow_wrapped
 

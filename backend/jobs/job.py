@@ -1,14 +1,22 @@
 """Jobs, their progress and final states; they travel between processes as JSON."""
 
-from collections.abc import Callable
+import asyncio
+import logging
+import sys
+import uuid
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Callable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from common.shortening import shortened
+from backend.config import JOB_STOP_TIMEOUT_S, MAX_ENDED_JOBS, MAX_JOBS
+from backend.errors import InvalidRequestError, OverloadedError, ShuttingDownError
+from common.log import shortened
 
 COMPLETED, FAILED, STOPPED = "completed", "failed", "stopped"
 EXPORT_FORMS = "lora", "merged_16bit", "merged_4bit"
@@ -185,3 +193,199 @@ class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 Report: TypeAlias = Callable[[Progress], None]
 """Receives a job's progress."""
+
+
+# Sent to the child's standard input: stop, and keep the latest weights.
+SAVE_AND_STOP = b"save\n"
+# Limit of a progress line, in bytes.
+_LINE_LIMIT = 2**20
+_FAILURES = (OSError, ValueError, msgspec.MsgspecError)
+
+log = logging.getLogger(__name__)
+
+
+class JobProcess:
+    """Runs one job; followers see its latest progress, and at last its final one.
+
+    The child exits when its standard input ends, so it never outlives this process.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.progress = Progress(status="queued")
+        self._process: Process | None = None
+        self._news = asyncio.Condition()
+        self._is_stopping = False
+        self._run = asyncio.create_task(self._follow())
+
+    async def updates(self) -> AsyncGenerator[Progress, None]:
+        """Yield the current progress and every change, up to the final one."""
+        seen: Progress | None = None
+        while seen is None or not seen.is_final:
+            async with self._news:
+                while self.progress is seen:
+                    await self._news.wait()
+            seen = self.progress
+            yield seen
+
+    async def result(self) -> Progress:
+        """Wait for the job to end and return its final progress."""
+        await asyncio.shield(self._run)
+        return self.progress
+
+    async def stop(self, *, keeps_weights: bool = False) -> Progress:
+        """Stop the job and return its final progress; no incomplete files remain.
+
+        Args:
+            keeps_weights: Let a training save a checkpoint first.
+        """
+        self._is_stopping = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            if keeps_weights and process.stdin is not None:
+                process.stdin.write(SAVE_AND_STOP)
+            else:
+                _hang_up(process)
+            try:
+                await asyncio.wait_for(process.wait(), JOB_STOP_TIMEOUT_S)
+            except TimeoutError:
+                process.kill()
+        return await self.result()
+
+    async def _follow(self) -> None:
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "backend.jobs"), stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT
+            )
+            await self._read(self._process)
+        except _FAILURES as error:
+            await self._tell_end(FAILED, f"the job's process cannot be followed: {error}")
+        finally:
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
+        kind, progress = type(self.job).__name__, self.progress
+        log.info("%s job: %s, %s", kind.lower(), progress.status, progress.message)
+
+    async def _read(self, process: Process) -> None:
+        assert process.stdin is not None  # noqa: S101 (for the type checker: it was requested)
+        assert process.stdout is not None  # noqa: S101
+        process.stdin.write(msgspec.json.encode(self.job) + b"\n")
+        if self._is_stopping:
+            _hang_up(process)
+        async for line in process.stdout:
+            await self._tell(msgspec.json.decode(line, type=Progress))
+        code = await process.wait()
+        if self.progress.is_final:
+            return
+        if self._is_stopping:
+            await self._tell_end(STOPPED, "stopped")
+            return
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        await self._tell_end(FAILED, f"the job's process {how}; the backend's log may say why")
+
+    async def _tell_end(self, status: str, message: str) -> None:
+        await self._tell(msgspec.structs.replace(self.progress, status=status, message=message))
+
+    async def _tell(self, progress: Progress) -> None:
+        async with self._news:
+            self.progress = progress
+            self._news.notify_all()
+
+
+def _hang_up(process: Process) -> None:
+    """Close a child's standard input, which makes it exit."""
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+class JobBoard:
+    """Starts jobs and finds them again; lives on one event loop."""
+
+    def __init__(self, download_environment: Mapping[str, str]) -> None:
+        """Start without jobs.
+
+        Args:
+            download_environment: Of the downloads of models.
+        """
+        self._download_environment = dict(download_environment)
+        self._jobs: dict[str, JobProcess] = {}
+        self._is_closed = False
+
+    def start(self, job: Job, job_id: str = "") -> str:
+        """Start a job and return its id: the caller's, or a new one.
+
+        Raises:
+            InvalidRequestError: A job with this id, or one with the same target, is running.
+            OverloadedError: The limit of running jobs is reached.
+            ShuttingDownError: The process is shutting down.
+        """
+        job_id = job_id or uuid.uuid4().hex[:12]
+        self._require_room(job, job_id)
+        for ended in self._ended()[:-MAX_ENDED_JOBS]:
+            del self._jobs[ended]
+        # Moves a reused id to the end of the order.
+        self._jobs.pop(job_id, None)
+        self._jobs[job_id] = JobProcess(self._complete(job))
+        return job_id
+
+    def updates(self, job_id: str, kind: type[Job]) -> AsyncGenerator[Progress, None]:
+        """Yield a job's progress until its end.
+
+        Raises:
+            InvalidRequestError: There is no such job.
+        """
+        return self._find(job_id, kind).updates()
+
+    async def stop(self, job_id: str, kind: type[Job], *, keeps_weights: bool = False) -> Progress:
+        """Stop a job and return its final progress.
+
+        Raises:
+            InvalidRequestError: There is no such job.
+        """
+        return await self._find(job_id, kind).stop(keeps_weights=keeps_weights)
+
+    async def export(self, job: Export) -> Progress:
+        """Run an export and return its final progress; cancelling this stops the export.
+
+        Raises:
+            As in `start`.
+        """
+        process = self._jobs[self.start(job)]
+        try:
+            return await process.result()
+        finally:
+            await process.stop()
+
+    async def close(self) -> None:
+        """Accept no more jobs, and stop all running ones."""
+        self._is_closed = True
+        stops = (job.stop() for job in list(self._jobs.values()))
+        await asyncio.gather(*stops, return_exceptions=True)
+
+    def _complete(self, job: Job) -> Job:
+        return replace(job, download_environment=self._download_environment)
+
+    def _require_room(self, job: Job, job_id: str) -> None:
+        if self._is_closed:
+            raise ShuttingDownError("the backend is shutting down")
+        running = {key: each for key, each in self._jobs.items() if not each.progress.is_final}
+        if job_id in running:
+            raise InvalidRequestError("job_id", f"job {job_id!r} is running")
+        if len(running) >= MAX_JOBS:
+            raise OverloadedError(f"{len(running)} jobs are running, at most {MAX_JOBS} may")
+        for key, other in running.items():
+            if other.job.target == job.target:
+                problem = f"job {key!r} is writing to {job.target}"
+                raise InvalidRequestError(job.target_field, problem)
+
+    def _ended(self) -> list[str]:
+        return [key for key, job in self._jobs.items() if job.progress.is_final]
+
+    def _find(self, job_id: str, kind: type[Job]) -> JobProcess:
+        job = self._jobs.get(job_id)
+        if job is None or not isinstance(job.job, kind):
+            raise InvalidRequestError(
+                "job_id",
+                f"this process has no job {job_id!r}; jobs end with the process that runs them",
+            )
+        return job

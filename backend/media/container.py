@@ -1,9 +1,24 @@
 """Identifies file formats by their first bytes, never by name or stated type."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from enum import Enum
 
-from backend.errors import InvalidRequestError
+from backend.errors import InvalidRequestError, UnsupportedError
+from common.remedies import install_command
+
+
+@contextmanager
+def needed(library: str, extra: str) -> Iterator[None]:
+    """Import optional libraries inside this block.
+
+    Raises:
+        UnsupportedError: One is not installed; the message says how to install it.
+    """
+    try:
+        yield
+    except ImportError:
+        raise UnsupportedError(f"needs {library}: {install_command(extra)}") from None
 
 
 class Container(Enum):

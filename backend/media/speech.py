@@ -18,7 +18,7 @@ from backend.config import (
     SPEECH_RATE_HZ,
 )
 from backend.errors import InvalidRequestError
-from backend.media.libraries import needed
+from backend.media.container import needed
 
 if TYPE_CHECKING:
     from backend.media.audio import Samples

@@ -16,10 +16,9 @@ from backend.config import (
     MAX_VIDEO_PIXELS,
 )
 from backend.errors import InvalidRequestError
-from backend.media.container import Container, require_container
+from backend.media.container import Container, needed, require_container
 from backend.media.images import DAMAGE, check_size, damaged, opened, to_rgb
-from backend.media.libraries import needed
-from common.rpc.caller import require_caller
+from common.rpc import require_caller
 
 ANIMATION_FORMATS = (Container.GIF, Container.WEBP, Container.PNG)
 FILM_FORMATS = (Container.MP4, Container.MATROSKA)

@@ -15,12 +15,11 @@ from backend.config import ModelOptions
 from backend.core.embedding import EmbeddingProfile
 from backend.core.model import ModelCard, ModelKind
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.config import own_context_length, read_json
-from backend.model.checkpoint.retrieval import encoder_profile
+from backend.model.checkpoint.config_file import encoder_profile, own_context_length, read_json
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import (
     MakeRoom,
-    cast,
+    cast_weights,
     evaluate,
     memory_bytes,
     need_no_room,
@@ -198,7 +197,7 @@ def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind, label
         lazy=True,
     )
     if options.dtype is not None:
-        cast(network, options.dtype)
+        cast_weights(network, options.dtype)
     DEVICE.prepare(
         network,
         keeps_type=options.dtype is not None,

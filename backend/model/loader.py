@@ -20,33 +20,37 @@ from backend.config import ModelOptions
 from backend.core.media import MediaKind
 from backend.core.model import ModelCard
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.adapters.apply import apply_adapters
-from backend.model.checkpoint.bare_decoder import HEADLESS_CONFIG, decoder_classes, is_bare_decoder
-from backend.model.checkpoint.config import (
+from backend.model.checkpoint.adapters import apply_adapters
+from backend.model.checkpoint.config_file import (
+    asks_for_several,
     attention_spans,
     declared_eos_ids,
+    embedding_profile,
     own_context_length,
     read_config,
     read_generation_config,
     require_weights,
+    reranker_kind,
 )
-from backend.model.checkpoint.draft import asks_for_several
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error, one_line
 from backend.model.checkpoint.gate import require_sound
-from backend.model.checkpoint.libraries import (
+from backend.model.checkpoint.upstream import (
+    Network,
+    import_mlx_lm,
     is_installed,
     is_known_to_mlx_lm,
     is_known_to_mlx_vlm,
     unknown_type,
 )
-from backend.model.checkpoint.mends import mend
-from backend.model.checkpoint.retrieval import embedding_profile, reranker_kind
-from backend.model.checkpoint.upstream import Network, import_mlx_lm
 from backend.model.checkpoint.weights import (
+    HEADLESS_CONFIG,
     MakeRoom,
-    cast,
+    cast_weights,
+    decoder_classes,
     evaluate,
+    is_bare_decoder,
     memory_bytes,
+    mend,
     need_no_room,
     require_memory,
     weights_bytes,
@@ -57,9 +61,13 @@ from backend.model.loaded import RunnableModel
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
-from backend.model.vision.foreign_tokenizer import require_own_tokenizer
 from backend.model.vision.media_support import MediaSupport, find_media_support
-from backend.model.vision.towers import has_towers, load_from_mlx_vlm, load_processor
+from backend.model.vision.towers import (
+    has_towers,
+    load_from_mlx_vlm,
+    load_processor,
+    require_own_tokenizer,
+)
 from backend.model.vision.vision_network import NotEmbeddableError, VisionNetwork
 
 log = logging.getLogger(__name__)
@@ -253,7 +261,7 @@ def _adjust(network: Network, options: ModelOptions) -> None:
     mend(network)
     apply_adapters(network, options.adapters, options.models_dir)
     if options.dtype is not None:
-        cast(network, options.dtype)
+        cast_weights(network, options.dtype)
     # Ranks on other machines may compute otherwise, and their results are added.
     keeps_type = options.dtype is not None or asks_for_several(options)
     DEVICE.prepare(network, keeps_type=keeps_type, dequantises=options.tuning.checkpoint.dequantize)

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from backend.cache.disk.digests import DigestFile
+from backend.cache.digests import DigestFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

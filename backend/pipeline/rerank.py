@@ -34,7 +34,7 @@ from backend.pipeline.validation import (
     require_fit,
     require_possible_fit,
 )
-from common.rpc.caller import require_caller
+from common.rpc import require_caller
 
 log = logging.getLogger(__name__)
 

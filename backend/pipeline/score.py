@@ -13,7 +13,7 @@ from backend.model.text.prefix import common_length
 from backend.pipeline import worker_pool
 from backend.pipeline.served_model import ComputeEngine, ServedModel
 from backend.pipeline.validation import require_decoder, require_fit, require_possible_fit
-from common.rpc.caller import require_caller
+from common.rpc import require_caller
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from backend.config import (
     MEDIA_THREADS,
 )
 from backend.errors import OverloadedError
-from common.rpc.caller import enter_work, present_peer
+from common.rpc import enter_work, present_peer
 
 
 class Quota:

@@ -12,7 +12,7 @@ from pathlib import Path
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Message, Tool
-from backend.model.checkpoint.draft import DRAFTING, asks_for_several
+from backend.model.checkpoint.config_file import DRAFTING, asks_for_several
 from backend.pb import backend_pb2 as pb
 
 _OWN_NAMES = ("mlx", "mlx-vlm", "mlx-distributed")

@@ -1,14 +1,70 @@
 """The `Inspector` service of this backend, used by the commands `status` and `cache`."""
-# ruff: noqa: N802 - the methods have the names of the RPCs
 
-from backend.errors import ModelNotLoadedError
+from dataclasses import asdict
+from typing import Any
+
+from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES, MAX_REQUEST_ID_CHARS
+from backend.core.metric_table import Values
+from backend.core.prefix_listing import ListingCall, PromptCacheListing, StoredPrefix
+from backend.errors import InvalidRequestError, ModelNotLoadedError
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.pipeline.prompt.stored import list_prompt_cache
-from backend.rpc.prompt_cache_report import listing_call, listing_reply
-from backend.rpc.reports import inspect_reply
+from backend.rpc.parsing.generation_fields import named_scope
+from backend.rpc.parsing.limits import require_printable
+from backend.rpc.reports import inspect_reply, prompt_cache_report
 from backend.rpc.servicer import ServedEngine
-from common.rpc.handlers import Context
+from common.rpc import Context
+
+_NOT_SHOWN = "prompts are shown only by a backend that has a token (LOCALAI_GRPC_AUTH_TOKEN)"
+
+
+def listing_call(request: pb.InspectPromptCacheRequest, *, may_read: bool) -> ListingCall:
+    """Return the call of a request.
+
+    Args:
+        request: The request.
+        may_read: Whether its sender may read the prompts of others.
+
+    Raises:
+        InvalidRequestError: It asks for too many nodes, or for words that it may not read.
+    """
+    if request.max_prefixes > MAX_LISTED_PREFIXES:
+        problem = f"must be at most {MAX_LISTED_PREFIXES}, not {request.max_prefixes}"
+        raise InvalidRequestError("max_prefixes", problem)
+    if request.words and not may_read:
+        raise InvalidRequestError("words", _NOT_SHOWN)
+    scope = require_printable("cache_scope", request.cache_scope, MAX_REQUEST_ID_CHARS)
+    return ListingCall(
+        max_prefixes=request.max_prefixes or LISTED_PREFIXES,
+        wants_words=request.words,
+        scope=named_scope(scope) if scope else "",
+    )
+
+
+def listing_reply(listing: PromptCacheListing, metrics: Values) -> pb.InspectPromptCacheReply:
+    """Return the answer."""
+    return pb.InspectPromptCacheReply(
+        books=prompt_cache_report(metrics),
+        prefixes=[pb.PrefixReport(**_prefix_entry(prefix)) for prefix in listing.prefixes],
+        spans=[pb.ReuseReport(**asdict(span)) for span in listing.spans],
+        recomputed=[pb.RecomputedReport(**_told(asdict(each))) for each in listing.recomputed],
+        recomputed_tokens=listing.recomputed_tokens,
+        stateless_tokens=listing.stateless_tokens,
+    )
+
+
+def _prefix_entry(prefix: StoredPrefix) -> dict[str, Any]:
+    return {**_told(asdict(prefix)), "place": prefix.place.value}
+
+
+def _told(values: dict[str, Any]) -> dict[str, Any]:
+    """Drop the cache's own tokens, which no caller sees."""
+    del values["head"]
+    return values
+
+
+# ruff: noqa: N802 - the methods have the names of the RPCs
 
 
 class InspectorServicer(backend_pb2_grpc.InspectorServicer):

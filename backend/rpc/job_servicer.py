@@ -9,13 +9,12 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from backend.jobs.board import JobBoard
 from backend.jobs.checkpoints import list_checkpoints
-from backend.jobs.job import COMPLETED, FineTuning, Progress, Quantization
+from backend.jobs.job import COMPLETED, FineTuning, JobBoard, Progress, Quantization
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.job_fields import fine_tuning, job_id, model_export, quantization
 from backend.rpc.parsing.limits import require_path
-from common.rpc.handlers import Context
+from common.rpc import Context
 
 
 class JobServicer:

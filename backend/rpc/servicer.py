@@ -1,11 +1,11 @@
 """The RPCs of the service: each parses its request, runs a pipeline and builds its reply."""
-# ruff: noqa: N802 - the methods have the names of the RPCs
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Protocol
+from operator import attrgetter
+from typing import Protocol, assert_never
 
 from backend.config import (
     INLINE_MESSAGES,
@@ -16,12 +16,20 @@ from backend.config import (
     ModelOptions,
     TuningOptions,
 )
-from backend.core.delta import Increment
+from backend.core.delta import (
+    ContentDelta,
+    Delta,
+    Finish,
+    Increment,
+    ReasoningDelta,
+    ToolCallDelta,
+    Usage,
+)
 from backend.core.engine_status import EngineStatus
 from backend.core.model import ModelCard
 from backend.core.request import GenerationCall
 from backend.errors import BackendError, ModelNotLoadedError
-from backend.output.collect import Collector
+from backend.output.collect import Collector, Completion, to_json
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.pipeline import worker_pool
@@ -49,11 +57,64 @@ from backend.rpc.parsing.scoring_fields import (
     score_response,
 )
 from backend.rpc.parsing.transcript_fields import transcript_result, transcription_call
-from backend.rpc.replies import completion_reply, increment_reply
 from backend.rpc.reports import metadata_response, metrics_response, status_response
 from common.memory.heap import Heap
-from common.process.own_thread import in_own_thread
-from common.rpc.handlers import Context
+from common.process import in_own_thread
+from common.rpc import Context
+
+
+def increment_reply(increment: Increment) -> pb.Reply:
+    """Return the reply for one increment; its deltas are empty when it carries no text."""
+    deltas = list(map(_chat_delta, increment.deltas))
+    return _reply(deltas, increment.usage, increment.finish)
+
+
+def completion_reply(completion: Completion) -> pb.Reply:
+    """Return the reply for a whole completion: one delta per channel, the calls together."""
+    calls = [
+        pb.ToolCallDelta(
+            index=call.index, id=call.call_id, name=call.name, arguments=call.arguments or "{}"
+        )
+        for call in completion.tool_calls
+    ]
+    deltas = (
+        pb.ChatDelta(reasoning_content=completion.reasoning),
+        pb.ChatDelta(content=completion.content),
+        pb.ChatDelta(tool_calls=calls),
+    )
+    return _reply(deltas, completion.usage, completion.finish)
+
+
+def _reply(deltas: Sequence[pb.ChatDelta], usage: Usage, finish: Finish | None) -> pb.Reply:
+    return pb.Reply(
+        message="".join(map(_content, deltas)).encode(),
+        chat_deltas=[delta for delta in deltas if delta.ByteSize()],
+        tokens=usage.completion_tokens,
+        prompt_tokens=usage.prompt_tokens,
+        timing_prompt_processing=usage.prefill_ms,
+        timing_token_generation=usage.decode_ms,
+        logprobs=to_json(finish.logprobs) if finish and finish.logprobs else b"",
+    )
+
+
+_content = attrgetter("content")
+
+
+def _chat_delta(delta: Delta) -> pb.ChatDelta:
+    match delta:
+        case ContentDelta(text):
+            return pb.ChatDelta(content=text)
+        case ReasoningDelta(text):
+            return pb.ChatDelta(reasoning_content=text)
+        case ToolCallDelta(index, call_id, name, arguments):
+            call = pb.ToolCallDelta(index=index, id=call_id, name=name, arguments=arguments)
+            return pb.ChatDelta(tool_calls=[call])
+        case _:
+            assert_never(delta)
+
+
+# ruff: noqa: N802 - the methods have the names of the RPCs
+
 
 log = logging.getLogger(__name__)
 

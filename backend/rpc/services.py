@@ -7,7 +7,7 @@ from backend.config import DRAIN_TIMEOUT_S, ServerConfig, TuningOptions
 from backend.pb import backend_pb2_grpc
 from backend.rpc.inspector import InspectorServicer
 from backend.rpc.servicer import BackendServicer, ServedEngine
-from common.rpc.late_services import LateServices
+from common.rpc import LateServices
 
 
 class Services:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from backend.cache.eviction.forecast import SegmentNode
-from backend.cache.token_key import TokenKey
+from backend.cache.eviction import SegmentNode
+from backend.cache.radix import TokenKey
 from backend.core.prompt import Place
 
 _LESS_PER_REQUEST = 1e-6

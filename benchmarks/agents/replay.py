@@ -12,13 +12,11 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
-from backend.cache.disk.node_file import NodeHeader, read_node
-from backend.cache.eviction.forecast import Forecast
-from backend.cache.layers import Growth, growth_of
-from backend.cache.layout import trim_windows
-from backend.cache.packing import Packing
-from backend.cache.radix import RadixTree
-from backend.cache.token_key import TokenKey
+from backend.cache.eviction import Forecast
+from backend.cache.kv import Packing
+from backend.cache.layers import Growth, growth_of, trim_windows
+from backend.cache.node_files import NodeHeader, read_node
+from backend.cache.radix import RadixTree, TokenKey
 from backend.config import ModelOptions
 from backend.core.model import Reuse
 from backend.core.prompt import Message, Prompt

@@ -17,7 +17,7 @@ from benchmarks.harness.baseline import QUIET, environment_of
 from benchmarks.harness.figure import Figure, Settings, at_most
 from benchmarks.harness.models import LARGE, ROOT
 from benchmarks.harness.served import started_server
-from common.process.cores import usable_cores
+from common.process import usable_cores
 
 PROMPT = "Once upon a time there was"
 FINDINGS = "MLX_BACKEND_FINDINGS"

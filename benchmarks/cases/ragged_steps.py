@@ -21,8 +21,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_model
 
-from backend.cache.kv import MAX_NODE_TOKENS
-from backend.cache.row_kv import Part, RowKV
+from backend.cache.kv import MAX_NODE_TOKENS, Part, RowKV
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.passes.batch import Batch

@@ -15,7 +15,7 @@ from benchmarks.harness.models import REAL, SMOLLM2, SMOLLM2_4BIT, PublishedMode
 from benchmarks.harness.other_servers import llama_cpp_server, mlx_lm_server
 from benchmarks.harness.served import Served, served
 from benchmarks.harness.workload import Sampling, Speed, Workload
-from common.process.cores import usable_cores
+from common.process import usable_cores
 from scripts.real_models.packages import PackageMissingError, llama_cpp_python
 
 OURS, WITHOUT_DRAFTS, RAW = "this backend", "drafts off", "raw mlx-lm"

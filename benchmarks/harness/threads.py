@@ -4,7 +4,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from common import openblas
-from common.process.cores import usable_cores
+from common.process import usable_cores
 
 _REPEATS = 5
 # A pass that takes longer is repeated once.

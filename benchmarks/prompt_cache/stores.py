@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, LRUPromptCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
-from backend.cache.packing import UNPACKED
+from backend.cache.kv import UNPACKED
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.plan import Caches, FreshCaches, Network

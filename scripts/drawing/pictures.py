@@ -14,11 +14,10 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from backend.cli.client import BackendClient
-from backend.cli.conversation import model_options, user_message
-from backend.cli.dashboard import dashboard
 from backend.cli.demo import run_demo
-from backend.cli.inspection import inspect
+from backend.cli.render import model_options, user_message
 from backend.cli.server_process import LOOPBACK, ServerProcess, free_port, server_command
+from backend.cli.status import dashboard, inspect
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 from scripts.drawing.browser import find_browser, screenshot

@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["backend", "common"]):
     from backend.core.media import MediaKind, Medium
     from backend.errors import InvalidRequestError
     from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-    from backend.media.payload import decode_payload
+    from backend.media.decode import decode_payload
     from backend.output.replay import cut_randomly, fold, stream
     from backend.output.reply import ReplySpec
     from backend.output.reply_format import OutputFormat

@@ -3,8 +3,14 @@
 import pytest
 from token_blocks import anywhere, at_snapshots, key, look, put, room_for
 
-from backend.cache.books import MAX_KNOWN, MAX_SPANS, SPAN_S, EvictedPrefixes, ReuseHistory
-from backend.cache.prompt_cache import PromptCache
+from backend.cache.prompt_cache import (
+    MAX_KNOWN,
+    MAX_SPANS,
+    SPAN_S,
+    EvictedPrefixes,
+    PromptCache,
+    ReuseHistory,
+)
 from backend.core.prefix_listing import HitKind, ListingRequest
 
 pytestmark = pytest.mark.mlx

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from backend.cache.disk.digests import DigestFile
+from backend.cache.digests import DigestFile
 
 
 def digest(number):

@@ -3,7 +3,7 @@
 import pytest
 from token_blocks import anywhere, at_snapshots, is_stored, key, look, put, room_for, segment_of
 
-from backend.cache.eviction.worth import Thinning
+from backend.cache.eviction import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
 

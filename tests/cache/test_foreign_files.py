@@ -6,10 +6,10 @@ import stat
 
 import pytest
 
-from backend.cache.disk.folder import FOLDER_NAME, CacheFolder, ForeignFileError
-from backend.cache.disk.node_directory import NodeDirectory, StoredNode
-from backend.cache.plain import PlainArray, PlainSegment
-from backend.cache.token_key import TokenKey
+from backend.cache.disk_tier import NodeDirectory, StoredNode
+from backend.cache.kv import PlainArray, PlainSegment
+from backend.cache.node_files import FOLDER_NAME, CacheFolder, ForeignFileError
+from backend.cache.radix import TokenKey
 
 MODEL = "0123456789abcdef01234567"
 OTHER = "fedcba987654321001234567"

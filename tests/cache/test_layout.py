@@ -13,10 +13,8 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from backend.cache.kv import Piece, Segment, evaluate
-from backend.cache.layers import CACHE_CLASSES, cache_leaves
-from backend.cache.layout import CacheLayout, CaptureError
-from backend.cache.packing import Packing
+from backend.cache.kv import Packing, Piece, Segment, evaluate
+from backend.cache.layers import CACHE_CLASSES, CacheLayout, CaptureError, cache_leaves
 from backend.engine.passes.caches import CacheFactory
 
 pytestmark = pytest.mark.mlx

@@ -11,20 +11,18 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from backend.cache.disk import tier as tier_module
-from backend.cache.disk.folder import FOLDER_NAME
-from backend.cache.disk.node_directory import NodeDirectory, StoredNode
-from backend.cache.disk.node_file import (
+from backend.cache import disk_tier
+from backend.cache.disk_tier import DiskTier, NodeDirectory, StoredNode
+from backend.cache.kv import Block, Segment, Snapshot, State, evaluate, from_plain, to_plain
+from backend.cache.node_files import (
+    FOLDER_NAME,
     FORMAT,
     DamagedFileError,
     read_header,
     read_node,
     write_node,
 )
-from backend.cache.disk.tier import DiskTier
-from backend.cache.kv import Block, Segment, Snapshot, State, evaluate
-from backend.cache.plain import from_plain, to_plain
-from backend.cache.token_key import TokenKey
+from backend.cache.radix import TokenKey
 
 pytestmark = pytest.mark.mlx
 
@@ -252,7 +250,7 @@ def tell_nobody():
 def test_a_node_larger_than_all_that_may_wait_is_written_when_nothing_else_waits(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(tier_module, "MAX_PENDING_BYTES", 10)
+    monkeypatch.setattr(disk_tier, "MAX_PENDING_BYTES", 10)
     tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**9), tell_nobody, ends_at_snapshots=False)
     assert tier.write(stored(0, 50))
     tier.close(timeout_s=10)

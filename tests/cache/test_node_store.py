@@ -14,7 +14,7 @@ from token_blocks import (
     room_for,
 )
 
-from backend.cache.eviction.worth import Thinning
+from backend.cache.eviction import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
 from backend.core.prefix_listing import HitKind

@@ -1,7 +1,7 @@
 import mlx.core as mx
 import pytest
 
-from backend.cache.packing import Packing, group_size_for
+from backend.cache.kv import Packing, group_size_for
 
 pytestmark = pytest.mark.mlx
 

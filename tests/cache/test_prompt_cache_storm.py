@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from token_blocks import anywhere, at_snapshots, key, put, room_for, segment_of, tokens_of
 
-from backend.cache.eviction.worth import Thinning
+from backend.cache.eviction import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
 

@@ -6,8 +6,7 @@ import pytest
 from eviction_order import least_recent, leaves
 from pieces import Piece
 
-from backend.cache.radix import RadixTree
-from backend.cache.token_key import TokenKey
+from backend.cache.radix import RadixTree, TokenKey
 
 
 class CountingKey(TokenKey):

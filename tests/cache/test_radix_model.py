@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pieces import Piece
 
-from backend.cache.radix import RadixTree
-from backend.cache.token_key import TokenKey
+from backend.cache.radix import RadixTree, TokenKey
 
 KEYS = st.lists(st.sampled_from([-1, 0, 1]), max_size=12).map(tuple)
 PICKS = st.integers(0, 1000)

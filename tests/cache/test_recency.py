@@ -1,6 +1,6 @@
 import pytest
 
-from backend.cache.recency import Link, RecencyList
+from backend.cache.radix import Link, RecencyList
 
 
 def test_an_item_moves_to_the_end_wherever_it_stood():

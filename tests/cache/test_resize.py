@@ -4,10 +4,10 @@ import mlx.core as mx
 import pytest
 from token_blocks import anywhere, is_stored, key, put, room_for
 
-from backend.cache.eviction.worth import Thinning
+from backend.cache.eviction import Thinning
 from backend.cache.kv import Block, Segment, evaluate
 from backend.cache.prompt_cache import PromptCache
-from backend.cache.token_key import TokenKey
+from backend.cache.radix import TokenKey
 
 pytestmark = pytest.mark.mlx
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.cache.token_key import MIN_LOST_TOKENS, TokenKey, agrees_again
+from backend.cache.radix import MIN_LOST_TOKENS, TokenKey, agrees_again
 
 TOKENS = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 STORED = random.Random(3).sample(range(10_000), 700)

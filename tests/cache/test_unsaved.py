@@ -5,7 +5,7 @@ import random
 import pytest
 from token_blocks import at_snapshots, key, look, put, room_for, segment_of
 
-from backend.cache.eviction.worth import Thinning
+from backend.cache.eviction import Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
 

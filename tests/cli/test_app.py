@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from backend.cli.app import main
 from backend.cli.client import CallError, explained
-from common.versions import version_of
+from common.remedies import version_of
 
 
 def invoke(*arguments, **environment):

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from backend.cli.app import main
-from backend.cli.bench.figures import Figures, Spread, Stream
+from backend.cli.bench import Figures, Spread, Stream
 
 
 @pytest.fixture

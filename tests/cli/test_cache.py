@@ -1,6 +1,6 @@
 import pytest
 
-from backend.cli.prompt_cache.layout import arranged, reuse_bars
+from backend.cli.cache import arranged, reuse_bars
 from backend.pb import backend_pb2 as pb
 
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from backend.cli.conversation import Turn, model_options, tool_message
-from backend.cli.tools import made_up_weather, read_toolbox
+from backend.cli.chat import made_up_weather, read_toolbox
+from backend.cli.render import Turn, model_options, tool_message
 from backend.core.delta import ContentDelta, Increment, ReasoningDelta, ToolCallDelta, Usage
 from backend.core.prompt import ToolCall
 

@@ -3,8 +3,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from backend.cli.dashboard import dashboard
-from backend.cli.inspection import Inspection
+from backend.cli.status import Inspection, dashboard
 from backend.pb import backend_pb2 as pb
 
 

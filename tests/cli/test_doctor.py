@@ -6,11 +6,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from backend.cli import doctor
 from backend.cli.app import main
-from backend.cli.doctor import installation, machine, place
-from backend.cli.doctor.finding import Verdict
-from common.remedies import install_command
-from common.versions import version_of
+from backend.cli.doctor import Verdict
+from common.remedies import install_command, version_of
 
 
 def run_doctor(*arguments):
@@ -62,65 +61,65 @@ def test_an_mlx_that_does_not_start_is_told_in_its_own_words(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
     (tmp_path / "sitecustomize.py").write_text(code)
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    finding = only(machine.check_device(environment))
+    finding = only(doctor.check_device(environment))
     assert finding.verdict is Verdict.BAD
     assert finding.text == "ImportError: libmlx.so: cannot open"
 
 
 def test_a_blas_that_is_switched_off_is_a_warning():
-    finding = only(machine.check_blas({"MLX_BACKEND_PRELOAD_BLAS": "0"}))
+    finding = only(doctor.check_blas({"MLX_BACKEND_PRELOAD_BLAS": "0"}))
     assert finding.verdict is Verdict.WARNING
     assert finding.remedy == "unset MLX_BACKEND_PRELOAD_BLAS"
 
 
 def test_a_package_of_another_version_is_named_with_the_command_that_mends_it():
-    requirement = installation.Requirement(f"numpy<{version_of('numpy')}")
-    finding = installation.compared(requirement)
+    requirement = doctor.Requirement(f"numpy<{version_of('numpy')}")
+    finding = doctor.compared(requirement)
     assert finding.verdict is Verdict.WARNING
     assert finding.remedy == install_command()
 
 
 def test_a_package_that_is_missing_is_a_fault():
-    finding = installation.compared(installation.Requirement("no-such-package>=1"))
+    finding = doctor.compared(doctor.Requirement("no-such-package>=1"))
     assert finding.verdict is Verdict.BAD
 
 
 def test_a_missing_extra_says_what_does_not_work_without_it():
-    for finding in installation.check_extras():
+    for finding in doctor.check_extras():
         assert finding.verdict is Verdict.GOOD or "install" in finding.remedy
 
 
 def test_a_free_address_is_good():
-    assert only(place.check_address("127.0.0.1:0")).verdict is Verdict.GOOD
+    assert only(doctor.check_address("127.0.0.1:0")).verdict is Verdict.GOOD
 
 
 def test_a_backend_that_runs_at_the_address_is_known(scripted, script):
     scripted.reports = [script.report()]
-    finding = only(place.check_address(scripted.address))
+    finding = only(doctor.check_address(scripted.address))
     assert finding.verdict is Verdict.GOOD
     assert "a backend runs there, with org/tiny" in finding.text
 
 
 def test_a_backend_that_wants_a_token_is_known_too(scripted):
     scripted.token = "secret"  # noqa: S105 - a made-up one
-    assert "a backend with a token" in only(place.check_address(scripted.address)).text
+    assert "a backend with a token" in only(doctor.check_address(scripted.address)).text
 
 
 def test_a_socket_in_a_folder_that_is_not_there_is_a_fault(tmp_path):
-    finding = only(place.check_address(f"unix:{tmp_path}/none/mlx.sock"))
+    finding = only(doctor.check_address(f"unix:{tmp_path}/none/mlx.sock"))
     assert finding.verdict is Verdict.BAD
 
 
 def test_the_folder_of_models_follows_the_environment(tmp_path):
-    finding = only(place.check_models({"HF_HOME": str(tmp_path / "models")}))
+    finding = only(doctor.check_models({"HF_HOME": str(tmp_path / "models")}))
     assert str(tmp_path / "models") in finding.text
 
 
 def test_a_folder_that_cannot_be_written_is_a_fault():
-    finding = only(place.check_models({"HF_HOME": "/proc/none"}))
+    finding = only(doctor.check_models({"HF_HOME": "/proc/none"}))
     assert finding.verdict is Verdict.BAD
     assert "HF_HOME" in finding.remedy
 
 
 def test_without_a_cache_folder_there_is_nothing_to_look_at():
-    assert not list(place.check_cache(None))
+    assert not list(doctor.check_cache(None))

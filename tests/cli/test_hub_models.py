@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from local_hub import Hub
 
 from backend.cli.app import main
-from backend.cli.hub_models import damaged_files, remove
+from backend.cli.pull import damaged_files, remove
 
 WEIGHTS, CONFIG = b"w" * 3_000_000, b"{}"
 

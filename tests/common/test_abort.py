@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.shortening import MAX_MESSAGE_BYTES, shortened
+from common.log import MAX_MESSAGE_BYTES, shortened
 
 
 @pytest.mark.parametrize("message", ["", "Prompt: is too long", "é" * (MAX_MESSAGE_BYTES // 2)])

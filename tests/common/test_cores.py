@@ -5,7 +5,7 @@ import os
 import pytest
 from kernel_files import V1, V2, System
 
-from common.process.cores import usable_cores
+from common.process import usable_cores
 
 ALLOWED = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 

@@ -5,8 +5,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.rpc.auth import BearerTokenInterceptor
-from common.rpc.identity import ModelIdentityInterceptor
+from common.rpc import BearerTokenInterceptor, ModelIdentityInterceptor
 
 ONE, MANY, CHAT = "/shop.Shop/One", "/shop.Shop/Many", "/shop.Shop/Chat"
 

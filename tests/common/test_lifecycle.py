@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from common.process.lifecycle import STOP_SIGNALS, parse_interval
+from common.process import STOP_SIGNALS, parse_interval
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_what_is_no_interval_is_refused(text):
 
 STOPPABLE = """
 import asyncio
-from common.process.lifecycle import StopRequest
+from common.process import StopRequest
 
 async def main():
     stop_request = StopRequest()
@@ -83,7 +83,7 @@ ORPHAN = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", '''
 import sys, threading
-from common.process.lifecycle import exit_with_parent
+from common.process import exit_with_parent
 exit_with_parent(0.02)
 print("watching", flush=True)
 threading.Event().wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from groups import is_alive
 
-from common.process.lifeline import tied
+from common.process import tied
 
 TIMEOUT_S = 30.0
 # Stops its child as soon as there is one, long before that could ask for anything.

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.locked_directory import MAX_FILE_BYTES, ForeignDirectoryError, LockedDirectory
+from common.directories import MAX_FILE_BYTES, ForeignDirectoryError, LockedDirectory
 
 TIMEOUT_S = 5.0
 WRITER = """
 import sys
 from pathlib import Path
-from common.locked_directory import LockedDirectory
+from common.directories import LockedDirectory
 directory = LockedDirectory(Path(sys.argv[1]))
 with directory.exclusive(5.0):
     directory.write(b"mine")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.log import setup as logs
-from common.log.writer import MAX_WAITING_BYTES, LineWriter
+from common import log as logs
+from common.log import MAX_WAITING_BYTES, LineWriter
 
 PATIENT_S = 30.0
 
@@ -137,7 +137,7 @@ def test_a_log_that_nobody_reads_stops_nothing(pipe):
     written = len(lines)
     assert [f" line {number} xxx" in line for number, line in enumerate(lines)] == [True] * written
     assert 0 < written < sent
-    assert f"WARNING common.log.setup: {sent - written} lines of the log were dropped" in counted
+    assert f"WARNING common.log: {sent - written} lines of the log were dropped" in counted
     log.info("again")
     assert pipe.read_until("again")[-1].endswith("INFO backend.x: again")
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from common.process.own_thread import in_own_thread
+from common.process import in_own_thread
 
 
 async def test_the_result_comes_back_from_another_thread():

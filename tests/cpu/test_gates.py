@@ -11,8 +11,9 @@ import pytest
 from mlx import nn
 from mlx_lm.models import activations, gemma2, gemma3_text, gemma4_text, llama, switch_layers
 
-from backend.cpu import exponentials, gates
-from backend.cpu.gates import prepare_gates
+from backend.cpu import exponentials
+from backend.cpu import exponentials as gates
+from backend.cpu.exponentials import prepare_gates
 from backend.model.checkpoint.upstream import reroute
 
 pytestmark = pytest.mark.mlx

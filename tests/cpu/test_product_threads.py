@@ -6,18 +6,12 @@ import sys
 
 import pytest
 
-from backend.cpu.product_threads import (
-    FIRST_REST,
-    FIRST_THREADS,
-    LONGEST_REST,
-    TRIED_STEPS,
-    ThreadChoice,
-)
+from backend.cpu.products import FIRST_REST, FIRST_THREADS, LONGEST_REST, TRIED_STEPS, ThreadChoice
 from common.openblas import find_openblas, preloading
-from common.process.cores import usable_cores
+from common.process import usable_cores
 
 SET_THREADS = """
-from backend.cpu.product_threads import choose_threads
+from backend.cpu.products import choose_threads
 from common import openblas
 
 choose_threads({limit})

@@ -26,7 +26,7 @@ from backend.engine.distributed.topology import (
     topology_of,
 )
 from backend.errors import GroupLostError, InvalidRequestError, UnsupportedModelError
-from backend.model.checkpoint.config import read_config
+from backend.model.checkpoint.config_file import read_config
 from backend.model.loader import look
 
 pytestmark = pytest.mark.mlx

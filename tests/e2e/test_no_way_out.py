@@ -10,7 +10,7 @@ import grpc
 import pytest
 from serving import code_of, served, until
 
-from backend.cache.disk.folder import FOLDER_NAME
+from backend.cache.node_files import FOLDER_NAME
 from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx

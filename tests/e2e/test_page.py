@@ -12,7 +12,7 @@ from serving import served, until
 
 from backend.cli.client import BackendClient
 from backend.pb import backend_pb2 as pb
-from backend.rpc.page.server import PageServer
+from backend.rpc.page import PageServer
 from scripts.drawing.browser import find_browser, rendered
 
 pytestmark = pytest.mark.mlx

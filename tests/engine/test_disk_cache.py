@@ -6,7 +6,7 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of
 from serving import until
 
-from backend.cache.disk.folder import FOLDER_NAME
+from backend.cache.node_files import FOLDER_NAME
 from backend.core.request import Remembered
 from backend.engine import loop as engine_loop
 from backend.engine.prefix_store import DiskLink, DiskSettings

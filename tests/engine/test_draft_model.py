@@ -16,7 +16,7 @@ from backend.core.request import SamplingParams
 from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
 from backend.errors import UnsupportedModelError
 from backend.model.loader import load
-from backend.model.vision.media_spans import find_spans
+from backend.model.vision.media_processor import find_spans
 
 pytestmark = pytest.mark.mlx
 

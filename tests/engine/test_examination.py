@@ -158,13 +158,13 @@ def test_other_libraries_other_files_and_another_machine_are_tried_again(
     llama, tmp_path, monkeypatch
 ):
     from backend.engine.trials import model_key as keys
-    from backend.model.checkpoint import fingerprint
+    from backend.model.checkpoint import adapter_files
 
     options = ModelOptions(model=str(llama))
     model = load_whole(options, llama)
     first = model_key(options, model)
     assert model_key(options, model) == first
-    for module, name in ((keys, "version_of"), (fingerprint, "version_of")):
+    for module, name in ((keys, "version_of"), (adapter_files, "version_of")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, lambda _: "99.9")
             assert model_key(options, model) != first

@@ -3,7 +3,7 @@
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 
-from backend.cache.row_kv import ALLOCATION_STEP_TOKENS
+from backend.cache.kv import ALLOCATION_STEP_TOKENS
 from backend.config import TuningOptions
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.rows.admission import KvProfile

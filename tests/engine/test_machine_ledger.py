@@ -29,7 +29,7 @@ from backend.engine.machine_ledger import (
     shares,
 )
 from backend.engine.messages.protocol import Load, Resize
-from common.locked_directory import LockedDirectory
+from common.directories import LockedDirectory
 
 USABLE = 10_000
 LEAST = 100

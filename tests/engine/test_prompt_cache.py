@@ -7,7 +7,7 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of
 from mlx.utils import tree_flatten
 
-from backend.cache.token_key import TokenKey
+from backend.cache.radix import TokenKey
 from backend.core.metric_table import nested
 from backend.core.request import SamplingParams
 

@@ -9,7 +9,7 @@ from engine_driver import VOCAB, Driver, make_request
 from exact_network import ExactNetwork
 from wrapped_network import WrappedNetwork
 
-from backend.cache import layout
+from backend.cache import layers
 from backend.core.metric_table import nested
 from backend.core.request import Remembered, SamplingParams
 from backend.engine.rows.pacing import ChunkLimit, PrefillPace
@@ -195,7 +195,7 @@ def cold(network, requests):
 @pytest.fixture(autouse=True, params=[1, 8, 512])
 def shortest_reference(request, monkeypatch):
     """Let rows use stored prefixes in place from so many tokens to a node on."""
-    monkeypatch.setattr(layout, "MIN_REFERENCE_TOKENS", request.param)
+    monkeypatch.setattr(layers, "MIN_REFERENCE_TOKENS", request.param)
 
 
 @pytest.mark.parametrize("seed", range(1))

@@ -16,9 +16,9 @@ from backend.engine.trials.trial_steps import (
     trial_lengths,
 )
 from backend.errors import LoadError
-from backend.model.checkpoint.config import attention_spans
-from backend.model.checkpoint.mends import mend
+from backend.model.checkpoint.config_file import attention_spans
 from backend.model.checkpoint.upstream import import_mlx_lm
+from backend.model.checkpoint.weights import mend
 from scripts.sweep.text_models import build_text_model, text_config
 from scripts.tiny_models import FAMILIES
 

@@ -5,7 +5,7 @@ import inspect
 import mlx.core as mx
 import pytest
 
-from backend.cache.row_kv import ALLOCATION_STEP_TOKENS
+from backend.cache.kv import ALLOCATION_STEP_TOKENS
 from backend.model.checkpoint.upstream import import_mlx_lm
 
 pytestmark = pytest.mark.mlx

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from backend.demo import MODEL_DIR
-from backend.jobs.job import FAILED, STOPPED, Progress, Quantization
-from backend.jobs.process import JobProcess
+from backend.jobs.job import FAILED, STOPPED, JobProcess, Progress, Quantization
 
 pytestmark = pytest.mark.mlx
 

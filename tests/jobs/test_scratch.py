@@ -8,8 +8,14 @@ import sys
 import pytest
 
 from backend.errors import InvalidRequestError
-from backend.jobs.models import was_cut_off, written_whole
-from backend.jobs.scratch import MARK, leftovers, remove_leftovers, scratch
+from backend.jobs.scratch import (
+    MARK,
+    leftovers,
+    remove_leftovers,
+    scratch,
+    was_cut_off,
+    written_whole,
+)
 
 KILLED = """
 import os, sys

@@ -7,7 +7,7 @@ from media_files import medium
 
 from backend.config import MAX_IMAGE_BYTES
 from backend.errors import InvalidRequestError
-from backend.media.payload import decode_payload
+from backend.media.decode import decode_payload
 
 ONLY = "only base64 or a data URI is read"
 

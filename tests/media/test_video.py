@@ -12,7 +12,7 @@ from backend.config import MAX_VIDEO_FRAMES
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.media.video import decode_video
 from common.remedies import CHECKOUT
-from common.rpc.caller import AbandonedError, enter_work
+from common.rpc import AbandonedError, enter_work
 
 READ = "the supported formats are GIF, WEBP, PNG, MP4, WebM"
 

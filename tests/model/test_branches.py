@@ -11,12 +11,11 @@ from backend.core.model import ModelCard, Reuse
 from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolCall, ToolChoice, ToolMode
 from backend.core.request import GenerationCall, GenerationParams
 from backend.model.loaded import LoadedModel
-from backend.model.text.branches import MAX_USER_TURNS, branches
-from backend.model.text.prefix import common_length
+from backend.model.text.conversation import Turn
+from backend.model.text.prefix import MAX_USER_TURNS, branches, common_length
 from backend.model.text.renderer import RenderError
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
-from backend.model.text.turns import Turn
 from backend.pipeline.prompt.rendering import render
 from backend.pipeline.served_model import ServedModel
 

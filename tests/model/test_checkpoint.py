@@ -5,7 +5,7 @@ import pytest
 
 from backend.config import MAX_LAYERS
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.config import (
+from backend.model.checkpoint.config_file import (
     declared_eos_ids,
     own_context_length,
     read_config,

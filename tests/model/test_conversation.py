@@ -24,6 +24,8 @@ from backend.core.media import MediaKind
 from backend.core.prompt import Message, Placement
 from backend.errors import InvalidRequestError
 from backend.model.text.conversation import (
+    CallStyle,
+    Turn,
     answer_results,
     joined,
     lead_with_user,
@@ -36,9 +38,9 @@ from backend.model.text.conversation import (
     open_with_user,
     orphans_as_text,
     strangers_as_text,
+    to_turns,
 )
 from backend.model.text.template import ChatTemplate
-from backend.model.text.turns import CallStyle, Turn, to_turns
 
 Templates = Callable[[str], ChatTemplate]
 

@@ -10,9 +10,9 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from backend.model.text.division import PIECE_CHARS, Joint, divide, find_joint
+from backend.model.text.reading import PIECE_CHARS, Joint, divide, find_joint
 from backend.model.text.tokenizer import Tokenizer
-from common.rpc.caller import AbandonedError, enter_work
+from common.rpc import AbandonedError, enter_work
 
 SPECIAL = ["<|im_end|>", "<s>"]
 # The pre-tokenizer of cl100k, which Llama 3 and Qwen have with small changes.

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from backend.errors import LoadError
+from backend.model.checkpoint.config_file import require_whole
 from backend.model.checkpoint.gate import require_sound
-from backend.model.checkpoint.weight_files import require_whole
 
 
 def weights(header, data=b"", length=None):

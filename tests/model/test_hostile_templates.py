@@ -23,8 +23,8 @@ from backend.model.text.isolated.template import (
 )
 from backend.model.text.jinja_renderer import JinjaSource
 from backend.model.text.template import ChatTemplate
-from backend.rpc.status import status_code
-from common.rpc.caller import AbandonedError, enter_work
+from backend.rpc.server import status_code
+from common.rpc import AbandonedError, enter_work
 
 QUESTION = Message(role="user", content="{{ 7 * 7 }}{% include 'x' %}")
 NESTED_LOOPS = "{% for n in range(90000) %}" * 4 + "{% endfor %}" * 4

@@ -12,7 +12,7 @@ from local_hub import COMMIT, Hub
 from backend.config import ModelOptions
 from backend.demo import MODEL_DIR
 from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
-from backend.model.checkpoint.draft import draft_options
+from backend.model.checkpoint.config_file import draft_options
 from backend.model.checkpoint.fetch import EXIT_FAILED
 from backend.model.checkpoint.hub import HubModel, download, locate, resolve
 

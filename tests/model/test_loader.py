@@ -18,7 +18,7 @@ from backend.errors import (
     UnsupportedModelError,
 )
 from backend.model.checkpoint import weights
-from backend.model.checkpoint.weights import cast
+from backend.model.checkpoint.weights import cast_weights
 from backend.model.loaded import LoadedModel
 from backend.model.loader import load
 
@@ -177,7 +177,7 @@ def test_weights_are_cast(options: Options, tiny_models: Build, dtype: str, shar
 
 def test_weights_that_the_model_keeps_exact_are_not_cast(options: Options, tiny_models: Build):
     network = loaded(options(), tiny_models("deepseek_v3")).network
-    cast(network, "bfloat16")
+    cast_weights(network, "bfloat16")
     exact = {n for n, w in tree_flatten(network.parameters()) if w.dtype == mx.float32}
     assert exact == {"model.layers.1.mlp.gate.e_score_correction_bias"}
 

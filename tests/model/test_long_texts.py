@@ -26,7 +26,7 @@ from backend.model.text.reading import (
     reader_of,
 )
 from backend.model.text.tokenizer import Tokenizer
-from common.rpc.caller import AbandonedError, enter_work
+from common.rpc import AbandonedError, enter_work
 
 SPECIAL = ["<|im_end|>", "<s>"]
 TOKENIZERS = {"byte level": byte_level(SPECIAL), "sentencepiece": sentencepiece(SPECIAL)}

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from backend.core.media import MediaKind, PreparedMedium
-from backend.model.vision.processor_call import as_numpy
+from backend.model.vision.media_processor import as_numpy
 
 pytestmark = pytest.mark.mlx
 

@@ -2,8 +2,15 @@ import numpy as np
 import pytest
 
 from backend.core.media import MediaKind, PreparedMedium
-from backend.model.vision.media_spans import LostMediumError, as_processed, with_own_tokens
-from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
+from backend.model.vision.media_processor import (
+    LostMediumError,
+    as_processed,
+    known_ids,
+    longest_run,
+    shown_pixels,
+    with_own_tokens,
+    with_run,
+)
 
 
 def medium(token_ids, upstream_ids=None, lead=""):

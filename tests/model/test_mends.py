@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.utils import load_model
 
-from backend.model.checkpoint.mends import mend
+from backend.model.checkpoint.weights import mend
 from scripts.sweep.vision_models import build_vision_model
 
 pytestmark = pytest.mark.mlx

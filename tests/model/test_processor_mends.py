@@ -7,7 +7,7 @@ from mlx_vlm.models.phi3_v.processing_phi3_v import Phi3VProcessor
 from transformers import AutoTokenizer
 from vision import picture
 
-from backend.model.vision.processor_mends import mend_processor
+from backend.model.vision.towers import mend_processor
 
 pytestmark = pytest.mark.mlx
 

@@ -20,13 +20,11 @@ from transformers import PreTrainedTokenizerFast
 from backend.core.media import MediaKind
 from backend.core.prompt import Placement, Tool
 from backend.formats.evidence import FormatEvidence
+from backend.model.text.conversation import CallStyle, to_turns
 from backend.model.text.hf_renderer import make_jinja_renderer
 from backend.model.text.renderer import render_with_tools
-from backend.model.text.snippets import find_snippets
-from backend.model.text.template import ChatTemplate
-from backend.model.text.tool_forms import ToolForms
-from backend.model.text.turns import CallStyle, to_turns
-from backend.model.text.written_tools import written_call
+from backend.model.text.template import ChatTemplate, find_snippets
+from backend.model.text.tool_forms import ToolForms, written_call
 from backend.output.detection import detect
 from scripts.real_templates import TARGET
 

@@ -5,7 +5,7 @@ import pytest
 from backend.core.embedding import EmbeddingProfile, Pooling
 from backend.core.scoring import RerankerKind
 from backend.errors import LoadError
-from backend.model.checkpoint.retrieval import embedding_profile, reranker_kind
+from backend.model.checkpoint.config_file import embedding_profile, reranker_kind
 
 
 def write(directory, *, parts=("Transformer", "Pooling"), pooling=None):

@@ -1,6 +1,6 @@
 import pytest
 
-from backend.model.vision.rope_positions import RopePositions
+from backend.model.vision.vision_network import RopePositions
 
 pytestmark = pytest.mark.mlx
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.model.text.shown import _MAX_FAR_TEXTS, Text, missing, said, stand_in, with_stand_ins
+from backend.model.text.renderer import (
+    _MAX_FAR_TEXTS,
+    Text,
+    missing,
+    said,
+    stand_in,
+    with_stand_ins,
+)
 
 
 def kept(*texts: str) -> list[Text]:

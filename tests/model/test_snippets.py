@@ -4,8 +4,7 @@ import pytest
 
 from backend.core.media import MediaKind
 from backend.model.text.renderer import RenderError
-from backend.model.text.snippets import find_snippets
-from backend.model.text.template import ChatTemplate
+from backend.model.text.template import ChatTemplate, find_snippets
 
 IMAGE, AUDIO, VIDEO = MediaKind
 

@@ -3,8 +3,7 @@
 import jinja2
 import pytest
 
-from backend.model.text.renderer import RenderError
-from backend.model.text.thinking import Efforts, with_all_names
+from backend.model.text.renderer import Efforts, RenderError, with_all_names
 
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
 NONE = {**OFF, "reasoning_effort": "none"}

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from backend.model.text.time_limit import TimeLimit, TimeLimitError
+from backend.model.text.hf_renderer import TimeLimit, TimeLimitError
 
 SHORT_S = 0.15
 
@@ -68,7 +68,7 @@ def test_the_watching_thread_ends_when_there_is_nothing_to_watch():
 
 TRACED = """
 import sys
-from backend.model.text.time_limit import TimeLimit, TimeLimitError
+from backend.model.text.hf_renderer import TimeLimit, TimeLimitError
 try:
     TimeLimit(0.1).run(lambda: [None for _ in iter(int, 1)])
 except TimeLimitError:

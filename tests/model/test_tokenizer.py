@@ -18,8 +18,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from backend.errors import InvalidRequestError
-from backend.model.text.pieces import piece_table
-from backend.model.text.tokenizer import Tokenizer
+from backend.model.text.tokenizer import Tokenizer, piece_table
 
 BOS, EOS = "<s>", "</s>"
 MARKER, VISIBLE_MARKER = "<|channel|>", "<think>"

@@ -2,10 +2,12 @@ import pytest
 
 from backend.core.prompt import Message, ToolCall
 from backend.errors import InvalidRequestError
-from backend.model.text.repairs import CALL_ID_CHARS, merge_turns, shorten_call_ids
-from backend.model.text.turns import (
+from backend.model.text.conversation import (
+    CALL_ID_CHARS,
     CallStyle,
     check_roles,
+    merge_turns,
+    shorten_call_ids,
     to_turns,
 )
 

@@ -5,7 +5,7 @@ import mlx.core as mx
 import pytest
 
 from backend.errors import LoadError
-from backend.model.checkpoint.weight_files import require_whole
+from backend.model.checkpoint.config_file import require_whole
 
 pytestmark = pytest.mark.mlx
 

@@ -16,7 +16,7 @@ from backend.formats import objects
 from backend.formats.evidence import FormatEvidence
 from backend.formats.format import NO_REASONING
 from backend.model.text.template import ChatTemplate
-from backend.model.text.written_tools import with_written_tools, written_call
+from backend.model.text.tool_forms import with_written_tools, written_call
 from backend.output.detection import detect
 from backend.output.reply_format import OutputFormat
 from backend.output.router import Router

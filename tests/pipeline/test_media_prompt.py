@@ -18,7 +18,7 @@ from backend.model.vision.media_processor import ProcessorError
 from backend.pipeline import worker_pool
 from backend.pipeline.prompt.media_prompt import media_prompt
 from backend.pipeline.prompt.tokens import WrittenPrompt, tokenize
-from common.rpc.caller import AbandonedError
+from common.rpc import AbandonedError
 
 PARAMS = GenerationParams(request_id="r")
 

@@ -10,7 +10,7 @@ from backend.config import LIGHT_WORK_BYTES
 from backend.errors import OverloadedError
 from backend.pipeline import worker_pool
 from backend.pipeline.worker_pool import Lane
-from common.rpc.caller import AbandonedError, enter_call, require_caller
+from common.rpc import AbandonedError, enter_call, require_caller
 
 
 class Gate:

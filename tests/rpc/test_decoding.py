@@ -4,8 +4,14 @@ from hypothesis import strategies as st
 
 from backend.config import MESSAGE_LIMIT_BYTES
 from backend.pb import backend_pb2 as pb
-from backend.rpc.decoding import Undecodable, decode_request
-from backend.rpc.malformed import MalformedError, fields, find_invalid_utf8, largest_field
+from backend.rpc.decoding import (
+    MalformedError,
+    Undecodable,
+    decode_request,
+    fields,
+    find_invalid_utf8,
+    largest_field,
+)
 
 BAD = b"\xff\xfe"
 

@@ -11,7 +11,7 @@ from scripted_engine import ScriptedEngine, served, steps
 from serving import code_of
 
 from backend.rpc.server import SERVICES
-from common.rpc.identity import IDENTITY_FIELD
+from common.rpc import IDENTITY_FIELD
 
 CODE = grpc.StatusCode
 SESAME = "s3cret"

@@ -16,12 +16,12 @@ from scripted_engine import ScriptedEngine, inspector, served
 
 import backend.rpc.page
 from backend.pb import backend_pb2 as pb
-from backend.rpc.page.server import PageServer
+from backend.rpc.page import PageServer
 from common.address import AddressError
 
 ANY_PORT = "127.0.0.1:0"
 SESAME = "s3cret"
-FILES = Path(backend.rpc.page.__file__).parent / "files"
+FILES = Path(backend.rpc.page.__file__).parent / "page_files"
 TIMEOUT_S = 30.0
 
 

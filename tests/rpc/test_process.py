@@ -20,7 +20,7 @@ from backend.cli.server_process import free_port
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from common.openblas import find_openblas
-from common.process.cores import usable_cores
+from common.process import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_SH = str(ROOT / "run.sh")

@@ -12,7 +12,7 @@ from backend.core.delta import (
 )
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
-from backend.rpc.replies import completion_reply, increment_reply
+from backend.rpc.servicer import completion_reply, increment_reply
 
 USAGE = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3, prefill_ms=1.5, decode_ms=2.5)
 STOP = Finish(FinishReason.STOP)

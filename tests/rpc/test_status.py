@@ -10,8 +10,8 @@ from serving import code_of, until
 from backend import errors
 from backend.engine.supervision.open_calls import OpenCalls
 from backend.pb import backend_pb2 as pb
-from backend.rpc.status import STATUS_CODES, status_code
-from common.shortening import MAX_MESSAGE_BYTES
+from backend.rpc.server import STATUS_CODES, status_code
+from common.log import MAX_MESSAGE_BYTES
 
 ERROR_TYPES = [error for error in vars(errors).values() if isinstance(error, type)]
 

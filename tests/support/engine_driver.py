@@ -144,7 +144,7 @@ class Driver:
         vocab: int = VOCAB,
         **tuning: Any,
     ) -> None:
-        from backend.cache.packing import Packing
+        from backend.cache.kv import Packing
         from backend.engine.loop import EngineLoop
         from backend.engine.parts import Resources
         from backend.engine.passes.caches import make_cache_factory

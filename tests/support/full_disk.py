@@ -9,10 +9,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from backend.cache.disk.node_directory import NodeDirectory, StoredNode
-from backend.cache.kv import Block, Segment, evaluate
-from backend.cache.plain import to_plain
-from backend.cache.token_key import TokenKey
+from backend.cache.disk_tier import NodeDirectory, StoredNode
+from backend.cache.kv import Block, Segment, evaluate, to_plain
+from backend.cache.radix import TokenKey
 
 BUDGET_BYTES = 2**30
 

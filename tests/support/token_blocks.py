@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from backend.cache.kv import Piece, Segment
 from backend.cache.prompt_cache import PrefixHit, PromptCache
-from backend.cache.token_key import TokenKey
+from backend.cache.radix import TokenKey
 
 BYTES_PER_TOKEN = 8
 SNAPSHOT_BYTES = 40

@@ -67,7 +67,7 @@ def command(
 
 async def _with_draft(options: ModelOptions, *, download: bool) -> ModelOptions:
     """Return options with the directory of the draft model, if one is requested."""
-    from backend.model.checkpoint.draft import draft_options
+    from backend.model.checkpoint.config_file import draft_options
 
     draft = draft_options(options)
     if draft is None:

@@ -30,7 +30,7 @@ from backend.engine.messages.protocol import DiskNews, Failed, Failure, Resize, 
 from backend.engine.port import Command, Pace, Reportable
 from backend.errors import BackendError, GroupLostError
 from backend.model.checkpoint.weights import memory_bytes
-from common.process.lifecycle import exit_at_once
+from common.process import exit_at_once
 
 _RETRY_INTERVAL_S = 0.1
 # Rank 0 knows which rank is gone, and ends this process before it hears of the consequences.

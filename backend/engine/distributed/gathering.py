@@ -23,8 +23,8 @@ from backend.engine.messages.protocol import Cancel, Expect, Failed, Failure, Jo
 from backend.engine.port import Pace
 from backend.engine.processes import ending
 from backend.errors import GroupNotFormedError
-from common.process.lifeline import Process
-from common.versions import versions_of
+from common.process import Process
+from common.remedies import versions_of
 
 CHECK_INTERVAL_TURNS = 32
 """Turns between comparisons of the tokens of all ranks."""

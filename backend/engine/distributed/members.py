@@ -40,12 +40,12 @@ from backend.engine.messages.codec import ChannelClosedError
 from backend.engine.messages.protocol import Failed
 from backend.engine.processes import ending, start_follower
 from backend.errors import BackendError, GroupLostError, UnsupportedError, UnsupportedModelError
-from backend.model.checkpoint.config import read_config
+from backend.model.checkpoint.config_file import read_config
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
 from backend.model.loader import look
-from common.process.lifeline import Process
+from common.process import Process
 
 # Machines that differ by less are treated alike.
 _TOLERANCE = 0.1

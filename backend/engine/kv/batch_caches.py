@@ -6,6 +6,7 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import mlx.core as mx
 
+from backend.cache.kv import RowKV
 from backend.cache.layers import (
     Form,
     UpstreamCache,
@@ -15,7 +16,6 @@ from backend.cache.layers import (
     is_empty,
     with_leaves,
 )
-from backend.cache.row_kv import RowKV
 from backend.engine.kv.layer import LatentKV, QuantizedKV, RaggedKV, install
 from backend.engine.kv.ledger import Joining, Ledger
 from backend.engine.kv.spans import Column, Reference

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
+from backend.cache.kv import Part, RowKV
 from backend.cache.layers import UpstreamCache
-from backend.cache.row_kv import Part, RowKV
 from backend.engine.kv.ledger import Ledger, Recipe, Source
 from backend.engine.kv.spans import Group, Pass, Span, WideRow
 from backend.model.checkpoint.upstream import reroute

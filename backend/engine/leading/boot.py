@@ -52,7 +52,7 @@ from backend.model.loaded import RunnableModel
 from backend.model.loader import tokenizer_defaults
 from backend.model.vision.media_processor import MediaPreparer, ProcessorError, content_of
 from common.memory.garbage import LASTING
-from common.process.lifecycle import exit_at_once
+from common.process import exit_at_once
 
 log = logging.getLogger(__name__)
 

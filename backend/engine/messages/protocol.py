@@ -28,7 +28,7 @@ from backend.engine.findings import Findings
 from backend.errors import BackendError, EngineFailedError
 
 if TYPE_CHECKING:
-    from backend.cache.disk.node_directory import StoredNode
+    from backend.cache.disk_tier import StoredNode
 
 _KINDS: Mapping[str, type[BackendError]] = {
     kind.__name__: kind

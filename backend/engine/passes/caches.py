@@ -8,9 +8,8 @@ from functools import partial
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from backend.cache.kv import RowKV, group_size_for
 from backend.cache.layers import UpstreamCache, cache_leaves, class_of, with_leaves
-from backend.cache.packing import group_size_for
-from backend.cache.row_kv import RowKV
 from backend.config import DEFAULT_TUNING, TuningOptions
 from backend.engine.kv.layer import install
 from backend.engine.passes.agreement import ALONE, Ranks

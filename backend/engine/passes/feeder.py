@@ -14,8 +14,12 @@ from backend.core.prompt import MediaSpan
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.plan import BatchPlan, FreshCaches, Network
 from backend.engine.rows.row import Row
-from backend.model.vision.rope_positions import RopePositions
-from backend.model.vision.vision_network import MediaFeatures, MediaPart, VisionNetwork
+from backend.model.vision.vision_network import (
+    MediaFeatures,
+    MediaPart,
+    RopePositions,
+    VisionNetwork,
+)
 
 MAX_LENGTHS = 65_536
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from backend.cache.row_kv import ALLOCATION_STEP_TOKENS
+from backend.cache.kv import ALLOCATION_STEP_TOKENS
 from backend.config import (
     CPU_MEMORY_SHARE,
     CUDA_MEMORY_SHARE,

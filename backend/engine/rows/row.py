@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from backend.cache.layers import cache_bytes
 from backend.cache.prompt_cache import PrefixHit
-from backend.cache.token_key import TokenKey
+from backend.cache.radix import TokenKey
 from backend.core.delta import FinishReason
 from backend.core.engine_status import RequestPhase, RequestStatus
 from backend.core.guide import ReplyMatcher

@@ -34,7 +34,7 @@ from backend.engine.supervision.engine_process import EngineProcess, Starter
 from backend.engine.supervision.open_calls import OpenCalls
 from backend.errors import BackendError, EngineFailedError, EngineStuckError, LoadFailedError
 from common.memory.resident import resident_bytes
-from common.process.own_thread import in_own_thread
+from common.process import in_own_thread
 
 LOOKS_PER_LIMIT = 24
 

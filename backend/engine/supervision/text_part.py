@@ -17,7 +17,7 @@ from backend.model.text.pattern_trial import direct_chars
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.media_processor import Content, ProcessorError, raw
 from common.memory.garbage import LASTING
-from common.process.own_thread import in_own_thread
+from common.process import in_own_thread
 
 Prepare: TypeAlias = Callable[[PrepareMedium], Awaitable[PreparedMedium]]
 """Has a medium prepared by the process with the model."""

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
+from backend.cache.kv import MIN_JOINED_TOKENS, Part, RowKV
 from backend.cache.layers import cache_leaves, class_of
-from backend.cache.row_kv import MIN_JOINED_TOKENS, Part, RowKV
 from backend.engine.findings import Page
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.agreement import ALONE, Ranks

@@ -21,7 +21,7 @@ from backend.engine.trials.model_key import files_digest, model_key
 from backend.engine.trials.pass_costs import foresee
 from backend.engine.trials.trial_steps import at_once, require_sense
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.draft import asks_for_several, draft_options
+from backend.model.checkpoint.config_file import asks_for_several, draft_options
 from backend.model.checkpoint.weights import (
     MakeRoom,
     evaluate,

@@ -20,7 +20,7 @@ from backend.engine.plan import FreshCaches
 from backend.engine.rows.row import Row
 from backend.model.checkpoint.failures import one_line
 from backend.model.vision.media_processor import PROCESSOR_FAILURES, ProcessorError
-from backend.model.vision.media_trial import Examiner, OtherTokensError
+from backend.model.vision.media_support import Examiner, OtherTokensError
 from backend.model.vision.vision_network import VisionNetwork
 
 _STEPS = 3

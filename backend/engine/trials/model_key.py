@@ -10,12 +10,12 @@ import mlx.core as mx
 
 from backend.config import ModelOptions
 from backend.engine.rows.admission import device_name
-from backend.model.checkpoint.fingerprint import fingerprint, weight_files
+from backend.model.checkpoint.adapter_files import fingerprint, weight_files
 from backend.model.checkpoint.weights import weight_types
 from backend.model.loaded import RunnableModel
 from common.openblas import has_openblas
-from common.process.cores import usable_cores
-from common.versions import version_of
+from common.process import usable_cores
+from common.remedies import version_of
 
 # Raise it when trials look at more, or their results mean something else.
 _EDITION = 2

@@ -8,8 +8,8 @@ from time import perf_counter
 
 import mlx.core as mx
 
+from backend.cache.kv import RowKV
 from backend.cache.layers import cache_leaves, growth_of
-from backend.cache.row_kv import RowKV
 from backend.engine.kv.layer import RaggedKV
 from backend.engine.kv.ledger import Joining, Ledger
 from backend.engine.passes.agreement import ALONE

@@ -6,8 +6,7 @@ from pathlib import Path
 from huggingface_hub.errors import StrictDataclassError
 
 from backend.errors import LoadError, LoadFailedError, OutOfMemoryError, UnsupportedModelError
-from backend.model.checkpoint.config import CONFIG_NAME, read_json
-from backend.model.checkpoint.config_values import explain
+from backend.model.checkpoint.config_file import CONFIG_NAME, explain, read_json
 
 # Loading runs model code of any origin; `olmo` exits the process if a package is missing.
 UPSTREAM_FAILURES: tuple[type[BaseException], ...] = (

@@ -10,8 +10,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from backend.config import MAX_CHECKPOINT_JSON_DEPTH
+from backend.config import MAX_CHECKPOINT_JSON_DEPTH, ModelOptions
 from backend.errors import LoadError
+from backend.model.checkpoint.adapter_files import adapter_directory, require_readable
+from backend.model.checkpoint.config_file import read_config, require_weights
 
 _MIB = 2**20
 # By suffix; names win. Weights have no limit of their own: memory is checked later.
@@ -112,3 +114,24 @@ def _members(value: object) -> Iterator[object]:
 
 def _too_deep(path: Path) -> LoadError:
     return LoadError(f"{path} is nested more than {MAX_CHECKPOINT_JSON_DEPTH} levels deep")
+
+
+def require_loadable(options: ModelOptions, directory: Path) -> None:
+    """Refuse a load that cannot work.
+
+    Args:
+        options: Of the load.
+        directory: Of the model.
+
+    Raises:
+        LoadError: The message names the file, the field or the option.
+    """
+    require_sound(directory)
+    read_config(directory)
+    require_weights(directory)
+    if draft := options.tuning.speculation.draft_model:
+        require_sound(Path(draft))
+    for adapter in options.adapters:
+        place = adapter_directory(adapter, options.models_dir)
+        require_sound(place)
+        require_readable(place)

@@ -1,12 +1,15 @@
 """Casts, measures and reads a network's weights."""
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 
 from backend.errors import OutOfMemoryError
+from backend.model.checkpoint.config_file import WEIGHTS_PATTERN
 from backend.model.checkpoint.upstream import Network
 from common.memory.machine import machine_bytes
 
@@ -18,7 +21,7 @@ PIECE_BYTES = 256 * 2**20
 _GIB = 2**30
 
 
-def cast(network: Network, dtype: str) -> None:
+def cast_weights(network: Network, dtype: str) -> None:
     """Cast floating-point weights lazily, except those that the model keeps exact.
 
     Args:
@@ -89,3 +92,137 @@ def _pieces(network: Network, piece_bytes: int) -> Iterator[list[mx.array]]:
             yield piece
             piece, size = [], 0
     yield piece
+
+
+# Upstream's own values.
+Untyped: TypeAlias = Any
+
+_GROUPED_AXES = 5
+_MASKS, _FEATURES = "visual_pos_masks", "deepstack_visual_embeds"
+
+
+def mend(network: Network) -> None:
+    """Fix the known bugs of a network's code."""
+    if put_right := _MENDS.get(type(network).__module__):
+        put_right(network)
+
+
+def _take_masks_of_batches(network: Network) -> None:
+    """Let attention with scores [B, G, H, T, S] take masks [B, 1, T, S].
+
+    Upstream broadcasts the batch rows along the groups of heads.
+    """
+    for layer in network.layers:
+        attention = layer.self_attn
+        if attention.repeats > 1:
+            attention.__class__ = _masked_by_row(type(attention))
+
+
+def _masked_by_row(kind: type) -> type:
+    def call(
+        self: Untyped, x: mx.array, mask: mx.array | None = None, cache: Untyped = None
+    ) -> mx.array:
+        if mask is not None and mask.ndim == _GROUPED_AXES - 1:
+            mask = mask[:, :, None]
+        output: mx.array = kind.__call__(self, x, mask, cache)
+        return output
+
+    return _derived(kind, call)
+
+
+def _scale_embeddings(model: Network) -> None:
+    """Let `get_input_embeddings` scale tokens by the root of the width, as the decoder does.
+
+    Upstream's prompts are not scaled, and its replies are.
+    """
+    decoder = model.language_model.model
+    embedding = decoder.embed_tokens
+    embedding.__class__ = _scaled(type(embedding), decoder.hidden_size**0.5)
+    decoder.__class__ = _given_embeddings(type(decoder))
+
+
+def _scaled(kind: type, factor: float) -> type:
+    def call(self: Untyped, token_ids: mx.array) -> mx.array:
+        output: mx.array = kind.__call__(self, token_ids) * factor
+        return output
+
+    return _derived(kind, call)
+
+
+def _given_embeddings(kind: type) -> type:
+    """Return a class of decoders that never scale embeddings themselves."""
+
+    def call(
+        self: Untyped,
+        inputs: mx.array | None = None,
+        inputs_embeds: mx.array | None = None,
+        **others: Untyped,
+    ) -> mx.array:
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(inputs)
+        output: mx.array = kind.__call__(self, inputs, inputs_embeds, **others)
+        return output
+
+    return _derived(kind, call)
+
+
+def _place_features(model: Network) -> None:
+    """Let the features of a picture begin after tokens that the caches hold.
+
+    Upstream slices them by the length of the caches, as if they were those of a whole prompt.
+    """
+    decoder = model.language_model.model
+    decoder.__class__ = _fed_in_parts(type(decoder))
+
+
+def _fed_in_parts(kind: type) -> type:
+    def call(self: Untyped, inputs: mx.array, *, cache: Untyped, **others: Untyped) -> mx.array:
+        masks, features = (others.get(name) for name in (_MASKS, _FEATURES))
+        if masks is not None and masks.shape[-1] == inputs.shape[-1]:
+            before = (cache[0].offset, 0)
+            others[_MASKS] = mx.pad(masks, [(0, 0), before])
+            others[_FEATURES] = mx.pad(features, [(0, 0), before, (0, 0)])
+        output: mx.array = kind.__call__(self, inputs, cache=cache, **others)
+        return output
+
+    return _derived(kind, call)
+
+
+def _derived(kind: type, call: Callable[..., mx.array]) -> type:
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+_MENDS: Mapping[str, Callable[[Network], None]] = {
+    "mlx_lm.models.gemma2": _take_masks_of_batches,
+    "mlx_vlm.models.gemma3n.gemma3n": _scale_embeddings,
+    "mlx_vlm.models.granite4_vision.granite4_vision": _place_features,
+}
+
+
+Weights: TypeAlias = dict[str, mx.array]
+
+# Without a head, a network computes its logits with the token embeddings.
+HEADLESS_CONFIG: Mapping[str, Any] = {"tie_word_embeddings": True}
+
+
+def is_bare_decoder(directory: Path) -> bool:
+    """Tell by the names of the weights, without reading the weights."""
+    names = {name for path in directory.glob(WEIGHTS_PATTERN) for name in mx.load(str(path))}
+    roots = {name.partition(".")[0] for name in names}
+    return "layers" in roots and "model" not in roots
+
+
+def decoder_classes(config: Mapping[str, Any]) -> tuple[type, type]:
+    """Return the classes of a network and of its arguments, for mlx-lm's `load_model`.
+
+    The network takes all given weights as its decoder's.
+    """
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    sanitize = getattr(module.Model, "sanitize", lambda _network, weights: weights)
+
+    def sanitize_decoder(network: object, weights: Weights) -> Weights:
+        named = {f"model.{name}": weight for name, weight in weights.items()}
+        return cast("Weights", sanitize(network, named))
+
+    members = {"sanitize": sanitize_decoder, "__module__": module.__name__}
+    return type("Model", (module.Model,), members), module.ModelArgs

@@ -9,10 +9,77 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import cast
-from backend.model.heads.eagle_config import head_config, layer_config
-from backend.model.heads.head_weights import load_weights, read_head_config, read_weights
-from backend.model.heads.network import Arrays, HeadNetwork, Target
+from backend.model.checkpoint.weights import cast_weights
+from backend.model.heads.network import (
+    Arrays,
+    HeadNetwork,
+    Target,
+    load_weights,
+    read_head_config,
+    read_weights,
+)
+
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_LAYER, _EXTRAS = "transformer_layer_config", "eagle_config"
+# The number of layers whose states the network takes.
+_TAPS = 3
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json belongs to an EAGLE-3 head."""
+    names = (config.get("model_type"), config.get("speculators_model_type"))
+    architectures = config.get("architectures") or ()
+    return "eagle3" in names or any("eagle3" in str(name).lower() for name in architectures)
+
+
+def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the head's own layer."""
+    found: Mapping[str, Any] = config.get(_LAYER) or config
+    return found
+
+
+def head_config(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return the fields of mlx-vlm's `Eagle3Config`.
+
+    Args:
+        config: The config.json of the head.
+        layers: The number of layers of the model.
+
+    Raises:
+        UnsupportedModelError: The model has too few, or the head is of another kind.
+    """
+    extras = config.get(_EXTRAS) or {}
+    if extras.get("use_aux_hidden_state") is False:
+        raise UnsupportedModelError(
+            "the EAGLE-3 head reads the last hidden states only (use_aux_hidden_state is false)"
+        )
+    layer = layer_config(config)
+    if layer.get("kv_lora_rank"):
+        raise UnsupportedModelError("the EAGLE-3 head has MLA (kv_lora_rank)")
+    ids = _boundaries(config.get(_LAYER_IDS) or extras.get(_LAYER_IDS), layers)
+    return {
+        **extras,
+        **config,
+        "draft_vocab_size": config.get("draft_vocab_size") or layer.get("vocab_size"),
+        _LAYER: dict(layer),
+        "target_layer_ids": ids,
+        "capture_layer_ids": [each - 1 for each in ids],
+    }
+
+
+def _boundaries(named: Sequence[int] | None, layers: int) -> list[int]:
+    """Return the counts of layers of the model after which the head reads the states."""
+    ids = list(named or (2, layers // 2, layers - 3))
+    # Some trainers list the layers whose outputs are read, counted from 0; the first is 1.
+    first = 1 if named and ids[0] == 1 else 0
+    found = [each + first for each in ids]
+    if len(found) != _TAPS or not all(0 < each <= layers for each in found):
+        raise UnsupportedModelError(
+            f"the EAGLE-3 head reads states after layers {', '.join(map(str, found))}, "
+            f"and the model has {layers}"
+        )
+    return found
+
 
 # Prefixes of weight names in other layouts, and their replacements.
 _RENAMED = (("model.", ""), ("midlayer.", "layers.0."))
@@ -76,7 +143,7 @@ def build_eagle(directory: Path, network: Network, dtype: str | None) -> EagleNe
     config = read_head_config(directory)
     head = _built(config, Target(network), read_weights(directory, _renamed))
     if dtype is not None:
-        cast(head, dtype)
+        cast_weights(head, dtype)
     return EagleNetwork(head, network)
 
 

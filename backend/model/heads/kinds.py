@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from backend.model.checkpoint.config import (
+from backend.model.checkpoint.config_file import (
     CONFIG_NAME,
     WEIGHTS_INDEX,
     WEIGHTS_PATTERN,
@@ -16,13 +16,10 @@ from backend.model.checkpoint.config import (
     require_weights,
 )
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error
-from backend.model.checkpoint.libraries import is_installed
-from backend.model.checkpoint.upstream import Network
-from backend.model.heads.eagle import build_eagle
-from backend.model.heads.eagle_config import is_eagle3
-from backend.model.heads.mtp import build_mtp
+from backend.model.checkpoint.upstream import Network, is_installed
+from backend.model.heads.eagle import build_eagle, is_eagle3
+from backend.model.heads.mtp import SPLIT_TYPES, build_mtp, build_nextn
 from backend.model.heads.network import HeadNetwork
-from backend.model.heads.nextn import SPLIT_TYPES, build_nextn
 
 Build: TypeAlias = Callable[[Path, Network, str | None], HeadNetwork]
 

@@ -4,11 +4,148 @@ All of them keep every text in its place. A repair of a turn depends on that tur
 neighbours, never on what comes later: the prompt before it stays the same in the next request.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from backend.core.prompt import JsonValue
-from backend.model.text.turns import Turn, calls_of
+from backend.core.prompt import JsonValue, Message, ToolCall
+from backend.errors import InvalidRequestError
+
+Turn: TypeAlias = Mapping[str, JsonValue]
+
+# Older and newer names of the same roles, which few templates know.
+_ROLE_OF_TURN = {"developer": "system", "function": "tool"}
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """The form that a template needs for an assistant message with tool calls.
+
+    Attributes:
+        arguments_as_text: Whether arguments are JSON text rather than an object.
+        empty_content: The value for no content: some templates lose the calls on "".
+        content_apart: Whether content next to calls must be a separate turn.
+        one_call: Whether every call must be a separate turn.
+        calls_as_text: Whether calls must be text.
+        results_as_text: Whether results must be text too.
+    """
+
+    arguments_as_text: bool = False
+    empty_content: str | None = ""
+    content_apart: bool = False
+    one_call: bool = False
+    calls_as_text: bool = False
+    results_as_text: bool = False
+
+
+def check_roles(messages: Sequence[Message], template_text: str) -> None:
+    """Refuse a role that is unknown both to chat templates in general and to this one.
+
+    Raises:
+        InvalidRequestError: The message names the message with that role.
+    """
+    for index, message in enumerate(messages):
+        quoted = (f"'{message.role}'", f'"{message.role}"')
+        if message.role not in _ROLES and not any(name in template_text for name in quoted):
+            raise InvalidRequestError(
+                f"Messages[{index}].role", f"{message.role!r} is not a role that this model knows"
+            )
+
+
+def to_turns(messages: Sequence[Message], style: CallStyle) -> list[Turn]:
+    """Return the turns of messages; a turn has only the keys that its message sets.
+
+    A result without an id gets that of the call that it answers.
+    """
+    return list(_linked([_turn(message, style) for message in messages]))
+
+
+def calls_of(turn: Turn) -> Sequence[JsonValue]:
+    """Return the calls of a turn."""
+    calls = turn.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def _turn(message: Message, style: CallStyle) -> Turn:
+    turn: dict[str, JsonValue] = {
+        "role": _ROLE_OF_TURN.get(message.role, message.role),
+        "content": _turn_parts(message) if message.media else message.content,
+    }
+    if message.tool_calls:
+        turn["content"] = message.content or style.empty_content
+        turn["tool_calls"] = [_call(call, style) for call in message.tool_calls]
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
+    return turn | {key: value for key, value in optional.items() if value}
+
+
+def _linked(turns: Sequence[Turn]) -> Iterator[Turn]:
+    waiting: list[Mapping[str, JsonValue]] = []
+    for turn in turns:
+        if turn["role"] == "tool":
+            call = _answered(turn, waiting)
+            waiting = [each for each in waiting if each is not call]
+            call_id = call.get("id") if call else None
+            yield {"tool_call_id": call_id, **turn} if call_id else turn
+        else:
+            if turn["role"] != "system":
+                waiting = [call for call in calls_of(turn) if isinstance(call, Mapping)]
+            yield turn
+
+
+def _answered(
+    result: Turn, waiting: Sequence[Mapping[str, JsonValue]]
+) -> Mapping[str, JsonValue] | None:
+    """Return the call that a result answers: by its id, else its name, else the next."""
+    if call_id := result.get("tool_call_id"):
+        return next((call for call in waiting if call.get("id") == call_id), None)
+    named = (call for call in waiting if _name(call) == result.get("name"))
+    return next(named, waiting[0] if waiting and "name" not in result else None)
+
+
+def _name(call: Mapping[str, JsonValue]) -> JsonValue:
+    function = call.get("function")
+    return function.get("name") if isinstance(function, Mapping) else None
+
+
+def _turn_parts(message: Message) -> list[Turn]:
+    """Return the content as text and media in order."""
+    parts: list[Turn] = []
+    start = 0
+    for placement in message.media:
+        parts += _text_parts(message.content[start : placement.offset])
+        parts.append({"type": placement.kind.value})
+        start = placement.offset
+    return parts + _text_parts(message.content[start:])
+
+
+def _text_parts(text: str) -> list[Turn]:
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _call(call: ToolCall, style: CallStyle) -> Turn:
+    arguments = call.arguments if call.arguments.strip() else "{}"
+    function = {
+        "name": call.name,
+        "arguments": arguments if style.arguments_as_text else _object_or_text(arguments),
+    }
+    identity = {"id": call.call_id} if call.call_id else {}
+    return {**identity, "type": "function", "function": function}
+
+
+def _object_or_text(arguments: str) -> JsonValue:
+    try:
+        value: JsonValue = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
 
 Repair: TypeAlias = Callable[[Sequence[Turn]], Sequence[Turn]]
 
@@ -265,3 +402,190 @@ def _is_stranger(turns: Sequence[Turn], place: int) -> bool:
         return False
     ids = [call.get("id", "") for call in calls_of(caller) if isinstance(call, Mapping)]
     return all(ids) and turns[place].get("tool_call_id", "") not in ids
+
+
+CALL_ID_CHARS = 9
+
+
+def merge_turns(turns: Sequence[Turn]) -> list[Turn]:
+    """Join adjacent text turns of one role, as paragraphs."""
+    merged: list[Turn] = []
+    for turn in turns:
+        if (
+            merged
+            and _is_text(turn)
+            and _is_text(merged[-1])
+            and turn["role"] == merged[-1]["role"]
+        ):
+            text = f"{merged[-1]['content']}{PARAGRAPH}{turn['content']}"
+            merged[-1] = {"role": turn["role"], "content": text}
+        else:
+            merged.append(turn)
+    return merged
+
+
+def shorten_call_ids(turns: Sequence[Turn]) -> list[Turn]:
+    """Give calls and results ids of nine letters and digits, which some templates require."""
+    return [_with_short_ids(turn) for turn in turns]
+
+
+def in_style(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
+    """Return a conversation in the form that a template renders completely."""
+    if style.content_apart:
+        turns = part_content(turns, style.empty_content)
+    if style.one_call:
+        turns = split_calls(turns)
+    if style.results_as_text:
+        return spell_calls_and_results(turns)
+    return spell_calls(turns) if style.calls_as_text else turns
+
+
+def part_content(turns: Sequence[Turn], empty: str | None) -> list[Turn]:
+    """Move text next to calls to a separate turn: some templates render only one of the two.
+
+    Args:
+        turns: The conversation.
+        empty: The content of a turn with only calls.
+    """
+    parted: list[Turn] = []
+    for turn in turns:
+        if calls_of(turn) and turn["content"]:
+            parted.append({key: value for key, value in turn.items() if key != "tool_calls"})
+            parted.append({"role": turn["role"], "content": empty, "tool_calls": calls_of(turn)})
+        else:
+            parted.append(turn)
+    return parted
+
+
+def split_calls(turns: Sequence[Turn]) -> list[Turn]:
+    """Give every call its own turn, followed by its result: some templates allow only one call."""
+    split: list[Turn] = []
+    position = 0
+    while position < len(turns):
+        turn = turns[position]
+        end = position = position + 1
+        if len(calls := calls_of(turn)) < 2:
+            split.append(turn)
+            continue
+        while end < len(turns) and turns[end]["role"] == "tool":
+            end += 1
+        split += _one_by_one(turn, calls, turns[position:end])
+        position = end
+    return split
+
+
+def join_replies(turns: Sequence[Turn]) -> list[Turn]:
+    """Move text before calls to the answer after the results: some templates keep one text."""
+    joined = dict(enumerate(turns))
+    for place, after in enumerate(turns[1:]):
+        if _is_answer(turns[place]) and calls_of(after):
+            answer = _next_answer(turns, place + 2)
+            if answer is not None:
+                text = f"{joined.pop(place)['content']}{PARAGRAPH}{turns[answer]['content']}"
+                joined[answer] = {**turns[answer], "content": text}
+    return list(joined.values())
+
+
+def spell_calls(turns: Sequence[Turn]) -> list[Turn]:
+    """Write calls as text, for templates that only support results."""
+    return [_spelled(turn) for turn in turns]
+
+
+def spell_calls_and_results(turns: Sequence[Turn]) -> list[Turn]:
+    """Write calls and results as text, for templates without tool support."""
+    results = [
+        {"role": "user", "content": turn["content"]} if turn["role"] == "tool" else turn
+        for turn in turns
+    ]
+    return merge_turns(spell_calls(results))
+
+
+# From those that change least to the last resort.
+ALL_REPAIRS: tuple[Repair, ...] = (
+    *(merge_turns, shorten_call_ids, drop_silent, have_a_user, open_with_user),
+    *(merge_leading, mark_between, mark_later, strangers_as_text, orphans_as_text),
+    *(merge_users, merge_assistants, split_calls, join_replies, answer_results),
+    *(open_with_system, lead_with_user, spell_calls_and_results, merge_users, merge_assistants),
+)
+
+
+def forms_of(turns: Sequence[Turn], repairs: Sequence[Repair]) -> Iterator[Sequence[Turn]]:
+    """Yield a conversation unchanged, then after each repair that changes it."""
+    yield turns
+    for repair in repairs:
+        repaired = repair(turns)
+        if list(repaired) != list(turns):
+            turns = repaired
+            yield turns
+
+
+def _one_by_one(turn: Turn, calls: Sequence[JsonValue], results: Sequence[Turn]) -> Iterator[Turn]:
+    """Yield a turn for each call, followed by its result; unmatched results come last."""
+    rest = list(results)
+    for number, call in enumerate(calls):
+        yield {**(_silent(turn) if number else turn), "tool_calls": [call]}
+        if result := _result_of(call, rest):
+            rest.remove(result)
+            yield result
+    yield from rest
+
+
+def _next_answer(turns: Sequence[Turn], start: int) -> int | None:
+    """Return the index of the assistant's next text before the user speaks, if any."""
+    for place in range(start, len(turns)):
+        if _is_answer(turns[place]):
+            return place
+        if turns[place]["role"] == "user":
+            return None
+    return None
+
+
+def _is_answer(turn: Turn) -> bool:
+    return turn["role"] == "assistant" and _is_text(turn)
+
+
+def _silent(turn: Turn) -> Turn:
+    """Return a turn without its text and reasoning."""
+    silent = {key: value for key, value in turn.items() if key != "reasoning_content"}
+    return {**silent, "content": "" if turn["content"] else turn["content"]}
+
+
+def _result_of(call: JsonValue, results: Sequence[Turn]) -> Turn | None:
+    """Return the result with the id of a call, or the first one without an id."""
+    call_id = call.get("id") if isinstance(call, Mapping) else None
+    named = [result for result in results if result.get("tool_call_id") == call_id]
+    nameless = [result for result in results if "tool_call_id" not in result]
+    return next(iter(named or nameless), None)
+
+
+def _spelled(turn: Turn) -> Turn:
+    if not (calls := calls_of(turn)):
+        return turn
+    functions = [call["function"] for call in calls if isinstance(call, Mapping)]
+    lines = [json.dumps(function, ensure_ascii=False) for function in functions]
+    content = turn["content"]
+    text = [content] if isinstance(content, str) and content else []
+    others = {key: value for key, value in turn.items() if key != "tool_calls"}
+    return {**others, "content": PARAGRAPH.join([*text, "\n".join(lines)])}
+
+
+def _is_text(turn: Turn) -> bool:
+    content = turn["content"]
+    return turn.keys() == {"role", "content"} and isinstance(content, str) and content != ""
+
+
+def _with_short_ids(turn: Turn) -> Turn:
+    short = dict(turn)
+    if isinstance(call_id := turn.get("tool_call_id"), str):
+        short["tool_call_id"] = _short_id(call_id)
+    calls = turn.get("tool_calls")
+    if isinstance(calls, list):
+        short["tool_calls"] = [{**call, "id": _short_id(call.get("id", ""))} for call in calls]
+    return short
+
+
+def _short_id(call_id: str) -> str:
+    if len(call_id) == CALL_ID_CHARS and call_id.isalnum():
+        return call_id
+    digest = hashlib.blake2b(call_id.encode(errors="replace"), digest_size=CALL_ID_CHARS)
+    return digest.hexdigest()[:CALL_ID_CHARS]

@@ -4,14 +4,84 @@ A guard, a number that no text has, is put inside the mark before the template i
 template carries it along; the tokenizer finds no added token there, and removes it.
 """
 
+import json
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from backend.core.prompt import JsonValue, Message, Tool
-from backend.model.text.disarming import Disarmer
+from tokenizers import AddedToken, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from backend.core.prompt import JsonValue, Message, Placement, Tool, ToolCall
+
+
+class Disarmer(ABC):
+    """Changes what a text would mean to the model; made for the texts of callers."""
+
+    @abstractmethod
+    def disarmed(self, text: str) -> str:
+        """Return a text without what the model would misread."""
+
+    def disarmed_message(self, message: Message) -> Message:
+        """Return the message with all of its text disarmed; its media stay in place."""
+        content, media, start = "", [], 0
+        for placed in message.media:
+            content += self.disarmed(message.content[start : placed.offset])
+            media.append(Placement(len(content), placed.kind))
+            start = placed.offset
+        return replace(
+            message,
+            content=content + self.disarmed(message.content[start:]),
+            media=tuple(media),
+            name=self.disarmed(message.name),
+            tool_call_id=self.disarmed(message.tool_call_id),
+            reasoning_content=self.disarmed(message.reasoning_content),
+            tool_calls=tuple(map(self._disarmed_call, message.tool_calls)),
+        )
+
+    def disarmed_tool(self, tool: Tool) -> Tool:
+        """Return the tool with its schema disarmed."""
+        schema = {self.disarmed(key): self.disarmed_json(tool.schema[key]) for key in tool.schema}
+        return replace(tool, schema=schema)
+
+    def disarmed_json(self, value: JsonValue) -> JsonValue:
+        """Return a value with all of its texts disarmed, keys too."""
+        match value:
+            case str():
+                return self.disarmed(value)
+            case Mapping():
+                return {self.disarmed(key): self.disarmed_json(value[key]) for key in value}
+            case Sequence():
+                return [self.disarmed_json(each) for each in value]
+            case _:
+                return value
+
+    def _disarmed_call(self, call: ToolCall) -> ToolCall:
+        return replace(
+            call,
+            call_id=self.disarmed(call.call_id),
+            name=self.disarmed(call.name),
+            arguments=self._disarmed_arguments(call.arguments),
+        )
+
+    def _disarmed_arguments(self, text: str) -> str:
+        """Return JSON text with its texts disarmed, formatted as before where that is possible."""
+        spelled = self.disarmed(text)
+        try:
+            value = json.loads(text)
+            safe = self.disarmed_json(value)
+            if safe == value:
+                return text
+            if json.loads(spelled) == safe:
+                return spelled
+        except (ValueError, RecursionError):
+            return spelled
+        # Escapes such as \u003c hid something.
+        return json.dumps(safe, ensure_ascii=False)
+
 
 # Digits pass through any filter of a template, and through JSON.
 GUARD = str(10**15 + secrets.randbelow(9 * 10**15))
@@ -112,3 +182,58 @@ class Guard:
 
 
 NO_GUARD = Guard(Marks(()), Marks(()))
+
+
+def guarded(tokenizer: FastTokenizer, guard: str) -> FastTokenizer:
+    """Return a tokenizer with the same tokens that removes guards; it shares the model's memory.
+
+    The guard is removed before a text is split into words, so that its surroundings have their
+    usual tokens. A model that spells marks itself, as unigram ones may, gets two words.
+
+    Args:
+        tokenizer: Stays as it is.
+        guard: The number in marks.
+    """
+    added = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
+    reader = _copy(tokenizer, added)
+    own = [tokenizer.normalizer] if tokenizer.normalizer else []
+    reader.normalizer = normalizers.Sequence([normalizers.Replace(guard, ""), *own])
+    if not any(token.special and _spells(reader, token.content, guard) for token in added):
+        return reader
+    splitting = _copy(tokenizer, added)
+    if tokenizer.normalizer:
+        splitting.normalizer = tokenizer.normalizer
+    rules = [tokenizer.pre_tokenizer] if tokenizer.pre_tokenizer else []
+    splitting.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(guard, "removed"), *rules]
+    )
+    return splitting
+
+
+def _copy(tokenizer: FastTokenizer, added: Sequence[AddedToken]) -> FastTokenizer:
+    copy = FastTokenizer(tokenizer.model)
+    if tokenizer.pre_tokenizer:
+        copy.pre_tokenizer = tokenizer.pre_tokenizer
+    if tokenizer.post_processor:
+        copy.post_processor = tokenizer.post_processor
+    # In what the normaliser returns there is no guard any more.
+    copy.add_tokens([_raw(token) for token in added])
+    return copy
+
+
+def _raw(token: AddedToken) -> AddedToken:
+    if not token.normalized or token.content.isspace():
+        return token
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=False,
+        special=token.special,
+    )
+
+
+def _spells(reader: FastTokenizer, mark: str, guard: str) -> bool:
+    ids = reader.encode(mark[:1] + guard + mark[1:], add_special_tokens=False).ids
+    return reader.token_to_id(mark) in ids

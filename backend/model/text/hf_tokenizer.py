@@ -11,9 +11,9 @@ from transformers import AutoTokenizer, PreTrainedConfig
 
 from backend.config import ModelOptions
 from backend.errors import LoadError, UnreadableTokenizerError
-from backend.model.checkpoint.config import read_json
+from backend.model.checkpoint.config_file import read_json
 from backend.model.checkpoint.failures import one_line
-from backend.model.checkpoint.paths import find_path
+from backend.model.checkpoint.hub import find_path
 from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
 from backend.model.text.hf_renderer import is_jinja, jinja_source, make_renderer, template_text
 from backend.model.text.isolated.template import PROCESSES, IsolatedTemplate

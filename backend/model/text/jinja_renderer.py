@@ -9,9 +9,8 @@ from typing import Any
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from backend.model.text.renderer import Options, Renderer, RenderError, Schema
-from backend.model.text.thinking import with_all_names
-from backend.model.text.turns import Turn
+from backend.model.text.conversation import Turn
+from backend.model.text.renderer import Options, Renderer, RenderError, Schema, with_all_names
 
 # Exceptions of template code of any origin.
 FAILURES = (

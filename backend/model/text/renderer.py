@@ -1,13 +1,115 @@
 """Runs a chat template: first on the original input, then on repaired input if it is refused."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
-from backend.core.prompt import JsonValue
-from backend.model.text.conversation import Repair
-from backend.model.text.repairs import ALL_REPAIRS, forms_of
-from backend.model.text.shown import Text, missing, stand_in, with_stand_ins
-from backend.model.text.turns import Turn
+from backend.core.prompt import JsonValue, Message
+from backend.model.text.conversation import ALL_REPAIRS, CallStyle, Repair, Turn, forms_of, to_turns
+
+# Templates may drop what an assistant said: its thoughts, or a preamble of calls.
+_KEPT_ROLES = frozenset({"system", "user", "tool"})
+# A text normally begins this close behind the one before it; so many are searched for elsewhere.
+_NEAR_CHARS = 4096
+_MAX_FAR_TEXTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of a conversation, without its outer white space.
+
+    Attributes:
+        place: The index of its turn.
+        text: The text, not empty.
+        may_be_dropped: Whether a prompt may lack it.
+    """
+
+    place: int
+    text: str
+    may_be_dropped: bool = False
+
+
+def said(turns: Sequence[Turn]) -> list[Text]:
+    """Return the texts of a conversation."""
+    return [
+        Text(place, text.strip(), turn["role"] not in _KEPT_ROLES)
+        for place, turn in enumerate(turns)
+        for text in _texts(turn["content"])
+        if text.strip()
+    ]
+
+
+def missing(texts: Sequence[Text], prompt: str) -> list[Text]:
+    """Return the texts that a prompt has to show and that are not in it, plain or as JSON.
+
+    Its time is proportional to the prompt: only a limited number of texts is searched for in all of
+    it, and the rest is taken to be there.
+    """
+    lost: list[Text] = []
+    start, far = 0, 0
+    for text in texts:
+        end = _end_of(text.text, prompt, start, start + _NEAR_CHARS)
+        if not end and far < _MAX_FAR_TEXTS:
+            far += 1
+            end = _end_of(text.text, prompt, start, len(prompt))
+            if not (end or text.may_be_dropped or _end_of(text.text, prompt, 0, len(prompt))):
+                lost.append(text)
+        start = end or start
+    return lost
+
+
+def _end_of(text: str, prompt: str, start: int, stop: int) -> int:
+    """Return the end of a text that begins between two places of a prompt, or 0."""
+    for form in _forms(text):
+        if (found := prompt.find(form, start, stop + len(form))) >= 0:
+            return found + len(form)
+    return 0
+
+
+def with_stand_ins(form: Sequence[Turn], texts: Sequence[Text]) -> list[Turn]:
+    """Return a conversation with a word in place of each text, which no template changes."""
+    words = {text.text: stand_in(text) for text in texts}
+    return [{**turn, "content": _replaced(turn["content"], words)} for turn in form]
+
+
+def stand_in(text: Text) -> str:
+    """Return the word for a text."""
+    return f"standin{text.place}x"
+
+
+def _replaced(content: JsonValue, words: Mapping[str, str]) -> JsonValue:
+    if isinstance(content, str):
+        for text, word in words.items():
+            content = content.replace(text, word)
+        return content
+    if isinstance(content, Sequence):
+        return [_replaced_part(part, words) for part in content]
+    return content
+
+
+def _replaced_part(part: JsonValue, words: Mapping[str, str]) -> JsonValue:
+    if isinstance(part, Mapping) and "text" in part:
+        return {**part, "text": _replaced(part["text"], words)}
+    return part
+
+
+def _texts(content: JsonValue) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Sequence):
+        for part in content:
+            if isinstance(part, Mapping) and isinstance(text := part.get("text"), str):
+                yield text
+
+
+def _forms(text: str) -> Iterator[str]:
+    """Yield a text as it is, then as JSON writes it."""
+    yield text
+    for is_ascii in (False, True):
+        if (quoted := json.dumps(text, ensure_ascii=is_ascii)[1:-1]) != text:
+            yield quoted
+
 
 Schema: TypeAlias = Mapping[str, JsonValue]
 Options: TypeAlias = Mapping[str, JsonValue]
@@ -107,3 +209,138 @@ def render_with_tools(
     with_system = [_EMPTY_SYSTEM, *turns]
     text = render(renderer, with_system, schemas, options, texts=texts)
     return text if text != render(renderer, with_system, None, options) else None
+
+
+SWITCH = "enable_thinking"
+# Other names of the switch, with their values for on and off: templates ignore names that they do
+# not read. A budget is a switch too: 0 is off.
+_NAMES: Mapping[bool, Mapping[str, JsonValue]] = {
+    True: {"thinking": True, "reasoning": True}
+    | {"thinking_mode": "enabled", "thinking_option": "on"},
+    False: {"thinking": False, "reasoning": False}
+    | {"thinking_mode": "disabled", "thinking_option": "off", "thinking_budget": 0},
+}
+EFFORT = "reasoning_effort"
+_EFFORT_NAMES = (EFFORT, "thinking_effort", "reasoning_strength")
+_NONE = "none"
+# For each effort of the OpenAI API, the words to try, the nearest first.
+_WORDS = {
+    _NONE: (_NONE, "no_think", "minimal", "low"),
+    "minimal": ("minimal", "low"),
+    "low": ("low", "medium"),
+    "medium": ("medium", "high", "low"),
+    "high": ("high", "max", "medium"),
+    "xhigh": ("xhigh", "max", "high"),
+    "max": ("max", "xhigh", "high"),
+}
+_ALL_WORDS = frozenset(word for words in _WORDS.values() for word in words)
+# Of the words that a template copies into the prompt, models know these.
+_COMMON = frozenset({"low", "medium", "high"})
+_PROBE = "probed"
+_QUESTION = to_turns([Message(role="user", content="?")], CallStyle())
+
+
+def with_all_names(options: Options) -> Mapping[str, JsonValue]:
+    """Return options with the switch under all of its names; a caller's own value wins."""
+    switch = options.get(SWITCH)
+    if isinstance(switch, bool):
+        return {**_NAMES[switch], **options}
+    return {"thinking": switch, **options} if SWITCH in options else options
+
+
+class _Key(NamedTuple):
+    """A question to a template: which word is a wish, in a variable and beside a switch?"""
+
+    name: str
+    wish: str
+    switch: bool | None
+    is_implied: bool
+
+
+class Efforts:
+    """Finds the words of a template for an effort, and remembers them."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._found: dict[_Key, str | None] = {}
+
+    def fitted(self, options: Options) -> Options:
+        """Return options with the effort in words that the template takes.
+
+        Without thoughts, and without a wish, it is the word of the template for no effort, if it
+        has one.
+
+        Raises:
+            RenderTimeoutError: The template takes too long.
+        """
+        wish = _NONE if options.get(SWITCH) is False else options.get(EFFORT)
+        if not isinstance(wish, str):
+            return options
+        is_known = wish.strip().lower() in _WORDS
+        wish = wish.strip().lower() if is_known else wish
+        own = options.keys() - {EFFORT}
+        words = {name: self._word(name, wish, options) for name in _EFFORT_NAMES if name not in own}
+        given = {EFFORT: wish} if EFFORT in options else {}
+        return {**options, **given, **{name: word for name, word in words.items() if word}}
+
+    def _word(self, name: str, wish: str, options: Options) -> str | None:
+        switch = options.get(SWITCH)
+        key = _Key(name, wish, switch if isinstance(switch, bool) else None, EFFORT not in options)
+        if key in self._found:
+            return self._found[key]
+        variable = _EffortVariable(self._renderer, name, key.switch)
+        word = variable.word(wish, is_implied=key.is_implied)
+        if wish in _WORDS:
+            self._found[key] = word
+        return word
+
+
+class _EffortVariable:
+    """A variable for the effort, in a template that may read it."""
+
+    def __init__(self, renderer: Renderer, name: str, switch: bool | None) -> None:  # noqa: FBT001
+        self._renderer = renderer
+        self._name = name
+        self._switch: Options = {} if switch is None else {SWITCH: switch}
+        self._texts: dict[str | None, str | None] = {}
+
+    def word(self, wish: str, *, is_implied: bool) -> str | None:
+        """Return the nearest word that the template takes, if it reads the variable.
+
+        For no effort it is one that the template knows, if there is one, and otherwise none if the
+        wish is only implied.
+        """
+        words = _WORDS.get(wish, (wish,))
+        if all(self._text(word) == self._text(None) for word in (*words, _PROBE)):
+            return None
+        known = (word for word in words if wish == _NONE and self._knows(word))
+        taken = (word for word in words if not is_implied and self._takes(word))
+        return next(known, next(taken, None))
+
+    def _knows(self, word: str) -> bool:
+        """Return whether a word changes the prompt as no other would, and is not just copied."""
+        text = self._text(word)
+        return text not in (None, self._text(_PROBE)) and not self._copies(word)
+
+    def _takes(self, word: str) -> bool:
+        """Return whether a word is not refused, nor copied although models do not know it."""
+        is_common = word in _COMMON or word not in _ALL_WORDS
+        return self._text(word) is not None and (is_common or not self._copies(word))
+
+    def _copies(self, word: str) -> bool:
+        """Return whether the template only copies the word into the prompt."""
+        text, other = self._text(word), self._text(_PROBE)
+        if text is None or other is None or text == other:
+            return False
+        return text.replace(word, _PROBE) == other.replace(word, _PROBE)
+
+    def _text(self, word: str | None) -> str | None:
+        """Return the text of a question with the variable set, or `None` if it is refused."""
+        if word not in self._texts:
+            value = {} if word is None else {self._name: word}
+            try:
+                text = render(self._renderer, _QUESTION, None, {**self._switch, **value})
+            except RenderError:
+                text = None
+            self._texts[word] = text
+        return self._texts[word]

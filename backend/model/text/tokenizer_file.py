@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from backend.core.prompt import JsonValue
 from backend.errors import LoadError, UnreadableTokenizerError
-from backend.model.checkpoint.config import read_json
+from backend.model.checkpoint.config_file import read_json
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES
 from backend.model.checkpoint.upstream import HfTokenizer
 from backend.model.text.reading import is_plain

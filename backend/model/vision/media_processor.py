@@ -2,23 +2,151 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from inspect import signature
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
 
 from backend.core.media import MediaKind, PreparedMedium
-from backend.model.text.snippets import Snippets
+from backend.core.prompt import MediaSpan
+from backend.model.text.template import Snippets
 from backend.model.text.tokenizer import Tokenizer
-from backend.model.vision.hearing import most_heard_s
-from backend.model.vision.joins import join_of
-from backend.model.vision.medium_tokens import known_ids, longest_run, shown_pixels, with_run
-from backend.model.vision.processor_call import NO_TOKEN, HfProcessor, read_prompt
 
 if TYPE_CHECKING:
     import numpy as np
+
+# Each id that the vocabulary does not have: such ids are below 0 in all checkpoints.
+NO_TOKEN = -1
+
+# Values returned by upstream's processors.
+Untyped: TypeAlias = Any
+# A processor of transformers or of mlx-vlm, which are untyped.
+HfProcessor: TypeAlias = Any
+
+
+def read_prompt(
+    processor: HfProcessor, text: str, media: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return the non-empty results of a processor for a prompt, by mlx-vlm's names.
+
+    Args:
+        processor: Made by mlx-vlm.
+        text: The prompt.
+        media: Keyword arguments of mlx-vlm's `prepare_inputs`.
+    """
+    from mlx_vlm.utils import prepare_inputs
+
+    inputs = prepare_inputs(processor, prompts=text, image_token_index=NO_TOKEN, **media)
+    inputs.pop("attention_mask", None)
+    # Upstream always returns MLX arrays: they must not leave this thread.
+    arrays = {name: as_numpy(value) for name, value in inputs.items() if value is not None}
+    return {name: array for name, array in arrays.items() if len(array)}
+
+
+def as_numpy(value: Untyped) -> Untyped:
+    """Return an array, or a list of arrays if their shapes differ."""
+    import mlx.core as mx
+    import numpy as np
+
+    # NumPy has no bfloat16.
+    if isinstance(value, mx.array) and value.dtype == mx.bfloat16:
+        value = value.astype(mx.float32)
+    try:
+        return np.atleast_1d(np.array(value))
+    except ValueError:
+        return [as_numpy(each) for each in value]
+
+
+# Arguments of feature extractors, whose defaults apply.
+_CUT_BY = ("truncation", "max_length")
+
+
+def most_heard_s(processor: HfProcessor, sampling_rate: int) -> float | None:
+    """Return the length in seconds of the longest sound that a processor takes whole.
+
+    Args:
+        processor: May cut sounds without a word.
+        sampling_rate: Of its sounds, in Hz.
+    """
+    tokens = getattr(processor, "audio_seq_length", None)
+    ms_per_token = getattr(processor, "audio_ms_per_token", None)
+    if tokens and ms_per_token:
+        return float(tokens * ms_per_token / 1000)
+    extractor = getattr(processor, "feature_extractor", None)
+    options = signature(extractor).parameters if callable(extractor) else {}
+    cuts, samples = (options[name].default if name in options else None for name in _CUT_BY)
+    return samples / sampling_rate if cuts is True and isinstance(samples, int) else None
+
+
+_FAKE = "<fake_token_around_image>"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How media and the text between them are joined.
+
+    Attributes:
+        closing: The token after a medium, which is also the one before the next; "" if none is.
+        rules: Patterns in a prompt with its media, and their replacements, in order.
+    """
+
+    closing: str = ""
+    rules: Sequence[tuple[str, str]] = ()
+
+
+# By processor class.
+_JOINS: Mapping[str, Join] = {
+    "Idefics2Processor": Join(_FAKE, ((_FAKE * 2, _FAKE), (rf"{_FAKE}(?=[^\s<])", f"{_FAKE} "))),
+}
+
+
+def join_of(processor: HfProcessor) -> Join:
+    """Return how a processor joins media and text."""
+    return _JOINS.get(type(processor).__name__, Join())
+
+
+def joined(text: str, rules: Sequence[tuple[str, str]]) -> str:
+    """Return a prompt with its media after the rules of a join."""
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+# Marks the pixels that are no padding; without it all are of the picture.
+_MASK = "pixel_attention_mask"
+
+
+def shown_pixels(inputs: Mapping[str, Any]) -> int:
+    """Return the number of pixel values, or of marked ones; 0 for a medium without pixels."""
+    mask = inputs.get(_MASK)
+    return int(getattr(inputs.get("pixel_values"), "size", 0) if mask is None else mask.sum())
+
+
+def known_ids(ids: Sequence[int]) -> list[int]:
+    """Return ids with `NO_TOKEN` for each that the vocabulary does not have."""
+    return [max(token_id, NO_TOKEN) for token_id in ids]
+
+
+def longest_run(ids: Sequence[int]) -> tuple[int, int]:
+    """Return the range of the longest run of one id; of equals the first."""
+    start, longest = 0, (0, 0)
+    for _, equal in groupby(ids):
+        stop = start + len(list(equal))
+        longest = max(longest, (start, stop), key=lambda run: run[1] - run[0])
+        start = stop
+    return longest
+
+
+def with_run(ids: Sequence[int], token_id: int, count: int) -> list[int]:
+    """Return ids with `count` times a token in place of their longest run."""
+    start, stop = longest_run(ids)
+    return [*ids[:start], *[token_id] * count, *ids[stop:]]
+
 
 # Exceptions of upstream's processors: arrays of a wrong shape can lead to anything.
 PROCESSOR_FAILURES = (
@@ -308,3 +436,71 @@ def _arguments(kind: MediaKind, contents: Sequence[Content]) -> dict[str, Any]:
 def _shown(video: Film) -> dict[str, Any]:
     count = len(video.frames)
     return {"total_num_frames": count, "fps": video.fps, "frames_indices": list(range(count))}
+
+
+class LostMediumError(Exception):
+    """The tokens of a medium are not in the prompt.
+
+    Attributes:
+        number: Index of the medium, from 0.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"the tokens of medium {number} are not in the prompt")
+        self.number = number
+
+
+def find_spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tuple[MediaSpan, ...]:
+    """Locate the tokens of media in a prompt; both are in text order.
+
+    Raises:
+        LostMediumError: The tokens of a medium are missing.
+    """
+    spans: list[MediaSpan] = []
+    start = 0
+    for number, medium in enumerate(media):
+        start = _find(token_ids, medium.token_ids, start)
+        if start < 0:
+            raise LostMediumError(number)
+        stop = start + len(medium.token_ids)
+        spans.append(MediaSpan(start, stop, medium.digest, medium.inputs))
+        start = stop
+    return tuple(spans)
+
+
+def with_own_tokens(upstream_ids: Sequence[int], media: Sequence[PreparedMedium]) -> list[int]:
+    """Return mlx-vlm's tokens of a prompt with this backend's own tokens for its media.
+
+    Raises:
+        LostMediumError: The tokens of a medium are missing.
+    """
+    ids, shown, start = known_ids(upstream_ids), list[int](), 0
+    for number, medium in enumerate(media):
+        found = _find(ids, medium.upstream_ids, start)
+        if found < 0:
+            raise LostMediumError(number)
+        shown += [*ids[start:found], *medium.token_ids]
+        start = found + len(medium.upstream_ids)
+    return shown + ids[start:]
+
+
+def as_processed(text: str, media: Sequence[PreparedMedium]) -> str:
+    """Return a prompt's text with the BOS token and the joins that its media require."""
+    if not media:
+        return text
+    text = joined(text, media[0].rules)
+    return text if text.startswith(media[0].lead) else media[0].lead + text
+
+
+def _find(token_ids: Sequence[int], wanted: Sequence[int], start: int) -> int:
+    """Return the start of a run of tokens, or -1."""
+    last = len(token_ids) - len(wanted)
+    while start <= last:
+        try:
+            start = token_ids.index(wanted[0], start, last + 1)
+        except ValueError:
+            return -1
+        if tuple(token_ids[start : start + len(wanted)]) == tuple(wanted):
+            return start
+        start += 1
+    return -1

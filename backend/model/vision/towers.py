@@ -11,16 +11,112 @@ import mlx.core as mx
 
 from backend.config import ModelOptions
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.config import WEIGHTS_PATTERN, read_config
+from backend.model.checkpoint.config_file import WEIGHTS_PATTERN, read_config
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, one_line
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
+from backend.model.text.tokenizer import Tokenizer
 from backend.model.text.tokenizer_file import follow_held
-from backend.model.vision.processor_call import HfProcessor
-from backend.model.vision.processor_mends import mend_processor
+from backend.model.vision.media_processor import HfProcessor
 from common.remedies import vision_command
 
 # Upstream's own arguments.
 Untyped: TypeAlias = Any
+
+_TEXT_OPTIONS = ("padding", "padding_side", "add_special_tokens")
+_CROPS, _BATCHED = "images_spatial_crop", 3
+
+
+def mend_processor(processor: HfProcessor) -> None:
+    """Fix the known bugs of a processor."""
+    kind = type(processor)
+    image_processor = getattr(processor, "image_processor", None)
+    is_from_transformers = type(image_processor).__module__.startswith("transformers.")
+    if kind.__module__.startswith("mlx_vlm.") and is_from_transformers:
+        _mix(image_processor, _TextOptionsDropped)
+    if hasattr(kind, "batchify"):
+        _mix(processor, _CropsEnded)
+    if mixin := _MIXINS.get(kind.__name__):
+        _mix(processor, mixin)
+
+
+def _mix(mended: HfProcessor, mixin: type) -> None:
+    kind = type(mended)
+    mended.__class__ = type(kind.__name__, (mixin, kind), {})
+
+
+class _LastTokenKept:
+    """Mixed into a processor class of mlx-vlm to keep the last token of a prompt.
+
+    Upstream takes it for EOS, which it does not write.
+    """
+
+    def process_one(self, **options: Untyped) -> Untyped:
+        return super().process_one(**options | {"inference_mode": False})  # type: ignore[misc]
+
+
+class _FirstTokensKept:
+    """Mixed into a processor class of mlx-vlm to keep the first token after each picture.
+
+    Upstream takes it for BOS, which it does not write there.
+    """
+
+    tokenizer: Untyped
+
+    def _convert_images_texts_to_inputs(self, *arguments: Untyped, **options: Untyped) -> Untyped:
+        own = self.tokenizer
+        self.tokenizer = _Beginning(own)
+        try:
+            return super()._convert_images_texts_to_inputs(*arguments, **options)  # type: ignore[misc]
+        finally:
+            self.tokenizer = own
+
+
+class _Beginning:
+    """A tokenizer that begins every text with a token."""
+
+    def __init__(self, tokenizer: Untyped) -> None:
+        self.bos_token_id = tokenizer.bos_token_id
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int | None]:
+        ids: list[int | None] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids if add_special_tokens else [self.bos_token_id, *ids]
+
+
+class _TextOptionsDropped:
+    """Mixed into an image processor class of transformers to drop tokenizer options.
+
+    Some of mlx-vlm's processors pass them on.
+    """
+
+    def __call__(self, *arguments: Untyped, **options: Untyped) -> Untyped:
+        fitting = {name: value for name, value in options.items() if name not in _TEXT_OPTIONS}
+        return super().__call__(*arguments, **fitting)  # type: ignore[misc]
+
+
+class _CropsEnded:
+    """Mixed into a processor class of mlx-vlm to end its crops [B, N, 2] with zeros.
+
+    The model reads one for each tile. Without them it reads memory past the end of the array.
+    """
+
+    def batchify(self, *arguments: Untyped, **options: Untyped) -> Untyped:
+        batch = super().batchify(*arguments, **options)  # type: ignore[misc]
+        crops, tiles = batch[_CROPS], batch["images"]
+        if crops.ndim == _BATCHED:
+            batch[_CROPS] = mx.pad(crops, [(0, 0), (0, tiles.shape[1]), (0, 0)])
+        return batch
+
+
+# By processor class.
+_MIXINS: Mapping[str, type] = {
+    "DeepseekOCRProcessor": _LastTokenKept,
+    "DeepseekOCR2Processor": _LastTokenKept,
+    "Phi3VProcessor": _FirstTokensKept,
+}
+
+
+# Upstream's own arguments.
 
 # What some of mlx-vlm's processors need besides a checkpoint's usual files, by class.
 _NEEDED = {
@@ -153,3 +249,43 @@ def _processor_class(model_type: str) -> Untyped | None:
             return held["processor_cls"]
         load = held["previous_from_pretrained"]
     return None
+
+
+# Where mlx-vlm gets the tokenizer of a family, by model type.
+_ELSEWHERE: Mapping[str, str] = dict.fromkeys(("moondream1", "moondream2"), "moondream/starmie-v1")
+_PROBE = "The quick brown fox, 1234567890 times: naïve? def f(x): return x**2\n"
+
+
+def require_own_tokenizer(
+    options: ModelOptions, directory: Path, model_type: str, tokenizer: Tokenizer
+) -> None:
+    """Check that a checkpoint's tokenizer is the one that its model was trained with.
+
+    Raises:
+        UnsupportedModelError: It is not, or cannot be compared; the message gives a remedy.
+    """
+    repository = _ELSEWHERE.get(model_type)
+    if repository is None:
+        return
+    try:
+        processor = load_processor(options, directory)
+    except UPSTREAM_FAILURES:
+        processor = None
+    if fault := _fault(processor, repository, tokenizer):
+        raise UnsupportedModelError(
+            f"{directory} is of the model type {model_type!r}, whose tokenizer is {repository}: "
+            f"{fault}"
+        )
+
+
+def _fault(processor: HfProcessor | None, repository: str, tokenizer: Tokenizer) -> str | None:
+    theirs = getattr(processor, "tokenizer", None)
+    if theirs is None:
+        return (
+            "it cannot be had, to compare that of the checkpoint with it: allow the download, or "
+            "put it into the cache of Hugging Face"
+        )
+    ours = tokenizer.encode(_PROBE, adds_special=False)
+    if theirs.encode(_PROBE, add_special_tokens=False) == ours:
+        return None
+    return f"put the tokenizer files of {repository} in the place of the checkpoint's, another one"

@@ -7,14 +7,91 @@ not used.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from types import MethodType
+from typing import Any, Self, TypeAlias
 
 import mlx.core as mx
 
 from backend.model.checkpoint.upstream import Network
-from backend.model.vision.overlay import mend
-from backend.model.vision.processor_call import NO_TOKEN
-from backend.model.vision.rope_positions import RopePositions
+from backend.model.vision.media_processor import NO_TOKEN
+
+_OVERLAY = "_apply_blockwise_bidirectional_overlay"
+
+
+def mend(language_model: Network) -> None:
+    """Let a language model see whole pictures even after cached tokens."""
+    decoder = getattr(language_model, "model", None)
+    if hasattr(decoder, _OVERLAY):
+        setattr(decoder, _OVERLAY, MethodType(_overlaid, decoder))
+
+
+def _overlaid(decoder: Network, mask: mx.array, token_types: mx.array | None) -> mx.array:
+    """Return a mask [..., T, S] in which the last T keys of each picture see each other.
+
+    Args:
+        decoder: The decoder that the mask is for.
+        mask: True where a query may look; the last T of S keys are the queries' own.
+        token_types: 1 and 2 for tokens of pictures and videos, [B, T].
+    """
+    queries = mask.shape[-2]
+    if token_types is None or token_types.shape[1] != queries:
+        return mask
+    blocks = decoder._block_sequence_ids_for_mask(token_types)  # noqa: SLF001 (upstream's own)
+    same = (blocks[:, :, None] != -1) & (blocks[:, :, None] == blocks[:, None, :])
+    earlier = mx.zeros((*same.shape[:2], mask.shape[-1] - queries), mx.bool_)
+    return mask | mx.concatenate([earlier, same], axis=-1)[:, None]
+
+
+class RopePositions:
+    """Stored among the KV caches of a row or a batch, and moves with their rows.
+
+    Attributes:
+        counts_only: Nothing here needs to be stored: tokens and media determine it.
+        upcoming: The next position of each row.
+    """
+
+    counts_only = True
+
+    def __init__(self, upcoming: Sequence[int] = (0,)) -> None:
+        self.upcoming = list(upcoming)
+
+    def take(self, count: int) -> mx.array:
+        """Return the next positions, [B, count], and advance past them."""
+        first = mx.array(self.upcoming, mx.int32)[:, None]
+        self.upcoming = [position + count for position in self.upcoming]
+        return first + mx.arange(count, dtype=mx.int32) if count > 1 else first
+
+    @classmethod
+    def merge(cls, rows: Sequence[Self]) -> Self:
+        """Combine several rows."""
+        return cls([position for row in rows for position in row.upcoming])
+
+    def extend(self, other: Self) -> None:
+        """Append rows."""
+        self.upcoming += other.upcoming
+
+    def filter(self, staying: Sequence[int]) -> None:
+        """Keep some rows."""
+        self.upcoming = [self.upcoming[index] for index in staying]
+
+    def extract(self, index: int) -> "RopePositions":
+        """Return a single row."""
+        return RopePositions([self.upcoming[index]])
+
+    def empty(self) -> bool:
+        """Always true: it never holds keys and values."""
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the arrays: zero."""
+        return 0
+
+    @property
+    def state(self) -> list[mx.array]:
+        """Empty: there is nothing to evaluate."""
+        return []
+
 
 # One upstream cache object per layer.
 Caches: TypeAlias = list[Any]

@@ -9,10 +9,10 @@ from backend.core.media import MEDIA_MARKER, MediaKind, PreparedMedium
 from backend.core.prompt import Placement
 from backend.errors import InvalidRequestError
 from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decode
-from backend.model.text.disarming import Disarmer
-from backend.model.text.snippets import written_out
+from backend.model.text.guard import Disarmer
+from backend.model.text.template import written_out
 from backend.model.vision.media_processor import ProcessorError, film
-from common.rpc.caller import require_caller
+from common.rpc import require_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

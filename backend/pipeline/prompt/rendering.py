@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationCall
-from backend.model.text.branches import branches
 from backend.model.text.guard import unguarded
+from backend.model.text.prefix import branches
 from backend.pipeline.prompt.media_prompt import MediaPrompt, media_prompt
 from backend.pipeline.prompt.tokens import WrittenPrompt, plain_token_ids, tokenize
 from backend.pipeline.served_model import ServedModel

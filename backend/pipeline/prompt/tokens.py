@@ -10,7 +10,7 @@ from backend.core.prompt import Prompt
 from backend.errors import InvalidRequestError
 from backend.model.text.guard import unguarded
 from backend.model.text.prefix import TokenizedText
-from backend.model.vision.media_spans import LostMediumError, as_processed, find_spans
+from backend.model.vision.media_processor import LostMediumError, as_processed, find_spans
 from backend.pipeline.validation import require_bounded, require_fit, require_possible_fit
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlx_lm.models.cache import KVCache
 
-from backend.cache.row_kv import Part, RowKV
+from backend.cache.kv import Part, RowKV
 from backend.engine.kv.batch_caches import _joining
 from backend.engine.kv.layer import RaggedKV, Window, attend_row
 from backend.engine.kv.ledger import Ledger

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable
 
 from backend.model.text.isolated.helper import LENGTH
-from common.process.lifecycle import STOP_SIGNALS
+from common.process import STOP_SIGNALS
 
 
 def serve(

@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from common.process.lifeline import tied
-from common.rpc.caller import require_caller
+from common.process import tied
+from common.rpc import require_caller
 
 LENGTH = struct.Struct("<Q")
 # A new process spends a second or more on imports.

@@ -33,7 +33,7 @@ from backend.model.text.isolated.helper import (
     start_python,
 )
 from backend.model.text.reading import Reading, columns
-from common.rpc.caller import AbandonedError, require_caller
+from common.rpc import AbandonedError, require_caller
 
 log = logging.getLogger(__name__)
 

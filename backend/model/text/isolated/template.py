@@ -27,12 +27,11 @@ from backend.model.text.isolated.helper import (
 )
 from backend.model.text.isolated.process import TEXT, Job
 from backend.model.text.jinja_renderer import JinjaSource
-from backend.model.text.probe import Abilities
+from backend.model.text.probe import Abilities, Form
 from backend.model.text.renderer import Options
-from backend.model.text.shapes import Form
 from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
-from backend.model.text.written_tools import with_written_tools
-from common.rpc.caller import AbandonedError, require_caller
+from backend.model.text.tool_forms import with_written_tools
+from common.rpc import AbandonedError, require_caller
 
 _KILLED = "the process that renders chat templates was killed twice: try again"
 _ENDED = "the chat template ended its process: it takes too much memory, or time"

@@ -1,1 +1,0 @@
-"""The prompt cache's disk tier."""

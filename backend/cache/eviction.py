@@ -1,0 +1,365 @@
+"""The likelihood of requests, learned from past ones."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol, TypeAlias
+
+from backend.cache.kv import Segment
+from backend.cache.radix import Match, Node, RadixTree, TokenKey
+from backend.core.prompt import Place
+
+SegmentNode: TypeAlias = Node[Segment]
+
+# Prior rate of requests that branch off at a place where a conversation has continued.
+_PRIOR_BRANCHES = {
+    Place.INNER: 0.005,
+    Place.SYSTEM: 0.5,
+    Place.MESSAGE: 0.1,
+    Place.PROMPT: 0.05,
+    Place.REPLY: 0.02,
+}
+_PRIOR_WEIGHT = 20.0
+# A conversation that waits for a tool result is certain to continue; others have often ended.
+_UNEXPECTED = 0.25
+# It is due after the median wait of this many earlier ones, counted in requests.
+_KNOWN_WAITS = 32
+# Once overdue, it ages by one in this many requests.
+_PATIENCE = 2.0
+# It calls tools several times before the next question.
+_TURN = 0.15
+_EXPECTED_WITHIN = 4.0
+# If later prompts leave out thoughts, no request continues from a finished reply.
+_SPENT = 0.02
+
+
+class Forecast(Protocol):
+    """The likelihood of requests; the unit is the next request."""
+
+    def resumption(self, leaf: SegmentNode) -> float:
+        """Return the likelihood that a request continues from a leaf."""
+
+    def branching(self, node: SegmentNode) -> float:
+        """Return the likelihood that a request continues from a node's end, and not from below."""
+
+    def newcomer(self, key: TokenKey, place: Place) -> float:
+        """Return the likelihood that another request continues from a prefix just computed."""
+
+
+class LearnedForecast:
+    """Learns from past requests.
+
+    Attributes:
+        now: The number of past requests.
+    """
+
+    def __init__(self, *, has_snapshots: bool = False) -> None:
+        """Start with priors for any model; `has_snapshots` is that of `Thinning`."""
+        self.now = 0
+        self._has_snapshots = has_snapshots
+        self._waits: deque[int] = deque(maxlen=_KNOWN_WAITS)
+        self._due = 0.0
+        self._passed: Counter[Place] = Counter()
+        self._parted: Counter[Place] = Counter()
+
+    def note_prompt(self, found: Match[Segment]) -> None:
+        """Learn where a new prompt leaves the stored tokens, of which it matches some."""
+        last = found.nodes[-1]
+        if found.length < last.end - 1 or last.children:
+            parted = last if found.length == last.end else last.parent
+            if parted is not None:
+                self.note_branch(parted)
+            return
+        for node in found.nodes:
+            if node.used_at == last.used_at:
+                self.note_resumption(node)
+        if last.is_expected:
+            self._waits.append(self.now - last.used_at)
+            self._due = median(self._waits)
+        last.is_expected = False
+
+    def note_resumption(self, node: SegmentNode) -> None:
+        """Record that a conversation has continued from a node for the first time."""
+        self._passed[node.place] += 1
+
+    def note_branch(self, node: SegmentNode) -> None:
+        """Record that a request has branched off at a node."""
+        self._parted[node.place] += 1
+        node.branches += 1
+        node.is_turn = node.is_expected = False
+        self._note_left(node)
+
+    def _note_left(self, parted: SegmentNode) -> None:
+        """Record that no request returns to the conversation left here, if it is the only one."""
+        end = parted
+        while len(end.children) == 1:
+            (end,) = end.children.values()
+        if not (end.children or parted.is_pinned):
+            end.is_spent, end.is_expected = True, False
+
+    def resumption(self, leaf: SegmentNode) -> float:
+        """Return the likelihood that a request continues from a leaf: highest when it is due."""
+        age = self.now - leaf.used_at
+        if leaf.is_once:
+            return 0.0
+        if leaf.is_expected:
+            return self._due_likelihood(age)
+        if leaf.is_turn:
+            return self._turning(leaf)
+        return (_SPENT if leaf.is_spent else _UNEXPECTED) / (1.0 + age)
+
+    def branching(self, node: SegmentNode) -> float:
+        """Return the likelihood of a branch at a node, or below where it falls back on the node."""
+        likely, pending = 0.0, [node]
+        while pending:
+            place = pending.pop()
+            likely += self._parting(place) if place.children else self.resumption(place)
+            below = place.children.values() if self._has_snapshots else ()
+            pending += [child for child in below if child.value.snapshot is None]
+        return likely
+
+    def _parting(self, node: SegmentNode) -> float:
+        """Return the likelihood of a branch at a node, by the rate at others of its kind."""
+        if node.is_expected and not node.is_turn and _is_left(node):
+            return self._due_likelihood(self.now - node.used_at)
+        parted = self._parted[node.place] + _PRIOR_BRANCHES[node.place] * _PRIOR_WEIGHT
+        share = parted / (self._passed[node.place] + _PRIOR_WEIGHT)
+        away = abs(self._due - (self.now - node.used_at))
+        likely = share * (1 + node.branches) / (1.0 + away)
+        return max(likely, self._turning(node)) if node.is_turn else likely
+
+    def _due_likelihood(self, age: int) -> float:
+        """Return the likelihood of a certain request, by the requests since the last one."""
+        return 1.0 / (1.0 + max(self._due - age, (age - self._due) / _PATIENCE))
+
+    def _turning(self, node: SegmentNode) -> float:
+        """Return the likelihood that the next question of a conversation branches off at a node."""
+        age = self.now - node.used_at
+        if node.is_expected:
+            return _TURN / (1.0 + age / _EXPECTED_WITHIN)
+        return _UNEXPECTED / (1.0 + age)
+
+    def newcomer(self, key: TokenKey, place: Place) -> float:  # noqa: ARG002 (the protocol's)
+        """Return the likelihood of a conversation that continues when it is due."""
+        if place is Place.SYSTEM or not self._waits:
+            return 1.0
+        # The wait begins with the end of the running request.
+        return 1.0 / (1.0 + self._due + (place is not Place.REPLY))
+
+
+def _is_left(node: SegmentNode) -> bool:
+    """Tell whether no request continues below a node."""
+    return all(child.is_spent for child in node.children.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """Removes the parts of a segment that only a request branching off near it needs.
+
+    Attributes:
+        thin: Returns the segment without its snapshot and its sliding windows.
+        reach_tokens: Size of the largest window; 0 without windows.
+        has_snapshots: Whether a prefix can be restored only at a snapshot.
+    """
+
+    thin: Callable[[Segment], Segment]
+    reach_tokens: int
+    has_snapshots: bool
+
+
+@dataclass(slots=True)
+class Taken:
+    """Parts taken to make room, which can be put back.
+
+    Attributes:
+        leaves: Leaves set aside, in order.
+        values: Thinned nodes with their previous values.
+        expected: Nodes that became leaves, with their previous `is_expected`.
+    """
+
+    leaves: dict[SegmentNode, None] = field(default_factory=dict)
+    values: list[tuple[SegmentNode, Segment]] = field(default_factory=list)
+    expected: list[tuple[SegmentNode, bool]] = field(default_factory=list)
+
+
+class Worth:
+    """The worth of nodes and of their parts, in expected tokens per byte."""
+
+    def __init__(self, forecast: Forecast, thinning: Thinning | None) -> None:
+        """Combine the two sources of worth.
+
+        Args:
+            forecast: The likelihood of requests.
+            thinning: Thins nodes, if they can be thinned.
+        """
+        self.forecast = forecast
+        self._thinning = thinning
+        self._spare: dict[SegmentNode, tuple[Segment, int]] = {}
+
+    def of_leaf(self, leaf: SegmentNode) -> float:
+        """Return the worth of a leaf as a whole."""
+        gain = self.restorable(leaf) - self.restorable(leaf.parent)
+        return self.forecast.resumption(leaf) * _per_byte(gain, self._bytes_for(leaf))
+
+    def _bytes_for(self, leaf: SegmentNode) -> int:
+        """Return the bytes of a leaf, and of its ancestors that no request needs without it."""
+        nbytes, node = leaf.value.nbytes, leaf.parent
+        while node is not None and len(node.children) == 1 and not self._is_whole(node):
+            nbytes += node.value.nbytes
+            node = node.parent
+        return nbytes
+
+    def of_newcomer(
+        self, key: TokenKey, found: Match[Segment], likely: float, nbytes: int
+    ) -> float:
+        """Return the worth of a segment before it is stored.
+
+        Args:
+            key: The prefix that ends with it.
+            found: What is stored of the prefix.
+            likely: The likelihood that a request wants it.
+            nbytes: Its size.
+        """
+        gain = len(key) - self._restorable_of(found)
+        return likely * _per_byte(gain, nbytes)
+
+    def _restorable_of(self, found: Match[Segment]) -> int:
+        """Return the number of restorable tokens of a match, which may end inside a node."""
+        last = found.last
+        if last is None or found.length == last.end:
+            return self.restorable(last)
+        if self._thinning is not None and self._thinning.has_snapshots:
+            return self.restorable(last.parent)
+        return min(self.restorable(last), found.length)
+
+    def of_refill(self, node: SegmentNode, nbytes: int) -> float:
+        """Return the worth of the `nbytes` that a node lacks to be restorable."""
+        return self._demand(node) * _per_byte(node.end - self.restorable(node), nbytes)
+
+    @property
+    def reach_tokens(self) -> int:
+        """The size of the largest window; 0 without windows."""
+        return self._thinning.reach_tokens if self._thinning else 0
+
+    def lacks_windows(self, node: SegmentNode) -> bool:
+        """Tell whether only windows are missing to restore the prefix that ends at a node."""
+        thinning = self._thinning
+        if thinning is None or (thinning.has_snapshots and node.value.snapshot is None):
+            return False
+        return not self._is_whole(node)
+
+    def of_spare(self, node: SegmentNode) -> float | None:
+        """Return the worth of the parts that an inner node gives up next; `None` if it has none."""
+        spare = self.spare_bytes(node)
+        if not spare:
+            return None
+        if self.tokens_inside(node):
+            # A request that branches off inside recomputes half of these tokens on average, which
+            # take their share of the bytes.
+            return self._demand(node) * _per_byte(len(node.label), 2 * spare)
+        base = self.restorable(node.parent)
+        dependents = self._dependents(node)
+        return sum(self._demand(each) * _per_byte(each.end - base, spare) for each in dependents)
+
+    def tokens_inside(self, node: SegmentNode) -> int:
+        """Return the number of tokens with windows that only a cut inside the node needs."""
+        thinning = self._thinning
+        if thinning is None or thinning.has_snapshots or not node.value.blocks[0].has_windows:
+            return 0
+        return max(len(node.label) - thinning.reach_tokens, 0)
+
+    def spare_bytes(self, node: SegmentNode) -> int:
+        """Return the bytes of the parts that a node can give up."""
+        if self._thinning is None:
+            return 0
+        known = self._spare.get(node)
+        if known is None or known[0] is not node.value:
+            spare = node.value.nbytes - self._thinning.thin(node.value).nbytes
+            known = self._spare[node] = (node.value, spare)
+        return known[1]
+
+    def least_bytes(self, ends: set[SegmentNode]) -> int:
+        """Return the bytes of paths after they give up all that they can."""
+        nodes = path_nodes(ends)
+        spare = sum(self.spare_bytes(node) for node in nodes - ends)
+        return sum(node.value.nbytes for node in nodes) - spare
+
+    def of_subtrees(self, tree: RadixTree[Segment]) -> dict[SegmentNode, float]:
+        """Return the worth of each node, which stays as long as any node below it."""
+        worths: dict[SegmentNode, float] = {}
+        for node in reversed(list(tree.walk())):
+            below = [worths[child] for child in node.children.values()]
+            worths[node] = max(below) if below else self.of_leaf(node)
+        return worths
+
+    def forget(self, node: SegmentNode) -> None:
+        """Forget a node that is removed or gets another value, and with it the old arrays."""
+        self._spare.pop(node, None)
+
+    def restorable(self, node: SegmentNode | None) -> int:
+        """Return the number of restorable tokens of the prefix that ends at a node."""
+        while node is not None and not self._is_whole(node):
+            node = node.parent
+        return 0 if node is None else node.end
+
+    def _demand(self, node: SegmentNode) -> float:
+        if node.is_pin:
+            return 1.0
+        forecast = self.forecast
+        return forecast.branching(node) if node.children else forecast.resumption(node)
+
+    def _dependents(self, node: SegmentNode) -> list[SegmentNode]:
+        """Return the nodes whose ends can no longer be restored without a node's spare parts."""
+        found, pending = [], [node]
+        reach = self.reach_tokens
+        while pending:
+            below = pending.pop()
+            if below is node or below.end - node.end < reach:
+                if self._is_whole(below):
+                    found.append(below)
+                if reach:
+                    pending.extend(below.children.values())
+        return found
+
+    def _is_whole(self, node: SegmentNode) -> bool:
+        """Tell whether the prefix that ends at a node can be restored."""
+        if self._thinning is None:
+            return True
+        if self._thinning.has_snapshots and node.value.snapshot is None:
+            return False
+        return _windows_reach(node, min(self._thinning.reach_tokens, node.end))
+
+
+def path_nodes(ends: Iterable[SegmentNode]) -> set[SegmentNode]:
+    """Return nodes and their ancestors."""
+    return {node for end in ends for node in end.lineage()}
+
+
+def path_bytes(ends: Iterable[SegmentNode]) -> int:
+    """Return the bytes of nodes and their ancestors, shared ones once."""
+    return sum(node.value.nbytes for node in path_nodes(ends))
+
+
+def path_tokens(ends: Iterable[tuple[SegmentNode, int]]) -> int:
+    """Return the number of tokens on paths up to a position in each last node, shared ones once."""
+    counted: dict[SegmentNode, int] = {}
+    for end, stop in ends:
+        for node in end.lineage():
+            counted[node] = max(counted.get(node, 0), min(stop, node.end) - node.start)
+    return sum(counted.values())
+
+
+def _per_byte(tokens: int, nbytes: int) -> float:
+    """Return tokens per byte: divided first, so equal for nodes of one kind and any length."""
+    return tokens / max(nbytes, 1)
+
+
+def _windows_reach(node: SegmentNode, tokens: int) -> bool:
+    """Tell whether the last `tokens` tokens before a node's end have their windows."""
+    for above in node.lineage():
+        for block in reversed(above.value.blocks):
+            if tokens <= 0 or not block.has_windows:
+                return tokens <= 0
+            tokens -= block.tokens
+    return tokens <= 0

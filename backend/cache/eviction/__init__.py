@@ -1,1 +1,0 @@
-"""Which parts of a full prompt cache go first."""

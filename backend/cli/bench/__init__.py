@@ -1,1 +1,0 @@
-"""The command `bench`: the speed of a running backend, seen from a client."""

@@ -1,1 +1,0 @@
-"""Checks of the machine, with a fix for each problem."""

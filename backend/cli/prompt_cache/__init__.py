@@ -1,1 +1,0 @@
-"""The command `cache`: the prompt cache of a running backend."""

@@ -1,0 +1,166 @@
+"""Applies LoRA adapters in Hugging Face's PEFT format to an MLX network."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_unflatten
+
+from backend.config import Adapter
+from backend.errors import LoadError
+from backend.model.checkpoint.adapter_files import (
+    CONFIG,
+    PEFT_WEIGHTS,
+    adapter_directory,
+    is_peft,
+    require_readable,
+)
+from backend.model.checkpoint.config_file import read_json
+from backend.model.checkpoint.failures import one_line
+from backend.model.checkpoint.upstream import Network, import_mlx_lm
+
+_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+_LAYER = re.compile(r"(?:^|\.)(layers\.\d+\..+)$")
+
+
+def apply_peft(network: Network, directory: Path) -> None:
+    """Apply an adapter to the linear layers that it names; its files have been checked.
+
+    Raises:
+        LoadError: It does not fit the network.
+    """
+    config = read_json(directory / CONFIG, dict)
+    path = directory / PEFT_WEIGHTS
+    pairs = _pairs(path)
+    paths = _module_paths(network, pairs)
+    layers = [
+        (paths[name], _adapted(network, paths[name], parts, config, path))
+        for name, parts in pairs.items()
+    ]
+    network.update_modules(tree_unflatten(layers))
+
+
+def _pairs(path: Path) -> Mapping[str, Mapping[str, mx.array]]:
+    """Return the matrices A [r, in] and B [out, r] by module name."""
+    pairs: dict[str, dict[str, mx.array]] = defaultdict(dict)
+    for name, weight in mx.load(str(path)).items():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise LoadError(f"{path}: {name} is not a LoRA matrix of a linear layer")
+        pairs[match["module"]][match["part"]] = weight
+    for module, parts in pairs.items():
+        if len(parts) != len("AB"):
+            raise LoadError(f"{path}: {module} has a matrix A or B without the other")
+    return pairs
+
+
+def _module_paths(network: Network, wanted: Mapping[str, object]) -> Mapping[str, str]:
+    """Find the modules of a network by name, or by their path below a numbered layer.
+
+    Libraries nest decoders differently, so the path above the layers may differ.
+    """
+    linear = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, (nn.Linear, nn.QuantizedLinear))
+    ]
+    in_layer: dict[str, list[str]] = defaultdict(list)
+    for name in linear:
+        in_layer[_tail(name)].append(name)
+    known = set(linear)
+    found: dict[str, str] = {}
+    for name in wanted:
+        candidates = [name] if name in known else in_layer.get(_tail(name), [])
+        if len(candidates) != 1:
+            problem = f"is for {name}: the model has {len(candidates) or 'no'} linear layers there"
+            raise LoadError(f"the adapter {problem}")
+        found[name] = candidates[0]
+    return found
+
+
+def _tail(name: str) -> str:
+    match = _LAYER.search(name)
+    return match[1] if match else name
+
+
+def _adapted(
+    network: Network,
+    module_path: str,
+    parts: Mapping[str, mx.array],
+    config: Mapping[str, Any],
+    path: Path,
+) -> nn.Module:
+    import_mlx_lm()
+    from mlx_lm.tuner.lora import LoRALinear
+
+    linear = dict(network.named_modules())[module_path]
+    rank = parts["A"].shape[0]
+    layer = LoRALinear.from_base(linear, r=rank, dropout=0.0, scale=_scale(config, module_path))
+    own = (layer.lora_a.shape, layer.lora_b.shape)
+    if (given := (parts["A"].T.shape, parts["B"].T.shape)) != own:
+        raise LoadError(f"{path}: {module_path} has matrices {given}, but the model takes {own}")
+    layer.lora_a, layer.lora_b = parts["A"].T, parts["B"].T
+    return layer
+
+
+def _scale(config: Mapping[str, Any], module_path: str) -> float:
+    """Return the factor of an adapter's product, which may vary by layer."""
+    rank = _of_module(config.get("rank_pattern"), module_path, config.get("r", 8))
+    alpha = _of_module(config.get("alpha_pattern"), module_path, config.get("lora_alpha", 8))
+    return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
+
+
+def _of_module(patterns: Mapping[str, float] | None, module_path: str, common: float) -> float:
+    """Return the value of the first pattern that matches the end of a module's path, as in PEFT."""
+    matches = (
+        value
+        for pattern, value in (patterns or {}).items()
+        if re.fullmatch(rf"(.*\.)?({pattern})", module_path)
+    )
+    return next(matches, common)
+
+
+def apply_adapters(network: Network, adapters: Sequence[Adapter], models_dir: Path | None) -> None:
+    """Apply adapters to a network, in order.
+
+    The last one stays separate from the weights, exact even if they are quantised; those before it
+    are fused, because mlx-lm supports one adapter per layer.
+
+    Raises:
+        LoadError: An adapter is missing or does not fit; the message names it.
+    """
+    directories = [adapter_directory(adapter, models_dir) for adapter in adapters]
+    for adapter, directory in zip(adapters, directories, strict=True):
+        _fuse(network)
+        _apply(network, adapter, directory)
+
+
+def _apply(network: Network, adapter: Adapter, directory: Path) -> None:
+    require_readable(directory)
+    if is_peft(directory):
+        apply_peft(network, directory)
+    else:
+        try:
+            import_mlx_lm().load_adapters(network, str(directory))
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = one_line(error)
+            raise LoadError(f"the LoRA adapter {adapter.path} does not fit: {reason}") from error
+    layers = _lora_layers(network)
+    if not layers and adapter.scale != 1.0:
+        raise LoadError(f"the adapter {adapter.path} is a full fine-tune: it has no scale")
+    for _, layer in layers:
+        layer.scale *= adapter.scale
+    network.eval()
+
+
+def _fuse(network: Network) -> None:
+    fused = [(name, layer.fuse()) for name, layer in _lora_layers(network)]
+    network.update_modules(tree_unflatten(fused))
+
+
+def _lora_layers(network: Network) -> list[tuple[str, Network]]:
+    return [(name, module) for name, module in network.named_modules() if "lora_a" in module]

@@ -1,1 +1,0 @@
-"""The dashboard: the state of the backend in a browser."""

@@ -1,0 +1,210 @@
+"""Directories of one user, the same for all processes of that user on a machine."""
+
+import fcntl
+import os
+import pwd
+import re
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+NAME = "mlx-grpc-backend"
+
+
+def state_directory(
+    environment: Mapping[str, str], platform: str = sys.platform, home: Path | None = None
+) -> Path:
+    """Return where this user's backends keep what outlives them; not created.
+
+    Never a temporary or a runtime directory: hosts give each process its own, and remove it.
+
+    Args:
+        environment: May move it, by `XDG_STATE_HOME`.
+        platform: As in `sys.platform`.
+        home: The user's, as recorded by the system unless given: services lack `HOME`.
+    """
+    moved = Path(environment.get("XDG_STATE_HOME", ""))
+    if moved.is_absolute():
+        return moved / NAME
+    home = home or _home(environment)
+    if platform == "darwin":
+        return home / "Library" / "Application Support" / NAME
+    return home / ".local" / "state" / NAME
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    told = Path(environment.get("HOME", ""))
+    if told.is_absolute():
+        return told
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:  # a container may run as a user without an entry
+        return Path("/")
+
+
+MAX_FILE_BYTES = 64 * 1024
+
+_NAME = re.compile(r"[0-9]+-[0-9a-f]{16}\.entry")
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a pipe must not wait for its writer.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_POLL_INTERVAL_S = 0.002
+
+
+class ForeignDirectoryError(OSError):
+    """The directory belongs to another user, or is open to others."""
+
+
+class LockedDirectory:
+    """The directory, and this process's file in it; for one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the directory if it is missing.
+
+        Args:
+            path: Missing parents are created too.
+
+        Raises:
+            ForeignDirectoryError: Other users own it or have access.
+            OSError: It is not a directory, is a link, or cannot be created.
+        """
+        self._path = path
+        self._name = f"{os.getpid()}-{secrets.token_hex(8)}.entry"
+        self._file: int | None = None
+        self._data = b""
+        self._directory = _opened(path)
+
+    @contextmanager
+    def exclusive(self, timeout_s: float) -> Iterator[None]:
+        """Keep other processes from reading and writing; recreates a removed directory.
+
+        Args:
+            timeout_s: How long to wait for the others, one of which may be suspended.
+
+        Raises:
+            TimeoutError: Another process did not leave in time.
+            OSError: The directory is gone and cannot be recreated.
+        """
+        if not _is_there(self._directory, self._path):
+            directory = _opened(self._path)
+            os.close(self._directory)
+            self._directory = directory
+        with _locked(self._directory, timeout_s):
+            if self._file is None or not _is_there(self._file, self._name, self._directory):
+                self._replace_file()
+            yield
+
+    def write(self, data: bytes) -> None:
+        """Replace the content of this process's file; call it inside `exclusive`.
+
+        Raises:
+            OSError: The file system is full.
+        """
+        if data != self._data and self._file is not None:
+            self._data = b""
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, data, 0)
+            self._data = data
+
+    def others(self) -> Mapping[str, bytes]:
+        """Return the content of other live processes' files by name; call it inside `exclusive`.
+
+        Removes the files of dead processes. Ignores all but this user's regular files.
+        """
+        with os.scandir(self._directory) as entries:
+            names = [each.name for each in entries if _NAME.fullmatch(each.name)]
+        found = {name: self._read(name) for name in sorted(names) if name != self._name}
+        return {name: data for name, data in found.items() if data is not None}
+
+    def close(self) -> None:
+        """Remove this process's file."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.unlink(self._name, dir_fd=self._directory)
+            os.close(self._file)
+        os.close(self._directory)
+
+    def _replace_file(self) -> None:
+        """Create this process's file; no reader can mistake it for a dead one meanwhile."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file, self._data = None, b""
+        file = os.open(self._name, _CREATE, 0o600, dir_fd=self._directory)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._file = file
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            file = os.open(name, _READ, dir_fd=self._directory)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                return None
+            if _is_free(file):
+                os.unlink(name, dir_fd=self._directory)
+                return None
+            return os.read(file, MAX_FILE_BYTES)
+        finally:
+            os.close(file)
+
+
+def _opened(path: Path) -> int:
+    """Open the directory, creating it if it is missing."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=stat.S_IRWXU, parents=True)
+    directory = os.open(path, _OPEN_DIRECTORY)
+    try:
+        _require_private(path, os.fstat(directory))
+    except BaseException:
+        os.close(directory)
+        raise
+    return directory
+
+
+def _is_there(descriptor: int, path: str | Path, inside: int | None = None) -> bool:
+    """Tell whether an open file still has its name: cleaners of temporary files remove it."""
+    try:
+        status = os.stat(path, dir_fd=inside, follow_symlinks=False)
+    except OSError:
+        return False
+    return os.path.samestat(status, os.fstat(descriptor))
+
+
+def _require_private(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise ForeignDirectoryError(f"{path} belongs to another user")
+    if status.st_mode & _OTHERS:
+        raise ForeignDirectoryError(f"{path} lets other users in: chmod 700 makes it private")
+
+
+def _is_free(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _locked(directory: int, timeout_s: float) -> Iterator[None]:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise TimeoutError("another process holds the lock of the directory") from None
+            time.sleep(_POLL_INTERVAL_S)
+    try:
+        yield
+    finally:
+        fcntl.flock(directory, fcntl.LOCK_UN)

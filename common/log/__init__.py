@@ -1,1 +1,0 @@
-"""Logging that never blocks, however frequent and unread."""

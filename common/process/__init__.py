@@ -1,1 +1,0 @@
-"""How processes begin and end."""

@@ -1,1 +1,0 @@
-"""Calls of any gRPC service: who makes them, and how they end."""
