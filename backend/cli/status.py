@@ -165,13 +165,18 @@ def _processes(report: pb.InspectReply) -> Text:
 
 
 def _memory(memory: pb.MemoryUsageData, *, all_parts: bool) -> Table:
-    """Return a bar per part; the parts overlap, and the longest bar is the largest of them."""
+    """Return a bar per part; the parts overlap, and the longest bar is the largest of them.
+
+    Where both processes are known, the first is theirs, and MLX's memory is a part of it.
+    """
     main = {name: memory.breakdown[name] for name in _MAIN_PARTS if name in memory.breakdown}
     shown = main if main and not all_parts else dict(sorted(memory.breakdown.items()))
     bars = Table.grid(padding=(0, 2))
     bars.add_column()
     bars.add_column(justify="right")
     parts = {"total": memory.total, **shown}
+    if resident := memory.breakdown.get("resident"):
+        parts = {"resident": resident, "mlx": memory.total, **shown}
     largest = max(parts.values())
     for part, size in parts.items():
         bars.add_row(Text(printable(part)), decimal(size), _bar(size, largest, MEMORY_BAR_WIDTH))

@@ -47,6 +47,7 @@ from backend.model.loader import load
 from backend.model.text.isolated.template import PROCESSES
 from backend.model.vision.media_support import Examiner
 from backend.model.vision.vision_network import VisionNetwork
+from common.memory.resident import in_words
 
 _EXAMPLE_TOKENS = 4096
 _PROBE_TOKENS = 8
@@ -237,10 +238,10 @@ def _profile(
 
 def _log_memory(profile: KvProfile, budget_bytes: int) -> None:
     log.info(
-        "there are %.2f GiB for KV caches; one of %d tokens takes %.1f MiB",
-        budget_bytes / 2**30,
-        _EXAMPLE_TOKENS,
-        profile.row_bytes(_EXAMPLE_TOKENS) / 2**20,
+        "up to %s are for KV caches; one of %s tokens takes %s",
+        in_words(budget_bytes),
+        f"{_EXAMPLE_TOKENS:,}",
+        in_words(profile.row_bytes(_EXAMPLE_TOKENS)),
     )
 
 

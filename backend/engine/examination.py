@@ -136,8 +136,8 @@ class Examination:
         if self._make is None:
             return
         log.info(
-            "between requests it is now tried how those of this model can be computed together, "
-            "once for this checkpoint; until then it is one at a time, without drafts"
+            "trying between requests how this model can compute several at once, once for this "
+            "checkpoint; until then it computes one at a time, without drafts"
         )
         # An engine that this ends must not be followed by others for ever.
         self._page.add(begun=self._page.findings.begun + 1)

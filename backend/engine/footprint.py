@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, ModelOptions, TuningOptions
-from backend.core.model import ModelCard
+from backend.core.model import ModelCard, ModelKind
 from backend.engine.passes.caches import foreseen_cache_factory
 from backend.engine.plan import MODEL_ERRORS, Network
 from backend.engine.rows.admission import KvProfile, kv_budget_bytes, working_set_bytes
@@ -13,9 +13,19 @@ from backend.engine.trials.pass_costs import foresee
 from backend.model.checkpoint.config_file import read_config
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.encoder import is_encoder
+from backend.model.loaded import RunnableModel
 from backend.model.loader import load, look
+from backend.model.text.hf_tokenizer import tokenizer_directory
+from backend.model.text.tokenizer_file import TOKENIZER_FILE
 
 KV_WIDTHS = (None, 8, 4)
+# Measured on Linux, without a model: Python, its libraries, MLX. They hold no more on a Mac.
+SERVER_BYTES, ENGINE_BYTES = 110_000_000, 115_000_000
+# A vocabulary in a Rust tokenizer, for each byte of tokenizer.json and for each token; a library
+# without that file has Python objects.
+_RUST_BYTES, _RUST_TOKEN_BYTES, _PYTHON_TOKEN_BYTES = 2.2, 75, 300
+# The bytes of a token beside it, and its place in the tree that grammars are checked with.
+_PIECE_BYTES, _TREE_BYTES = 55, 380
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,7 @@ class Forecast:
     """A model on this machine; sizes are in bytes.
 
     Attributes:
+        vocabulary_bytes: The tokens in both processes, with the tree for grammars.
         draft: The card of its draft model, if one was named; its KV is a part of each profile.
         media_bytes: Kept for images and audio; 0 for a text model.
         budget_bytes: For the KV caches of all requests and of the prompt cache.
@@ -43,6 +54,7 @@ class Forecast:
 
     card: ModelCard
     files_bytes: int
+    vocabulary_bytes: int
     draft: ModelCard | None
     media_bytes: int
     memory_bytes: int
@@ -54,6 +66,17 @@ class Forecast:
     def weights_bytes(self) -> int:
         """Size of all weights, including a draft model's."""
         return self.card.weights_bytes + (self.draft.weights_bytes if self.draft else 0)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What server and engine hold after a load, before any request."""
+        return SERVER_BYTES + ENGINE_BYTES + self.vocabulary_bytes + self.weights_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left to compute with, for neither weights nor KV nor media."""
+        taken = self.weights_bytes + self.budget_bytes + self.media_bytes
+        return max(0, self.working_set_bytes - taken)
 
     @property
     def has_room(self) -> bool:
@@ -91,7 +114,8 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
         profiles.setdefault(profile, KvForecast(bits, profile))
     return Forecast(
         card=model.card,
-        files_bytes=sum(file.stat().st_size for file in directory.glob("*.safetensors")),
+        files_bytes=_files_bytes(directory),
+        vocabulary_bytes=_vocabulary_bytes(options, model),
         draft=draft,
         media_bytes=media_bytes,
         memory_bytes=memory_bytes(),
@@ -103,9 +127,34 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
 
 def _of_encoder(options: ModelOptions, directory: Path) -> Forecast:
     """Return the memory of an encoder, which has no KV cache; reads its weights."""
-    card, working_set = load(options, directory).card, working_set_bytes()
-    files_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    return Forecast(card, files_bytes, None, 0, memory_bytes(), working_set, 0, ())
+    model = load(options, directory)
+    return Forecast(
+        card=model.card,
+        files_bytes=_files_bytes(directory),
+        vocabulary_bytes=_vocabulary_bytes(options, model),
+        draft=None,
+        media_bytes=0,
+        memory_bytes=memory_bytes(),
+        working_set_bytes=working_set_bytes(),
+        budget_bytes=0,
+        caches=(),
+    )
+
+
+def _files_bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+def _vocabulary_bytes(options: ModelOptions, model: RunnableModel) -> int:
+    """Return the memory of a model's tokens in both processes."""
+    tokens = len(model.tokenizer.vocabulary)
+    file = tokenizer_directory(options, Path(model.card.path)) / TOKENIZER_FILE
+    held = tokens * _PYTHON_TOKEN_BYTES
+    if file.is_file():
+        held = int(_RUST_BYTES * file.stat().st_size) + tokens * _RUST_TOKEN_BYTES
+    if model.card.kind is ModelKind.DECODER:
+        return 2 * (held + tokens * _PIECE_BYTES) + model.card.vocab_size * _TREE_BYTES
+    return 2 * held + tokens * _PIECE_BYTES
 
 
 def _foreseen(network: Network, tuning: TuningOptions) -> KvProfile | None:

@@ -15,6 +15,7 @@ class FormatEvidence:
     Attributes:
         vocabulary: All tokens, including added ones.
         written_call: The template's rendering of `EXAMPLE_CALL`; empty if unknown.
+        is_told_here: Whether it is this backend that tells the model how to call.
         tool_parser: A name to use if the other evidence is inconclusive; with `FORCED` appended, it
             overrides the evidence.
         reasoning_parser: A name that overrides the evidence.
@@ -25,6 +26,7 @@ class FormatEvidence:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     written_call: str = ""
+    is_told_here: bool = False
 
     def has(self, marker: str) -> bool:
         """Tell whether a marker is in the template, or is a token."""

@@ -69,6 +69,7 @@ from backend.model.vision.towers import (
     require_own_tokenizer,
 )
 from backend.model.vision.vision_network import NotEmbeddableError, VisionNetwork
+from common.memory.resident import in_words
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +114,10 @@ def load(
             make_room(model.card.weights_bytes + beside_bytes)
             evaluate(model.network)
     log.info(
-        "loaded %s: %s, %.2f GB in %.1f s",
+        "loaded %s: %s, %s of weights in %.1f s",
         model.card.name,
         model.card.model_type,
-        model.card.weights_bytes / 1e9,
+        in_words(model.card.weights_bytes),
         time.monotonic() - started_at,
     )
     return model

@@ -112,7 +112,7 @@ def detect(evidence: FormatEvidence) -> OutputFormat:
     if tools is None and "tool_calls" in evidence.chat_template:
         warn_once("tool calls of an unknown format cannot be read: they pass as content")
     if tools is not None:
-        log.info("the format of tool calls is %s, by %s", tools.name, source)
+        log.info("the format of tool calls is %s, %s", tools.name, source)
     return OutputFormat(reasoning, tools or NO_TOOLS)
 
 
@@ -121,11 +121,11 @@ def _tools(evidence: FormatEvidence) -> tuple[ToolFormat | None, str]:
     hint = evidence.tool_parser and evidence.tool_parser.removesuffix(FORCED)
     named = _named(TOOL_FORMATS, hint)
     if named is NO_TOOLS or (named and hint != evidence.tool_parser):
-        return named, "an option"
+        return named, "by an option"
     written = find_by_call(TOOL_FORMATS, evidence.written_call) if evidence.written_call else None
     told = written or _fitting(TOOL_FORMATS, evidence)
     if told is None or told is named:
-        return named, "an option"
+        return named, "by an option"
     if named is not None:
         # The host's importer guesses a parser from the name of the model, and is wrong where a
         # family changed its format: deepseek_v3 for DSML, minimax_m2 for MiniMax M3.
@@ -133,7 +133,9 @@ def _tools(evidence: FormatEvidence) -> tuple[ToolFormat | None, str]:
             f"tool_parser {hint!r} contradicts the model's own evidence of {told.name}, which "
             f"wins; tool_parser!:{hint} forces it"
         )
-    return told, "the call in its template" if written else "clues"
+    if written and evidence.is_told_here:
+        return told, "in which the tools are written"
+    return told, "by the call in its template" if written else "by clues"
 
 
 def find(

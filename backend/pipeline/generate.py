@@ -92,9 +92,11 @@ def tell_format(model: ServedModel) -> None:
 
 
 def _described(reply_format: OutputFormat) -> str:
-    """Return the name of a format for a log line."""
-    is_plain = reply_format.tools is NO_TOOLS and reply_format.reasoning is NO_REASONING
-    return "plain text, without tool calls and thoughts" if is_plain else reply_format.name
+    """Return a format in words for a log line."""
+    tools, reasoning = reply_format.tools, reply_format.reasoning
+    calls = "no tool calls" if tools is NO_TOOLS else f"tool calls in {tools.name}"
+    thoughts = "no thoughts" if reasoning is NO_REASONING else f"thoughts in {reasoning.name}"
+    return f"text with {calls} and {thoughts}"
 
 
 async def tokenize(call: GenerationCall, model: ServedModel) -> Sequence[int]:

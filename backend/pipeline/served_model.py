@@ -69,14 +69,16 @@ class ServedModel:
         """Derive a served model from a loaded one and its load options."""
         if loaded.template.writes_tools and loaded.card.kind is ModelKind.DECODER:
             log.info(
-                "its chat template knows no tools: they are written into the system prompt, "
-                "unless write_tools is false"
+                "the chat template of %s knows no tools: they are written into the system prompt "
+                "(option write_tools:false leaves them out)",
+                loaded.card.name,
             )
         output_format = detect(
             FormatEvidence(
                 vocabulary=loaded.tokenizer.vocabulary,
                 chat_template=loaded.template.text,
                 written_call=loaded.template.written_call,
+                is_told_here=loaded.template.writes_tools,
                 tool_parser=options.tuning.text.tool_parser,
                 reasoning_parser=options.tuning.text.reasoning_parser,
             )

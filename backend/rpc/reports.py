@@ -111,9 +111,11 @@ def _machine(machine: MachineStatus) -> pb.MachineReport:
 
 
 def _memory(status: EngineStatus) -> pb.MemoryUsageData:
-    """Return memory by part, with MLX's memory as the total."""
-    parts = status.memory_bytes
+    """Return memory by part, with MLX's memory as the total, and that of both processes."""
+    parts = dict(status.memory_bytes)
     total = parts.get("mlx_active", 0) + parts.get("mlx_cache", 0)
+    if resident := sum(process.resident_bytes for process in status.processes):
+        parts["resident"] = resident
     return pb.MemoryUsageData(total=total, breakdown=parts)
 
 

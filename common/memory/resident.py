@@ -1,4 +1,4 @@
-"""The resident memory of a process."""
+"""The resident memory of a process, and sizes in words."""
 
 import os
 from pathlib import Path
@@ -11,3 +11,9 @@ def resident_bytes(process_id: int) -> int:
     except OSError:
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def in_words(size_bytes: int) -> str:
+    """Return a size for a reader, in the decimal units of the command line."""
+    megabytes = size_bytes / 1e6
+    return f"{megabytes:,.1f} MB" if megabytes < 1000 else f"{megabytes / 1000:,.2f} GB"

@@ -32,6 +32,16 @@ def test_memory_is_a_bar_per_part_as_long_as_its_share_of_the_largest(script):
     assert [line.count("━") for line in lines] == [12, 24, 6]
 
 
+def test_the_memory_of_both_processes_comes_first(script):
+    report = script.report()
+    report.memory.breakdown["resident"] = 4_000_000_000
+    for all_memory in (False, True):
+        lines = [line.removeprefix("memory ") for line in frame(report, all_memory=all_memory)]
+        assert lines[3].startswith("resident 4.0 GB")
+        assert lines[4].startswith("mlx 3.0 GB")
+        assert not any(line.startswith("total ") for line in lines)
+
+
 def test_unless_all_is_asked_for_the_main_parts_of_the_memory_are_shown(script):
     report = script.report()
     report.memory.breakdown.update({"kv_active": 1, "prompt_cache": 2, "mlx_cache": 3})

@@ -7,10 +7,12 @@ from io import StringIO
 
 import pytest
 from click.testing import CliRunner
+from real_process import TIMEOUT_S, real_backend
 from rich.console import Console
 
 from backend.cli.app import main
 from backend.demo import MODEL_DIR
+from backend.pb import backend_pb2 as pb
 from common.openblas import find_openblas
 
 pytestmark = pytest.mark.mlx
@@ -46,6 +48,27 @@ def test_the_embedded_model_fits_and_the_table_says_how_often():
     assert "(qwen3), context 4,096" in result.output
     assert "× 2,048" in result.output
     assert "No option needs to be set." in result.output
+
+
+def test_what_it_says_is_held_is_held_by_the_processes(tmp_path):
+    told = json.loads(fit(str(MODEL_DIR), "--json").output)
+    parts = ("weights_bytes", "vocabulary_bytes", "programs_bytes")
+    assert told["resident_bytes"] == sum(told[part] for part in parts)
+    with real_backend(tmp_path / "log", os.environ | {"MLX_BACKEND_FINDINGS": "0"}) as backend:
+        backend.load(MODEL_DIR)
+        backend.stub.Predict(pb.PredictOptions(Prompt="ba be", Tokens=4), timeout=TIMEOUT_S)
+        report = backend.inspector.Inspect(pb.InspectRequest(), timeout=TIMEOUT_S)
+    held = report.memory.breakdown["resident"]
+    assert held == sum(process.resident_bytes for process in report.processes)
+    assert told["resident_bytes"] == pytest.approx(held, rel=0.1)
+
+
+def test_each_part_of_the_memory_is_told_with_the_total():
+    text = " ".join(fit(str(MODEL_DIR)).output.split())
+    assert "weights 1.7 MB" in text
+    assert "in server and engine programs" in text
+    assert "held once it is loaded KV up to" in text
+    assert "stay free, to compute with memory" in text
 
 
 def test_json_has_the_sizes_in_bytes():

@@ -11,6 +11,7 @@ import pytest
 from kernel_files import V1, V2
 
 from common.memory.machine import machine_bytes
+from common.memory.resident import in_words
 
 MIB = 2**20
 
@@ -124,6 +125,7 @@ def test_the_limit_of_a_real_group_is_seen_two_groups_below(real_group):
 import os
 open({str(inner / "cgroup.procs")!r}, "w").write(str(os.getpid()))
 from common.memory.machine import machine_bytes
+from common.memory.resident import in_words
 print(machine_bytes())
 """
     try:
@@ -131,3 +133,11 @@ print(machine_bytes())
     finally:
         inner.rmdir()
     assert int(said.stdout) == 512 * MIB
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "words"),
+    [(0, "0.0 MB"), (1_739_520, "1.7 MB"), (999_940_000, "999.9 MB"), (15_353_909_406, "15.35 GB")],
+)
+def test_sizes_are_told_in_the_units_of_the_command_line(size_bytes, words):
+    assert in_words(size_bytes) == words

@@ -3,15 +3,18 @@
 import asyncio
 import json
 import sys
+import time
 
 import grpc
 import mlx.core as mx
 import numpy as np
 import pytest
+from real_process import TIMEOUT_S, real_backend
 from serving import code_of, served, stream
 from transformers import AutoTokenizer
 
 from backend.config import ModelOptions
+from backend.engine.grammars.pool import WARM_UP_DELAY_S
 from backend.errors import UnsupportedModelError
 from backend.model.loader import load
 from backend.pb import backend_pb2 as pb
@@ -345,3 +348,14 @@ async def test_a_pair_that_a_cross_encoder_turns_into_nan_is_told(tmp_path):
         code, details = await code_of(backend.stub.Rerank(request))
         assert (code, "NaN" in details) == (grpc.StatusCode.INTERNAL, True)
         assert (await backend.stub.Rerank(pb.RerankRequest(query="la", documents=["li"]))).results
+
+
+def test_nothing_in_the_log_of_a_load_is_a_warning(encoders, tmp_path):
+    with real_backend(tmp_path / "log") as backend:
+        backend.load(encoders["bert"], Embeddings=True)
+        backend.stub.Embedding(pb.PredictOptions(Embeddings="la li"), timeout=TIMEOUT_S)
+        # By then a decoder would have prepared for grammars.
+        time.sleep(WARM_UP_DELAY_S + 1)
+        lines = backend.log_text.splitlines()
+    assert len(lines) > 3
+    assert not [line for line in lines if " WARNING " in line or "PyTorch" in line]

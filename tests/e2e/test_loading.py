@@ -351,4 +351,6 @@ async def test_a_hub_id_that_cannot_be_fetched_is_told(tmp_path, monkeypatch):
 async def test_the_log_tells_how_replies_will_be_read(tiny_models, caplog):
     caplog.set_level("INFO")
     async with served(tiny_models("qwen3")):
-        assert "are read as hermes_json+think" in caplog.text
+        assert (
+            "are read as text with tool calls in hermes_json and thoughts in think" in caplog.text
+        )

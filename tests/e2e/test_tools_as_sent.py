@@ -111,4 +111,5 @@ async def test_the_load_says_that_tools_are_written(tiny_models, caplog):
     caplog.set_level("INFO")
     async with served(tiny_models("llama"), Options=PLAIN) as backend:
         assert backend.engine.model.card.supports_tools
-    assert caplog.text.count("its chat template knows no tools: they are written into") == 1
+    assert caplog.text.count("knows no tools: they are written into") == 1
+    assert "the format of tool calls is hermes_json, in which the tools are written" in caplog.text

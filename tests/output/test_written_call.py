@@ -1,12 +1,15 @@
 """The call that a template writes tells the format, with no marker known beforehand."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
+from backend.core.model import ModelKind
 from backend.formats.evidence import FormatEvidence
 from backend.formats.registry import TOOL_FORMATS
 from backend.output.detection import detect, find_by_call
+from backend.pipeline.generate import tell_format
 
 ARGUMENTS = '{"probe_key": "probe_value"}'
 WRITTEN = {
@@ -57,3 +60,18 @@ def test_the_call_counts_more_than_clues_and_less_than_an_option_that_forces(cap
         "the format of tool calls is llama3_json, by the call in its template",
         "the format of tool calls is mistral, by an option",
     ]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("", "text with no tool calls and no thoughts"),
+        ("<tool_call> tool_call.name", "text with tool calls in hermes_json and no thoughts"),
+        ("<think></think>", "text with no tool calls and thoughts in think"),
+    ],
+)
+def test_the_log_says_in_words_how_replies_are_read(caplog, template, words):
+    caplog.set_level(logging.INFO)
+    card = SimpleNamespace(kind=ModelKind.DECODER, name="x")
+    tell_format(SimpleNamespace(card=card, format=detect(FormatEvidence((), template))))
+    assert caplog.messages[-1] == f"replies of x are read as {words}"

@@ -336,6 +336,7 @@ async def test_status_tells_state_and_memory():
         "weights": 5,
         "mlx_active": 7,
         "mlx_cache": 3,
+        "resident": 2**26 + 2**28,
         "machine_usable": 2**36,
         "machine_claimed": 2**34 + 2**35,
     }

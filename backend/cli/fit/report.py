@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
-from backend.engine.footprint import Forecast, KvForecast
+from backend.engine.footprint import ENGINE_BYTES, SERVER_BYTES, Forecast, KvForecast
 
 LENGTHS = (2_048, 8_192, 32_768, 131_072)
 # A request of common length; the report warns if not even one fits.
@@ -42,6 +42,10 @@ def values(forecast: Forecast) -> dict[str, Any]:
         "context_length": forecast.card.context_length,
         "weights_bytes": forecast.card.weights_bytes,
         "files_bytes": forecast.files_bytes,
+        "vocabulary_bytes": forecast.vocabulary_bytes,
+        "programs_bytes": SERVER_BYTES + ENGINE_BYTES,
+        "resident_bytes": forecast.resident_bytes,
+        "computing_bytes": forecast.free_bytes,
         "draft_model": forecast.draft.name if forecast.draft else "",
         "draft_weights_bytes": forecast.draft.weights_bytes if forecast.draft else 0,
         "media_bytes": forecast.media_bytes,
@@ -111,14 +115,19 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
         unit = decimal(_UNIT_TOKENS * _draft_bytes(forecast.caches[0]))
         size = f"{decimal(draft.weights_bytes)}, and {unit} of KV for 1,000 tokens"
         yield "draft model", f"{draft.name} ({draft.model_type}): {size}"
+    yield "vocabulary", f"{decimal(forecast.vocabulary_bytes)} in server and engine"
+    yield "programs", f"{decimal(SERVER_BYTES)} the server, {decimal(ENGINE_BYTES)} the engine"
+    yield "together", f"{decimal(forecast.resident_bytes)} held once it is loaded"
     if forecast.media_bytes:
         yield "media", f"{decimal(forecast.media_bytes)} kept for pictures and sounds"
-    usable = f"{decimal(forecast.working_set_bytes)} of {decimal(forecast.memory_bytes)} usable"
-    yield "memory", usable
     if not forecast.caches:
         yield "KV", "none: it is an encoder"
     elif forecast.has_room:
-        yield "KV", f"{decimal(forecast.budget_bytes)} for requests and prompt cache"
+        yield "KV", f"up to {decimal(forecast.budget_bytes)} more for requests and prompt cache"
+    if forecast.has_room:
+        yield "prompts", f"{decimal(forecast.free_bytes)} stay free, to compute with"
+    usable = f"{decimal(forecast.working_set_bytes)} of {decimal(forecast.memory_bytes)} usable"
+    yield "memory", usable
 
 
 def _weights(forecast: Forecast) -> str:

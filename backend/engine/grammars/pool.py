@@ -149,7 +149,7 @@ def _lark(parts: GrammarParts) -> LarkGrammar:
 
 
 # A load is often followed by a request, whose first token should not wait for the GIL.
-_WARM_UP_DELAY_S = 2.0
+WARM_UP_DELAY_S = 2.0
 _FREE = Written(())
 
 
@@ -227,7 +227,7 @@ class GrammarPool:
 
     def _warm_up(self) -> None:
         try:
-            key = self._keys.get(timeout=_WARM_UP_DELAY_S)
+            key = self._keys.get(timeout=WARM_UP_DELAY_S)
         except queue.Empty:
             if isinstance(process := _guarded(self._new_process), BackendError):
                 log.warning("this model cannot follow a grammar: %s", process)

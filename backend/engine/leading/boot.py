@@ -17,6 +17,7 @@ from functools import partial
 from typing import NoReturn
 
 from backend.core.media import PreparedMedium
+from backend.core.model import ModelKind
 from backend.engine.assembly import assemble_any_loop, load_whole
 from backend.engine.encoder_loop import EncoderLoop
 from backend.engine.findings import Notebook
@@ -240,7 +241,8 @@ class Boot:
             )
         )
         Intake(self._server, model.media, grammars, self._port.commands, self._fail).start()
-        grammars.start()
+        if model.card.kind is ModelKind.DECODER:
+            grammars.start()
         # Without a collection, which would delay the first token.
         LASTING.leave_out_at_once()
 

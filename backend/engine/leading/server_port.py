@@ -80,7 +80,8 @@ class MachineShare:
             cautious = replace(options, memory_utilization=share)
             return msgspec.structs.replace(load, options=cautious)
         place, others = load.ledger, ledger.others
-        log.info("memory is shared through %s with %d other backends", place, others)
+        count = f"{others} other backend{'' if others == 1 else 's'}" if others else "nobody yet"
+        log.info("memory is shared through %s with %s", place, count)
         self._ledger = ledger
         return load
 

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from backend.errors import OutOfMemoryError
 from backend.model.checkpoint.config_file import WEIGHTS_PATTERN
 from backend.model.checkpoint.upstream import Network
+from common.memory.heap import trim
 from common.memory.machine import machine_bytes
 
 MakeRoom: TypeAlias = Callable[[int], None]
@@ -80,6 +81,7 @@ def evaluate(network: Network) -> None:
     mx.eval(network.state)
     # Of weights that were cast.
     mx.clear_cache()
+    trim()
 
 
 def _pieces(network: Network, piece_bytes: int) -> Iterator[list[mx.array]]:

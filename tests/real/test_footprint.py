@@ -1,0 +1,69 @@
+"""What server and engine hold of published models, beside what `fit` says."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from real_answers import FINDINGS
+from real_process import real_backend
+
+from backend.pb import backend_pb2 as pb
+
+pytestmark = [
+    pytest.mark.mlx,
+    pytest.mark.skipif(not Path("/proc").exists(), reason="reads Linux's own books"),
+]
+
+# By then the first grammar has been prepared, and free memory given back.
+SETTLED_S = 6.0
+TIMEOUT_S = 600.0
+
+
+def load(backend, directory, **options):
+    is_encoder = directory.name == "minilm"
+    request = pb.ModelOptions(Model=str(directory), Embeddings=is_encoder, **options)
+    assert backend.stub.LoadModel(request, timeout=TIMEOUT_S).success
+    if is_encoder:
+        backend.stub.Embedding(pb.PredictOptions(Embeddings="one"), timeout=TIMEOUT_S)
+    else:
+        backend.stub.Predict(pb.PredictOptions(Prompt="one", Tokens=2), timeout=TIMEOUT_S)
+    time.sleep(SETTLED_S)
+
+
+def held(backend):
+    report = backend.inspector.Inspect(pb.InspectRequest(), timeout=TIMEOUT_S)
+    return {process.role: process.resident_bytes for process in report.processes}
+
+
+@pytest.fixture
+def backend(tmp_path):
+    environment = os.environ | {"MLX_BACKEND_FINDINGS": str(FINDINGS)}
+    with real_backend(tmp_path / "log", environment) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ["smollm2-bf16", "smollm2-q4", "gemma3-bf16", "minilm"])
+def test_fit_says_what_is_held_within_a_tenth(name, real_models, backend):
+    directory = real_models(name)
+    if name != "minilm":
+        load(backend, directory, Options=["check_at_load:true"])
+        assert backend.stub.Free(pb.HealthMessage(), timeout=TIMEOUT_S).success
+    load(backend, directory)
+    command = [sys.executable, "-m", "backend.cli", "fit", str(directory), "--json"]
+    told = json.loads(subprocess.check_output(command))
+    assert told["resident_bytes"] == pytest.approx(sum(held(backend).values()), rel=0.1)
+
+
+def test_a_server_does_not_grow_with_the_number_of_loads(real_models, backend):
+    small, large = real_models("smollm2-bf16"), real_models("gemma3-bf16")
+    sizes = []
+    for _ in range(4):
+        load(backend, large)
+        load(backend, small)
+        sizes.append(held(backend)["server"])
+    assert sizes[-1] < 1.15 * sizes[0]
+    assert max(sizes) < 200e6
