@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts.drawing import report_table
 from scripts.drawing.plots import PICTURES, PLOTS, REPORTS, caption, draw, matched, report_of
 from scripts.drawing.report_table import BLOCK, filled
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "performance.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reference" / "performance.md"
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +44,39 @@ def test_the_page_shows_a_plot_with_the_command_that_made_it(reports, name):
     assert report["machine"]["date"] in page
 
 
-def test_tables_of_the_page_are_made_from_their_result_files():
-    page = PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["docs/reference/performance.md", "README.md"])
+def test_tables_of_a_page_are_made_from_their_result_files(name):
+    page = (ROOT / name).read_text(encoding="utf-8")
     assert BLOCK.search(page)
     assert filled(page) == page
     emptied = BLOCK.sub(lambda match: f"{match['head']}{match['end']}", page)
     assert filled(emptied) == page != emptied
+
+
+def test_a_grid_has_a_dash_where_nothing_was_measured_and_no_row_without_figures(
+    tmp_path, monkeypatch
+):
+    figures = [
+        {"name": f"one: {who}", "unit": "s", "median": value, "samples": [value]}
+        for who, value in {"a": 1.2345, "b": 20.0}.items()
+    ]
+    machine = {"date": "2026-01-02", "system": "Linux", "revision": "abc"}
+    report = {"command": "python -m benchmarks", "machine": machine, "figures": figures}
+    (tmp_path / "made.json").write_text(json.dumps([report]), encoding="utf-8")
+    monkeypatch.setattr(report_table, "DOCS", tmp_path)
+    made = filled("<!-- grid of made.json: one | a; b; c -->\n<!-- end -->")
+    assert "| | a | b | c |" in made
+    assert "| one, s | 1.23 | 20 | – |" in made
+    with pytest.raises(ValueError, match="unpack"):
+        filled("<!-- grid of made.json: two | a -->\n<!-- end -->")
+
+
+@pytest.mark.parametrize("name", ["plots", "real-models", "loads"])
+def test_result_files_say_how_they_were_measured(name):
+    for report in json.loads((PICTURES / f"{name}.json").read_text(encoding="utf-8")):
+        assert re.match(r"python -m benchmarks --json( |$)", report["command"])
+        assert {"date", "cores", "load", "mlx"} <= report["machine"].keys()
+        assert name == "plots" or re.fullmatch("[0-9a-f]+", report["machine"]["revision"])
 
 
 def test_a_report_without_what_a_plot_shows_is_refused(reports):
@@ -57,9 +86,7 @@ def test_a_report_without_what_a_plot_shows_is_refused(reports):
         matched(reports[0]["figures"], "no such figure")
 
 
-def test_reports_are_those_of_make_bench(reports):
-    for report in reports:
-        assert re.match(r"python -m benchmarks --json( |$)", report["command"])
+def test_a_median_lies_among_its_samples(reports):
     for figure in (figure for report in reports for figure in report["figures"]):
         assert figure["samples"]
         assert min(figure["samples"]) <= figure["median"] <= max(figure["samples"])

@@ -23,6 +23,8 @@ UPSTREAM, LLAMA_CPP = "mlx-lm's server", "llama.cpp Q4_1"
 RUNS = 3
 # A task of one kind of weights is repeated until it has taken so long.
 TASK_S = 30.0
+# With fewer tokens/s in a short reply, longer tasks would take minutes.
+LEAST_SPEED = 0.5
 PROMPT_TOKENS = 1000
 TOPICS = ("a bridge", "two foxes", "a baker", "the sea", "a train", "an old map", "snow", "bees")
 LINES = "\n".join(f"{n}. A story of {topic}, {n * 70} words" for n, topic in enumerate(TOPICS[:4]))
@@ -66,7 +68,7 @@ async def measure(settings: Settings) -> list[Figure]:
     chosen = {directory.resolve() for directory in settings.directories}
     figures = []
     for model in known:
-        if chosen and model.directory not in chosen:
+        if chosen and model.directory.resolve() not in chosen:
             continue
         if model.directory.is_dir():
             async with _contenders(model) as (runs, server):
@@ -105,10 +107,14 @@ async def _speeds(
     settings: Settings, model: PublishedModel, runs: Mapping[str, Run]
 ) -> list[Figure]:
     numbers = count(1)
-    await _in_turn(runs, _workload(replace(TASKS[0], new_tokens=4), numbers))  # warms all up
+    warm = await _in_turn(runs, _workload(replace(TASKS[0], new_tokens=4), numbers))
+    slow = [name for name, speed in warm.items() if speed.whole < LEAST_SPEED]
     figures = []
     for task in TASKS:
-        measured = {name: run for name, run in runs.items() if name not in task.left_out}
+        left_out = task.left_out if task is TASKS[0] else (*task.left_out, *slow)
+        measured = {name: run for name, run in runs.items() if name not in left_out}
+        if left_out:
+            _say(f"{task.name}: without {', '.join(left_out)}")
         samples: dict[str, list[float]] = {name: [] for name in measured}
         new_tokens = QUICK_TOKENS if settings.is_quick else task.new_tokens
         started = time.monotonic()
@@ -175,6 +181,7 @@ def _ratios(
         )
         for ours in (OURS, WITHOUT_DRAFTS)
         for other, target in targets.items()
+        if other in samples
     ]
 
 

@@ -16,7 +16,7 @@ from real_answers import (
     require_near,
     require_reply,
 )
-from serving import Reply, chat, inspect, require_same, stream, user
+from serving import Reply, chat, inspect, require_same, stream, until, user
 
 from backend.pb import backend_pb2 as pb
 from scripts.real_models.prompts import PROMPTS
@@ -116,6 +116,18 @@ async def test_fewer_bits_change_log_probabilities_little(
             reply = await backend.stub.Predict(asked(name, 16))
             equal += require_near(reply, expected["replies"][name], bound)
     assert equal >= len(SHORT)
+
+
+async def test_requests_with_quantised_keys_run_together(shared, smollm2):
+    options = {"findings": FINDINGS, "Options": ["kv_bits:8", "check_at_load:true"]}
+    async with shared(smollm2, **options) as backend:
+        calls = [asyncio.ensure_future(backend.stub.Predict(asked(name, 60))) for name in SHORT]
+
+        def generating():
+            return [one for one in backend.engine.status().requests if one.generated_tokens]
+
+        await until(lambda: len(generating()) == len(SHORT))
+        await asyncio.gather(*calls)
 
 
 async def test_drafts_change_no_token(shared, smollm2):
