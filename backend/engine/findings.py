@@ -63,7 +63,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     begun: int = 0
 
 
-Told: TypeAlias = Callable[[str, Findings], None]
+Tell: TypeAlias = Callable[[str, Findings], None]
 """Receives the findings of a model, with its key."""
 
 
@@ -80,7 +80,7 @@ class Notebook:
     """
 
     known: Mapping[str, Findings] = field(default_factory=dict)
-    tell: Told = forget
+    tell: Tell = forget
 
     def page(self, key: str) -> "Page":
         """Return the findings of one model."""
@@ -91,7 +91,7 @@ class Page:
     """The findings of one model while it is tried; belongs to the main thread."""
 
     def __init__(
-        self, key: str = "", findings: Findings | None = None, tell: Told = forget
+        self, key: str = "", findings: Findings | None = None, tell: Tell = forget
     ) -> None:
         """Start with what is known.
 
