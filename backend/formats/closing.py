@@ -15,15 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from backend.formats.dialects import Literals, Reading, Tags
-from backend.formats.template import (
-    ARGUMENTS,
-    KEY,
-    VALUE,
-    Characters,
-    Template,
-    split_at,
-    text_of,
-)
+from backend.formats.template import ARGUMENTS, KEY, VALUE, Characters, Template, split_at, text_of
 
 ATTRIBUTE_BEGIN = '="'
 
@@ -67,7 +59,6 @@ class TagEnds:
 
     Attributes:
         ends: The end of a value, and other texts that models write for it.
-        call_ends: The same for the end of a call.
         block_ends: Texts that end a block of calls, in formats with blocks.
         begins: Beginnings of arguments, each up to the place of the key.
         calls: Beginnings of calls, each up to the place of the name.
@@ -103,8 +94,6 @@ class TagEnds:
         """Return what a value cannot contain.
 
         Args:
-            tags: The dialect.
-            opener: The opener of the calls.
             after: What follows the arguments. If the end of a block is part of it, the end of a
                 call counts only together with that, as for readers.
         """

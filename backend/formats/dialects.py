@@ -46,7 +46,6 @@ class Tags:
     """Calls in tags around raw values, `<parameter=a>…</parameter>`.
 
     Attributes:
-        call: One call.
         parameter: One argument. Newlines around the value belong to the tags.
         types: JSON types as spelled in the tags, if they are.
         verbatim: Optional marks around a value; text between them contains no tags.
@@ -78,8 +77,6 @@ class Literals:
     """Calls in the syntax of a programming language, `f(a="x", n=2)`.
 
     Attributes:
-        call: One call.
-        argument: One argument.
         comma: The text between arguments, and between items.
         colon: The text between key and value inside a value.
         quotes: Texts around a string; the first is written. A text that is a prefix of another
@@ -129,11 +126,9 @@ class Messages:
         self_name: The recipient of thoughts, if they have one.
         people: Recipients that are not tools.
         namespace: Prefix of tool names.
-        words: Other words in headers.
         ends: Texts that end a message.
         last_ends: Those that also end the reply.
         heads: Headers of messages that may precede a call.
-        answer: The header of an answer.
         calls: Calls inside bodies, with their openers; without any, the recipient is the name
             of the tool and the body is its arguments in JSON.
     """
@@ -181,7 +176,6 @@ class Reading:
         openers: Openers that it may follow; empty for any.
         begins: Texts that it begins with; without any, it is the fallback.
         end: The text that ends a block of calls.
-        other_ends: Other texts that end it.
     """
 
     dialect: Dialect

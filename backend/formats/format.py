@@ -17,7 +17,6 @@ class _Format:
     """Properties shared by formats of both kinds.
 
     Attributes:
-        name: This project's name for it.
         aliases: Names used by vLLM, SGLang and LocalAI.
         clues: Alternative evidence; one match is enough.
         tokens: Texts other than the markers that may be special tokens.

@@ -31,7 +31,6 @@ class Frame:
         dialect: Syntax of the arguments and, unless `call` overrides it, of calls.
         opener: The text before the calls; it may be the beginning of the first call.
         begin: The text between the opener and the first call.
-        call: One call.
         separator: The text between two calls.
         end: The text after the calls.
         needs: A marker that models must have to write this way.
@@ -60,7 +59,6 @@ class CallGrammar:
     """The strict side of a format.
 
     Attributes:
-        frames: The ways to write calls.
         most_calls: Limit of calls in a reply, if there is one.
         around: The text around calls, if it is not free: messages, some of which are calls, or
             an answer section before the calls.
@@ -74,15 +72,7 @@ class CallGrammar:
 def calls_between(
     opener: str, closer: str, dialect: Dialect, *, needs: str = "", lacks: str = ""
 ) -> Frame:
-    """Return the frame of calls on separate lines, each between two markers.
-
-    Args:
-        opener: The marker before each call.
-        closer: The marker after it.
-        dialect: The syntax of a call.
-        needs: A marker that models must have to write this way.
-        lacks: A marker that models must not have to write this way.
-    """
+    """Return the frame of calls on separate lines, each between two markers."""
     return Frame(
         dialect=dialect,
         opener=opener,

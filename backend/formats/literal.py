@@ -22,11 +22,7 @@ def gemma(
     """Return the format of one Gemma generation.
 
     Args:
-        name: Name of the format.
         openers: Texts that begin a call; the first is correct, models write the others too.
-        closers: Texts that end it.
-        quote: Encloses strings.
-        clue: Texts in the chat template.
         leaks: The beginning of a tool result, which models may write themselves.
     """
     calls = _calls(quote)
@@ -53,7 +49,7 @@ def gemma(
                     separator=(opener,),
                     is_block=False,
                 ),
-            ),
+            )
         ),
         is_quotable=False,
     )
@@ -180,7 +176,7 @@ PYTHONIC = ToolFormat(
                 end=f"{PYTHONIC_LEAD_END}{PYTHONIC_CLOSER}",
                 needs=PYTHONIC_OPENER,
             ),
-        ),
+        )
     ),
     is_quotable=False,
 )
@@ -205,6 +201,6 @@ OLMO3 = ToolFormat(
                 separator=("\n",),
                 end=f"\n{OLMO3_CLOSER}",
             ),
-        ),
+        )
     ),
 )

@@ -48,7 +48,7 @@ APERTUS = ToolFormat(
                 separator=(", ",),
                 end=f"]{APERTUS_CLOSER}",
             ),
-        ),
+        )
     ),
     # The inner part of a reply also contains its calls.
     has_drafts=False,
@@ -88,21 +88,12 @@ DEEPSEEK_FENCED = (
 
 
 def deepseek_format(
-    name: str,
-    calls: NamedJson,
-    *,
-    clue: Clue,
-    separator: str = "",
-    aliases: tuple[str, ...] = (),
+    name: str, calls: NamedJson, *, clue: Clue, separator: str = "", aliases: tuple[str, ...] = ()
 ) -> ToolFormat:
     """Return the format of one DeepSeek generation.
 
     Args:
-        name: Name of the format.
         calls: Both ways to write a call, this generation's own first.
-        clue: Identifies the generation.
-        separator: The text between two calls.
-        aliases: Names used by hosts.
     """
     between = (separator,) if separator else ()
     frame = Frame(dialect=calls, opener=DEEPSEEK_OPENER, separator=between, end=DEEPSEEK_CLOSER)
@@ -243,7 +234,7 @@ MIROTHINKER = ToolFormat(
                 separator=("\n",),
                 is_block=False,
             ),
-        ),
+        )
     ),
 )
 
@@ -274,10 +265,7 @@ MISTRAL = ToolFormat(
     clues=(Clue(anywhere=(MISTRAL_OPENER,)),),
     openers=(MISTRAL_OPENER,),
     tokens=(MISTRAL_CALL_ID, MISTRAL_ARGS),
-    readings=(
-        Reading(dialect=MISTRAL_LIST, begins=("[", "{")),
-        Reading(dialect=MISTRAL_HEADS),
-    ),
+    readings=(Reading(dialect=MISTRAL_LIST, begins=("[", "{")), Reading(dialect=MISTRAL_HEADS)),
     grammar=CallGrammar(
         frames=(
             Frame(dialect=MISTRAL_HEADS, opener=MISTRAL_OPENER, needs=MISTRAL_ARGS, is_block=False),
@@ -289,7 +277,7 @@ MISTRAL = ToolFormat(
                 end="]",
                 lacks=MISTRAL_ARGS,
             ),
-        ),
+        )
     ),
     id_chars=MISTRAL_ID_CHARS,
 )

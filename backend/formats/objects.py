@@ -46,7 +46,7 @@ COHERE = ToolFormat(
                 separator=(",\n    ",),
                 end=f"\n]{COHERE_CLOSER}",
             ),
-        ),
+        )
     ),
 )
 
@@ -90,7 +90,7 @@ COMMAND_R_PLUS = ToolFormat(
                 separator=(",\n    ",),
                 end=f"\n]{COMMAND_R_PLUS_FENCE_END}",
             ),
-        ),
+        )
     ),
     # The calls themselves are in a fence.
     is_quotable=False,
@@ -160,7 +160,7 @@ GRANITE_20B_FC = ToolFormat(
                 separator=(f"\n{GRANITE_20B_FC_OPENER}",),
                 is_block=False,
             ),
-        ),
+        )
     ),
 )
 
@@ -174,10 +174,7 @@ HERMES = ToolFormat(
     aliases=(
         *("hermes", "json_tools", "qwen", "qwen25", "qwen3", "granite4", "exaone4", "ernie45"),
     ),
-    clues=(
-        in_template(HERMES_OPENER, "tool_call.name"),
-        in_template(HERMES_OPENER, '"arguments"'),
-    ),
+    clues=(in_template(HERMES_OPENER, "tool_call.name"), in_template(HERMES_OPENER, '"arguments"')),
     openers=(HERMES_OPENER,),
     closers=(HERMES_CLOSER,),
     # Models trained on both formats sometimes write tags between the markers.
@@ -189,9 +186,7 @@ HERMES = ToolFormat(
         ),
         Reading(dialect=JSON_CALLS, end=HERMES_CLOSER),
     ),
-    grammar=CallGrammar(
-        frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),),
-    ),
+    grammar=CallGrammar(frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),)),
 )
 
 
@@ -296,7 +291,7 @@ INTERNLM2 = ToolFormat(
                 separator=(f"\n{INTERNLM2_OPENER}",),
                 is_block=False,
             ),
-        ),
+        )
     ),
 )
 
@@ -342,7 +337,7 @@ LLAMA3_JSON = ToolFormat(
                 separator=("; ",),
                 needs=LLAMA3_JSON_OPENER,
             ),
-        ),
+        )
     ),
 )
 
@@ -412,6 +407,6 @@ XLAM = ToolFormat(
                 end=XLAM_LEAD_END,
                 is_lead=True,
             ),
-        ),
+        )
     ),
 )

@@ -21,8 +21,6 @@ def pairs(begin: Template, end: str, prefix: str = "", suffix: str = "") -> Tags
     """Return calls whose arguments are pairs.
 
     Args:
-        begin: The text of a call up to its arguments.
-        end: The text after the arguments.
         prefix: Precedes the name of each tag.
         suffix: Follows the name of each tag.
     """
@@ -89,10 +87,7 @@ DSML_CALL_READINGS = tuple(map(_dsml_call_reading, ("", " ", "r:")))
 def _dsml_frame(reading: Reading) -> Frame:
     tags = reading.dialect
     return Frame(
-        dialect=tags,
-        opener=reading.openers[0],
-        call=("\n", *tags.call),
-        end=f"\n{reading.end}",
+        dialect=tags, opener=reading.openers[0], call=("\n", *tags.call), end=f"\n{reading.end}"
     )
 
 
@@ -133,7 +128,7 @@ def glm(
             Reading(dialect=tags),
         ),
         grammar=CallGrammar(
-            frames=(Frame(dialect=tags, opener=opener, separator=(MAYBE_LINE,), is_block=False),),
+            frames=(Frame(dialect=tags, opener=opener, separator=(MAYBE_LINE,), is_block=False),)
         ),
     )
 
@@ -162,8 +157,6 @@ def hunyuan(
     """Return the format of one kind of checkpoint.
 
     Args:
-        name: Name of the format.
-        aliases: Other names.
         suffix: Appended to all tag names.
         has_key_clue: Whether the evidence must also contain the tag of a key.
         has_name_end: Whether a tag ends the name.
@@ -186,9 +179,7 @@ def hunyuan(
         tokens=(*((name_end,) if has_name_end else ()), *pair_tags(tags)),
         readings=(Reading(dialect=tags, end=closer),),
         grammar=CallGrammar(
-            frames=(
-                Frame(dialect=tags, opener=opener, call=("\n", *tags.call), end=f"\n{closer}"),
-            ),
+            frames=(Frame(dialect=tags, opener=opener, call=("\n", *tags.call), end=f"\n{closer}"),)
         ),
     )
 
@@ -313,7 +304,7 @@ K2_HORIZON = ToolFormat(
                 call=("\n", *K2_HORIZON_TAGS.call),
                 end=f"\n{K2_HORIZON_CLOSER}",
             ),
-        ),
+        )
     ),
 )
 
@@ -434,7 +425,7 @@ LONGCAT = ToolFormat(
                 is_block=False,
             ),
             calls_between(LONGCAT_OPENER, LONGCAT_CLOSER, JSON_CALLS, lacks=LONGCAT_KEY_TAG),
-        ),
+        )
     ),
 )
 
@@ -470,7 +461,7 @@ MINICPM5 = ToolFormat(
     grammar=CallGrammar(
         frames=(
             Frame(dialect=MINICPM5_TAGS, opener=MINICPM5_OPENER, separator=("\n",), is_block=False),
-        ),
+        )
     ),
 )
 
@@ -501,7 +492,7 @@ MINIMAX_M2 = ToolFormat(
                 call=("\n", *MINIMAX_M2_TAGS.call),
                 end=f"\n{MINIMAX_M2_CLOSER}",
             ),
-        ),
+        )
     ),
 )
 
@@ -578,7 +569,7 @@ MINIMAX_M3 = ToolFormat(
                 call=("\n", *MINIMAX_M3_TAGS.call),
                 end=f"\n{MINIMAX_M3_CLOSER}",
             ),
-        ),
+        )
     ),
 )
 
@@ -627,7 +618,7 @@ QWEN3_CODER = ToolFormat(
                 is_block=False,
                 is_lapse=True,
             ),
-        ),
+        )
     ),
 )
 
@@ -652,9 +643,7 @@ SEED_OSS = ToolFormat(
     openers=(SEED_OSS_OPENER,),
     closers=(SEED_OSS_CLOSER,),
     readings=(Reading(dialect=SEED_OSS_TAGS, end=SEED_OSS_CLOSER),),
-    grammar=CallGrammar(
-        frames=(calls_between(SEED_OSS_OPENER, SEED_OSS_CLOSER, SEED_OSS_TAGS),),
-    ),
+    grammar=CallGrammar(frames=(calls_between(SEED_OSS_OPENER, SEED_OSS_CLOSER, SEED_OSS_TAGS),)),
 )
 
 SEED_OSS_THOUGHT = ReasoningFormat(

@@ -9,13 +9,8 @@ class Slot(Enum):
     """An open part of a call.
 
     Attributes:
-        NAME: The name of the tool.
         QUOTED_NAME: The same, as a JSON string.
-        ARGUMENTS: All arguments.
-        KEY: The name of one argument.
-        VALUE: The value of one argument.
         TYPE: The type of that value, as the dialect spells it.
-        INDEX: The number of the call.
     """
 
     NAME = auto()

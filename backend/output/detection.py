@@ -26,12 +26,7 @@ _SLOTS = {
 
 
 def find_by_call(formats: Sequence[ToolFormat], written_call: str) -> ToolFormat | None:
-    """Return the format that writes most nearly this call, and reads it.
-
-    Args:
-        formats: Formats in order of preference.
-        written_call: The template's rendering of `EXAMPLE_CALL`.
-    """
+    """Return the format that writes most nearly this call, and reads it."""
     closest = max(formats, key=lambda known: _closeness(known, written_call), default=None)
     is_close = closest is not None and _closeness(closest, written_call) > 0
     return closest if is_close else None

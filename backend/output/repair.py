@@ -63,8 +63,6 @@ class RepairedCall:
 
     Attributes:
         arguments: A JSON object.
-        end: Position after it in the text of the block.
-        reasons: The repairs made.
         is_open: Whether the text ended before the arguments did.
     """
 
@@ -81,9 +79,7 @@ def repaired_calls(
     """Return the calls in a block, read by the first of a format's dialects that finds any.
 
     Args:
-        tool_format: The model's format.
         raw: The text of a block, including its opener, up to its end.
-        names: The offered tools.
         is_cut: Whether the reply ended before the block did.
     """
     failures = iter(range(_MAX_FAILURES))
@@ -327,8 +323,6 @@ class RepairReader:
         """Begin with the text fed to the first reader.
 
         Args:
-            context: The context in which the block begins.
-            tool_format: The model's format.
             raw: The text since the opener, or since the last complete call.
             unread: Length of its end that no delta accounts for.
             is_after_call: Whether complete calls of the block were emitted, so that an opener may

@@ -162,7 +162,6 @@ class ReplyCursor:
         """Begin a reply.
 
         Args:
-            spec: Properties of the reply.
             detokenizer: A fresh detokenizer.
             token_bytes: Returns the bytes of any token, for the logprobs.
         """

@@ -58,7 +58,6 @@ def thought_texts(output_format: OutputFormat, *, has_tools: bool) -> ThoughtTex
     """Return the texts that delimit thoughts, or `None` for a model without thoughts.
 
     Args:
-        output_format: How the model writes.
         has_tools: Whether there may be calls, which end a thought in some formats.
     """
     reasoning, tools = output_format.reasoning, output_format.tools

@@ -44,13 +44,6 @@ class Block:
         context: ReaderContext,
         make_reader: Callable[[ReaderContext], Reader],
     ) -> None:
-        """Begin at an opener.
-
-        Args:
-            tool_format: The model's format.
-            context: The context in which the block begins.
-            make_reader: Makes the dialect's reader.
-        """
         self._format = tool_format
         self._context = context
         self._reader = make_reader(context)
@@ -214,12 +207,8 @@ class Router:
         """Begin a reply.
 
         Args:
-            output_format: The model's format.
             tools: The offered names and the schemas of their arguments; `None` accepts any name.
                 If empty, calls are content.
-            prompt_tail: The end of the prompt, which determines the reply's first channel.
-            used_ids: The ids of all earlier calls of the conversation.
-            make_reader: Makes a reader of calls after an opener.
         """
         self._format = output_format
         self._tools = tools

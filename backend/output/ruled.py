@@ -30,9 +30,6 @@ class RuledRouter:
         """Begin a reply.
 
         Args:
-            router: Reads all but the answer.
-            output_format: The model's format.
-            prompt_tail: The end of the prompt.
             may_call: Whether calls may take the place of the answer.
             triggers: Texts from which on the answer is ruled; empty for the whole answer.
         """

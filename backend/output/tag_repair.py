@@ -138,7 +138,6 @@ class TagWords:
         """Yield keys, each with its raw value and the type stated in its tag.
 
         Args:
-            body: The text between the head of a call and its end.
             keys: The declared arguments, whose tags may be named after them.
         """
         if self._is_paired:
@@ -235,7 +234,6 @@ class FormatMarkup:
     """All markup of a format.
 
     Attributes:
-        pattern: Matches any piece of it.
         texts: The markers, without tags that contain names.
         strays: Markers and tags that do not begin anything.
         syntax: Words of the format between an opener and the name of a tool.
@@ -369,9 +367,7 @@ def goes_on_as_call(markup: FormatMarkup, raw: str, opener: str, *, in_prose: bo
     """Tell whether text goes on like a call after its first word; `None` if more text decides.
 
     Args:
-        markup: The format's markup.
         raw: The text from the opener on.
-        opener: The opener.
         in_prose: Whether the opener stands within a line of text. Then structure must follow;
             elsewhere it suffices that no sentence does.
     """

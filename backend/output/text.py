@@ -54,7 +54,6 @@ class Automaton:
         """Compile the texts.
 
         Args:
-            patterns: The texts.
             prefers_longer: Whether a text that is a prefix of another one waits for the longer one.
         """
         self.prefers_longer = prefers_longer
@@ -422,9 +421,6 @@ class StrayMark:
     Text on the same line makes them text, and so does the end of the reply after other words in
     their line. Alone on a line, and before another part of the reply, they are markup, of which
     only the whitespace remains.
-
-    Attributes:
-        marks: The marks held back.
     """
 
     def __init__(self) -> None:
@@ -441,7 +437,6 @@ class StrayMark:
         """Hold back a mark.
 
         Args:
-            mark: The mark.
             begins_line: Whether only whitespace precedes it in its line.
         """
         if not self.marks:

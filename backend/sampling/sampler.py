@@ -90,7 +90,6 @@ class TokenMasks:
 
         Args:
             matchers: One per row; a row without a matcher allows any token.
-            vocab_size: Width of the logits.
         """
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // _BITS_PER_WORD)
@@ -296,11 +295,7 @@ class LogitsAdjuster:
         self.counts, self._bias = mx.array(counts), mx.array(bias)
 
     def _counted(
-        self,
-        counts: mx.array,
-        inputs: mx.array,
-        fed: Sequence[Sequence[int]] = (),
-        place: int = 0,
+        self, counts: mx.array, inputs: mx.array, fed: Sequence[Sequence[int]] = (), place: int = 0
     ) -> mx.array:
         """Return the counts after one more token per row.
 
@@ -492,7 +487,6 @@ def _before_top_p(best: mx.array, top_p: mx.array, last: mx.array) -> mx.array:
     """Tell which of the logits [R, W], from the largest, top-p keeps.
 
     Args:
-        best: The logits.
         top_p: [R, 1] part of the mass.
         last: [R, 1] index of the last one that counts.
     """

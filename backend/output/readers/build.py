@@ -361,7 +361,6 @@ def _enclosed(rest: Sequence[Part], type_tag: Template) -> Iterator[Piece]:
     """Yield the pieces after a tag that precedes a name, up to its end or to the next tag.
 
     Args:
-        rest: The template after that tag.
         type_tag: A tag that may stand before the last one.
     """
     yield SPACE_IN_LINE
@@ -417,13 +416,6 @@ class ChoiceReader:
     def __init__(
         self, context: ReaderContext, *, choices: Mapping[str, MakeReader], otherwise: MakeReader
     ) -> None:
-        """Begin after an opener.
-
-        Args:
-            context: The context in which the calls begin.
-            choices: Readers by the text that begins their dialect, ignoring whitespace.
-            otherwise: Reader of the dialect without such a text.
-        """
         self._context = context
         self._choices = choices
         self._otherwise = otherwise

@@ -50,14 +50,6 @@ class NamedCall:
     def __init__(
         self, calls: CallLedger, outbox: Outbox, *, head: CallHead, ends: tuple[str, ...] = ()
     ) -> None:
-        """Begin a call.
-
-        Args:
-            calls: Numbers the call and knows the tool names.
-            outbox: Collects its deltas.
-            head: Shape of its beginning.
-            ends: Texts that end it.
-        """
         self._calls = calls
         self._outbox = outbox
         self._head = head
@@ -228,10 +220,6 @@ class ObjectCall:
         """Begin a call.
 
         Args:
-            calls: Numbers the call and knows the tool names.
-            outbox: Collects its deltas.
-            keys: Keys of its parts.
-            ends: Texts that end it.
             is_doubtful: Whether the object may be something else. Then it is a call only if the
                 name comes first and only arguments follow, and nothing is emitted before they
                 begin.

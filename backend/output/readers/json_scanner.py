@@ -100,7 +100,6 @@ class JsonScanner:
     U+FFFD.
 
     Attributes:
-        state: Its progress.
         has_value: Whether a value inside it has begun, or the value is complete.
     """
 
@@ -406,7 +405,6 @@ class JsonStrings:
     """
 
     def __init__(self) -> None:
-        """Begin before a value."""
         self._scanner = JsonScanner()
         self._first = ""
         self._read = 0

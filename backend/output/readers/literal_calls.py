@@ -119,7 +119,6 @@ class LiteralValue:
         """Begin before a value.
 
         Args:
-            syntax: Its syntax.
             types: Types allowed by the schema. If the value's form is of another type, it is
                 converted if possible.
             ends_at: Tells whether a top-level string may end at a position of the text: returns a
@@ -450,9 +449,7 @@ class LiteralDialect:
     Attributes:
         call: The beginning of a call, up to the bracket after its name.
         call_begin: The text that begins every call, if any.
-        call_end: The bracket after its arguments.
         key: The key of an argument, up to its value.
-        syntax: The syntax of values.
         block_end: The text that ends a block of calls, which may be in square brackets; empty for
             a bare list of calls, which its bracket ends.
         other_block_ends: Texts that models mistakenly write for it.

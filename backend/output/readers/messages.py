@@ -36,8 +36,6 @@ class JsonBodyReader(SteppingReader):
         """Begin a body.
 
         Args:
-            context: The context in which it begins.
-            name: Name of the tool.
             ends: Texts that end a message: damaged arguments are collected up to them.
         """
         super().__init__(context, opener_is_call=False)
@@ -169,17 +167,12 @@ class MessageFrames:
     """The frames of one dialect of messages."""
 
     def __init__(
-        self,
-        messages: Messages,
-        make_block: MakeReader | None,
-        warn: Callable[[str], None],
+        self, messages: Messages, make_block: MakeReader | None, warn: Callable[[str], None]
     ) -> None:
         """Compile the texts and patterns.
 
         Args:
-            messages: The dialect.
             make_block: Makes a reader of calls inside a body, if calls have openers.
-            warn: Receives warnings.
         """
         self._messages = messages
         self._warn = warn

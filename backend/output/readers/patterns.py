@@ -141,8 +141,6 @@ class Match:
         end: A position, `REFUTED` or `UNDECIDED`.
         name: Name of the tool or the argument.
         kind: Type of the value as spelled in the tag.
-        call_id: Id of the call.
-        tag: Name of the element.
     """
 
     end: int
@@ -163,7 +161,6 @@ class Pattern:
         pieces: Its parts; the groups `name`, `kind`, `id` and `tag` and attributes are stored.
         name_key: The attribute that contains the name, if there are attributes.
         kind_key: The attribute that contains the type.
-        unescape: Unescapes a name.
     """
 
     pieces: tuple[Piece, ...]

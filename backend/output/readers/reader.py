@@ -154,7 +154,6 @@ class CallLedger:
         Args:
             tools: The offered names and the schemas of their arguments; `None` accepts any
                 name.
-            call_ids: The ids of the conversation; by default there are none yet.
         """
         self._tools = tools
         self._call_ids = call_ids or CallIds()
@@ -273,9 +272,6 @@ class CallLedger:
     def settle(self, arguments: str) -> ToolCallDelta | None:
         """Return the piece that completes the latest call's arguments, however they were written.
 
-        Args:
-            arguments: All arguments as JSON.
-
         Returns:
             `None` if those already emitted are not a beginning of them.
         """
@@ -283,11 +279,7 @@ class CallLedger:
         return None if rest is None else self._piece(rest)
 
     def complete(self, *repairs: str) -> None:
-        """Count the latest call as emitted in full.
-
-        Args:
-            repairs: Repairs that it needed.
-        """
+        """Count the latest call as emitted in full."""
         latest = len(self._ids) - 1
         self._is_open = False
         self._completed.add(latest)
@@ -429,7 +421,6 @@ class SteppingReader(ABC):
         """Begin after an opener.
 
         Args:
-            context: The context in which the calls begin.
             opener_is_call: Whether the opener begins a call, so that it must be read.
         """
         self._context = context

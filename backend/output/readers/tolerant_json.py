@@ -54,8 +54,6 @@ class Repaired:
     """A value as read.
 
     Attributes:
-        text: The value as JSON.
-        end: The position after it.
         reasons: The repairs made, each once.
         members: The members of an object, as JSON by key.
         is_open: Whether the text ended before the value did.
@@ -398,7 +396,6 @@ class Unwrapping:
     """
 
     def __init__(self, types: ParameterTypes) -> None:
-        """Begin before the arguments of a tool with these types."""
         self._types = types
         self._is_decided = not types.names
         self._held: list[str] = []
@@ -436,7 +433,6 @@ def unwrapped(arguments: str, types: ParameterTypes) -> str:
 
     Args:
         arguments: A JSON object.
-        types: Names and types of the tool's arguments.
     """
     found = _FIRST_KEY.match(arguments)
     while found and _may_wrap(found[1], types) and (inner := _inside(arguments, found, types)):

@@ -282,9 +282,7 @@ def read_elements(
 
     Args:
         raw: The value as written; without complete elements it is a plain value.
-        types: Types allowed by the schema.
         mark: The text before each tag.
-        parts: Types of the values inside.
         depth: Nesting limit, beyond which elements are text.
     """
     text, elements = _split(raw, mark) if depth else (raw, [])
@@ -346,7 +344,6 @@ def continued(sent: str, value: str) -> str | None:
     """Return the rest of a JSON text after its beginning was sent, or `None` if it differs.
 
     Args:
-        sent: The text sent.
         value: The whole value, which may be written in another style.
     """
     if value.startswith(sent):

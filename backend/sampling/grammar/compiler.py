@@ -78,7 +78,6 @@ class GrammarMatcher:
 
         Args:
             matcher: At the start of the reply.
-            tokenizer: Its vocabulary's tokenizer.
         """
         self._matcher = matcher
         self._tokenizer = tokenizer
@@ -189,12 +188,6 @@ class GrammarCompiler:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, max_kept: int = MAX_KEPT_GRAMMARS) -> None:
-        """Start with an empty cache.
-
-        Args:
-            vocabulary: The loaded model's.
-            max_kept: Number of compiled grammars to keep.
-        """
         self.vocabulary = vocabulary
         self._compiled: LastUsed[LarkGrammar, CompiledGrammar] = LastUsed(
             max_kept, MAX_KEPT_GRAMMAR_CHARS, lambda grammar: len(grammar.text)
@@ -308,8 +301,6 @@ class Trial:
         """Set the limits of a trial; that of memory holds for this process from now on.
 
         Args:
-            vocabulary: The tokens that the grammars are for.
-            forks: Whether trials are made in forks.
             cpu_s: Processor time, in seconds.
             memory_bytes: Memory on top of this process's; macOS does not limit it.
         """

@@ -75,7 +75,6 @@ def after_trigger(
     Args:
         grammar: The grammar, which begins with the triggers.
         triggers: At least one text.
-        vocabulary: Tells which of them are tokens.
     """
     writer = GrammarWriter("lazy", vocabulary)
     words = [trigger for trigger in triggers if writer.pieces(trigger) == (trigger,)]
@@ -120,11 +119,6 @@ class Composer:
     """
 
     def __init__(self, checker: Checker) -> None:
-        """Start without knowledge of any tool.
-
-        Args:
-            checker: Tells whether a grammar compiles; has the model's vocabulary.
-        """
         self._checker = checker
         self._vocabulary = checker.vocabulary
         self._parameters = PerSchema(Parameters.of)
@@ -179,11 +173,6 @@ class Composer:
         self, rule: ReplyRule, calls: CallRule, whole: Callable[[LarkGrammar], LarkGrammar]
     ) -> LarkGrammar | None:
         """Return the grammar of a reply with calls; `None` for a format without one.
-
-        Args:
-            rule: Has the tools.
-            calls: The number of calls.
-            whole: Returns the grammar of the reply from that of the calls.
 
         Raises:
             GrammarError: No tool can be called, or the rest of the reply cannot be enforced.

@@ -44,10 +44,8 @@ def write_lark(rules: Rules, terminals: Collection[Item], vocabulary: Vocabulary
     """Return the grammar of the root rule.
 
     Args:
-        rules: All rules that the root needs.
         terminals: Items that the lexer reads in one piece, with everything that they refer to;
             they contain neither recursion nor tokens. The parser handles the rest.
-        vocabulary: Maps tokens to ids.
     """
     writer = _Writer(rules, terminals, vocabulary)
     start = writer.phrase(Item(Reference(ROOT)))

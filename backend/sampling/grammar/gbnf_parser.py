@@ -91,11 +91,7 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"} | {c: c for c in '\\"[]-'}
 
 
 class Cursor:
-    """A reading position in a text.
-
-    Attributes:
-        at: Offset of the next character.
-    """
+    """A reading position in a text."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -202,9 +202,7 @@ def cuts_are_certain(rules: Rules, irregular: Collection[str], pieces: Collectio
     A grammar that is too large counts as uncertain.
 
     Args:
-        rules: All rules.
         irregular: Rules made of pieces and of one another.
-        pieces: The terminals.
     """
     items = sum(len(alternative) for rule in rules.values() for alternative in rule.alternatives)
     if items > _MAX_ITEMS:
@@ -250,11 +248,7 @@ class _Neighbours:
                         break
 
     def _grow_after(
-        self,
-        after: dict[Place, int],
-        name: str,
-        alternative: Alternative,
-        pieces: Collection[Item],
+        self, after: dict[Place, int], name: str, alternative: Alternative, pieces: Collection[Item]
     ) -> None:
         onward = after[name]
         for item in reversed(alternative):

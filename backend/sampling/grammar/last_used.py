@@ -18,7 +18,6 @@ class LastUsed(Generic[_Key, _Value]):
         """Start empty.
 
         Args:
-            capacity: Number of values to keep.
             max_size: Size of all of them together; one alone may be larger.
             size_of: The size of a value by its key; `None` limits the number only.
         """

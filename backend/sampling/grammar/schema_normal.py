@@ -146,8 +146,6 @@ class Normal:
 
     Attributes:
         root: The schema, without definitions; `False` if no value is allowed.
-        definitions: The schemas that it refers to, by name.
-        notes: What was dropped.
     """
 
     def __init__(self, repair: Repair, *, is_object: bool = False) -> None:
@@ -233,8 +231,6 @@ class Normal:
         """Yield sets of conditions without combinations; each is one way to match the schema.
 
         Args:
-            schema: A repaired schema.
-            pointer: Its place, for notes.
             around: Names of the definitions that it belongs to.
         """
         if isinstance(schema, bool):

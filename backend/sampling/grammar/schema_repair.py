@@ -252,12 +252,9 @@ class Repair:
         root: The schema. Its only keywords are those of `VALUES` with values to rely on, those with
             schemas (`properties`, `patternProperties`, `additionalProperties`, `prefixItems`,
             `items`, `anyOf`, `allOf`), and `$ref` with the name of a definition.
-        definitions: Schemas by name.
-        notes: What was dropped.
     """
 
     def __init__(self, root: Schema) -> None:
-        """Repair a schema."""
         self.notes: Notes = {}
         self.definitions: dict[str, AnySchema] = {}
         self._source = root

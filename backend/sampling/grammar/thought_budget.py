@@ -34,7 +34,6 @@ class BudgetedGrammar:
         """Combine a budget and a grammar.
 
         Args:
-            budget: Budget for the thoughts of one reply.
             marks: Marks of the budget's texts; the vocabulary can write the end.
             grammar: Allows a thought wherever one may begin; `None` allows everything.
         """
@@ -55,10 +54,8 @@ class _State:
     """The progress of a reply.
 
     Attributes:
-        is_open: Whether a thought is open.
         used: Number of thinking tokens.
         held: Bytes that may be the beginning of a mark.
-        code: Tracks Markdown code in the content.
         last: The last byte of the content other than whitespace; empty before any.
         closing: Tokens that must come next.
         is_over: Whether no more thoughts can begin.
@@ -88,8 +85,6 @@ class BudgetMatcher:
         """Begin a reply.
 
         Args:
-            budget: Budget for its thoughts.
-            marks: Marks of the budget's texts; the vocabulary can write the end.
             inner: Matcher of the reply's grammar, at the start.
         """
         self._tokens = budget.tokens
@@ -243,10 +238,7 @@ class _Reading:
     """Reads the text of one token.
 
     Attributes:
-        is_open: Whether a thought is open.
         held: Bytes that may be part of a mark.
-        code: Tracks Markdown code in the content.
-        last: The last byte of the content other than whitespace.
         has_content: Whether it has read content other than thoughts and space, or a thought's end.
     """
 

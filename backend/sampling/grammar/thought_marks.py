@@ -37,9 +37,6 @@ class ThoughtMarks:
     """How a model's tokens spell the starts and ends of thoughts; thread-safe.
 
     Attributes:
-        texts: The thought texts.
-        starts: Texts that open a thought, in bytes.
-        ends: Texts that close a thought, in bytes.
         later_starts: Starts that open a thought after any content, in bytes.
     """
 
@@ -48,7 +45,6 @@ class ThoughtMarks:
 
         Args:
             texts: At least one start and one end.
-            tokenizer: The model's tokenizer.
             vocab_size: Width of the model's logits.
         """
         self.starts = tuple(text.encode() for text in texts.starts)

@@ -82,8 +82,6 @@ class AfterSection:
         """Define the section.
 
         Args:
-            section: The section's markers.
-            writer: Collects the definitions.
             ends: Other texts that the answer does not contain.
         """
         self._section = section
@@ -133,12 +131,6 @@ class FramedCalls:
     ) -> None:
         """Define the arguments of the tools.
 
-        Args:
-            frame: Texts around the calls.
-            tool_format: The model's format.
-            tools: Parameters of the tools.
-            writer: Collects the definitions.
-
         Raises:
             GrammarError: The arguments of a tool cannot be enforced.
         """
@@ -179,10 +171,7 @@ class FramedCalls:
 
     def _each_call(self, template: Template) -> Iterator[str]:
         for name, arguments in self._arguments:
-            values: dict[Slot, Piece] = {
-                Slot.NAME: name,
-                Slot.QUOTED_NAME: json_text(name),
-            }
+            values: dict[Slot, Piece] = {Slot.NAME: name, Slot.QUOTED_NAME: json_text(name)}
             yield chain(sequence(fill(template, values, self._writer)), arguments)
 
 
@@ -229,10 +218,7 @@ def tool_grammar(
 
 
 def call_grammar(
-    tool_format: ToolFormat,
-    tools: Sequence[Parameters],
-    rule: CallRule,
-    vocabulary: Vocabulary,
+    tool_format: ToolFormat, tools: Sequence[Parameters], rule: CallRule, vocabulary: Vocabulary
 ) -> LarkGrammar | None:
     """Return the same for tools whose parameters are writable in the format."""
     if tool_format.grammar is None:
@@ -369,7 +355,6 @@ class HeldTool:
         """Leave out what cannot be compiled, and return whether there was anything.
 
         Args:
-            is_sound: Tells whether parameters can be compiled.
             until_s: End of the search, by the monotonic clock.
         """
         if self._is_compiled:
@@ -405,13 +390,6 @@ class HeldTools:
     def __init__(
         self, tool_format: ToolFormat, checker: Checker, parameters: PerSchema[Parameters]
     ) -> None:
-        """Start without any tool.
-
-        Args:
-            tool_format: The model's format of calls.
-            checker: Tells what compiles.
-            parameters: The parameters of tools, as they are read.
-        """
         self._format = tool_format
         self._checker = checker
         self._parameters = parameters

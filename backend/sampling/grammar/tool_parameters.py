@@ -217,7 +217,6 @@ class Kind:
     """One kind of value.
 
     Attributes:
-        pointer: Its location in the tool's schema.
         types: JSON types that a reader may take it for; empty if unspecified.
         schema: The conditions; `const` for a single value.
     """
@@ -296,18 +295,11 @@ def properties(kind: Kind, parameters: Parameters) -> list[Property]:
 
 
 def _kinds(
-    pointer: str,
-    schema: AnySchema,
-    parameters: Parameters,
-    around: frozenset[str],
-    known: set[str],
+    pointer: str, schema: AnySchema, parameters: Parameters, around: frozenset[str], known: set[str]
 ) -> Iterator[Kind]:
     """Yield the kinds of values of a schema, except those of schemas already visited.
 
     Args:
-        pointer: Location of the schema.
-        schema: The schema.
-        parameters: The tool's parameters.
         around: Locations of the schemas that contain this one.
         known: Locations of all visited schemas.
     """

@@ -31,8 +31,6 @@ class CallSite:
     """The surroundings of the arguments of a call.
 
     Attributes:
-        reading: How a reader reads the call.
-        opener: The opener of the calls.
         after: What follows the arguments.
         foreign: Sequences that end the surroundings, wherever they occur.
     """
@@ -129,7 +127,6 @@ class Track:
         passages: The texts before, between and after the marks.
         marks: Its marks, at least one unless it is only a passage.
         is_last: Whether values may contain it, but not end with it.
-        number: Its number in one text.
     """
 
     passages: tuple[Passage, ...]
@@ -195,8 +192,6 @@ class RawText:
         """Find out how the text may go on after each mark.
 
         Args:
-            limits: What it does not contain.
-            vocabulary: Tells which marks are tokens.
             conditions: Terminals that the whole text matches; such a text contains no marks.
             looks: Regular expressions that it does not match up to its first mark.
         """

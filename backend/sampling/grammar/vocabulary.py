@@ -139,8 +139,6 @@ class Vocabulary:
         """Build the tables.
 
         Args:
-            pieces: Bytes by token id; empty for an id without a token.
-            markers: Token ids by text.
             eos_ids: At least one.
             size: Width of the model's logits; ids beyond `pieces` are never allowed.
         """
@@ -182,9 +180,6 @@ class Vocabulary:
 
         Args:
             alphabet: The other one's, like all arguments.
-            markers: Token ids by text.
-            eos_ids: At least one.
-            size: Number of ids.
         """
         special = dict.fromkeys(eos_ids, b"end") | {i: t.encode() for t, i in markers.items()}
         free = (i for i in count() if i not in special)

@@ -50,7 +50,6 @@ class GrammarWriter:
         Args:
             prefix: Lower-case prefix of all names; grammars to be combined need different
                 prefixes.
-            vocabulary: Tells which texts are tokens.
         """
         self.vocabulary = vocabulary
         self._prefix = prefix
@@ -79,12 +78,7 @@ class GrammarWriter:
         return name
 
     def grammar(self, start: str, definitions: Iterable[str] = ()) -> LarkGrammar:
-        """Return the grammar that starts with an expression.
-
-        Args:
-            start: The expression.
-            definitions: Additional definitions that it needs.
-        """
+        """Return the grammar that starts with an expression."""
         return LarkGrammar(start, (*self._lines.values(), *definitions))
 
     def pieces(self, text: str) -> tuple[Piece, ...]:
@@ -188,8 +182,6 @@ class FreeText:
         """Define the text.
 
         Args:
-            writer: Collects the definitions.
-            ends: Texts that do not occur in it.
             never_first: A regular expression; the text does not begin with it, ignoring whitespace.
         """
         self._writer = writer
@@ -262,9 +254,7 @@ def either(
 
     Args:
         calls: At least one call, and nothing else.
-        answer: The answer.
         lead: The text that a model writes before an answer; empty for none.
-        vocabulary: Tells which texts are tokens.
     """
     writer = GrammarWriter("either", vocabulary)
     ways = writer.rule(calls.start), chain(writer.text(lead), writer.rule(answer.start))
